@@ -1,0 +1,3 @@
+"""uma-trio: one machine, one model in memory, many applications."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What computes: the contract, a deterministic fake, and llama.cpp."""

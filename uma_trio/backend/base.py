@@ -1,0 +1,169 @@
+"""The contract between the engine and whatever computes logits.
+
+A backend owns one model, one KV cache shared by all slots, and one batch whose arrays the
+engine fills by slices. It never plans, samples or keeps requests. Everything here except
+:class:`Vocabulary` is called from the engine's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+class DecodeStatus(IntEnum):
+    """What ``llama_decode`` returns (llama.h); any other negative value is a compute failure."""
+
+    OK = 0
+    NO_KV_ROOM = 1  # nothing was computed, the KV cache is as before
+    ABORTED = 2  # what was computed before the abort stays in the KV cache
+    INVALID = -1  # the batch breaks a rule; nothing was computed
+    ALLOC_FAILED = -2
+    COMPUTE_FAILED = -3
+
+
+class ModelError(Exception):
+    """The model cannot be used: missing, unreadable, not GGUF, truncated, too large.
+
+    The message is one sentence for the operator, naming the file and what to do.
+    """
+
+
+class BackendDied(Exception):
+    """The backend is broken beyond one batch; the daemon must end."""
+
+
+@frozen
+class ModelInfo:
+    """What is loaded, as read from the model file itself."""
+
+    name: str
+    description: str
+    n_vocab: int
+    n_ctx_train: int
+    n_params: int
+    size_bytes: int
+    n_layer: int
+    n_embd: int
+    chat_template: str | None
+    path: str = ""
+    metadata: Mapping[str, str] = {}
+
+
+@frozen
+class Limits:
+    """The real sizes of the context, read back after it was created."""
+
+    n_ctx: int  # KV cells, shared by all slots
+    n_ctx_seq: int  # the longest one sequence may be
+    n_slots: int  # KV sequence ids 0..n_slots-1
+    n_batch: int  # the most tokens of one decode
+
+
+class Batch:
+    """The arrays of one decode. The engine writes rows ``[:n]``; the backend reads them.
+
+    ``token``, ``pos`` and ``slot`` are int32; ``want`` is int8, 1 where logits are wanted.
+    The arrays keep their addresses for the life of the backend.
+    """
+
+    __slots__ = ("capacity", "pos", "slot", "token", "want")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.token: IntArray = np.zeros(capacity, np.int32)
+        self.pos: IntArray = np.zeros(capacity, np.int32)
+        self.slot: IntArray = np.zeros(capacity, np.int32)
+        self.want: NDArray[np.int8] = np.zeros(capacity, np.int8)
+
+
+class Vocabulary(Protocol):
+    """Text in, tokens out. Safe to call from any thread."""
+
+    @property
+    def n_vocab(self) -> int:
+        """How many tokens there are."""
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """End-of-generation tokens: sampled, they end a sequence and are never sent."""
+
+    @property
+    def bos_text(self) -> str:
+        """The text of the beginning-of-sequence token, for chat templates ("" if none)."""
+
+    @property
+    def eos_text(self) -> str:
+        """The text of the end-of-sequence token, for chat templates ("" if none)."""
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the model was trained to see its beginning-of-sequence token first."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
+        """Return the tokens of `text`.
+
+        `add_special` puts the model's own beginning (and end) tokens around it;
+        `parse_special` lets text such as ``<|im_end|>`` become a control token, and is
+        never set for anything a user wrote.
+        """
+
+    def pieces(self) -> Sequence[bytes]:
+        """Return the bytes of every token, indexed by id; control tokens are empty."""
+
+
+class Backend(Protocol):
+    """One model, one KV cache, one batch."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """What is loaded."""
+
+    @property
+    def limits(self) -> Limits:
+        """The real sizes."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary."""
+
+    @property
+    def batch(self) -> Batch:
+        """The arrays of the next decode."""
+
+    @property
+    def description(self) -> str:
+        """One line for people: the compute backend, threads, KV type."""
+
+    def decode(self, n_tokens: int) -> int:
+        """Compute rows ``[:n_tokens]`` of the batch; return a :class:`DecodeStatus` or below.
+
+        Per slot, positions must be consecutive and start right behind what the KV cache
+        holds. May raise :class:`BackendDied`.
+        """
+
+    def logits(self, n_rows: int) -> FloatArray:
+        """Return ``[n_rows, n_vocab]`` logits, a row per wanted output, in batch order.
+
+        A view, valid until the next decode.
+        """
+
+    def kv_remove(self, slot: int, first: int = 0) -> bool:
+        """Drop the cells of `slot` from position `first` on.
+
+        False if this kind of memory cannot drop a part; the engine then drops all.
+        """
+
+    def kv_length(self, slot: int) -> int:
+        """Return how many positions `slot` holds, counted from 0."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent; nothing else may be called after."""

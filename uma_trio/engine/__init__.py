@@ -1,0 +1,1 @@
+"""The continuous-batching core and its two doors."""

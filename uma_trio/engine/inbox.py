@@ -1,0 +1,92 @@
+"""Door one, trio to engine: a bounded line for requests, a free one for everything else.
+
+Whoever holds the trio end never waits: a full queue is an exception, at once. The engine end
+drains everything in one call per tick and sleeps on :meth:`Inbox.wait` only when idle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from uma_trio.engine.messages import InboxMessage, Submit
+
+
+class QueueFull(Exception):
+    """As many requests wait for a slot as may; `retry_after_s` is when one may be free."""
+
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"{waiting} requests are waiting already")
+        self.waiting = waiting
+        self.retry_after_s = retry_after_s
+
+
+class EngineStopped(Exception):
+    """The engine takes no more messages."""
+
+
+class Inbox:
+    """A many-to-one line into the engine.
+
+    `submit`, `put` and `close` are called on trio's thread, `drain`, `admitted` and `wait` on
+    the engine's. No call blocks the caller but `wait`. Deque appends and integer stores are
+    atomic under the GIL, and each counter has one writer, so no lock is needed.
+    """
+
+    def __init__(self, max_waiting: int, wake: Callable[[], object] | None = None) -> None:
+        self._messages: deque[InboxMessage] = deque()
+        self._max_waiting = max_waiting
+        self._submitted = 0  # written by trio
+        self._left_queue = 0  # written by the engine
+        self._queue_s = 0.0  # written by the engine: how long the last one waited
+        self._closed = False
+        self._event = threading.Event()
+        self._wake = wake if wake is not None else self._event.set
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were submitted and have no slot yet."""
+        return self._submitted - self._left_queue
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request. Raises :class:`QueueFull` or :class:`EngineStopped`, at once."""
+        if self._closed:
+            raise EngineStopped
+        if self.waiting >= self._max_waiting:
+            raise QueueFull(self.waiting, max(0.25, self._queue_s))
+        self._submitted += 1
+        self._messages.append(message)
+        self._wake()
+
+    def put(self, message: InboxMessage) -> None:
+        """Queue anything but a request; after `close` it is dropped, nobody would read it."""
+        if self._closed:
+            return
+        self._messages.append(message)
+        self._wake()
+
+    def close(self) -> None:
+        """Take no more, and wake the engine so that it ends."""
+        self._closed = True
+        self._wake()
+
+    def drain(self) -> list[InboxMessage]:
+        """Take everything that has arrived, in order."""
+        messages = self._messages
+        return [messages.popleft() for _ in range(len(messages))]
+
+    def left_queue(self, waited_s: float) -> None:
+        """Note that a request left the queue, by admission or abort, after `waited_s`."""
+        self._left_queue += 1
+        self._queue_s = waited_s
+
+    def wait(self) -> None:
+        """Sleep until something arrives or `close` is called (engine thread, when idle)."""
+        self._event.wait()
+        self._event.clear()

@@ -1,0 +1,145 @@
+"""The words that pass the two doors. All frozen: values cross borders, objects do not.
+
+Into the engine: :class:`Submit`, :class:`Abort`, :class:`SetLane`, :class:`Credit`,
+:class:`Inspect`. Out of it, on a request's own stream: :class:`PromptDone`, any number of
+:class:`TokenOut`, and exactly one :class:`Finished`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from attrs import frozen
+
+from uma_trio.backend.base import IntArray
+from uma_trio.policy.state import Lane
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]
+
+
+@frozen
+class SamplingParams:
+    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 is off."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+
+
+class Sink(Protocol):
+    """The sending end of one request's stream. Called on trio's thread only."""
+
+    def send_nowait(self, item: StreamItem) -> None:
+        """Put `item` into the stream; never blocks."""
+
+
+@frozen(eq=False)
+class Submit:
+    """One request, tokenised. `handle` is unique for the life of the daemon.
+
+    `credit` is how many tokens its stream takes before the first :class:`Credit`. `client`
+    names the peer for fairness and is never an authority. `submitted` is on the engine's clock.
+    """
+
+    handle: int
+    prompt: IntArray
+    max_tokens: int
+    params: SamplingParams
+    stop: tuple[str, ...]
+    lane: Lane
+    client: int
+    credit: int
+    sink: Sink
+    submitted: float
+
+
+@frozen
+class Abort:
+    """End this request now, whatever it is doing; unknown handles are ignored.
+
+    Without a code it ends as cancelled, with one as an error.
+    """
+
+    handle: int
+    code: str | None = None
+    message: str | None = None
+
+
+@frozen
+class SetLane:
+    """Promote or demote a request, waiting or running."""
+
+    handle: int
+    lane: Lane
+
+
+@frozen
+class Credit:
+    """`n` more tokens of this stream have been flushed to the client."""
+
+    handle: int
+    n: int
+
+
+@frozen
+class Inspect:
+    """Ask for a picture of every request; `reply` is called on trio's thread."""
+
+    reply: Callable[[tuple[SequenceReport, ...]], None]
+
+
+InboxMessage = Submit | Abort | SetLane | Credit | Inspect
+
+
+@frozen
+class PromptDone:
+    """The whole prompt is in the KV cache; the next item is a token or the end."""
+
+
+@frozen
+class TokenOut:
+    """One sampled token. `text` is valid UTF-8 and may be empty (held back)."""
+
+    token_id: int
+    text: str
+
+
+@frozen
+class Finished:
+    """The one terminal item. Times in seconds; `ttft_s` is None if no token was sampled.
+
+    `text` is what had been held back. `code` and `message` are set when `reason` is error.
+    """
+
+    reason: FinishReason
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    queue_s: float
+    ttft_s: float | None
+    total_s: float
+    code: str | None = None
+    message: str | None = None
+
+
+StreamItem = PromptDone | TokenOut | Finished
+
+
+@frozen
+class SequenceReport:
+    """What ``ps`` shows of one request; joined by the handle with what its connection knows."""
+
+    handle: int
+    state: SequenceState
+    lane: Lane
+    prompt_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+    tokens_per_s: float
+    age_s: float

@@ -1,0 +1,1 @@
+"""One task per client: sockets, frames and sessions."""
