@@ -1,0 +1,1 @@
+"""How the models of this project are made: the bundled storyteller, and synthetic models."""
