@@ -1,0 +1,317 @@
+"""Every option of the daemon, declared once: flag, environment, YAML key, default, bounds, help.
+
+How the places it may come from are joined is :mod:`uma_trio.settings`. What later versions will
+bring is declared too, accepted at its default and refused otherwise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+import attrs
+from attrs import frozen
+
+from uma_trio.options import ConfigError, Option, option, options_of, seconds, show
+
+KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_MIB = 1 << 20
+
+
+def _kv_type(raw: object) -> object:
+    text = str(raw).strip().lower()
+    if text in {"q6", "q6_0", "q6_k"}:
+        message = (
+            f"a KV cache type that llama.cpp has (q6 exists for weights only); "
+            f"it has {', '.join(KV_TYPES)}"
+        )
+        raise ValueError(message)
+    return "q8_0" if text == "q8" else text
+
+
+def _log_level(raw: object) -> object:
+    text = str(raw).strip().lower()
+    return {"warn": "warning", "err": "error"}.get(text, text)
+
+
+@frozen(kw_only=True)
+class Config:
+    """What the daemon runs with. Build it with :func:`uma_trio.settings.load`, or by hand in tests."""
+
+    model: Path | None = option(
+        None,
+        flag="--model",
+        env=("UMA_MODEL",),
+        shown_default="the bundled model",
+        metavar="PATH",
+        since="0.1",
+        help="The GGUF file to load, once, for every client.",
+    )
+    socket: Path = option(
+        Path("/tmp/uma.sock"),  # noqa: S108  the seeds' path; both ends check the other's uid
+        flag="--socket",
+        env=("UMA_SOCK",),
+        yaml=("ipc.uds_path",),
+        metavar="PATH",
+        since="0.1",
+        help="The Unix domain socket to serve on.",
+    )
+    n_ctx: int = option(
+        4096,
+        flag="--n-ctx",
+        env=("UMA_N_CTX",),
+        minimum=16,
+        maximum=1 << 24,
+        unit="tokens",
+        since="0.1",
+        help="KV cells, shared by all requests. One request may use no more than this or "
+        "the length the model was trained for, whichever is smaller.",
+    )
+    parallel: int = option(
+        8,
+        flag="--parallel",
+        env=("UMA_N_SEQ",),
+        minimum=1,
+        maximum=256,
+        unit="slots",
+        since="0.1",
+        help="How many requests run at once; the others wait in the queue.",
+    )
+    threads: int | None = option(
+        None,
+        flag="--threads",
+        env=("UMA_THREADS",),
+        minimum=1,
+        maximum=512,
+        shown_default="physical cores",
+        since="0.1",
+        help="CPU threads of llama.cpp.",
+    )
+    max_sessions: int = option(
+        32,
+        flag="--max-sessions",
+        env=("UMA_MAX_SESSIONS",),
+        yaml=("limits.max_sessions",),
+        minimum=1,
+        maximum=65_536,
+        unit="connections",
+        since="0.1",
+        help="Client connections at once; one more is answered E_LIMIT_002 and closed.",
+    )
+    max_queue: int = option(
+        256,
+        flag="--max-queue",
+        yaml=("limits.max_queue",),
+        minimum=1,
+        maximum=1_000_000,
+        unit="requests",
+        since="0.1",
+        help="Requests that may wait for a slot; one more is answered E_LIMIT_003.",
+    )
+    max_prompt_bytes: int = option(
+        65_536,
+        flag="--max-prompt-bytes",
+        env=("UMA_MAX_PROMPT_BYTES",),
+        yaml=("limits.max_prompt_bytes",),
+        minimum=1,
+        maximum=_MIB,
+        unit="bytes",
+        since="0.1",
+        help="The longest prompt; a longer one is answered E_LIMIT_001.",
+    )
+    max_tokens: int = option(
+        512,
+        flag="--max-tokens",
+        minimum=1,
+        maximum=1 << 24,
+        unit="tokens",
+        since="0.1",
+        help="What a request gets that names no max_tokens; trimmed to the room left in "
+        "the context.",
+    )
+    max_tokens_cap: int | None = option(
+        None,
+        flag="--max-tokens-cap",
+        yaml=("limits.max_tokens",),
+        minimum=1,
+        maximum=1 << 24,
+        shown_default="the context",
+        unit="tokens",
+        since="0.1",
+        help="The most tokens a request may ask for.",
+    )
+    tick_budget_ms: float = option(
+        30.0,
+        flag="--tick-budget-ms",
+        yaml=("scheduler.tick_budget_ms",),
+        minimum=1,
+        maximum=60_000,
+        unit="ms",
+        since="0.1",
+        help="How long one tick should take when prompts are waiting (baseline policy).",
+    )
+    policy: str = option(
+        "baseline",
+        flag="--policy",
+        yaml=("scheduler.policy",),
+        metavar="NAME",
+        since="0.1",
+        help="The scheduling policy, by its entry point's name.",
+    )
+    kv_type: str = option(
+        "f16",
+        flag="--kv-type",
+        choices=KV_TYPES,
+        read=_kv_type,
+        metavar="TYPE",
+        since="0.1",
+        help="How the KV cache is stored; q8 means q8_0.",
+    )
+    mlock: bool = option(
+        False,
+        flag="--mlock",
+        env=("UMA_USE_MLOCK",),
+        since="0.1",
+        help="Lock the model in memory, so that it is never paged out.",
+    )
+    mmap: bool = option(
+        True,
+        flag="--mmap",
+        env=("UMA_USE_MMAP",),
+        since="0.1",
+        help="Map the model file instead of reading it; starts faster and shares pages.",
+    )
+    gpu_layers: int = option(
+        -1,
+        flag="--gpu-layers",
+        minimum=-1,
+        maximum=10_000,
+        shown_default="all",
+        unit="layers",
+        since="0.1",
+        help="Layers to put on the GPU, if llama.cpp was built for one; -1 is all of them.",
+    )
+    idle_timeout_s: float = option(
+        300.0,
+        flag="--idle-timeout",
+        env=("UMA_IDLE_TIMEOUT_SEC",),
+        yaml=("limits.idle_timeout_s",),
+        read=seconds,
+        above=0,
+        maximum=31_536_000,
+        unit="s",
+        since="0.1",
+        help="Close a connection on which nothing ran and nothing came for this long.",
+    )
+    drain_s: float = option(
+        20.0,
+        flag="--drain",
+        read=seconds,
+        minimum=0,
+        maximum=86_400,
+        unit="s",
+        since="0.1",
+        help="On SIGTERM, how long running requests may go on before they are ended.",
+    )
+    log_level: LogLevel = option(
+        "info",
+        flag="--log-level",
+        env=("UMA_LOG_LEVEL", "UMA_DEBUG"),
+        yaml=("logging.level",),
+        choices=LOG_LEVELS,
+        read=_log_level,
+        metavar="LEVEL",
+        since="0.1",
+        help="How much is logged. UMA_DEBUG=1 is the same as UMA_LOG_LEVEL=debug.",
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_tokens_cap is not None and self.max_tokens > self.max_tokens_cap:
+            # Somebody who lowers the cap alone means "no answer is longer", so the default,
+            # which nobody typed, gives way.
+            object.__setattr__(self, "max_tokens", self.max_tokens_cap)
+
+    def describe(self) -> dict[str, str]:
+        """Return every setting as text, by its flag's name: for a log line or a bug report."""
+        return {
+            item.flag.removeprefix("--"): show(getattr(self, item.name))
+            if getattr(self, item.name) is not None
+            else item.default_text
+            for item in OPTIONS
+        }
+
+
+# Strings rather than Literal: the choices are the option's, checked once in `Option.check`.
+_HINTS = get_type_hints(Config) | {"log_level": str}
+OPTIONS: tuple[Option, ...] = options_of(Config, _HINTS)
+
+
+@frozen
+class Reserved:
+    """An option of later work: `accepts` lists the spellings of its default."""
+
+    flag: str | None
+    accepts: tuple[str, ...]
+    brings: str
+    keys: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+
+    def check(self, raw: object, source: str) -> None:
+        """Raise unless `raw` is the default."""
+        text = show(raw).strip().lower()
+        if text in self.accepts or _same_number(text, self.accepts[0]):
+            return
+        message = (
+            f"{source}: {show(raw)!r} is not available yet, it comes with {self.brings}; "
+            f"leave it out or use {self.accepts[0]}"
+        )
+        raise ConfigError(message)
+
+
+_CONTRACT = "the latency contract"
+_SCORECARD = "the scorecard"
+RESERVED: tuple[Reserved, ...] = (
+    Reserved("--latency-cap", ("1.2",), _CONTRACT, ("latency_cap",)),
+    Reserved("--pause-cap", ("4",), _CONTRACT, ("pause_cap",)),
+    Reserved("--background-floor", ("0.05",), _CONTRACT, ("background_floor",)),
+    Reserved(
+        "--bmt-budget",
+        ("probed", "auto"),
+        _CONTRACT,
+        ("bmt_budget", "bmt_budget_gbps"),
+        ("UMA_BMT_BUDGET",),
+    ),
+    Reserved("--kv-pack", ("default",), "the work on KV layouts", ("kv_pack",)),
+    Reserved("--ipc", ("uds",), "other transports"),
+    Reserved("--http", ("off", "false", "no"), "the HTTP gateway", ("http",)),
+    Reserved(None, ("64",), "a listener that can be tuned", ("ipc.backlog",)),
+    Reserved(None, ("32",), "policies that can be tuned", ("scheduler.start_target_tokens",)),
+    Reserved(None, ("4",), _CONTRACT, ("scheduler.max_merge",)),
+    Reserved(None, ("on", "true"), _CONTRACT, ("scheduler.preempt_at_token",)),
+    Reserved(None, ("10",), _CONTRACT, ("qos.interactive.priority",)),
+    Reserved(None, ("1",), _CONTRACT, ("qos.background.priority",)),
+    Reserved(None, ("1000",), _SCORECARD, ("metrics.tick_interval_ms",)),
+    Reserved(None, ("5",), _SCORECARD, ("logging.scorecard_interval_s",)),
+)
+
+CONFIG_FLAG = "--config"
+CONFIG_ENV = "UMA_CONFIG"
+ENV_PREFIX = "UMA_"
+
+
+def replace(config: Config, **changes: object) -> Config:
+    """Return `config` with some fields changed, checked against the same bounds."""
+    for item in OPTIONS:
+        if item.name in changes:
+            item.check(changes[item.name], item.name)
+    return attrs.evolve(config, **changes)  # type: ignore[arg-type]  # checked by name above
+
+
+def _same_number(text: str, other: str) -> bool:
+    try:
+        return float(text) == float(other)
+    except ValueError:
+        return False

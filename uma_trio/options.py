@@ -1,0 +1,214 @@
+"""What an option is: how it is spelled in each place, what it accepts, and how that is read.
+
+The vocabulary of :mod:`uma_trio.config`, which declares the options themselves. Values arrive
+as text (flags, environment) or as what YAML makes of them; both are structured by one cattrs
+converter, which is strict: ``true`` is not a number and ``1.5`` is not a count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+import attrs
+from attrs import frozen
+from cattrs import Converter
+
+AUTO = "auto"
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class ConfigError(Exception):
+    """A flag, environment variable or YAML key cannot be used; the message says which and why."""
+
+
+@frozen
+class Option:
+    """One option, declared once and rendered into the help, the checks and docs/CONFIG.md.
+
+    `env` lists variables in order of precedence. `yaml` lists dotted keys beyond the flat one,
+    which is the flag's name with underscores. `read` turns what was written into what
+    `type_` is structured from.
+    """
+
+    name: str
+    type_: Any
+    default: object
+    flag: str
+    help: str
+    since: str
+    env: tuple[str, ...] = ()
+    yaml: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    shown_default: str = ""
+    metavar: str = ""
+    read: Callable[[object], object] | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every YAML key of this option, dotted, the flat one first."""
+        return (self.flag.removeprefix("--").replace("-", "_"), *self.yaml)
+
+    @property
+    def default_text(self) -> str:
+        """The default as a person reads it."""
+        return self.shown_default or show(self.default)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, so that its flag takes no value."""
+        return self.type_ is bool
+
+    def value(self, raw: object, source: str) -> object:
+        """Return `raw` structured and within bounds, or raise naming `source`."""
+        kind, optional = _without_none(self.type_)
+        if optional and (raw is None or raw == AUTO):
+            return None
+        try:
+            value = _converter.structure(self.read(raw) if self.read else raw, kind)
+        except (ValueError, TypeError) as error:
+            message = f"{source}: {show(raw)!r} is not {error}"
+            raise ConfigError(message) from error
+        self.check(value, source)
+        return value
+
+    def check(self, value: object, source: str) -> None:
+        """Raise if `value` is out of bounds or not among the choices."""
+        if self.choices and value not in self.choices:
+            known = ", ".join(self.choices)
+            message = f"{source}: {show(value)!r} is not one of {known}"
+            raise ConfigError(message)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return
+        if self.minimum is not None and value < self.minimum:
+            bound = f"the least is {show(self.minimum)}"
+        elif self.maximum is not None and value > self.maximum:
+            bound = f"the most is {show(self.maximum)}"
+        elif self.above is not None and value <= self.above:
+            bound = f"it must be more than {show(self.above)}"
+        else:
+            return
+        message = f"{source}: {show(value)} is out of range, {bound}"
+        raise ConfigError(message)
+
+
+def option(default: object, **declared: Any) -> Any:
+    """Declare a field of the configuration and the option that fills it."""
+    return attrs.field(default=default, metadata={"option": declared})
+
+
+def options_of(cls: type, hints: Mapping[str, Any]) -> tuple[Option, ...]:
+    """Return the options of a class whose fields were declared by :func:`option`."""
+    return tuple(
+        Option(
+            name=field.name,
+            type_=hints[field.name],
+            default=field.default,
+            **field.metadata["option"],
+        )
+        for field in attrs.fields(cls)
+    )
+
+
+def show(value: object) -> str:
+    """Write a value as it would be typed."""
+    if value is None:
+        return AUTO
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def nearest(name: str, known: list[str], cutoff: float = 0.6) -> str:
+    """Return `` (did you mean X?)`` for the closest known name, or nothing."""
+    close = get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def seconds(raw: object) -> object:
+    """Read a duration: a number of seconds, or text with a unit such as ``500ms`` or ``5m``."""
+    if not isinstance(raw, str):
+        return raw
+    match = re.fullmatch(r"\s*([0-9.]+)\s*(ms|s|m|h|)\s*", raw)
+    if not match:
+        message = "a duration (300, 300s, 5m, 500ms)"
+        raise ValueError(message)
+    return _number(match[1], float) * _UNITS[match[2]]
+
+
+def _without_none(kind: Any) -> tuple[Any, bool]:
+    if isinstance(kind, UnionType):
+        (inner,) = (part for part in get_args(kind) if part is not type(None))
+        return inner, True
+    return kind, False
+
+
+def _whole(raw: object, _: type[int]) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and re.fullmatch(r"\s*[+-]?[0-9][0-9_]*\s*", raw):
+        return int(raw)
+    message = "a whole number"
+    raise ValueError(message)
+
+
+def _number(raw: object, _: type[float]) -> float:
+    message = "a number"
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError(message)
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ValueError(message) from None
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError(message)
+    return value
+
+
+def _switch(raw: object, _: type[bool]) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = str(raw).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    message = "on or off"
+    raise ValueError(message)
+
+
+def _text(raw: object, _: type[str]) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        message = "a word"
+        raise ValueError(message)
+    return raw.strip()
+
+
+def _path(raw: object, _: type[Path]) -> Path:
+    if not isinstance(raw, str | Path) or not str(raw):
+        message = "a path"
+        raise ValueError(message)
+    if "\0" in str(raw):
+        message = "a path: it holds a NUL byte"
+        raise ValueError(message)
+    return Path(raw).expanduser()
+
+
+_converter = Converter()
+_converter.register_structure_hook(int, _whole)
+_converter.register_structure_hook(float, _number)
+_converter.register_structure_hook(bool, _switch)
+_converter.register_structure_hook(str, _text)
+_converter.register_structure_hook(Path, _path)

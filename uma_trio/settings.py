@@ -1,0 +1,146 @@
+"""Where settings come from: flag, then environment, then a YAML file, then the default.
+
+Both layouts of the seeds' YAML are read. Nothing unknown is ignored: it is refused with the
+nearest known name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, RESERVED, Config
+from uma_trio.options import ConfigError, Option, nearest
+
+
+def flag_key(flag: str) -> str:
+    """Return the name under which :func:`load` expects a flag's value."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def known_env() -> list[str]:
+    """Return every environment variable that is read."""
+    return [
+        CONFIG_ENV,
+        *(name for item in OPTIONS for name in item.env),
+        *(name for item in RESERVED for name in item.env),
+    ]
+
+
+def known_keys() -> list[str]:
+    """Return every YAML key, dotted."""
+    return [
+        *(key for item in OPTIONS for key in item.keys),
+        *(key for item in RESERVED for key in item.keys),
+    ]
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """Join flags, environment and the YAML file they name. Raises :class:`ConfigError`.
+
+    `flags` holds what was typed, keyed by :func:`flag_key`, ``config`` among them.
+    """
+    flags = {name: value for name, value in (flags or {}).items() if value is not None}
+    env = {name: text for name, text in (os.environ if env is None else env).items() if text}
+    _refuse_unknown_env(env)
+    _check_reserved(flags, env)
+    path = flags.get("config") or env.get(CONFIG_ENV)
+    file = read_yaml(Path(str(path)).expanduser()) if path else {}
+    values = {
+        item.name: item.value(raw, source)
+        for item in OPTIONS
+        for raw, source in [_first(item, flags, env, file)]
+        if source
+    }
+    return Config(**values)  # type: ignore[arg-type]  # each was structured to its field's type
+
+
+def _first(
+    item: Option, flags: Mapping[str, object], env: Mapping[str, str], file: Mapping[str, object]
+) -> tuple[object, str]:
+    """Return the value of the highest precedence, and where it was written ("" if nowhere)."""
+    key = flag_key(item.flag)
+    if key in flags:
+        return flags[key], item.flag
+    for name in item.env:
+        if name == "UMA_DEBUG" and name in env:
+            if env[name].strip().lower() not in {"0", "false", "no", "off"}:
+                return "debug", name
+        elif name in env:
+            return env[name], name
+    written = [name for name in item.keys if name in file]
+    if len(written) > 1:
+        message = f"{' and '.join(written)} set the same thing; keep one of them"
+        raise ConfigError(message)
+    return (file[written[0]], written[0]) if written else (None, "")
+
+
+def _check_reserved(flags: Mapping[str, object], env: Mapping[str, str]) -> None:
+    for item in RESERVED:
+        if item.flag and flag_key(item.flag) in flags:
+            item.check(flags[flag_key(item.flag)], item.flag)
+        for name in item.env:
+            if name in env:
+                item.check(env[name], name)
+
+
+def _refuse_unknown_env(env: Mapping[str, str]) -> None:
+    """Refuse what looks like a slip of the pen; the prefix alone is not ours to claim."""
+    known = known_env()
+    for name in sorted(env):
+        if not name.startswith(ENV_PREFIX) or name in known:
+            continue
+        if hint := nearest(name, known, cutoff=0.8):
+            message = f"{name}: no such environment variable{hint}; rename or unset it"
+            raise ConfigError(message)
+
+
+def read_yaml(path: Path) -> dict[str, object]:
+    """Return the file's settings by dotted key. Raises :class:`ConfigError`."""
+    import yaml  # here, so that `--help` does not wait for it
+
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"{CONFIG_FLAG} {path}: {error.strerror}; check the path"
+        raise ConfigError(message) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        message = f"{CONFIG_FLAG} {path} is not YAML: {' '.join(str(error).split())}"
+        raise ConfigError(message) from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        message = f"{CONFIG_FLAG} {path}: expected settings (key: value), found {document!r}"
+        raise ConfigError(message)
+    return dict(_settings(document, path))
+
+
+def _settings(document: Mapping[object, object], path: Path) -> Iterator[tuple[str, object]]:
+    known = known_keys()
+    for key, value in _flatten(document, ""):
+        if key == "ipc" and str(value).lower() == "uds":
+            continue  # the flat spelling of --ipc, beside the section of the same name
+        if key not in known:
+            message = f"{path}: no such key {key}{nearest(key, known)}; see docs/CONFIG.md"
+            raise ConfigError(message)
+        for item in RESERVED:
+            if key in item.keys:
+                item.check(value, f"{path}: {key}")
+        yield key, value
+
+
+def _flatten(node: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{name}.")
+        elif not (value is None and prefix == "" and _is_section(name)):
+            yield name, value
+
+
+def _is_section(name: str) -> bool:
+    return any(key.startswith(f"{name}.") for key in known_keys())
