@@ -1,0 +1,96 @@
+"""Every metric, declared once: its name, type, unit and meaning.
+
+A name means the same in the JSON of a ``metrics`` request and, with ``uma_`` before it, in the
+Prometheus text. docs/METRICS.md is rendered from here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+Kind = Literal["counter", "gauge", "histogram", "info"]
+
+
+@frozen
+class Metric:
+    """One metric. `label` is set where there is one value for each of something."""
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    label: str = ""
+
+
+def _m(name: str, kind: Kind, unit: str, text: str, label: str = "") -> Metric:
+    return Metric(name, kind, unit, text, label)
+
+
+METRICS: tuple[Metric, ...] = (
+    # What is running.
+    _m("model", "info", "", "The loaded model's name."),
+    _m("backend", "info", "", "What computes: the backend, its threads, the KV type."),
+    _m("policy", "info", "", "The scheduling policy in use."),
+    _m("version", "info", "", "The daemon's version."),
+    _m("uptime_s", "gauge", "seconds", "Since the daemon was ready."),
+    _m("rss_gb", "gauge", "GB", "Resident memory of the process (10^9 bytes), model included."),
+    # Who is served.
+    _m("sessions", "gauge", "connections", "Client connections that are open."),
+    _m("sessions_total", "counter", "connections", "Client connections ever accepted."),
+    _m("active_sessions", "gauge", "requests", "Requests that own a KV slot."),
+    _m("queued_sessions", "gauge", "requests", "Requests that wait for a slot."),
+    _m("parked_sessions", "gauge", "requests", "Requests left out because their reader is behind."),
+    _m("requests_total", "counter", "requests", "Requests that ended, by how.", "outcome"),
+    _m("errors_total", "counter", "events", "Errors sent to clients, by code.", "code"),
+    _m(
+        "accept_failures_total", "counter", "connections", "Connections that could not be accepted."
+    ),
+    _m("preemptions_total", "counter", "requests", "Times a request lost its KV to let others on."),
+    # What was computed.
+    _m("tokens_total", "counter", "tokens", "Tokens computed, prompts included."),
+    _m("prompt_tokens_total", "counter", "tokens", "Prompt tokens computed."),
+    _m("tokens_generated_total", "counter", "tokens", "Tokens sampled."),
+    _m("batch_calls_total", "counter", "calls", "Batches computed (one llama_decode each)."),
+    _m("last_batch_size", "gauge", "tokens", "Tokens in the last batch."),
+    _m("avg_batch", "gauge", "tokens", "Mean tokens in a batch, since the start."),
+    _m(
+        "served_decoders",
+        "gauge",
+        "requests",
+        "Requests that got their next token in the last batch.",
+    ),
+    _m("tokens_per_tick_decode", "gauge", "tokens", "Of the last batch, the part that continued."),
+    _m(
+        "tokens_per_tick_prefill", "gauge", "tokens", "Of the last batch, the part that was prompt."
+    ),
+    _m("copy_free_ratio", "gauge", "ratio", "Logits rows sampled where they lie, of all sampled."),
+    # How long it took.
+    _m("decode_ms_last", "gauge", "ms", "The last batch: time inside llama_decode."),
+    _m("decode_ms_ewma", "gauge", "ms", "The same, as a moving average (a fifth of each new one)."),
+    _m("decode_ms_avg", "gauge", "ms", "The same, as a mean since the start."),
+    _m("sampling_ms_last", "gauge", "ms", "The last batch: time to choose the next tokens."),
+    _m("host_ms_last", "gauge", "ms", "The last tick: everything but llama_decode."),
+    _m("decode_seconds_total", "counter", "seconds", "Time inside llama_decode."),
+    _m("host_seconds_total", "counter", "seconds", "Time of ticks outside llama_decode."),
+    _m(
+        "time_logits_to_first_chunk",
+        "gauge",
+        "ms",
+        "The last first token: from its logits until it was handed to its connection.",
+    ),
+    _m("p50_ms", "gauge", "ms", "Gap between a stream's tokens, median of the latest 4,096."),
+    _m("p95_ms", "gauge", "ms", "The same, 95th percentile."),
+    _m("p99_ms", "gauge", "ms", "The same, 99th percentile."),
+    _m("ttft_ms", "histogram", "ms", "From a request's arrival to its first token."),
+    _m("inter_token_ms", "histogram", "ms", "Gap between a stream's tokens."),
+    _m("decode_ms", "histogram", "ms", "Time inside llama_decode, each batch."),
+    _m("queue_ms", "histogram", "ms", "From a request's arrival to its KV slot."),
+    _m("batch_size", "histogram", "tokens", "Tokens in each batch."),
+    # The KV cache.
+    _m("kv_cells_used", "gauge", "cells", "KV cells that hold a token."),
+    _m("kv_cells_reserved", "gauge", "cells", "KV cells promised to admitted requests."),
+    _m("kv_cells_total", "gauge", "cells", "KV cells there are."),
+    _m("slots_total", "gauge", "slots", "KV slots there are."),
+)

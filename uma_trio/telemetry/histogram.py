@@ -1,0 +1,105 @@
+"""Two ways to remember many times cheaply: buckets for ever, and the latest few exactly.
+
+Both are written by one thread and read by another without a lock: a reader may miss the value
+that is being recorded and sees everything before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+_STEP = 1.02  # neighbouring edges, so a quantile is right to 1 %
+
+
+def bounds_ms(lowest: float, highest: float) -> tuple[float, ...]:
+    """Return 1-2-5 bounds from `lowest` to `highest`, as people and scrapers expect them."""
+    decades = (m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5))
+    return tuple(b for b in decades if lowest * 0.999 <= b <= highest * 1.001)
+
+
+class Histogram:
+    """Counts by value, never forgetting. `bounds` are exact; between them, 2 % steps."""
+
+    __slots__ = ("_counts", "_edges", "bounds", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        fine, edge = [], bounds[0]
+        while edge < bounds[-1]:
+            fine.append(edge)
+            edge *= _STEP
+        self._edges = sorted({*fine, *bounds})
+        self._counts = [0] * (len(self._edges) + 1)
+        self.total = 0.0
+
+    def record(self, value: float) -> None:
+        """Count `value`: an observation is in the first bucket whose edge is not below it."""
+        self._counts[bisect_left(self._edges, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """How many values were recorded."""
+        return sum(self._counts)
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Return, for each bound, how many values were at most that; then all, at infinity."""
+        counts, found, reached = list(self._counts), [], 0
+        position = 0
+        for bound in self.bounds:
+            end = bisect_right(self._edges, bound)
+            reached += sum(counts[position:end])
+            position = end
+            found.append((bound, reached))
+        found.append((float("inf"), reached + sum(counts[position:])))
+        return found
+
+    def quantile(self, share: float) -> float | None:
+        """Return the value below which `share` of all lie, to 1 %; None while empty.
+
+        Beyond the last bound nothing is resolved and the bound itself is returned.
+        """
+        counts = list(self._counts)
+        wanted, reached = share * sum(counts), 0
+        if not wanted:
+            return None
+        for index, count in enumerate(counts):
+            reached += count
+            if reached >= wanted:
+                return self._middle(index)
+        return self.bounds[-1]
+
+    def _middle(self, index: int) -> float:
+        if index == 0:
+            return self._edges[0]
+        if index == len(self._edges):
+            return self._edges[-1]
+        return (self._edges[index - 1] + self._edges[index]) / 2
+
+
+class Recent:
+    """The latest `size` values, for figures that should follow what happens now."""
+
+    __slots__ = ("_next", "_values", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: list[float] = []
+        self._next = 0
+
+    def record(self, value: float) -> None:
+        """Remember `value` in place of the oldest."""
+        if len(self._values) < self.size:
+            self._values.append(value)
+            return
+        self._values[self._next] = value
+        self._next = (self._next + 1) % self.size
+
+    def quantiles(self, shares: Sequence[float]) -> list[float | None]:
+        """Return the value at each share by the nearest rank; None while empty."""
+        values = sorted(self._values)
+        if not values:
+            return [None] * len(shares)
+        last = len(values) - 1
+        return [values[min(last, int(share * len(values)))] for share in shares]

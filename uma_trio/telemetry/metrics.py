@@ -1,0 +1,271 @@
+"""What the daemon counts: recorded in a microsecond, rendered only when somebody asks.
+
+Recording touches plain numbers and lists; the engine's thread and trio's each write fields of
+their own, so there is no lock, and nothing here can raise or wait. Reading may see a tick half
+recorded, which no figure here is spoiled by.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from uma_trio.telemetry.catalogue import METRICS, Metric
+from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
+
+_EWMA_SHARE = 0.2
+_RECENT_GAPS = 4096
+_OUTCOMES = ("stop", "length", "cancelled", "error")
+
+
+class Metrics:
+    """Everything in the catalogue. `clock` is in seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._info: dict[str, str] = {"model": "", "backend": "", "policy": "", "version": ""}
+        self._slots = self._cells = 0
+        # Written by the engine's thread.
+        self._batches = self._decoded = self._prefilled = self._rows = self._in_place = 0
+        self._last_decode = self._last_prefill = 0
+        self._decode_s = self._host_s = 0.0
+        self._decode_last = self._decode_ewma = self._host_last = self._sampling_last = 0.0
+        self._first_chunk: float | None = None
+        self._preempted = 0
+        self._load = (0, 0, 0, 0, 0)
+        self._decode_ms = Histogram(bounds_ms(0.1, 10_000))
+        self._batch_size = Histogram(tuple(float(1 << n) for n in range(15)))
+        self._ttft_ms = Histogram(bounds_ms(1, 1_000_000))
+        self._gap_ms = Histogram(bounds_ms(0.1, 100_000))
+        self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
+        self._gaps = Recent(_RECENT_GAPS)
+        self._outcomes = dict.fromkeys(_OUTCOMES, 0)
+        # Written by trio's thread.
+        self._open = self._accepted = self._accept_failures = 0
+        self._errors: dict[str, int] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Exposition(self))
+
+    def describe(
+        self, *, model: str, backend: str, policy: str, version: str, n_ctx: int, n_slots: int
+    ) -> None:
+        """Say once what is running; `uptime_s` counts from here."""
+        self._info = {"model": model, "backend": backend, "policy": policy, "version": version}
+        self._cells, self._slots = n_ctx, n_slots
+        self._started = self._clock()
+
+    def tick(
+        self,
+        *,
+        decode_tokens: int,
+        prefill_tokens: int,
+        decode_s: float,
+        host_s: float,
+        sampling_s: float,
+        rows: int,
+        rows_in_place: int,
+    ) -> None:
+        """Record one computed batch: `rows` tokens were sampled, `rows_in_place` uncopied."""
+        decode_ms = decode_s * 1e3
+        first = not self._batches
+        self._batches += 1
+        self._decoded += decode_tokens
+        self._prefilled += prefill_tokens
+        self._rows += rows
+        self._in_place += rows_in_place
+        self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
+        self._decode_s += decode_s
+        self._host_s += host_s
+        self._decode_last, self._host_last = decode_ms, host_s * 1e3
+        self._sampling_last = sampling_s * 1e3
+        change = decode_ms - self._decode_ewma
+        self._decode_ewma += change if first else _EWMA_SHARE * change
+        self._decode_ms.record(decode_ms)
+        self._batch_size.record(decode_tokens + prefill_tokens)
+
+    def first_token(self, ttft_s: float) -> None:
+        """Record a request's first token, `ttft_s` after it arrived."""
+        self._ttft_ms.record(ttft_s * 1e3)
+
+    def first_chunk(self, seconds: float) -> None:
+        """Record how long a first token took from its logits to its connection."""
+        self._first_chunk = seconds * 1e3
+
+    def gap(self, seconds: float) -> None:
+        """Record the time between two tokens of one stream."""
+        milliseconds = seconds * 1e3
+        self._gap_ms.record(milliseconds)
+        self._gaps.record(milliseconds)
+
+    def finished(self, outcome: str, queue_s: float) -> None:
+        """Record the end of an accepted request."""
+        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+        self._queue_ms.record(queue_s * 1e3)
+
+    def preempted(self) -> None:
+        """Record that a request lost its KV cells and will be computed again."""
+        self._preempted += 1
+
+    def load(
+        self, *, running: int, waiting: int, parked: int, cells_used: int, cells_reserved: int
+    ) -> None:
+        """Record who is there and how full the KV cache is, now."""
+        self._load = (running, waiting, parked, cells_used, cells_reserved)
+
+    def session_opened(self) -> None:
+        """Record a client connection that was accepted."""
+        self._open += 1
+        self._accepted += 1
+
+    def session_closed(self) -> None:
+        """Record that a client connection has ended."""
+        self._open -= 1
+
+    def error_sent(self, code: str) -> None:
+        """Record an error event, or an end with an error, by its code."""
+        self._errors[code] = self._errors.get(code, 0) + 1
+
+    def accept_failed(self) -> None:
+        """Record a connection that could not be accepted, for want of descriptors say."""
+        self._accept_failures += 1
+
+    def snapshot(self) -> dict[str, object]:
+        """Return every metric by its name, ready for JSON; what is not known yet is None."""
+        values = self.values()
+        return {
+            name: _summary(value) if isinstance(value, Histogram) else value
+            for name, value in values.items()
+        }
+
+    def prometheus(self) -> str:
+        """Return every metric in Prometheus' text format."""
+        return generate_latest(self._registry).decode()
+
+    def values(self) -> dict[str, object]:
+        """Return every metric of the catalogue by its name; histograms as they are."""
+        computed = self._decoded + self._prefilled
+        batches = self._batches
+        p50, p95, p99 = self._gaps.quantiles((0.50, 0.95, 0.99))
+        running, waiting, parked, used, reserved = self._load
+        return {
+            **self._info,
+            "uptime_s": self._clock() - self._started,
+            "rss_gb": resident_bytes() / 1e9,
+            "sessions": self._open,
+            "sessions_total": self._accepted,
+            "active_sessions": running,
+            "queued_sessions": waiting,
+            "parked_sessions": parked,
+            "requests_total": dict(self._outcomes),
+            "errors_total": dict(self._errors),
+            "accept_failures_total": self._accept_failures,
+            "preemptions_total": self._preempted,
+            "tokens_total": computed,
+            "prompt_tokens_total": self._prefilled,
+            "tokens_generated_total": self._rows,
+            "batch_calls_total": batches,
+            "last_batch_size": self._last_decode + self._last_prefill,
+            "avg_batch": computed / batches if batches else None,
+            "served_decoders": self._last_decode,
+            "tokens_per_tick_decode": self._last_decode,
+            "tokens_per_tick_prefill": self._last_prefill,
+            "copy_free_ratio": self._in_place / self._rows if self._rows else None,
+            "decode_ms_last": self._decode_last,
+            "decode_ms_ewma": self._decode_ewma,
+            "decode_ms_avg": self._decode_s * 1e3 / batches if batches else None,
+            "sampling_ms_last": self._sampling_last,
+            "host_ms_last": self._host_last,
+            "decode_seconds_total": self._decode_s,
+            "host_seconds_total": self._host_s,
+            "time_logits_to_first_chunk": self._first_chunk,
+            "p50_ms": p50,
+            "p95_ms": p95,
+            "p99_ms": p99,
+            "ttft_ms": self._ttft_ms,
+            "inter_token_ms": self._gap_ms,
+            "decode_ms": self._decode_ms,
+            "queue_ms": self._queue_ms,
+            "batch_size": self._batch_size,
+            "kv_cells_used": used,
+            "kv_cells_reserved": reserved,
+            "kv_cells_total": self._cells,
+            "slots_total": self._slots,
+        }
+
+
+class _Exposition(Collector):
+    """Renders the catalogue for prometheus_client when a scrape asks for it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Family]:
+        values = self._metrics.values()
+        yield InfoMetricFamily(
+            "uma",
+            "What is running.",
+            value={m.name: str(values[m.name]) for m in METRICS if m.kind == "info"},
+        )
+        for metric in METRICS:
+            if metric.kind != "info" and values[metric.name] is not None:
+                yield _family(metric, values[metric.name])
+
+
+def _family(metric: Metric, value: object) -> Family:
+    name, text = f"uma_{metric.name}", f"{metric.help} Unit: {metric.unit}."
+    if isinstance(value, Histogram):
+        buckets = [(_le(bound), float(count)) for bound, count in value.cumulative()]
+        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=value.total)
+    labels = [metric.label] if metric.label else []
+    family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
+        name, text, labels=labels
+    )
+    if isinstance(value, dict):
+        for label, number in value.items():
+            family.add_metric([str(label)], number)
+    else:
+        family.add_metric([], float(str(value)))
+    return family
+
+
+def _le(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else f"{bound:g}"
+
+
+def _summary(histogram: Histogram) -> dict[str, float | int | None]:
+    count = histogram.count
+    return {
+        "count": count,
+        "sum": histogram.total,
+        "mean": histogram.total / count if count else None,
+        "p50": histogram.quantile(0.50),
+        "p95": histogram.quantile(0.95),
+        "p99": histogram.quantile(0.99),
+    }
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; where it cannot be read now, the peak."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        import resource  # POSIX without /proc, macOS: bytes there, kilobytes elsewhere
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
