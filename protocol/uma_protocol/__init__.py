@@ -1,0 +1,90 @@
+"""The uma-trio wire protocol, without I/O: frames, strict JSON, and a state machine.
+
+`Connection` is where to begin. The modules form a ladder, each knowing only those before it:
+errors, events, states, frames, fields, codec, connection, testing.
+"""
+
+from .codec import decode_event, decode_request, encode_event, encode_request
+from .connection import NEED_DATA, PAUSED, Connection, Pause
+from .errors import (
+    CODES,
+    Code,
+    CodeInfo,
+    Fatality,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteProtocolError,
+)
+from .events import (
+    Admin,
+    Cancel,
+    ConnectionClosed,
+    Eos,
+    Error,
+    Event,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    Message,
+    Metrics,
+    Ok,
+    Priority,
+    Reason,
+    Request,
+    SessionInfo,
+    Sessions,
+    SetPriority,
+    Slo,
+    Timings,
+    Token,
+    Usage,
+)
+from .frames import DEFAULT_MAX_FRAME_BYTES, FrameReader, frame
+from .states import ClientState, Input, Role, ServerState
+
+__all__ = [
+    "CODES",
+    "DEFAULT_MAX_FRAME_BYTES",
+    "NEED_DATA",
+    "PAUSED",
+    "Admin",
+    "Cancel",
+    "ClientState",
+    "Code",
+    "CodeInfo",
+    "Connection",
+    "ConnectionClosed",
+    "Eos",
+    "Error",
+    "Event",
+    "Fatality",
+    "FrameReader",
+    "Generate",
+    "GetMetrics",
+    "Input",
+    "ListSessions",
+    "LocalProtocolError",
+    "Message",
+    "Metrics",
+    "Ok",
+    "Pause",
+    "Priority",
+    "ProtocolError",
+    "Reason",
+    "RemoteProtocolError",
+    "Request",
+    "Role",
+    "ServerState",
+    "SessionInfo",
+    "Sessions",
+    "SetPriority",
+    "Slo",
+    "Timings",
+    "Token",
+    "Usage",
+    "decode_event",
+    "decode_request",
+    "encode_event",
+    "encode_request",
+    "frame",
+]

@@ -1,0 +1,360 @@
+"""JSON documents to events and back.
+
+Requests come from anybody who can open the socket, so they are read strictly. Before anything is
+parsed a scan at the speed of `bytes` methods bounds what the parser can be made to build; then one
+declaration per field (`fields`) decides. Events come from the daemon that the client chose, one
+per token, so they are read fast: their types are checked, unknown fields are skipped.
+
+No message of this module repeats a string value of a document.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import msgspec
+
+from .errors import Code, LocalProtocolError, RemoteProtocolError
+from .events import (
+    Cancel,
+    Eos,
+    Error,
+    Event,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    Message,
+    Metrics,
+    Ok,
+    Request,
+    Sessions,
+    SetPriority,
+    Slo,
+    Token,
+)
+from .fields import FIELDS, check_request, is_id, nearest, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_DEPTH = 32
+MAX_NODES = 4096
+
+# The seeds spell two of the requests with `event` in place of `type`.
+_TYPES_BY_EVENT = ("cancel", "metrics")
+
+_encode = msgspec.json.Encoder().encode
+_decode_any = msgspec.json.Decoder().decode
+_decode_event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
+
+_BRACKETS_ONLY = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SPACE = b" \t\r\n"
+_BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def encode_request(request: Request) -> bytes:
+    """A request as JSON: `type` first, then the fields in their order, defaults left out.
+
+    Whatever this returns, `decode_request` accepts and turns back into an equal request.
+
+    Raises:
+        LocalProtocolError: a value is out of bounds; `field` says which. Nothing has happened.
+    """
+    try:
+        document = msgspec.to_builtins(request)
+        payload = _encode(request)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise LocalProtocolError(
+            Code.E_PROTO_003, f"the request cannot be written as JSON ({type(exc).__name__})"
+        ) from None
+    fault = check_request(document.pop("type"), document)
+    if fault is not None:
+        raise LocalProtocolError(
+            Code.E_PROTO_003, f"{fault.field} {fault.problem}", field=fault.field
+        )
+    problem = _scan(payload).problem()
+    if problem is not None:
+        raise LocalProtocolError(Code.E_PROTO_001, problem)
+    return payload
+
+
+def decode_request(payload: bytes) -> Request:
+    """Read one request, strictly.
+
+    Raises:
+        RemoteProtocolError: `E_PROTO_001` when this is not acceptable JSON, `E_PROTO_003` when it
+            is not a request, `E_PROTO_007` when it is a request of a type that does not exist.
+            `request_id` is set if an id was readable. `fatal` is false: only the connection knows.
+    """
+    document = _parse(payload)
+    kind = _take_type(document)
+    fault = check_request(kind, document)
+    if fault is not None:
+        _refuse(document, Code.E_PROTO_003, f"{fault.field} {fault.problem}", fault.field)
+    return _BUILDERS[kind](document)
+
+
+def _take_type(document: dict[str, Any]) -> str:
+    """Remove what says which request this is, and return it."""
+    if "event" in document and "type" not in document:
+        kind = document.pop("event")
+        if kind not in _TYPES_BY_EVENT:
+            _refuse(
+                document,
+                Code.E_PROTO_003,
+                "event is not a field of requests, except to say cancel or metrics: use type",
+                "event",
+            )
+        return cast("str", kind)
+    kind = document.pop("type", "generate")
+    if not isinstance(kind, str):
+        _refuse(document, Code.E_PROTO_003, f"type must be one of {', '.join(FIELDS)}", "type")
+    if kind not in FIELDS:
+        message = f"no request of type {shown(kind)} is known here{nearest(kind, FIELDS)}"
+        _refuse(document, Code.E_PROTO_007, message, "type")
+    return kind
+
+
+def _refuse(document: dict[str, Any], code: Code, message: str, field: str) -> NoReturn:
+    """Raise a refusal that carries the document's id if it has a usable one."""
+    found = document.get("id")
+    raise RemoteProtocolError(
+        code, message, field=field, request_id=found if is_id(found) else None
+    )
+
+
+def _generate(document: dict[str, Any]) -> Generate:
+    """Build a request from a document that was found to be sound."""
+    for name in ("temperature", "top_p", "min_p"):
+        if name in document:
+            document[name] = float(document[name])
+    if "stop" in document:
+        document["stop"] = tuple(document["stop"])
+    if "slo" in document:
+        document["slo"] = Slo(**{name: float(ms) for name, ms in document["slo"].items()})
+    if "messages" in document:
+        document["messages"] = tuple(Message(**message) for message in document["messages"])
+    return Generate(**document)
+
+
+_BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
+    "generate": _generate,
+    "cancel": lambda document: Cancel(**document),
+    "priority": lambda document: SetPriority(**document),
+    "sessions": lambda document: ListSessions(**document),
+    "metrics": lambda document: GetMetrics(**document),
+}
+
+
+# --- the JSON underneath ------------------------------------------------------------------------
+
+
+class _Scan:
+    """What can be said about a document from its punctuation, without parsing it.
+
+    For valid JSON the counts are exact. For anything else they bound the work of the parser, which
+    then finds the error.
+    """
+
+    __slots__ = ("depth", "members", "nodes")
+
+    def __init__(self, *, nodes: int, depth: int, members: int) -> None:
+        self.nodes = nodes
+        self.depth = depth
+        self.members = members
+
+    def problem(self) -> str | None:
+        """Which bound is exceeded, in words."""
+        if self.nodes > MAX_NODES:
+            return f"the document has more than {MAX_NODES} values: send less in one frame"
+        if self.depth > MAX_DEPTH:
+            return f"the document is nested deeper than {MAX_DEPTH} levels: flatten it"
+        return None
+
+
+_TOO_MANY = _Scan(nodes=MAX_NODES + 1, depth=0, members=0)
+
+
+def _scan(payload: bytes) -> _Scan:
+    """Count values, object members and depth, in time bounded by a few passes over the bytes."""
+    if b"\\" in payload:
+        # What is left of a run of backslashes after pairs are gone escapes the next character, so
+        # after these two passes every quote is one that opens or closes a string.
+        payload = payload.replace(rb"\\", b"").replace(rb"\"", b"")
+    # A string is a value or names one: more strings than this cannot be few values. The check
+    # comes before the split, whose cost grows with their number.
+    if payload.count(b'"') > 4 * MAX_NODES:
+        return _TOO_MANY
+    outside = b'"'.join(payload.split(b'"')[::2]).translate(None, _SPACE)
+    commas = outside.count(b",")
+    openings = outside.count(b"[") + outside.count(b"{")
+    if commas >= MAX_NODES or openings > MAX_NODES:
+        return _TOO_MANY
+    # Each comma separates one more value, and a container that is not empty has a first one.
+    nodes = 1 + commas + openings - outside.count(b"[]") - outside.count(b"{}")
+    depth = openings
+    if depth > MAX_DEPTH:
+        brackets = outside.translate(_BRACKETS_ONLY, _NOT_BRACKETS)
+        depth = max(accumulate(1 if byte == 0x5B else -1 for byte in brackets))
+    return _Scan(nodes=nodes, depth=depth, members=outside.count(b":"))
+
+
+def _parse(payload: bytes) -> dict[str, Any]:
+    """Parse an object that is acceptable JSON.
+
+    Raises:
+        RemoteProtocolError: `E_PROTO_001`, or `E_PROTO_003` when it is JSON but not an object.
+    """
+    if payload.startswith(_BOMS):
+        raise _not_json("the document starts with a byte order mark: send plain UTF-8 without one")
+    scan = _scan(payload)
+    problem = scan.problem()
+    if problem is not None:
+        raise _not_json(problem)
+    try:
+        document = _decode_any(payload)
+    except UnicodeDecodeError:
+        raise _not_json("the document is not valid UTF-8") from None
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise _not_json(_explain(payload, exc)) from None
+    if not isinstance(document, dict):
+        raise RemoteProtocolError(Code.E_PROTO_003, "a request must be a JSON object")
+    if _members(document) != scan.members:
+        _refuse_duplicate(payload, document)
+    return document
+
+
+def _not_json(message: str) -> RemoteProtocolError:
+    return RemoteProtocolError(Code.E_PROTO_001, message)
+
+
+def _explain(payload: bytes, exc: Exception) -> str:
+    """Why the parser refused a document, in words that lead to the fix."""
+    if b"\x00" in payload[:4]:
+        return "the document looks like UTF-16 or UTF-32: send UTF-8"
+    detail = str(exc)
+    if "out of range" in detail:
+        return "the document contains a number that is too large"
+    return f"the document is not valid JSON: {detail.removeprefix('JSON is malformed: ')}"
+
+
+def _members(value: Any) -> int:
+    """How many members the objects of a parsed document have, all together."""
+    if type(value) is dict:
+        return len(value) + sum(map(_members, value.values()))
+    if type(value) is list:
+        return sum(map(_members, value))
+    return 0
+
+
+def _refuse_duplicate(payload: bytes, document: dict[str, Any]) -> NoReturn:
+    """Raise for a document in which some object names a member twice, and say which."""
+    twice: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                twice.append(name)
+            seen.add(name)
+
+    json.loads(payload, object_pairs_hook=look)
+    name = twice[0]
+    found = None if "id" in twice else document.get("id")
+    raise RemoteProtocolError(
+        Code.E_PROTO_001,
+        f"{shown(name)} is named twice in one object: which of them counts is anyone's guess",
+        field=shown(name),
+        request_id=found if is_id(found) else None,
+    )
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+def encode_event(event: Event) -> bytes:
+    """An event as JSON: `id` if it has one, then `event`, then its fields; what is None is left out.
+
+    Raises:
+        LocalProtocolError: a value cannot be expressed in JSON. Nothing has happened.
+    """
+    try:
+        return _encode(_SHAPES[type(event)](event))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise LocalProtocolError(
+            Code.E_RUNTIME_004, f"the event cannot be written as JSON ({type(exc).__name__})"
+        ) from None
+
+
+def decode_event(payload: bytes) -> Event:
+    """Read one event. Fields that are not known are skipped.
+
+    Raises:
+        RemoteProtocolError: `E_PROTO_001` when this is not JSON, `E_PROTO_003` when it is not an
+            event that is known here.
+    """
+    try:
+        return _decode_event(payload)
+    except msgspec.ValidationError:
+        raise RemoteProtocolError(
+            Code.E_PROTO_003, "the daemon sent something that is not an event known here"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise _not_json("the daemon sent something that is not JSON") from None
+
+
+# The order of an event's fields on the wire begins with `id`, which is not where msgspec writes
+# the tag of a struct. A dict keeps the order that it is built in.
+
+
+def _token(event: Token) -> dict[str, Any]:
+    return {"id": event.id, "event": "token", "text": event.text, "token_id": event.token_id}
+
+
+def _eos(event: Eos) -> dict[str, Any]:
+    return _present(
+        id=event.id,
+        event="eos",
+        reason=event.reason,
+        text=event.text,
+        usage=event.usage,
+        timings=event.timings,
+        request=event.request,
+        code=event.code,
+        message=event.message,
+        metadata=event.metadata,
+    )
+
+
+def _error(event: Error) -> dict[str, Any]:
+    return _present(
+        id=event.id,
+        event="error",
+        code=event.code,
+        message=event.message,
+        fatal=event.fatal,
+        retryable=event.retryable,
+        retry_after_ms=event.retry_after_ms,
+    )
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    """The fields that have a value, in the order given."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+_SHAPES: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Token: _token,
+    Eos: _eos,
+    Error: _error,
+    Ok: lambda event: _present(id=event.id, event="ok"),
+    Sessions: lambda event: {"event": "sessions", "sessions": event.sessions},
+    Metrics: lambda event: {"event": "metrics", "metrics": event.metrics},
+}

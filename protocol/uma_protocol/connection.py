@@ -1,0 +1,383 @@
+"""One connection, without the socket.
+
+You own the bytes: pass what you receive to `receive_data`, ask `next_event` what it means, write
+what `send` returns. Nothing here waits, reads a clock or starts a thread, so the same object serves
+a blocking socket, an event loop and a test.
+
+Where errors come from, and what is left afterwards:
+
+1. `next_event` raises `RemoteProtocolError` with `fatal` false: the peer sent one bad document. It
+   is gone; answer with `send(error_event(exc))` and go on.
+2. `next_event` raises `RemoteProtocolError` with `fatal` true: the connection is in ERROR. A server
+   sends `error_event(exc)`, its last word, and closes. Asking again raises the same error.
+3. `send` raises `LocalProtocolError` with `fatal` false: the content cannot be sent. Nothing moved.
+4. `send` or another input of yours raises `LocalProtocolError` with `fatal` true: it was illegal in
+   this state. The connection is in ERROR.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from .codec import decode_event, decode_request, encode_event, encode_request
+from .errors import CODES, Code, LocalProtocolError, ProtocolError, RemoteProtocolError
+from .events import (
+    Cancel,
+    ConnectionClosed,
+    Eos,
+    Error,
+    Event,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    Metrics,
+    Ok,
+    Request,
+    Sessions,
+    SetPriority,
+    Token,
+)
+from .frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameReader, frame
+from .states import INVISIBLE, ClientState, Input, Machine, Role, ServerState, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_REFUSED_IN_A_ROW = 16
+"""After so many bad documents without a good one between them, the next refusal is fatal."""
+
+READ_AHEAD_BYTES = 1 << 16
+"""What a peer may send ahead, beyond one whole frame, while the connection is paused."""
+
+
+class Pause(Enum):
+    """Answers of `next_event` that are not events."""
+
+    NEED_DATA = "NEED_DATA"
+    """All that was received has been handed out: receive more."""
+
+    PAUSED = "PAUSED"
+    """The cycle is over: finish writing, call `start_next_cycle`, then ask again."""
+
+
+NEED_DATA: Literal[Pause.NEED_DATA] = Pause.NEED_DATA
+PAUSED: Literal[Pause.PAUSED] = Pause.PAUSED
+
+_CLOSED = ConnectionClosed()
+_DONE = frozenset({ServerState.DONE, ClientState.DONE})
+_ERROR = frozenset({ServerState.ERROR, ClientState.ERROR})
+_OF_A_REQUEST = frozenset({Input.TOKEN, Input.EOS})
+
+_REQUESTS: dict[type, Input] = {
+    Generate: Input.REQUEST,
+    Cancel: Input.ADMIN,
+    SetPriority: Input.ADMIN,
+    ListSessions: Input.ADMIN,
+    GetMetrics: Input.ADMIN,
+}
+_EVENTS: dict[type, Input] = {
+    Token: Input.TOKEN,
+    Eos: Input.EOS,
+    Error: Input.REPLY,  # unless it is fatal
+    Ok: Input.REPLY,
+    Sessions: Input.REPLY,
+    Metrics: Input.REPLY,
+}
+
+
+class Connection:
+    """The protocol as one end of a connection sees it.
+
+    Not for use by two threads or tasks at the same time.
+
+    Args:
+        role: which end this is.
+        max_frame_bytes: the longest payload that is accepted, and sent.
+
+    Raises:
+        ValueError: `max_frame_bytes` is not between 1 and 2**32 - 1.
+    """
+
+    def __init__(self, role: Role, *, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+        self.role = role
+        self._is_server = role is Role.SERVER
+        self._ours = Machine(role)
+        self._theirs = Machine(Role.CLIENT if self._is_server else Role.SERVER)
+        self._sendable = _EVENTS if self._is_server else _REQUESTS
+        self._encode: Callable[[Any], bytes] = encode_event if self._is_server else encode_request
+        self._reader = FrameReader(max_frame_bytes)
+        self._request_id: str | None = None
+        self._refused_in_a_row = 0
+        self._eof = False
+        self._fault: RemoteProtocolError | None = None
+
+    # --- what can be asked ---
+
+    @property
+    def state(self) -> State:
+        """The state of this end."""
+        return self._ours.state
+
+    @property
+    def states(self) -> Mapping[Role, State]:
+        """The states of both ends; the peer's is the one that it has once it read all we sent."""
+        return MappingProxyType(
+            {self._ours.role: self._ours.state, self._theirs.role: self._theirs.state}
+        )
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the request that runs, or None."""
+        return self._request_id
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the next frame has begun and not all of it is here: time to watch the clock."""
+        return self._reader.mid_frame
+
+    def error_event(self, exc: ProtocolError) -> Error:
+        """The event that tells the peer about an error, ready for `send`."""
+        return Error(
+            code=exc.code.value,
+            message=exc.message,
+            fatal=exc.fatal,
+            retryable=CODES[exc.code].retryable,
+            id=exc.request_id,
+        )
+
+    # --- bytes in ---
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes that were received; `b""` says that no more will come. In ERROR: drop them.
+
+        Memory stays bounded. As long as `next_event` is asked until it answers NEED_DATA, less than
+        one frame is kept. While it answers PAUSED you should stop receiving; if you go on, what is
+        kept is one frame, `READ_AHEAD_BYTES` and the data of one call, and a peer that sends more
+        is at fault, as `next_event` will then say.
+
+        Raises:
+            LocalProtocolError: data after the end of file.
+        """
+        if not data:
+            self._eof = True
+        elif self._eof:
+            raise self._illegal("data was received after the end of file")
+        elif self._in_error:
+            return
+        elif self._reader.buffered > self._reader.max_frame_bytes + HEADER_BYTES + READ_AHEAD_BYTES:
+            self._break(
+                RemoteProtocolError(
+                    Code.E_PROTO_002,
+                    "too much was sent ahead of the answer: read events before sending more",
+                )
+            )
+        else:
+            self._reader.feed(data)
+
+    def next_event(self) -> Request | Event | ConnectionClosed | Pause:
+        """The next thing that the peer said.
+
+        Returns:
+            A request (as server) or an event (as client); `ConnectionClosed` at the end of file,
+            every time it is asked; `NEED_DATA`; or `PAUSED` from the end of a request until
+            `start_next_cycle`. In ERROR: NEED_DATA until the end of file.
+
+            `ConnectionClosed` does not end a request that runs: a client may close its sending
+            half and still read.
+
+        Raises:
+            RemoteProtocolError: see the head of this module for what is left afterwards.
+        """
+        if self._fault is not None:
+            raise self._fault.with_traceback(None)
+        if self._ours.state in _DONE:
+            return PAUSED
+        if self._in_error:
+            return _CLOSED if self._eof else NEED_DATA
+        try:
+            payload = self._reader.next_payload()
+            if payload is None:
+                return self._nothing_left()
+            return self._read_request(payload) if self._is_server else self._read_event(payload)
+        except RemoteProtocolError as exc:
+            raise self._refuse(exc) from None
+
+    def _nothing_left(self) -> ConnectionClosed | Pause:
+        if not self._eof:
+            return NEED_DATA
+        if self._reader.mid_frame:
+            raise RemoteProtocolError(
+                Code.E_PROTO_002, "the stream ended in the middle of a frame", fatal=True
+            )
+        return _CLOSED
+
+    def _read_request(self, payload: bytes) -> Request:
+        request = decode_request(payload)
+        running = self._request_id
+        if isinstance(request, Generate):
+            if running is not None:
+                raise RemoteProtocolError(
+                    Code.E_PROTO_004,
+                    "a request already runs on this connection: wait for its eos, or open another",
+                    request_id=request.id,
+                )
+            self._request_id = request.id
+        elif isinstance(request, Cancel | SetPriority):
+            if request.id is not None and request.id != running:
+                raise RemoteProtocolError(
+                    Code.E_PROTO_005,
+                    "no request with that id runs on this connection",
+                    field="id",
+                    request_id=request.id,
+                )
+        elif isinstance(request, GetMetrics) and request.interval_ms and running is not None:
+            raise RemoteProtocolError(
+                Code.E_PROTO_007,
+                "metrics are not repeated beside a running request: leave interval_ms out, or open "
+                "another connection",
+                field="interval_ms",
+            )
+        self._feed(_REQUESTS[type(request)])
+        self._refused_in_a_row = 0
+        return request
+
+    def _read_event(self, payload: bytes) -> Event:
+        event = decode_event(payload)
+        happened = _input_of(event, _EVENTS)
+        if not self._ours.allows(happened):
+            raise RemoteProtocolError(
+                Code.E_PROTO_003,
+                f"the daemon sent {happened.value} while this client is in {self.state.name}",
+            )
+        if isinstance(event, Token | Eos) and event.id != self._request_id:
+            raise RemoteProtocolError(
+                Code.E_PROTO_005, "the daemon sent an event of a request that does not run here"
+            )
+        self._feed(happened)
+        if happened is Input.EOS:
+            self._request_id = None
+        return event
+
+    # --- bytes out ---
+
+    def send(self, event: Request | Event) -> bytes:
+        """Say something: the bytes to write, a whole frame, in the order of the calls.
+
+        Raises:
+            LocalProtocolError: `fatal` tells whether this end is in ERROR now (illegal in this
+                state) or as it was (content that cannot be sent, an id that does not run).
+        """
+        if type(event) not in self._sendable:
+            raise self._illegal(f"a {self.role.value} does not send {type(event).__name__}")
+        payload = self._encode(event)
+        if len(payload) > self._reader.max_frame_bytes:
+            raise LocalProtocolError(
+                Code.E_PROTO_002,
+                f"the frame would be {len(payload)} bytes long, more than the limit of "
+                f"{self._reader.max_frame_bytes}",
+            )
+        happened = _input_of(event, self._sendable)
+        if happened in _OF_A_REQUEST or happened is Input.ADMIN:
+            self._check_id(event, happened)
+        self._feed(happened)
+        if happened is Input.EOS:
+            self._request_id = None
+        elif isinstance(event, Generate):
+            self._request_id = event.id
+        return frame(payload)
+
+    def _check_id(self, event: Any, happened: Input) -> None:
+        """Refuse to speak of a request that does not run; states are the table's business."""
+        named = getattr(event, "id", None)
+        if named is None or named == self._request_id or not self._ours.allows(happened):
+            return
+        if happened is Input.ADMIN:
+            # The request may have ended a moment ago. That is no reason to lose the connection.
+            raise LocalProtocolError(
+                Code.E_PROTO_005,
+                "no request with that id runs on this connection",
+                field="id",
+                request_id=named,
+            )
+        raise self._illegal(f"{happened.value} is of a request that does not run here")
+
+    # --- other inputs ---
+
+    def prompt_done(self) -> None:
+        """Server: the whole prompt has been computed, tokens may follow.
+
+        Raises:
+            LocalProtocolError: nothing was in PREFILL. This end is in ERROR.
+        """
+        self._feed(Input.PROMPT_DONE)
+
+    def flushed(self) -> None:
+        """Server: everything that `send` returned so far has been written. Legal in any state.
+
+        Raises:
+            LocalProtocolError: this is a client. This end is in ERROR.
+        """
+        self._feed(Input.FLUSHED)
+
+    def start_next_cycle(self) -> None:
+        """Begin again after a request has ended; what the peer sent meanwhile is read next.
+
+        Raises:
+            LocalProtocolError: the state is not DONE. This end is in ERROR.
+        """
+        self._feed(Input.NEXT_CYCLE)
+
+    def send_failed(self) -> None:
+        """Bytes that `send` returned were not all written: this end is in ERROR."""
+        self._feed(Input.BREAK)
+
+    # --- the only ways to change state ---
+
+    @property
+    def _in_error(self) -> bool:
+        return self._ours.state in _ERROR
+
+    def _feed(self, happened: Input) -> None:
+        """Tell both machines; what the tables do not allow ends in ERROR."""
+        try:
+            self._ours.feed(happened)
+            if happened not in INVISIBLE:
+                self._theirs.infer(happened)
+        except LocalProtocolError as exc:
+            self._ours.feed(Input.BREAK)
+            exc.fatal = True
+            raise
+
+    def _illegal(self, message: str) -> LocalProtocolError:
+        """Go to ERROR for something that no table has a cell for."""
+        self._ours.feed(Input.BREAK)
+        return LocalProtocolError(Code.E_RUNTIME_004, message, fatal=True)
+
+    def _refuse(self, exc: RemoteProtocolError) -> RemoteProtocolError:
+        """Decide whether a fault of the peer is fatal, here and now."""
+        self._refused_in_a_row += 1
+        exc.fatal = (
+            exc.fatal
+            or not self._is_server
+            or CODES[exc.code].fatality.ends(idle=self._request_id is None)
+            or self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW
+        )
+        if exc.fatal:
+            self._break(exc)
+        return exc
+
+    def _break(self, exc: RemoteProtocolError) -> None:
+        """Stop trusting the peer's bytes for good."""
+        exc.fatal = True
+        self._fault = exc
+        self._reader.clear()
+        self._ours.feed(Input.BREAK)
+
+
+def _input_of(event: Request | Event, inputs: dict[type, Input]) -> Input:
+    """Which input of the tables an event is."""
+    if isinstance(event, Error) and event.fatal:
+        return Input.FATAL
+    return inputs[type(event)]

@@ -1,0 +1,202 @@
+"""The codes of the wire and the two exceptions that carry them.
+
+What a code means, whether it ends the connection and what its receiver should do next is declared
+here once. The daemon, the clients and the documentation all read this table; nobody writes a code
+as a string.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Code(StrEnum):
+    """The name of a fault as it stands on the wire; `CODES` says what each one means."""
+
+    E_PROTO_001 = "E_PROTO_001"
+    E_PROTO_002 = "E_PROTO_002"
+    E_PROTO_003 = "E_PROTO_003"
+    E_PROTO_004 = "E_PROTO_004"
+    E_PROTO_005 = "E_PROTO_005"
+    E_PROTO_006 = "E_PROTO_006"
+    E_PROTO_007 = "E_PROTO_007"
+    E_AUTH_001 = "E_AUTH_001"
+    E_LIMIT_001 = "E_LIMIT_001"
+    E_LIMIT_002 = "E_LIMIT_002"
+    E_LIMIT_003 = "E_LIMIT_003"
+    E_LIMIT_004 = "E_LIMIT_004"
+    E_LIMIT_006 = "E_LIMIT_006"
+    E_IO_001 = "E_IO_001"
+    E_MODEL_001 = "E_MODEL_001"
+    E_MODEL_002 = "E_MODEL_002"
+    E_RUNTIME_001 = "E_RUNTIME_001"
+    E_RUNTIME_002 = "E_RUNTIME_002"
+    E_RUNTIME_003 = "E_RUNTIME_003"
+    E_RUNTIME_004 = "E_RUNTIME_004"
+    E_LIFECYCLE_001 = "E_LIFECYCLE_001"
+
+
+class Fatality(Enum):
+    """Whether a code ends the connection it is sent on."""
+
+    ALWAYS = "yes"
+    # A simple client waits for `eos` or end of file and for nothing else. When its only request is
+    # refused there will be no `eos`, so the connection has to end or that client waits for ever.
+    WHEN_IDLE = "when nothing runs"
+    NEVER = "no"
+    # Not an `error` event at all: the code of an `eos` whose reason is `error`.
+    TERMINAL = "no, it comes in `eos`"
+
+    def ends(self, *, idle: bool) -> bool:
+        """Whether a fault of this kind is fatal on a connection where nothing runs, or one does."""
+        return self is Fatality.ALWAYS or (self is Fatality.WHEN_IDLE and idle)
+
+
+class CodeInfo(NamedTuple):
+    """What is declared about one code."""
+
+    title: str
+    fatality: Fatality
+    retryable: bool
+    action: str
+    """What whoever receives the code should do next."""
+
+
+_ALWAYS, _WHEN_IDLE = Fatality.ALWAYS, Fatality.WHEN_IDLE
+_NEVER, _TERMINAL = Fatality.NEVER, Fatality.TERMINAL
+
+CODES: Mapping[Code, CodeInfo] = MappingProxyType(
+    {
+        Code.E_PROTO_001: CodeInfo(
+            "not acceptable JSON", _WHEN_IDLE, False, "send one UTF-8 JSON object per frame"
+        ),
+        Code.E_PROTO_002: CodeInfo(
+            "broken frame",
+            _ALWAYS,
+            False,
+            "send the payload's length as four bytes, little-endian, then exactly that many bytes",
+        ),
+        Code.E_PROTO_003: CodeInfo(
+            "bad request", _WHEN_IDLE, False, "correct the field that the message names"
+        ),
+        Code.E_PROTO_004: CodeInfo(
+            "busy: a request already runs on this connection",
+            _NEVER,
+            True,
+            "wait for its eos, or open another connection",
+        ),
+        Code.E_PROTO_005: CodeInfo(
+            "no running request has that id", _NEVER, False, "nothing: the request is already over"
+        ),
+        Code.E_PROTO_006: CodeInfo(
+            "frame too slow", _ALWAYS, True, "reconnect and send each frame in one go"
+        ),
+        Code.E_PROTO_007: CodeInfo(
+            "unsupported request", _NEVER, False, "ask for a type that this daemon offers"
+        ),
+        Code.E_AUTH_001: CodeInfo(
+            "peer not allowed", _ALWAYS, False, "run client and daemon as the same user"
+        ),
+        Code.E_LIMIT_001: CodeInfo(
+            "prompt too large", _WHEN_IDLE, False, "shorten the prompt or raise the daemon's limit"
+        ),
+        Code.E_LIMIT_002: CodeInfo(
+            "too many connections", _ALWAYS, True, "close an idle connection, then try again"
+        ),
+        Code.E_LIMIT_003: CodeInfo(
+            "queue full", _WHEN_IDLE, True, "try again after retry_after_ms"
+        ),
+        Code.E_LIMIT_004: CodeInfo(
+            "prompt and max_tokens exceed the context",
+            _WHEN_IDLE,
+            False,
+            "shorten the prompt, lower max_tokens or raise the daemon's context",
+        ),
+        Code.E_LIMIT_006: CodeInfo("connection idle", _ALWAYS, True, "reconnect when needed"),
+        Code.E_IO_001: CodeInfo(
+            "write stalled", _ALWAYS, True, "read events as they come, then try again"
+        ),
+        Code.E_MODEL_001: CodeInfo(
+            "model not loaded", _WHEN_IDLE, True, "wait until the model is loaded, then try again"
+        ),
+        Code.E_MODEL_002: CodeInfo(
+            "the model cannot do that",
+            _WHEN_IDLE,
+            False,
+            "leave model out, or name the one that is loaded and what it supports",
+        ),
+        Code.E_RUNTIME_001: CodeInfo("decode failed", _TERMINAL, True, "send the request again"),
+        Code.E_RUNTIME_002: CodeInfo(
+            "no room in the KV cache", _TERMINAL, True, "try again, or with a smaller max_tokens"
+        ),
+        Code.E_RUNTIME_003: CodeInfo(
+            "the model produced numbers that are not finite",
+            _TERMINAL,
+            False,
+            "check the model file; another prompt may work",
+        ),
+        Code.E_RUNTIME_004: CodeInfo(
+            "the engine stopped", _ALWAYS, True, "reconnect once the daemon has restarted"
+        ),
+        Code.E_LIFECYCLE_001: CodeInfo(
+            "the daemon is stopping", _ALWAYS, True, "reconnect once the daemon has restarted"
+        ),
+    }
+)
+"""What every code means, in the order in which the documentation lists them."""
+
+
+class ProtocolError(Exception):
+    """Something happened that the protocol does not allow. Catch it to catch both kinds.
+
+    It cannot be raised itself: somebody is at fault, and the two subclasses say who.
+
+    Attributes:
+        code: the wire code that describes the fault best.
+        message: one sentence for a person; it never contains text of a prompt.
+        field: the field at fault as a path such as `slo.target_ttft_ms`, if there is one.
+        request_id: the id of the request at fault, if one could be read.
+        fatal: whether the connection is over. If not, it is as usable as before.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        field: str | None = None,
+        request_id: str | None = None,
+        fatal: bool = False,
+    ) -> None:
+        if type(self) is ProtocolError:
+            raise TypeError("raise LocalProtocolError or RemoteProtocolError: it matters who erred")
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = field
+        self.request_id = request_id
+        self.fatal = fatal
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class LocalProtocolError(ProtocolError):
+    """You asked this side to do something that the protocol does not allow.
+
+    With `fatal` false nothing has happened: the event was refused for its content, before any state
+    changed. With `fatal` true it was illegal in the present state and this side is in ERROR.
+    """
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer did something that the protocol does not allow.
+
+    A server answers it with `Connection.send(connection.error_event(exc))`. With `fatal` false the
+    offending document is dropped and everything else goes on, a running request included.
+    """

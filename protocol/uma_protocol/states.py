@@ -1,0 +1,247 @@
+"""The state of a connection: two tables, and one class that looks things up in them.
+
+Two rules hold this file together. Everything that changes a state is a cell of a table below, and
+nothing anywhere else assigns a state. And this file does not know which end of the socket we are:
+that is the business of `connection`.
+
+Theory. A connection carries one request at a time, so the life of a connection is a loop: the
+client asks, the server reads the prompt (PREFILL), produces tokens (DECODE), hands them to the
+socket (STREAM), says that it is done, and both begin again. The two ends see different parts of
+that loop. Only the server knows when the prompt has been computed and when its buffers are empty;
+the client sees the same moments as "no token yet" and "tokens are coming". So there is one table
+per role, and inputs are named by what happens, not by who makes it happen: REQUEST is "a generate
+request crosses the wire", for the one a send and for the other a receipt.
+
+Each end runs both tables. Its own says what it may do next. The other is a mirror: the state in
+which the peer will be once it has read everything we sent. Inputs that no byte betrays
+(`INVISIBLE`) are not fed to the mirror; what a byte lets us conclude about them is in `IMPLIED`.
+
+Things worth knowing when reading the tables:
+
+- A missing cell is an error of whoever made the input. That is how a token before the prompt is
+  done, the classic fault of chunked prefill, becomes impossible to send.
+- REPLY is any answer that leaves the request alone: ok, sessions, metrics, an error that is not
+  fatal. It is legal in DONE because an admin request may be answered after the `eos` of the
+  request that ran beside it. For the same reason a client may send an admin request in DONE; a
+  server does not read it before its next cycle.
+- FLUSHED means that all bytes handed out have been written. It only matters in STREAM, where it
+  says that the client has room again; elsewhere it changes nothing, so that a writer may report
+  it without looking.
+- BREAK is everything after which the byte stream cannot be trusted: a broken frame, a write that
+  failed, an illegal event of our own. FATAL is the `error` event that says so. A server in ERROR
+  may say FATAL once, as its last word. Once, because its mirror of the client has no such cell in
+  ERROR: that client has been told.
+
+The diagrams in docs/PROTOCOL.md are drawn from these tables by docs/draw_states.py.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from .errors import Code, LocalProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Role(Enum):
+    """Which end of the connection."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+    __hash__ = object.__hash__
+
+
+class ServerState(Enum):
+    """Where the server is in the loop."""
+
+    RECV_REQ = "RECV_REQ"
+    PREFILL = "PREFILL"
+    DECODE = "DECODE"
+    STREAM = "STREAM"
+    DONE = "DONE"
+    ERROR = "ERROR"
+
+    # Enum hashes by name, in Python. These are looked up for every token, and identity is what
+    # equality of enum members means anyway.
+    __hash__ = object.__hash__
+
+
+class ClientState(Enum):
+    """Where the client is in the loop."""
+
+    SEND_REQ = "SEND_REQ"
+    AWAIT = "AWAIT"
+    STREAMING = "STREAMING"
+    DONE = "DONE"
+    ERROR = "ERROR"
+
+    __hash__ = object.__hash__
+
+
+class Input(Enum):
+    """What can happen. The value is the label in the diagrams and in error messages."""
+
+    REQUEST = "generate request"
+    ADMIN = "admin request"
+    REPLY = "admin answer"
+    PROMPT_DONE = "prompt done"
+    TOKEN = "token"  # noqa: S105 - not that kind of token
+    FLUSHED = "all flushed"
+    EOS = "eos"
+    NEXT_CYCLE = "next cycle"
+    FATAL = "fatal error"
+    BREAK = "broken"
+
+    __hash__ = object.__hash__
+
+
+State = ServerState | ClientState
+
+_S = ServerState
+_C = ClientState
+_I = Input
+
+SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
+    {
+        (_S.RECV_REQ, _I.REQUEST): _S.PREFILL,
+        (_S.RECV_REQ, _I.ADMIN): _S.RECV_REQ,
+        (_S.RECV_REQ, _I.REPLY): _S.RECV_REQ,
+        (_S.RECV_REQ, _I.FLUSHED): _S.RECV_REQ,
+        (_S.RECV_REQ, _I.FATAL): _S.ERROR,
+        (_S.RECV_REQ, _I.BREAK): _S.ERROR,
+        #
+        (_S.PREFILL, _I.PROMPT_DONE): _S.DECODE,
+        (_S.PREFILL, _I.EOS): _S.DONE,
+        (_S.PREFILL, _I.ADMIN): _S.PREFILL,
+        (_S.PREFILL, _I.REPLY): _S.PREFILL,
+        (_S.PREFILL, _I.FLUSHED): _S.PREFILL,
+        (_S.PREFILL, _I.FATAL): _S.ERROR,
+        (_S.PREFILL, _I.BREAK): _S.ERROR,
+        #
+        (_S.DECODE, _I.TOKEN): _S.STREAM,
+        (_S.DECODE, _I.EOS): _S.DONE,
+        (_S.DECODE, _I.ADMIN): _S.DECODE,
+        (_S.DECODE, _I.REPLY): _S.DECODE,
+        (_S.DECODE, _I.FLUSHED): _S.DECODE,
+        (_S.DECODE, _I.FATAL): _S.ERROR,
+        (_S.DECODE, _I.BREAK): _S.ERROR,
+        #
+        (_S.STREAM, _I.TOKEN): _S.STREAM,
+        (_S.STREAM, _I.FLUSHED): _S.DECODE,
+        (_S.STREAM, _I.EOS): _S.DONE,
+        (_S.STREAM, _I.ADMIN): _S.STREAM,
+        (_S.STREAM, _I.REPLY): _S.STREAM,
+        (_S.STREAM, _I.FATAL): _S.ERROR,
+        (_S.STREAM, _I.BREAK): _S.ERROR,
+        #
+        (_S.DONE, _I.NEXT_CYCLE): _S.RECV_REQ,
+        (_S.DONE, _I.ADMIN): _S.DONE,
+        (_S.DONE, _I.REPLY): _S.DONE,
+        (_S.DONE, _I.FLUSHED): _S.DONE,
+        (_S.DONE, _I.FATAL): _S.ERROR,
+        (_S.DONE, _I.BREAK): _S.ERROR,
+        #
+        (_S.ERROR, _I.FATAL): _S.ERROR,
+        (_S.ERROR, _I.FLUSHED): _S.ERROR,
+        (_S.ERROR, _I.BREAK): _S.ERROR,
+    }
+)
+
+CLIENT: Mapping[tuple[State, Input], State] = MappingProxyType(
+    {
+        (_C.SEND_REQ, _I.REQUEST): _C.AWAIT,
+        (_C.SEND_REQ, _I.ADMIN): _C.SEND_REQ,
+        (_C.SEND_REQ, _I.REPLY): _C.SEND_REQ,
+        (_C.SEND_REQ, _I.FATAL): _C.ERROR,
+        (_C.SEND_REQ, _I.BREAK): _C.ERROR,
+        #
+        (_C.AWAIT, _I.TOKEN): _C.STREAMING,
+        (_C.AWAIT, _I.EOS): _C.DONE,
+        (_C.AWAIT, _I.ADMIN): _C.AWAIT,
+        (_C.AWAIT, _I.REPLY): _C.AWAIT,
+        (_C.AWAIT, _I.FATAL): _C.ERROR,
+        (_C.AWAIT, _I.BREAK): _C.ERROR,
+        #
+        (_C.STREAMING, _I.TOKEN): _C.STREAMING,
+        (_C.STREAMING, _I.EOS): _C.DONE,
+        (_C.STREAMING, _I.ADMIN): _C.STREAMING,
+        (_C.STREAMING, _I.REPLY): _C.STREAMING,
+        (_C.STREAMING, _I.FATAL): _C.ERROR,
+        (_C.STREAMING, _I.BREAK): _C.ERROR,
+        #
+        (_C.DONE, _I.NEXT_CYCLE): _C.SEND_REQ,
+        (_C.DONE, _I.ADMIN): _C.DONE,
+        (_C.DONE, _I.REPLY): _C.DONE,
+        (_C.DONE, _I.FATAL): _C.ERROR,
+        (_C.DONE, _I.BREAK): _C.ERROR,
+        #
+        (_C.ERROR, _I.BREAK): _C.ERROR,
+    }
+)
+
+TABLES: Mapping[Role, Mapping[tuple[State, Input], State]] = MappingProxyType(
+    {Role.SERVER: SERVER, Role.CLIENT: CLIENT}
+)
+"""The transitions of each role; a pair that is not listed is not allowed."""
+
+INITIAL: Mapping[Role, State] = MappingProxyType(
+    {Role.SERVER: ServerState.RECV_REQ, Role.CLIENT: ClientState.SEND_REQ}
+)
+
+INVISIBLE = frozenset({Input.PROMPT_DONE, Input.FLUSHED, Input.BREAK})
+"""Inputs that show in no byte, so that the peer's mirror never learns of them directly."""
+
+IMPLIED: Mapping[tuple[State, Input], Input] = MappingProxyType(
+    {(ServerState.PREFILL, Input.TOKEN): Input.PROMPT_DONE}
+)
+"""What must have happened first, unseen, when an input reaches a mirror in that state."""
+
+
+class Machine:
+    """The state of one role, changed only by looking it up.
+
+    Args:
+        role: whose table to follow.
+    """
+
+    __slots__ = ("_table", "role", "state")
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.state: State = INITIAL[role]
+        self._table = dict(TABLES[role])
+
+    def allows(self, happened: Input) -> bool:
+        """Whether `feed` would accept this input now."""
+        return (self.state, happened) in self._table
+
+    def feed(self, happened: Input) -> None:
+        """Move to the next state.
+
+        Raises:
+            LocalProtocolError: the table has no such cell. The state is unchanged.
+        """
+        try:
+            self.state = self._table[self.state, happened]
+        except KeyError:
+            raise LocalProtocolError(
+                Code.E_RUNTIME_004,
+                f"{happened.value} is not allowed when the {self.role.value} is in "
+                f"{self.state.name}",
+            ) from None
+
+    def infer(self, happened: Input) -> None:
+        """Move a mirror by what was seen on the wire, and by what that implies.
+
+        Raises:
+            LocalProtocolError: the table has no such cell. The state is unchanged.
+        """
+        unseen = IMPLIED.get((self.state, happened))
+        if unseen is not None:
+            self.feed(unseen)
+        self.feed(happened)
