@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from uma_trio.policy.state import Memory
 
@@ -35,7 +35,7 @@ class Plan:
 
     items: tuple[PlanItem, ...] = ()
     skipped: tuple[Skip, ...] = ()
-    memory: Memory = Memory()
+    memory: Memory = field(factory=Memory)
 
     @property
     def n_tokens(self) -> int:

@@ -72,8 +72,8 @@ class SchedulerState:
     n_batch: int
     free_cells: int
     tick_budget_s: float = 0.030
-    last: LastTick = LastTick()
-    memory: Memory = Memory()
+    last: LastTick = field(factory=LastTick)
+    memory: Memory = field(factory=Memory)
 
 
 @frozen

@@ -1,0 +1,164 @@
+"""What engine tests are built from: an engine on the fake backend, ticked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+from attrs import Factory, define
+
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.messages import (
+    Abort,
+    Credit,
+    Finished,
+    Inspect,
+    PromptDone,
+    SamplingParams,
+    SequenceReport,
+    StreamItem,
+    Submit,
+    TokenOut,
+)
+from uma_trio.engine.outlet import Outlet
+from uma_trio.policy.pipeline import Policy, baseline
+from uma_trio.policy.state import Lane
+from uma_trio.telemetry.metrics import Metrics
+
+
+@define
+class Sink:
+    """Keeps what one stream was sent."""
+
+    items: list[StreamItem] = Factory(list)
+
+    def send_nowait(self, item: StreamItem) -> None:
+        """Keep it."""
+        self.items.append(item)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids of the tokens, in order."""
+        return [item.token_id for item in self.items if isinstance(item, TokenOut)]
+
+    @property
+    def text(self) -> str:
+        """All text, also what came with the terminal item."""
+        return "".join(i.text for i in self.items if isinstance(i, TokenOut | Finished))
+
+    @property
+    def ends(self) -> list[Finished]:
+        """The terminal items; there must be one at most."""
+        return [item for item in self.items if isinstance(item, Finished)]
+
+    @property
+    def end(self) -> Finished:
+        """The one terminal item, which must be the last."""
+        (end,) = self.ends
+        if self.items[-1] is not end:
+            raise AssertionError("something follows the terminal item")
+        return end
+
+
+class Bench:
+    """An engine without threads; its clock moves one millisecond each time it is read."""
+
+    def __init__(
+        self,
+        backend: FakeBackend | None = None,
+        policy: Policy = baseline,
+        max_waiting: int = 256,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.backend = backend or FakeBackend()
+        ticks = count()
+        self.clock = clock or (lambda: next(ticks) / 1000)
+        self.inbox = Inbox(max_waiting)
+        self.metrics = Metrics()
+        self.outlet = Outlet(lambda deliver: deliver())
+        self.engine = Engine(
+            self.backend, policy, self.inbox, self.outlet, self.metrics, self.clock
+        )
+        self.handles = count(1)
+
+    def submit(  # noqa: PLR0913
+        self,
+        prompt: str | list[int] = "hello",
+        max_tokens: int = 8,
+        *,
+        lane: Lane = "interactive",
+        client: int = 0,
+        credit: int = 10_000,
+        stop: tuple[str, ...] = (),
+        **params: object,
+    ) -> tuple[int, Sink]:
+        """Submit a request; return its handle and its sink."""
+        if isinstance(prompt, str):
+            prompt = list(
+                self.backend.vocabulary.tokenize(prompt, add_special=True, parse_special=False)
+            )
+        sink, handle = Sink(), next(self.handles)
+        self.inbox.submit(
+            Submit(
+                handle=handle,
+                prompt=np.array(prompt, np.int32),
+                max_tokens=max_tokens,
+                params=SamplingParams(**params),  # type: ignore[arg-type]
+                stop=stop,
+                lane=lane,
+                client=client,
+                credit=credit,
+                sink=sink,
+                submitted=self.clock(),
+            )
+        )
+        return handle, sink
+
+    def run(self, most: int = 10_000) -> int:
+        """Tick until idle; return how many ticks it took."""
+        for n in range(most):
+            if not self.engine.tick():
+                self.check_idle()
+                return n
+        raise AssertionError(f"still busy after {most} ticks")
+
+    def ticks(self, n: int) -> None:
+        """Tick `n` times."""
+        for _ in range(n):
+            self.engine.tick()
+
+    def abort(self, handle: int) -> None:
+        """Ask for an end."""
+        self.inbox.put(Abort(handle))
+
+    def credit(self, handle: int, n: int) -> None:
+        """Give credit back."""
+        self.inbox.put(Credit(handle, n))
+
+    def inspect(self) -> tuple[SequenceReport, ...]:
+        """Return what ``ps`` would show, by the way it really goes."""
+        answers: list[tuple[SequenceReport, ...]] = []
+        self.inbox.put(Inspect(answers.append))
+        self.engine.tick()
+        return answers[0]
+
+    def check_idle(self) -> None:
+        """Check the books: nothing is held by nobody."""
+        ledger = self.engine.registry.ledger
+        ledger.check()
+        running = self.engine.registry.running.values()
+        if sum(s.computed for s in running) != self.backend.used_cells:
+            raise AssertionError("cells are held that no sequence knows of")
+
+    def expected(self, prompt: str, n: int) -> list[int]:
+        """Return the tokens that `prompt` must give."""
+        tokens = self.backend.vocabulary.tokenize(prompt, add_special=True, parse_special=False)
+        return self.backend.continuation(tokens, n)
+
+
+def first_token_at(sink: Sink) -> int:
+    """Return where in the stream the prompt was done."""
+    return next(i for i, item in enumerate(sink.items) if isinstance(item, PromptDone))

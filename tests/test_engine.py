@@ -1,0 +1,411 @@
+"""The engine on the fake backend: what every request gets, whatever runs beside it."""
+
+from __future__ import annotations
+
+import pytest
+from engine_kit import Bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uma_trio.backend.base import BackendDied, DecodeStatus
+from uma_trio.backend.fake import EOS, FakeBackend, Fault
+from uma_trio.engine.inbox import EngineStopped, QueueFull
+from uma_trio.engine.messages import PromptDone, SetLane, TokenOut
+from uma_trio.policy.pipeline import PolicyError, baseline
+from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.state import SchedulerState
+
+LONG = "A long document about many things, pasted by somebody who is in a hurry. " * 10
+
+
+def test_a_request_gets_the_models_own_continuation() -> None:
+    """Greedy tokens are those that the model gives for this prompt alone."""
+    bench = Bench()
+    _, sink = bench.submit("hello", 20)
+    bench.run()
+    assert sink.tokens == bench.expected("hello", 20)
+    assert sink.end.reason == "length"
+    assert sink.end.completion_tokens == 20
+
+
+def test_the_stream_is_prompt_done_then_tokens_then_one_end() -> None:
+    """The order of a stream's items is fixed."""
+    bench = Bench()
+    _, sink = bench.submit("hello", 3)
+    bench.run()
+    kinds = [type(item).__name__ for item in sink.items]
+    assert kinds == ["PromptDone", "TokenOut", "TokenOut", "TokenOut", "Finished"]
+
+
+def test_a_prompt_longer_than_a_chunk_is_computed_exactly() -> None:
+    """A prompt of many chunks gives what it gives in one go."""
+    one_go = Bench(FakeBackend(n_ctx=4096, n_batch=2048))
+    _, whole = one_go.submit(LONG, 30)
+    one_go.run()
+    chunked = Bench(FakeBackend(n_ctx=4096, n_batch=16))
+    _, parts = chunked.submit(LONG, 30)
+    chunked.run()
+    assert whole.tokens == parts.tokens == one_go.expected(LONG, 30)
+
+
+def test_a_long_prompt_beside_running_streams_changes_nobodys_text() -> None:
+    """Streams and a 700-token prompt that arrives beside them all get their own text."""
+    bench = Bench(FakeBackend(n_ctx=4096, n_batch=64))
+    running = [bench.submit(f"stream {i}", 120)[1] for i in range(3)]
+    bench.ticks(5)
+    _, late = bench.submit(LONG, 40)
+    bench.run()
+    assert late.tokens == bench.expected(LONG, 40)
+    for i, sink in enumerate(running):
+        assert sink.tokens == bench.expected(f"stream {i}", 120)
+
+
+def test_running_streams_get_a_token_each_tick_while_a_long_prompt_is_computed() -> None:
+    """Decode comes first: no tick of a pasted document leaves a stream out."""
+    bench = Bench(FakeBackend(n_ctx=4096, n_batch=64))
+    _, stream = bench.submit("hi", 200)
+    bench.ticks(3)
+    before = len(stream.tokens)
+    bench.submit(LONG, 4)
+    bench.ticks(8)
+    assert len(stream.tokens) == before + 8
+
+
+def test_an_end_token_ends_the_request_and_is_not_sent() -> None:
+    """The model's own end is reason stop, without a token for it."""
+    bench = Bench(FakeBackend(end_after=5))
+    _, sink = bench.submit("some prompt", 200)
+    bench.run()
+    expected = bench.expected("some prompt", 200)
+    assert EOS in expected
+    assert sink.tokens == expected[: expected.index(EOS)]
+    assert sink.end.reason == "stop"
+
+
+def test_ignore_eos_masks_the_end_tokens() -> None:
+    """With ignore_eos the model cannot end by itself."""
+    bench = Bench(FakeBackend(end_after=3))
+    _, sink = bench.submit("some prompt", 50, ignore_eos=True)
+    bench.run()
+    assert sink.end.reason == "length"
+    assert EOS not in sink.tokens
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    """A stop string over token borders is found and never sent."""
+    bench = Bench()
+    text = bench.backend.text_of(bench.expected("hello", 60))
+    stop = text[10:13]
+    _, sink = bench.submit("hello", 60, stop=(stop,))
+    bench.run()
+    assert sink.text == text[: text.index(stop)]
+    assert sink.end.reason == "stop"
+
+
+def test_sampling_has_its_own_random_stream() -> None:
+    """A seeded request gives the same tokens alone and in company."""
+    alone = Bench()
+    _, expected = alone.submit("hello", 40, temperature=1.0, seed=7)
+    alone.run()
+    company = Bench()
+    company.submit("other", 60, temperature=1.0, seed=1)
+    company.ticks(4)
+    _, sink = company.submit("hello", 40, temperature=1.0, seed=7)
+    company.run()
+    assert sink.tokens == expected.tokens
+    assert sink.tokens != company.expected("hello", 40)
+
+
+def test_more_requests_than_slots_queue_and_all_end() -> None:
+    """Slots are reused for ever; nobody is lost."""
+    bench = Bench(FakeBackend(n_slots=2, n_ctx=256))
+    sinks = [bench.submit(f"request {i}", 5)[1] for i in range(50)]
+    bench.run()
+    for i, sink in enumerate(sinks):
+        assert sink.tokens == bench.expected(f"request {i}", 5)
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None:
+    """The door is bounded, and what is in the queue is untouched."""
+    bench = Bench(max_waiting=2)
+    bench.submit()
+    bench.submit()
+    with pytest.raises(QueueFull) as refused:
+        bench.submit()
+    assert refused.value.retry_after_s > 0
+    bench.run()
+    bench.submit()
+
+
+def test_a_closed_inbox_takes_no_requests() -> None:
+    """After the engine has stopped, submitting says so."""
+    bench = Bench()
+    bench.inbox.close()
+    with pytest.raises(EngineStopped):
+        bench.submit()
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 3, 12, 60])
+def test_an_abort_ends_with_one_terminal_item_and_frees_everything(ticks: int) -> None:
+    """Queued, in prefill, in decode: an abort frees slot and cells by the next tick."""
+    bench = Bench(FakeBackend(n_batch=16, n_ctx=2048))
+    handle, sink = bench.submit(LONG, 500)
+    bench.ticks(ticks)
+    bench.abort(handle)
+    bench.engine.tick()
+    assert sink.end.reason == "cancelled"
+    assert bench.backend.used_cells == 0
+    assert bench.engine.registry.ledger.reserved_cells == 0
+
+
+def test_a_late_abort_hits_nothing() -> None:
+    """Aborting what has ended changes nothing for anybody."""
+    bench = Bench()
+    handle, sink = bench.submit("hello", 3)
+    bench.run()
+    _, other = bench.submit("other", 5)
+    bench.abort(handle)
+    bench.run()
+    assert len(sink.ends) == 1
+    assert other.end.reason == "length"
+
+
+def test_a_stream_without_credit_is_parked_and_the_others_go_on() -> None:
+    """A slow reader costs only itself; credit brings it back where it was."""
+    bench = Bench()
+    slow_handle, slow = bench.submit("slow", 30, credit=4)
+    _, quick = bench.submit("quick", 30)
+    bench.run()
+    assert len(slow.tokens) == 4
+    assert quick.end.reason == "length"
+    assert bench.inspect()[0].state == "parked"
+    bench.credit(slow_handle, 100)
+    bench.run()
+    assert slow.tokens == bench.expected("slow", 30)
+
+
+def test_background_is_preempted_when_cells_run_out_and_loses_nothing() -> None:
+    """The newest background request pauses, is computed again, and its text is unchanged."""
+    bench = Bench(FakeBackend(n_ctx=200, n_slots=4))
+    _, old = bench.submit("older background", 100, lane="background")
+    bench.ticks(3)
+    _, new = bench.submit("newer background", 100, lane="background")
+    bench.run()
+    assert old.tokens == bench.expected("older background", 100)
+    assert new.tokens == bench.expected("newer background", 100)
+    assert bench.metrics.snapshot()["preemptions_total"] == 1
+    assert new.end.total_s > old.end.total_s
+
+
+def test_an_interactive_request_keeps_the_room_it_was_promised() -> None:
+    """Background that outgrows its part gives way; the interactive stream never pauses."""
+    bench = Bench(FakeBackend(n_ctx=200, n_slots=4))
+    _, chat = bench.submit("chat", 120)
+    bench.ticks(2)
+    _, batch = bench.submit("batch", 120, lane="background")
+    bench.run()
+    assert chat.tokens == bench.expected("chat", 120)
+    assert batch.tokens == bench.expected("batch", 120)
+
+
+def test_a_request_alone_that_cannot_fit_fails_alone() -> None:
+    """When nothing is left to give up, one request ends with E_RUNTIME_002."""
+    faults = {i: Fault(status=DecodeStatus.NO_KV_ROOM) for i in range(30)}
+    bench = Bench(FakeBackend(faults=faults))
+    _, sink = bench.submit("hello", 5)
+    bench.ticks(20)
+    assert sink.end.reason == "error"
+    assert sink.end.code == "E_RUNTIME_002"
+
+
+def test_no_room_shrinks_the_prefill_first() -> None:
+    """One refusal for want of room costs a tick, not a request."""
+    bench = Bench(FakeBackend(faults={1: Fault(status=DecodeStatus.NO_KV_ROOM)}))
+    sinks = [bench.submit(LONG[:100] + str(i), 10)[1] for i in range(3)]
+    bench.run()
+    for i, sink in enumerate(sinks):
+        assert sink.tokens == bench.expected(LONG[:100] + str(i), 10)
+    assert bench.metrics.snapshot()["preemptions_total"] == 0
+
+
+@pytest.mark.parametrize("status", [DecodeStatus.ABORTED, -2, -3, DecodeStatus.INVALID])
+@pytest.mark.parametrize("can_remove_part", [True, False])
+@pytest.mark.parametrize("keep", [0, 1, 3])
+def test_one_failed_decode_is_repaired_without_anybody_noticing(
+    status: int, keep: int, can_remove_part: bool
+) -> None:
+    """Positions are re-synchronised with what the cache holds, and the tick is done again."""
+    faults = {4: Fault(status=status, keep=keep)}
+    bench = Bench(FakeBackend(faults=faults, can_remove_part=can_remove_part))
+    sinks = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
+    bench.run()
+    for i, sink in enumerate(sinks):
+        assert sink.tokens == bench.expected(f"request {i}", 20)
+
+
+def test_cells_lost_by_a_failed_decode_are_computed_again() -> None:
+    """What the cache holds decides, not what we believe it holds."""
+    bench = Bench(FakeBackend(faults={6: Fault(status=-3, lose=2)}))
+    sinks = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
+    bench.run()
+    for i, sink in enumerate(sinks):
+        assert sink.tokens == bench.expected(f"request {i}", 20)
+
+
+def test_the_sequence_that_breaks_every_batch_fails_alone() -> None:
+    """After a second failure each is computed alone; only the culprit ends."""
+
+    class Poisoned(FakeBackend):
+        """Fails whenever a batch holds the token 7."""
+
+        def decode(self, n_tokens: int) -> int:
+            if 7 in self.batch.token[:n_tokens]:
+                return DecodeStatus.COMPUTE_FAILED
+            return super().decode(n_tokens)
+
+    bench = Bench(Poisoned())
+    good = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
+    bench.ticks(2)
+    _, bad = bench.submit([1, 7, 3], 5)
+    bench.run()
+    assert bad.end.code == "E_RUNTIME_001"
+    for i, sink in enumerate(good):
+        assert sink.tokens == bench.expected(f"request {i}", 20)
+
+
+def test_a_backend_that_never_works_again_ends_the_engine() -> None:
+    """Failing for ever is not survived in silence."""
+    bench = Bench(FakeBackend(faults={i: Fault(status=-3) for i in range(3, 200)}))
+    for i in range(40):
+        bench.submit(f"request {i}", 20)
+    with pytest.raises(BackendDied):
+        bench.run()
+
+
+def test_logits_that_are_not_numbers_fail_one_request() -> None:
+    """NaN in one row ends that stream with E_RUNTIME_003 and no other."""
+    bench = Bench(FakeBackend(faults={3: Fault(bad_rows=(1,))}))
+    sinks = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
+    bench.run()
+    assert [sink.end.code for sink in sinks] == [None, "E_RUNTIME_003", None]
+    assert sinks[0].tokens == bench.expected("request 0", 20)
+    assert sinks[2].tokens == bench.expected("request 2", 20)
+
+
+def test_fail_all_gives_every_stream_its_end() -> None:
+    """Running, waiting and still in the inbox: all are told once."""
+    bench = Bench(FakeBackend(n_slots=1))
+    sinks = [bench.submit(f"request {i}", 50)[1] for i in range(3)]
+    bench.ticks(3)
+    sinks.append(bench.submit("just arrived")[1])
+    bench.engine.fail_all("E_RUNTIME_004", "gone")
+    assert [sink.end.code for sink in sinks] == ["E_RUNTIME_004"] * 4
+
+
+def test_a_promoted_request_is_interactive_from_the_next_tick() -> None:
+    """A priority change reaches a running request."""
+    bench = Bench()
+    handle, _ = bench.submit("hello", 50, lane="background")
+    bench.ticks(2)
+    bench.inbox.put(SetLane(handle, "interactive"))
+    assert bench.inspect()[0].lane == "interactive"
+
+
+def test_inspect_tells_progress() -> None:
+    """What ps shows is joined by the handle and counts what was done."""
+    bench = Bench(FakeBackend(n_slots=1))
+    first, _ = bench.submit("hello", 50)
+    second, _ = bench.submit("world", 50)
+    bench.ticks(5)
+    reports = {report.handle: report for report in bench.inspect()}
+    assert reports[first].state == "decode"
+    assert reports[first].completion_tokens >= 4
+    assert reports[second].state == "queued"
+
+
+def test_a_plan_that_breaks_a_rule_stops_the_engine() -> None:
+    """A policy of another package cannot corrupt a batch."""
+
+    def greedy_policy(state: SchedulerState) -> Plan:
+        return Plan(items=(PlanItem(state.sequences[0].key, 999, "prefill", "all of it"),))
+
+    bench = Bench(policy=greedy_policy)
+    bench.submit()
+    with pytest.raises(PolicyError, match="999 tokens"):
+        bench.engine.tick()
+
+
+def test_two_engines_with_the_same_input_do_the_same() -> None:
+    """Nothing but the inbox and the clock decides what happens."""
+
+    def run() -> list[list[object]]:
+        bench = Bench(FakeBackend(n_slots=3, n_ctx=300, end_after=20))
+        sinks = []
+        for i in range(12):
+            lane = "background" if i % 2 else "interactive"
+            sinks.append(bench.submit(f"request {i}" * (i + 1), 40, lane=lane, temperature=0.8)[1])
+            bench.ticks(i)
+        bench.run()
+        return [list(sink.items) for sink in sinks]
+
+    assert run() == run()
+
+
+prompts = st.text(alphabet="abc déf\n", min_size=1, max_size=60)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), prompts, st.integers(1, 40), st.booleans()),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("tick"), st.integers(1, 8)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=steps,
+    n_slots=st.integers(1, 5),
+    n_batch=st.integers(4, 40),
+    faults=st.dictionaries(
+        st.integers(0, 60),
+        st.builds(Fault, status=st.sampled_from([1, 2, -1, -3]), keep=st.integers(0, 3)),
+        max_size=4,
+    ),
+)
+def test_whatever_happens_every_request_ends_once_with_its_own_text(
+    steps: list[tuple[object, ...]], n_slots: int, n_batch: int, faults: dict[int, Fault]
+) -> None:
+    """Any mix of arrivals, aborts and failures leaves every text intact and nothing held."""
+    bench = Bench(FakeBackend(n_ctx=160, n_slots=n_slots, n_batch=n_batch, faults=faults))
+    submitted = []
+    for step in steps:
+        match step:
+            case ("submit", str(prompt), int(n), bool(background)):
+                lane = "background" if background else "interactive"
+                submitted.append((prompt, n, *bench.submit(prompt, n, lane=lane)))
+            case ("abort", int(index)) if index < len(submitted):
+                bench.abort(submitted[index][2])
+            case ("tick", int(n)):
+                bench.ticks(n)
+    bench.run()
+    assert bench.backend.used_cells == 0
+    assert bench.inbox.waiting == 0
+    for prompt, n, _, sink in submitted:
+        assert sink.tokens == bench.expected(prompt, n)[: len(sink.tokens)]
+        assert sink.end.completion_tokens == len(sink.tokens)
+        assert sum(isinstance(item, PromptDone) for item in sink.items) <= 1
+        if sink.tokens:
+            first = next(i for i, item in enumerate(sink.items) if isinstance(item, TokenOut))
+            assert isinstance(sink.items[first - 1], PromptDone)
+        if sink.end.reason == "length":
+            assert len(sink.tokens) == n
+
+
+def test_the_baseline_is_found_by_name() -> None:
+    """The policy used here is the one that --policy baseline gives."""
+    from uma_trio.policy.pipeline import find_policy
+
+    assert find_policy("baseline") is baseline
+    with pytest.raises(PolicyError, match="baseline"):
+        find_policy("nonsense")

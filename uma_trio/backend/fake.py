@@ -1,0 +1,257 @@
+"""A deterministic model for tests: no weights, no threads, no clock.
+
+Its next token is a keyed function of the sequence's whole history, so that any mix-up of
+slots, positions or logits rows changes the text, and :meth:`FakeBackend.continuation` tells a
+test what the text must be. It keeps KV cells with a capacity, answers with the return codes of
+``llama_decode``, breaks where it is told to, and says what a tick costs in virtual seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from attrs import frozen
+
+from uma_trio.backend.base import (
+    BackendDied,
+    Batch,
+    DecodeStatus,
+    FloatArray,
+    IntArray,
+    Limits,
+    ModelInfo,
+)
+
+BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+N_VOCAB = 260
+_SPECIAL = {BOS: "<s>", EOS: "</s>", IM_START: "<|im_start|>", IM_END: "<|im_end|>"}
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# What the fake likes to say: words, spaces, and characters of two, three and four bytes, so
+# that streams are cut inside characters.
+_ALPHABET = "etaoin shrdlu cmfwyp, vbgkqjxz. é ß 漢 字 🦊 ".encode()
+_MASK = (1 << 64) - 1
+
+Cost = Callable[[int, int], float]
+
+
+@frozen
+class Fault:
+    """What goes wrong at one decode.
+
+    `status` is returned instead of success. `keep` tokens of the batch reach the KV cache
+    first, as an aborted decode leaves them; then every slot loses its last `lose` cells.
+    `bad_rows` get NaN logits. `died` is raised.
+    """
+
+    status: int = DecodeStatus.OK
+    keep: int = 0
+    lose: int = 0
+    bad_rows: tuple[int, ...] = ()
+    died: str | None = None
+
+    def computed(self, n_tokens: int) -> int:
+        """Return how many of `n_tokens` reach the cache, by the contract of the status."""
+        if self.status == DecodeStatus.OK:
+            return n_tokens
+        if self.status in (DecodeStatus.NO_KV_ROOM, DecodeStatus.INVALID):
+            return 0
+        return min(self.keep, n_tokens)
+
+
+def no_cost(_n_tokens: int, _n_rows: int) -> float:
+    """A machine that needs no time."""
+    return 0.0
+
+
+def linear_cost(base_s: float, token_s: float) -> Cost:
+    """A machine that needs `base_s` for a tick and `token_s` for each token of it."""
+    return lambda n_tokens, _n_rows: base_s + token_s * n_tokens
+
+
+def _mix(history: int, token: int) -> int:
+    """Fold one token into a history (the finaliser of a 64-bit mixing function)."""
+    h = ((history ^ (token + 1)) * 0x9E3779B97F4A7C15) & _MASK
+    h ^= h >> 29
+    h = (h * 0xBF58476D1CE4E5B9) & _MASK
+    return h ^ (h >> 32)
+
+
+class FakeVocabulary:
+    """Bytes are tokens; four special ones follow."""
+
+    n_vocab = N_VOCAB
+    end_tokens = frozenset({EOS, IM_END})
+    bos_text = _SPECIAL[BOS]
+    eos_text = _SPECIAL[EOS]
+    adds_bos = True
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
+        """Return a token per byte, and special tokens where they are asked for."""
+        tokens: list[int] = [BOS] if add_special else []
+        rest = text
+        while rest:
+            hit = next(((i, s) for i, s in _SPECIAL.items() if rest.startswith(s)), None)
+            if parse_special and hit is not None:
+                tokens.append(hit[0])
+                rest = rest[len(hit[1]) :]
+            else:
+                tokens.extend(rest[0].encode())
+                rest = rest[1:]
+        return np.array(tokens, np.int32)
+
+    def pieces(self) -> Sequence[bytes]:
+        """Return each token's bytes."""
+        return [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
+
+
+class FakeBackend:
+    """See the module. `faults` maps the number of a decode (from 0) to what breaks there.
+
+    `end_after` is the mean number of tokens before the model ends by itself; 0 is never.
+    `last_cost_s` is what the latest decode cost; the inline driver sleeps it.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_ctx: int = 1024,
+        n_slots: int = 8,
+        n_batch: int = 128,
+        key: int = 1,
+        cost: Cost = no_cost,
+        end_after: int = 0,
+        faults: Mapping[int, Fault] | None = None,
+        can_remove_part: bool = True,
+        chat_template: str | None = CHATML,
+    ) -> None:
+        self.limits = Limits(n_ctx=n_ctx, n_ctx_seq=n_ctx, n_slots=n_slots, n_batch=n_batch)
+        self.model = ModelInfo(
+            name="fake",
+            description="deterministic fake",
+            n_vocab=N_VOCAB,
+            n_ctx_train=n_ctx,
+            n_params=0,
+            size_bytes=0,
+            n_layer=0,
+            n_embd=0,
+            chat_template=chat_template,
+        )
+        self.vocabulary = FakeVocabulary()
+        self.batch = Batch(n_batch)
+        self.description = "fake"
+        self.last_cost_s = 0.0
+        self.decodes = 0
+        self.closed = False
+        self.computed: dict[int, int] = {}  # tokens computed by slot, for tests of wasted work
+        self._key = key
+        self._cost = cost
+        self._end_after = end_after
+        self._faults = dict(faults or {})
+        self._can_remove_part = can_remove_part
+        self._cells: list[list[int]] = [[] for _ in range(n_slots)]  # history after each position
+        self._logits = np.zeros((n_batch, N_VOCAB), np.float32)
+
+    def continuation(self, prompt: Sequence[int] | IntArray, n: int) -> list[int]:
+        """Return the `n` tokens that greedy decoding of `prompt` must give, ends included."""
+        history = self._key
+        for token in prompt:
+            history = _mix(history, int(token))
+        out: list[int] = []
+        for _ in range(n):
+            out.append(self._choice(history))
+            history = _mix(history, out[-1])
+        return out
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, as a client must see it."""
+        return bytes(t for t in tokens if t < 256).decode("utf-8", "replace")
+
+    @property
+    def used_cells(self) -> int:
+        """KV cells in use, all slots together."""
+        return sum(len(cells) for cells in self._cells)
+
+    def decode(self, n_tokens: int) -> int:
+        """Compute the batch, or fail as told."""
+        fault = self._faults.pop(self.decodes, None)
+        self.decodes += 1
+        self.last_cost_s = 0.0
+        if fault is not None and fault.died is not None:
+            raise BackendDied(fault.died)
+        status = self._check(n_tokens)
+        if status != DecodeStatus.OK:
+            return status
+        self._compute(n_tokens if fault is None else fault.computed(n_tokens))
+        if fault is not None and fault.lose:
+            self._cells = [cells[: -fault.lose] for cells in self._cells]
+        n_rows = int(self.batch.want[:n_tokens].sum())
+        self.last_cost_s = self._cost(n_tokens, n_rows)
+        if fault is not None:
+            for row in fault.bad_rows:
+                self._logits[row] = np.nan
+            return fault.status
+        return DecodeStatus.OK
+
+    def _check(self, n_tokens: int) -> DecodeStatus:
+        if not 0 < n_tokens <= self.limits.n_batch:
+            return DecodeStatus.INVALID
+        ends = {slot: len(cells) for slot, cells in enumerate(self._cells)}
+        rows = zip(
+            self.batch.slot[:n_tokens].tolist(),
+            self.batch.pos[:n_tokens].tolist(),
+            self.batch.token[:n_tokens].tolist(),
+            strict=True,
+        )
+        for slot, pos, token in rows:
+            if slot not in ends or pos != ends[slot] or not 0 <= token < N_VOCAB:
+                return DecodeStatus.INVALID
+            ends[slot] += 1
+        if self.used_cells + n_tokens > self.limits.n_ctx:
+            return DecodeStatus.NO_KV_ROOM
+        return DecodeStatus.OK
+
+    def _compute(self, n_tokens: int) -> None:
+        row = 0
+        for i in range(n_tokens):
+            slot, token = int(self.batch.slot[i]), int(self.batch.token[i])
+            cells = self._cells[slot]
+            cells.append(_mix(cells[-1] if cells else self._key, token))
+            self.computed[slot] = self.computed.get(slot, 0) + 1
+            if self.batch.want[i]:
+                self._fill_row(self._logits[row], cells[-1])
+                row += 1
+
+    def _choice(self, history: int) -> int:
+        """Return the favourite next token after `history`."""
+        if self._end_after and (history >> 20) % self._end_after == 0:
+            return EOS
+        return _ALPHABET[history % len(_ALPHABET)]
+
+    def _fill_row(self, row: FloatArray, history: int) -> None:
+        row[:] = -5.0
+        for rank in range(4, 0, -1):  # runners-up, for sampling with a temperature
+            row[_ALPHABET[(history >> (8 * rank)) % len(_ALPHABET)]] = 2.0 - rank
+        row[self._choice(history)] = 4.0
+
+    def logits(self, n_rows: int) -> FloatArray:
+        """Return the rows of the latest decode."""
+        return self._logits[:n_rows]
+
+    def kv_remove(self, slot: int, first: int = 0) -> bool:
+        """Drop cells of `slot` from `first` on; refuses parts if built that way."""
+        if first > 0 and not self._can_remove_part:
+            return False
+        del self._cells[slot][first:]
+        return True
+
+    def kv_length(self, slot: int) -> int:
+        """Return how many cells `slot` holds."""
+        return len(self._cells[slot])
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True

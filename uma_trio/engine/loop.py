@@ -1,0 +1,240 @@
+"""The tick: drain, snapshot, plan, batch, decode, sample, emit.
+
+The engine owns the backend, the sequences and the ledger of slots, and runs on one thread. It
+knows nothing of sockets, clients or trio: requests come in through the inbox, everything that
+happens to them leaves through the outlet. A tick has three steps so that a test can put virtual
+time between them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine.finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from uma_trio.backend.base import Backend, DecodeStatus
+from uma_trio.engine.batch import BatchBuilder, Filled
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.messages import Abort, Credit, InboxMessage, Inspect, SetLane, Submit
+from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.recovery import Recovery
+from uma_trio.engine.registry import Registry
+from uma_trio.engine.sampling import NOT_FINITE, NonFinite, Sampler, greedy
+from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.admission import admit
+from uma_trio.policy.pipeline import Policy, check_plan
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import AdmissionState, LastTick, Memory, SchedulerState
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.text.stream import TokenText
+
+_NOT_FINITE = (
+    "the model produced logits that are not numbers; "
+    "send the request again, and check the model file if it happens again"
+)
+
+
+@frozen
+class Job:
+    """One tick between its steps: what is planned, what the batch holds, when it began."""
+
+    plan: Plan
+    filled: Filled
+    began: float
+
+
+class Engine:
+    """Continuous batching over one backend.
+
+    `clock` gives seconds and is the only clock there is. Every method but :meth:`fail_all` is
+    called on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        policy: Policy,
+        inbox: Inbox,
+        outlet: Outlet,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        tick_budget_s: float = 0.030,
+    ) -> None:
+        self._backend = backend
+        self._policy = policy
+        self._inbox = inbox
+        self._metrics = metrics
+        self._clock = clock
+        self._tick_budget_s = tick_budget_s
+        self._pieces = backend.vocabulary.pieces()
+        self._builder = BatchBuilder(backend.batch, backend.limits.n_ctx)
+        self.registry = Registry(backend, inbox, outlet, metrics, clock)
+        self._outlet = outlet
+        self._recovery = Recovery(backend, self.registry)
+        self._memory = Memory()
+        self._last = LastTick()
+        self._ticks = 0
+        self._decoded_at = clock()
+
+    def run(self) -> None:
+        """Tick until the inbox is closed, sleeping while there is nothing to do."""
+        while not self._inbox.closed:
+            if not self.tick():
+                self._inbox.wait()
+
+    def tick(self) -> bool:
+        """Do one tick. False if there was nothing to compute."""
+        job = self.prepare()
+        if job is None:
+            return False
+        self.finish(job, self.compute(job))
+        return True
+
+    def prepare(self) -> Job | None:
+        """Take in what arrived, decide, and fill the batch. None if there is nothing to do."""
+        began = self._clock()
+        for message in self._inbox.drain():
+            self._handle(message, began)
+        self._admit(began)
+        plan = self._plan(began)
+        if not plan.items:
+            self._outlet.flush()
+            self._publish_load()
+            return None
+        running = self.registry.running
+        filled = self._builder.fill((running[item.key], item.n_tokens) for item in plan.items)
+        return Job(plan, filled, began)
+
+    def compute(self, job: Job) -> int:
+        """Run the backend; the only step that takes long."""
+        return self._backend.decode(job.filled.n_tokens)
+
+    def finish(self, job: Job, status: int) -> None:
+        """Sample, move every sequence on, and deliver what there is to say with one wake."""
+        now = self._clock()
+        decode_s = now - job.began
+        self._ticks += 1
+        if status == DecodeStatus.OK:
+            self._recovery.succeeded()
+            self._advance(job.plan)
+            self._sample(job.filled.rows, now)
+            self._last = LastTick(job.filled.n_tokens, decode_s)
+            self._memory = job.plan.memory
+        else:
+            views = tuple(s.view() for s in self.registry.running.values())
+            self._recovery.failed(status, job.plan, views, now)
+        self._outlet.flush()
+        self._record(job, decode_s, now)
+
+    def fail_all(self, code: str, message: str) -> None:
+        """End every request with an error: the engine is gone. Its thread must have ended."""
+        for submitted in self._inbox.drain():
+            if isinstance(submitted, Submit):
+                self.registry.enqueue(self._sequence(submitted))
+        self.registry.fail_all(code, message, self._clock())
+        self._outlet.flush()
+
+    def _handle(self, message: InboxMessage, now: float) -> None:
+        registry = self.registry
+        match message:
+            case Credit(handle, n):
+                registry.give_credit(handle, n)
+            case Submit():
+                registry.enqueue(self._sequence(message))
+            case Abort(handle, code, text):
+                reason = "cancelled" if code is None else "error"
+                registry.abort(handle, reason, now, code, text)
+            case SetLane(handle, lane):
+                registry.set_lane(handle, lane)
+            case Inspect(reply):
+                reports = registry.reports(now)
+                self._outlet.call(lambda: reply(reports))
+
+    def _sequence(self, submit: Submit) -> Sequence:
+        end_tokens = self._backend.vocabulary.end_tokens
+        return Sequence(
+            submit, Sampler(submit.params, end_tokens), TokenText(self._pieces, submit.stop)
+        )
+
+    def _admit(self, now: float) -> None:
+        registry = self.registry
+        if not registry.waiting or not registry.ledger.free_slots or registry.just_preempted:
+            registry.just_preempted = False
+            return
+        state = AdmissionState(
+            now=now,
+            waiting=tuple(sequence.waiting() for sequence in registry.waiting.values()),
+            running_by_client=registry.running_by_client(),
+            free_slots=registry.ledger.free_slots,
+            free_cells=registry.ledger.free_cells,
+        )
+        registry.admit(admit(state), now)
+
+    def _plan(self, now: float) -> Plan:
+        running = self.registry.running
+        if not running:
+            return Plan(memory=self._memory)
+        suspect = self._recovery.suspect
+        state = SchedulerState(
+            now=now,
+            tick=self._ticks,
+            sequences=tuple(
+                sequence.view()
+                for key, sequence in running.items()
+                if suspect is None or key == suspect
+            ),
+            n_batch=self._recovery.batch_limit,
+            free_cells=self.registry.ledger.free_cells,
+            tick_budget_s=self._tick_budget_s,
+            last=self._last,
+            memory=self._memory,
+        )
+        plan = self._policy(state)
+        check_plan(state, plan)
+        return plan
+
+    def _advance(self, plan: Plan) -> None:
+        for item in plan.items:
+            self.registry.running[item.key].computed += item.n_tokens
+
+    def _sample(self, rows: tuple[Sequence, ...], now: float) -> None:
+        """Draw one token for each sequence whose row came back, and say so."""
+        if not rows:
+            return
+        logits = self._backend.logits(len(rows))
+        likeliest = greedy(logits).tolist()
+        for row, sequence in enumerate(rows):
+            try:
+                token = likeliest[row] if sequence.sampler.greedy else sequence.sampler(logits[row])
+            except NonFinite:
+                token = NOT_FINITE
+            if token == NOT_FINITE:
+                self.registry.end(sequence, "error", now, code="E_RUNTIME_003", message=_NOT_FINITE)
+            else:
+                self.registry.sampled(sequence, token, now)
+
+    def _record(self, job: Job, decode_s: float, now: float) -> None:
+        decoders = sum(item.phase == "decode" for item in job.plan.items)
+        done = self._clock()
+        self._metrics.tick(
+            decode_tokens=decoders,
+            prefill_tokens=job.filled.n_tokens - decoders,
+            decode_s=decode_s,
+            host_s=max(0.0, job.began - self._decoded_at),
+            sampling_s=done - now,
+            rows=len(job.filled.rows),
+            rows_in_place=len(job.filled.rows),
+        )
+        self._decoded_at = now
+        self._publish_load()
+
+    def _publish_load(self) -> None:
+        running = self.registry.running.values()
+        self._metrics.load(
+            running=len(running),
+            waiting=len(self.registry.waiting),
+            parked=sum(sequence.credit <= 0 for sequence in running),
+            cells_used=sum(sequence.computed for sequence in running),
+            cells_reserved=self.registry.ledger.reserved_cells,
+        )

@@ -1,0 +1,112 @@
+"""What happens after a decode that failed: the least that helps, never everyone.
+
+No room in the KV cache is answered by :func:`uma_trio.policy.pressure.relieve`. Anything else
+re-synchronises every sequence of the batch with what the cache really holds and tries once
+more; if that fails too, the sequences of the batch are computed one by one, so that the one
+that breaks it ends with ``E_RUNTIME_001`` and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from uma_trio.backend.base import Backend, BackendDied, DecodeStatus
+from uma_trio.engine.registry import Registry
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.pressure import Fail, Preempt, Shrink, relieve
+from uma_trio.policy.state import SequenceView
+
+# A backend that fails this often in a row, whoever is in the batch, will not come back.
+HOPELESS = 32
+
+
+class Recovery:
+    """The engine's memory of failed decodes.
+
+    `batch_limit` is how many tokens the next batch may hold; `suspect` is the one sequence
+    that the next batch may hold, if any.
+    """
+
+    def __init__(self, backend: Backend, registry: Registry) -> None:
+        self._backend = backend
+        self._registry = registry
+        self._suspects: deque[int] = deque()
+        self._failures = 0  # in a row, for other reasons than room
+        self.batch_limit = backend.limits.n_batch
+
+    @property
+    def suspect(self) -> int | None:
+        """The sequence to compute alone, None in normal times."""
+        while self._suspects:
+            sequence = self._registry.running.get(self._suspects[0])
+            # One that is gone or parked cannot be tried, and must not hold the others up.
+            if sequence is not None and sequence.credit > 0:
+                return self._suspects[0]
+            self._suspects.popleft()
+        return None
+
+    def succeeded(self) -> None:
+        """Note a decode that worked: whoever was computed alone is cleared."""
+        self.batch_limit = self._backend.limits.n_batch
+        self._failures = 0
+        if self._suspects:
+            self._suspects.popleft()
+
+    def failed(
+        self, status: int, plan: Plan, sequences: tuple[SequenceView, ...], now: float
+    ) -> None:
+        """Decide and act after `status`. Raises :class:`BackendDied` when there is no hope."""
+        if status == DecodeStatus.NO_KV_ROOM:
+            self._make_room(plan, sequences, now)
+            return
+        self._failures += 1
+        if self._failures >= HOPELESS:
+            raise BackendDied(f"{self._failures} decodes failed in a row, the last with {status}")
+        for item in plan.items:
+            self._resynchronise(item.key)
+        if self._suspects:
+            self._suspects.popleft()
+            self._fail(plan.items[0].key, status, now)
+        elif self._failures > 1:
+            if len(plan.items) == 1:
+                self._fail(plan.items[0].key, status, now)
+            else:
+                self._suspects.extend(item.key for item in plan.items)
+
+    def _make_room(self, plan: Plan, sequences: tuple[SequenceView, ...], now: float) -> None:
+        match relieve(plan, sequences):
+            case Shrink(n_tokens):
+                self.batch_limit = n_tokens
+            case Preempt(key):
+                self._registry.preempt(key)
+            case Fail(key):
+                self._registry.end(
+                    self._registry.running[key],
+                    "error",
+                    now,
+                    code="E_RUNTIME_002",
+                    message="the KV cache has no room for this request; "
+                    "send it again with a shorter prompt or a smaller max_tokens",
+                )
+
+    def _fail(self, key: int, status: int, now: float) -> None:
+        sequence = self._registry.running.get(key)
+        if sequence is not None:
+            self._registry.end(
+                sequence,
+                "error",
+                now,
+                code="E_RUNTIME_001",
+                message=f"llama_decode failed with {status}, also when tried again",
+            )
+
+    def _resynchronise(self, key: int) -> None:
+        """Make `computed` and the KV cache agree, keeping as much as can be kept."""
+        sequence = self._registry.running.get(key)
+        if sequence is None or sequence.slot is None:
+            return
+        keep = min(self._backend.kv_length(sequence.slot), sequence.computed)
+        if not self._backend.kv_remove(sequence.slot, keep):
+            self._backend.kv_remove(sequence.slot)
+            keep = 0
+        sequence.computed = keep

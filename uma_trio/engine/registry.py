@@ -1,0 +1,198 @@
+"""Every request inside the engine, from the queue to its one terminal item.
+
+The registry moves sequences between *waiting* and *running*, keeps the ledger and the backend's
+KV cache in step with that, and is the only place that ends a request: whoever is in here gets
+exactly one :class:`Finished`, and its slot and cells are free before the next plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from uma_trio.backend.base import Backend
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.ledger import KvLedger
+from uma_trio.engine.messages import (
+    Finished,
+    FinishReason,
+    PromptDone,
+    SequenceReport,
+    TokenOut,
+)
+from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.state import Lane
+from uma_trio.telemetry.metrics import Metrics
+
+
+class Registry:
+    """The requests of one engine. `waiting` and `running` are read by the loop, not changed."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        inbox: Inbox,
+        outlet: Outlet,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._backend = backend
+        self._inbox = inbox
+        self._outlet = outlet
+        self._metrics = metrics
+        self._clock = clock
+        self.waiting: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+        self.ledger = KvLedger(backend.limits.n_slots, backend.limits.n_ctx)
+        self.just_preempted = False  # no admission in the tick after: it would undo it
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Put a new request into the queue."""
+        self.waiting[sequence.handle] = sequence
+
+    def admit(self, keys: Iterable[int], now: float) -> None:
+        """Give each of `keys` a slot; note who was passed over by a later arrival."""
+        for key in keys:
+            sequence = self.waiting.pop(key)
+            sequence.reserved = sequence.cells
+            sequence.slot = self.ledger.take(key, sequence.reserved)
+            if sequence.admitted is None:
+                sequence.admitted = now
+                self._inbox.left_queue(now - sequence.submit.submitted)
+            self.running[key] = sequence
+            for other in self.waiting.values():
+                if other.submit.submitted < sequence.submit.submitted:
+                    other.passed_over += 1
+
+    def running_by_client(self) -> dict[int, int]:
+        """Count running sequences by client."""
+        counts: dict[int, int] = {}
+        for sequence in self.running.values():
+            counts[sequence.submit.client] = counts.get(sequence.submit.client, 0) + 1
+        return counts
+
+    def give_credit(self, handle: int, n: int) -> None:
+        """Note that a stream has room for `n` more tokens."""
+        sequence = self.running.get(handle) or self.waiting.get(handle)
+        if sequence is not None:
+            sequence.credit += n
+
+    def set_lane(self, handle: int, lane: Lane) -> None:
+        """Move a request, waiting or running, to the other lane."""
+        sequence = self.running.get(handle) or self.waiting.get(handle)
+        if sequence is None:
+            return
+        sequence.lane = lane
+        if sequence.slot is not None:
+            self._reserve(sequence, sequence.cells)
+
+    def sampled(self, sequence: Sequence, token: int, now: float) -> None:
+        """Take one sampled token: tell the stream, and end the request if this was the last."""
+        first = sequence.first_token is None
+        if first:
+            sequence.first_token = now
+            self._outlet.emit(sequence.submit.sink, PromptDone())
+            self._metrics.first_token(now - sequence.submit.submitted)
+        if token in self._backend.vocabulary.end_tokens and not sequence.submit.params.ignore_eos:
+            self.end(sequence, "stop", now)
+            return
+        if not first:
+            self._metrics.gap(now - sequence.last_token)
+        sequence.last_token = now
+        sequence.append(token)
+        sequence.credit -= 1
+        if sequence.known > sequence.reserved:
+            self._reserve(sequence, sequence.known)
+        text = sequence.text.push(token)
+        self._outlet.emit(sequence.submit.sink, TokenOut(token, text))
+        if sequence.text.stopped:
+            self.end(sequence, "stop", now)
+        elif sequence.n_generated >= sequence.submit.max_tokens:
+            self.end(sequence, "length", now)
+
+    def preempt(self, handle: int) -> None:
+        """Take the slot and the cells of a running sequence; it goes back to the queue.
+
+        Nothing it generated is lost: it is computed again, and its stream only pauses.
+        """
+        sequence = self.running.pop(handle)
+        self._drop(sequence)
+        sequence.preempted = True
+        sequence.computed = 0
+        self.waiting[handle] = sequence
+        self.just_preempted = True
+        self._metrics.preempted()
+
+    def abort(
+        self, handle: int, reason: FinishReason, now: float, code: str | None, message: str | None
+    ) -> None:
+        """End a request from outside; one that is unknown has ended already."""
+        sequence = self.running.get(handle) or self.waiting.get(handle)
+        if sequence is not None:
+            self.end(sequence, reason, now, code=code, message=message)
+
+    def fail_all(self, code: str, message: str, now: float) -> None:
+        """End everything with an error, without touching the backend."""
+        for sequence in [*self.running.values(), *self.waiting.values()]:
+            sequence.slot = None
+            self._say_finished(sequence, "error", now, code, message)
+        self.running.clear()
+        self.waiting.clear()
+
+    def end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        code: str | None = None,
+        message: str | None = None,
+    ) -> None:
+        """End one request: free what it holds, and emit its terminal item."""
+        if self.running.pop(sequence.handle, None) is not None:
+            self._drop(sequence)
+        elif self.waiting.pop(sequence.handle, None) is not None and sequence.admitted is None:
+            self._inbox.left_queue(now - sequence.submit.submitted)
+        self._say_finished(sequence, reason, now, code, message)
+
+    def reports(self, now: float) -> tuple[SequenceReport, ...]:
+        """Describe every request, running ones first."""
+        return tuple(s.report(now) for s in [*self.running.values(), *self.waiting.values()])
+
+    def _drop(self, sequence: Sequence) -> None:
+        slot = self.ledger.release(sequence.handle)
+        self._backend.kv_remove(slot)
+        sequence.slot = None
+        sequence.reserved = 0
+
+    def _reserve(self, sequence: Sequence, cells: int) -> None:
+        sequence.reserved = cells
+        self.ledger.reserve(sequence.handle, cells)
+
+    def _say_finished(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        code: str | None,
+        message: str | None,
+    ) -> None:
+        submitted = sequence.submit.submitted
+        admitted = sequence.admitted if sequence.admitted is not None else now
+        ttft = None if sequence.first_token is None else sequence.first_token - submitted
+        self._outlet.emit(
+            sequence.submit.sink,
+            Finished(
+                reason=reason,
+                text=sequence.text.finish(),
+                prompt_tokens=sequence.n_prompt,
+                completion_tokens=sequence.n_generated,
+                cached_tokens=0,
+                queue_s=admitted - submitted,
+                ttft_s=ttft,
+                total_s=now - submitted,
+                code=code,
+                message=message,
+            ),
+        )
+        self._metrics.finished(reason if code is None else code, admitted - submitted)

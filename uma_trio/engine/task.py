@@ -1,0 +1,81 @@
+"""The nursery-owned compute task: one worker thread for the life of the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.loop import Engine
+
+
+class EngineDied(Exception):
+    """The engine's thread has ended by an error. Every stream has been told."""
+
+
+async def run_engine(engine: Engine, inbox: Inbox) -> None:
+    """Run `engine` in a worker thread until ``inbox.close()``.
+
+    Being cancelled closes the inbox and waits for the running tick, which cannot be
+    interrupted. If the thread raises, every stream gets its terminal item
+    (``E_RUNTIME_004``) first; then :class:`EngineDied` is raised from the cause, so that the
+    nursery ends loudly.
+    """
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_close_when_cancelled, inbox)
+        try:
+            # abandon_on_cancel stays False: nobody else may touch the llama_context meanwhile.
+            await trio.to_thread.run_sync(engine.run, limiter=trio.CapacityLimiter(1))
+        except Exception as error:
+            _bury(engine, inbox, error)
+        nursery.cancel_scope.cancel()
+
+
+async def run_inline(
+    engine: Engine, inbox: Inbox, wakeup: Wakeup, cost: Callable[[], float]
+) -> None:
+    """Run `engine` without a thread, for virtual time: `cost` of a tick is slept on trio's clock.
+
+    Tests only: an autojumping clock cannot see threads. Same end as :func:`run_engine`.
+    """
+    try:
+        while not inbox.closed:
+            job = engine.prepare()
+            if job is None:
+                await wakeup.wait()
+                continue
+            status = engine.compute(job)
+            await trio.sleep(cost())
+            engine.finish(job, status)
+    except Exception as error:
+        _bury(engine, inbox, error)
+
+
+class Wakeup:
+    """What an :class:`Inbox` wakes when the engine runs inline; pass :meth:`set` as its wake."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Wake the engine."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Sleep until :meth:`set`, also if it was called before."""
+        await self._event.wait()
+        self._event = trio.Event()
+
+
+async def _close_when_cancelled(inbox: Inbox) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        inbox.close()
+
+
+def _bury(engine: Engine, inbox: Inbox, error: Exception) -> None:
+    inbox.close()
+    engine.fail_all("E_RUNTIME_004", "the engine has stopped; the daemon is going down")
+    raise EngineDied(f"the engine has stopped: {type(error).__name__}: {error}") from error

@@ -1,0 +1,49 @@
+"""What is left of the budget goes to prompts, in chunks."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from uma_trio.policy.plan import Plan, PlanItem, Skip
+from uma_trio.policy.rotation import rotate
+from uma_trio.policy.state import SchedulerState, SequenceView
+
+# When decoding alone fills the budget, prompts still move by this many tokens a tick: a
+# request that never starts is worse than a tick that is a little long.
+SMALLEST_CHUNK = 8
+
+
+def _order(state: SchedulerState) -> list[SequenceView]:
+    """Prompts without a first token before recomputed ones, interactive before background."""
+    ready = [view for view in state.sequences if view.credit > 0 and not view.decoding]
+    ready = rotate(ready, state.memory.prefill_cursor)
+    return sorted(ready, key=lambda view: (view.lane == "background", view.started))
+
+
+def fill_with_prefill(state: SchedulerState, plan: Plan) -> Plan:
+    """Give the rest of the budget to prompts, each in the largest chunk that fits."""
+    ready = _order(state)
+    if not ready:
+        return plan
+    used = plan.n_tokens
+    room = max(plan.memory.target_tokens - used, SMALLEST_CHUNK)
+    room = min(room, state.n_batch - used)
+    items: list[PlanItem] = []
+    skipped: list[Skip] = []
+    for view in ready:
+        n = min(view.pending, room)
+        if n <= 0:
+            skipped.append(Skip(view.key, "prefill: this tick's budget is used up"))
+            continue
+        room -= n
+        reason = (
+            "prefill: last chunk" if n == view.pending else "prefill: as much as the budget holds"
+        )
+        items.append(PlanItem(view.key, n, "prefill", reason))
+    cursor = items[-1].key if items else state.memory.prefill_cursor
+    return evolve(
+        plan,
+        items=plan.items + tuple(items),
+        skipped=plan.skipped + tuple(skipped),
+        memory=evolve(plan.memory, prefill_cursor=cursor),
+    )
