@@ -72,11 +72,12 @@ class Bench:
         policy: Policy = baseline,
         max_waiting: int = 256,
         clock: Callable[[], float] | None = None,
+        wake: Callable[[], object] | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
         self.clock = clock or (lambda: next(ticks) / 1000)
-        self.inbox = Inbox(max_waiting)
+        self.inbox = Inbox(max_waiting, wake)
         self.metrics = Metrics()
         self.outlet = Outlet(lambda deliver: deliver())
         self.engine = Engine(
@@ -84,7 +85,7 @@ class Bench:
         )
         self.handles = count(1)
 
-    def submit(  # noqa: PLR0913
+    def submit(
         self,
         prompt: str | list[int] = "hello",
         max_tokens: int = 8,

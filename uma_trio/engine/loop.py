@@ -143,8 +143,7 @@ class Engine:
             case Submit():
                 registry.enqueue(self._sequence(message))
             case Abort(handle, code, text):
-                reason = "cancelled" if code is None else "error"
-                registry.abort(handle, reason, now, code, text)
+                registry.abort(handle, now, code, text)
             case SetLane(handle, lane):
                 registry.set_lane(handle, lane)
             case Inspect(reply):

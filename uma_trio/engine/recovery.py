@@ -103,7 +103,7 @@ class Recovery:
     def _resynchronise(self, key: int) -> None:
         """Make `computed` and the KV cache agree, keeping as much as can be kept."""
         sequence = self._registry.running.get(key)
-        if sequence is None or sequence.slot is None:
+        if sequence is None:
             return
         keep = min(self._backend.kv_length(sequence.slot), sequence.computed)
         if not self._backend.kv_remove(sequence.slot, keep):

@@ -20,7 +20,7 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.policy.state import Lane
 from uma_trio.telemetry.metrics import Metrics
 
@@ -83,7 +83,7 @@ class Registry:
         if sequence is None:
             return
         sequence.lane = lane
-        if sequence.slot is not None:
+        if sequence.slot != NO_SLOT:
             self._reserve(sequence, sequence.cells)
 
     def sampled(self, sequence: Sequence, token: int, now: float) -> None:
@@ -123,18 +123,17 @@ class Registry:
         self.just_preempted = True
         self._metrics.preempted()
 
-    def abort(
-        self, handle: int, reason: FinishReason, now: float, code: str | None, message: str | None
-    ) -> None:
+    def abort(self, handle: int, now: float, code: str | None, message: str | None) -> None:
         """End a request from outside; one that is unknown has ended already."""
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is not None:
+            reason: FinishReason = "cancelled" if code is None else "error"
             self.end(sequence, reason, now, code=code, message=message)
 
     def fail_all(self, code: str, message: str, now: float) -> None:
         """End everything with an error, without touching the backend."""
         for sequence in [*self.running.values(), *self.waiting.values()]:
-            sequence.slot = None
+            sequence.slot = NO_SLOT
             self._say_finished(sequence, "error", now, code, message)
         self.running.clear()
         self.waiting.clear()
@@ -162,7 +161,7 @@ class Registry:
     def _drop(self, sequence: Sequence) -> None:
         slot = self.ledger.release(sequence.handle)
         self._backend.kv_remove(slot)
-        sequence.slot = None
+        sequence.slot = NO_SLOT
         sequence.reserved = 0
 
     def _reserve(self, sequence: Sequence, cells: int) -> None:

@@ -13,6 +13,8 @@ from uma_trio.text.stream import TokenText
 # takes while there is room, and gives back by being preempted (design.md, "KV room").
 BACKGROUND_SHARE = 4
 
+NO_SLOT = -1  # a backend refuses it, so that a sequence without a slot can harm nobody
+
 
 class Sequence:
     """A request inside the engine.
@@ -51,7 +53,7 @@ class Sequence:
         self.known = n_prompt
         self.computed = 0
         self.credit = submit.credit
-        self.slot: int | None = None
+        self.slot = NO_SLOT
         self.reserved = 0
         self.passed_over = 0
         self.preempted = False
@@ -131,7 +133,7 @@ class Sequence:
         )
 
     def _state(self) -> SequenceState:
-        if self.slot is None:
+        if self.slot == NO_SLOT:
             return "preempted" if self.preempted else "queued"
         if self.credit <= 0:
             return "parked"

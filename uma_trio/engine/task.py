@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import trio
 
@@ -22,14 +23,17 @@ async def run_engine(engine: Engine, inbox: Inbox) -> None:
     (``E_RUNTIME_004``) first; then :class:`EngineDied` is raised from the cause, so that the
     nursery ends loudly.
     """
+    failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_close_when_cancelled, inbox)
         try:
             # abandon_on_cancel stays False: nobody else may touch the llama_context meanwhile.
             await trio.to_thread.run_sync(engine.run, limiter=trio.CapacityLimiter(1))
         except Exception as error:
-            _bury(engine, inbox, error)
+            failure = error
         nursery.cancel_scope.cancel()
+    if failure is not None:
+        _bury(engine, inbox, failure)
 
 
 async def run_inline(
@@ -75,7 +79,7 @@ async def _close_when_cancelled(inbox: Inbox) -> None:
         inbox.close()
 
 
-def _bury(engine: Engine, inbox: Inbox, error: Exception) -> None:
+def _bury(engine: Engine, inbox: Inbox, error: Exception) -> NoReturn:
     inbox.close()
     engine.fail_all("E_RUNTIME_004", "the engine has stopped; the daemon is going down")
     raise EngineDied(f"the engine has stopped: {type(error).__name__}: {error}") from error

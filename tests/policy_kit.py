@@ -1,0 +1,46 @@
+"""Two factories: all that a policy test needs."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from uma_trio.policy.state import LastTick, Memory, SchedulerState, SequenceView, Waiting
+
+_VIEW = SequenceView(
+    key=0, lane="interactive", pending=1, computed=10, started=True, credit=8, arrived=0.0
+)
+_WAITING = Waiting(key=0, lane="interactive", client=0, cells=10, passed_over=0, arrived=0.0)
+
+
+def decoder(key: int, **changes: object) -> SequenceView:
+    """Return a sequence that decodes."""
+    return evolve(_VIEW, key=key, arrived=float(key), **changes)
+
+
+def prompt(key: int, pending: int = 100, **changes: object) -> SequenceView:
+    """Return a sequence that has not started."""
+    return evolve(
+        _VIEW,
+        **{"key": key, "arrived": float(key), "computed": 0, "started": False, "pending": pending}
+        | changes,
+    )
+
+
+def waiting(key: int, **changes: object) -> Waiting:
+    """Return a request without a slot."""
+    return evolve(_WAITING, **{"key": key, "arrived": float(key)} | changes)
+
+
+def state(
+    *sequences: SequenceView, n_batch: int = 512, target: int = 32, last: LastTick | None = None
+) -> SchedulerState:
+    """Return a state of these sequences."""
+    return SchedulerState(
+        now=100.0,
+        tick=1,
+        sequences=sequences,
+        n_batch=n_batch,
+        free_cells=1000,
+        last=last or LastTick(),
+        memory=Memory(target_tokens=target),
+    )

@@ -1,0 +1,76 @@
+"""Who gets a slot: fair among clients, interactive first, nobody waits for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_kit import waiting
+
+from uma_trio.policy.admission import MAX_PASSED_OVER, admit
+from uma_trio.policy.state import AdmissionState, Waiting
+
+
+def admitted(*requests: Waiting, slots: int = 1, cells: int = 100, **running: int) -> list[int]:
+    """Return who is admitted; ``c3=2`` says that client 3 has two requests running."""
+    by_client = {int(name[1:]): n for name, n in running.items()}
+    return list(admit(AdmissionState(0.0, requests, by_client, slots, cells)))
+
+
+def test_first_come_first_served_within_a_lane() -> None:
+    """Equal requests go in the order of their arrival."""
+    assert admitted(waiting(2), waiting(1), slots=2) == [1, 2]
+
+
+def test_interactive_goes_before_background() -> None:
+    """A person does not queue behind a batch job."""
+    assert admitted(waiting(1, lane="background"), waiting(2)) == [2]
+
+
+def test_the_client_with_least_running_is_next() -> None:
+    """A client with many requests does not hold up one with few."""
+    assert admitted(waiting(1, client=1), waiting(2, client=2), c1=3) == [2]
+
+
+def test_what_does_not_fit_lets_smaller_ones_pass() -> None:
+    """A large request does not block the room that smaller ones can use."""
+    assert admitted(waiting(1, cells=200), waiting(2), slots=2) == [2]
+
+
+def test_who_was_passed_over_often_is_next_and_room_is_kept() -> None:
+    """Nobody is passed over for ever: then the others wait."""
+    overdue = waiting(1, lane="background", passed_over=MAX_PASSED_OVER)
+    assert admitted(overdue, waiting(2), slots=1) == [1]
+    large = waiting(1, cells=200, passed_over=MAX_PASSED_OVER)
+    assert admitted(large, waiting(2), slots=2) == []
+
+
+def test_nothing_is_admitted_without_a_slot() -> None:
+    """Slots are what they are."""
+    assert admitted(waiting(1), slots=0) == []
+
+
+@given(
+    st.lists(
+        st.builds(
+            Waiting,
+            key=st.integers(0, 1000),
+            lane=st.sampled_from(["interactive", "background"]),
+            client=st.integers(0, 3),
+            cells=st.integers(1, 60),
+            passed_over=st.integers(0, 10),
+            arrived=st.floats(0, 10),
+        ),
+        max_size=10,
+        unique_by=lambda w: w.key,
+    ),
+    st.integers(0, 5),
+    st.integers(0, 100),
+)
+def test_admission_never_promises_what_is_not_there(
+    requests: list[Waiting], slots: int, cells: int
+) -> None:
+    """The admitted fit into the slots and cells that are free, each once."""
+    keys = admit(AdmissionState(0.0, tuple(requests), {}, slots, cells))
+    chosen = [w for w in requests if w.key in keys]
+    assert len(keys) == len(set(keys)) == len(chosen) <= slots
+    assert sum(w.cells for w in chosen) <= cells

@@ -1,0 +1,152 @@
+"""The baseline policy: what it promises of every plan, and what each transformer does."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_kit import decoder, prompt, state
+
+from uma_trio.policy.pipeline import baseline, check_plan, compose
+from uma_trio.policy.plan import Plan, Skip
+from uma_trio.policy.state import LastTick, SchedulerState, SequenceView
+
+
+def tokens(plan: Plan) -> dict[int, int]:
+    """Return how many tokens each sequence gets."""
+    return {item.key: item.n_tokens for item in plan.items}
+
+
+views = st.lists(
+    st.builds(
+        SequenceView,
+        key=st.integers(0, 100),
+        lane=st.sampled_from(["interactive", "background"]),
+        pending=st.integers(1, 300),
+        computed=st.integers(0, 300),
+        started=st.booleans(),
+        credit=st.integers(-1, 5),
+        arrived=st.floats(0, 100),
+    ),
+    max_size=12,
+    unique_by=lambda view: view.key,
+)
+
+
+@given(views, st.integers(1, 64), st.integers(8, 100))
+def test_every_plan_keeps_the_rules(
+    sequences: list[SequenceView], n_batch: int, target: int
+) -> None:
+    """One item a sequence, no more than pending, nothing without credit, within the batch."""
+    given_state = state(*sequences, n_batch=n_batch, target=target)
+    plan = baseline(given_state)
+    check_plan(given_state, plan)
+    named = [item.key for item in plan.items] + [skip.key for skip in plan.skipped]
+    assert sorted(named) == sorted(view.key for view in sequences)
+    assert all(item.reason for item in plan.items)
+    assert all(skip.reason for skip in plan.skipped)
+
+
+@given(views)
+def test_the_same_state_gives_the_same_plan(sequences: list[SequenceView]) -> None:
+    """A policy is a function of its state and nothing else."""
+    assert baseline(state(*sequences)) == baseline(state(*sequences))
+
+
+def test_every_decoder_gets_one_token_before_any_prompt() -> None:
+    """Decode comes first, whatever the order of arrival."""
+    plan = baseline(state(prompt(1, 500), decoder(2), decoder(3)))
+    assert [(item.key, item.n_tokens) for item in plan.items] == [(2, 1), (3, 1), (1, 30)]
+
+
+def test_decoders_beyond_the_batch_take_turns() -> None:
+    """With more decoders than rows, those left out are first the next time."""
+    first = baseline(state(*(decoder(k) for k in range(6)), n_batch=4))
+    second = baseline(
+        evolve(state(*(decoder(k) for k in range(6)), n_batch=4), memory=first.memory)
+    )
+    assert list(tokens(first)) == [0, 1, 2, 3]
+    assert list(tokens(second)) == [4, 5, 0, 1]
+
+
+def test_a_parked_sequence_is_left_out_with_a_reason() -> None:
+    """No credit, no work."""
+    plan = baseline(state(decoder(1, credit=0), decoder(2)))
+    assert tokens(plan) == {2: 1}
+    assert plan.skipped == (Skip(1, "parked: its reader is behind"),)
+
+
+def test_prompts_without_a_first_token_go_before_recomputed_ones() -> None:
+    """Who has seen nothing yet is served before who was preempted."""
+    plan = baseline(state(prompt(1, 200, started=True), prompt(2, 200), target=64))
+    assert tokens(plan) == {2: 64}
+
+
+def test_interactive_prompts_go_before_background_ones() -> None:
+    """A person's prompt is not behind a batch job's."""
+    plan = baseline(state(prompt(1, 200, lane="background"), prompt(2, 40), target=64))
+    assert tokens(plan) == {2: 40, 1: 24}
+
+
+def test_prompts_of_one_kind_take_turns() -> None:
+    """Two long prompts progress together, a chunk each in turn."""
+    first = baseline(state(prompt(1, 500), prompt(2, 500)))
+    second = baseline(evolve(state(prompt(1, 468), prompt(2, 500)), memory=first.memory))
+    assert list(tokens(first)) == [1]
+    assert list(tokens(second)) == [2]
+
+
+def test_prompts_move_even_when_decoding_fills_the_budget() -> None:
+    """A request that never starts is worse than a tick that is a little long."""
+    plan = baseline(state(*(decoder(k) for k in range(40)), prompt(99, 500), target=32))
+    assert tokens(plan)[99] == 8
+
+
+def next_target(last: LastTick, target: int = 32) -> int:
+    """Return what the budget becomes after a tick."""
+    return baseline(state(decoder(1), last=last, target=target)).memory.target_tokens
+
+
+def test_the_budget_grows_while_full_ticks_are_quick() -> None:
+    """A full tick under the time budget lets the next one hold more."""
+    assert next_target(LastTick(32, 0.010)) == 40
+
+
+def test_the_budget_shrinks_when_full_ticks_are_slow() -> None:
+    """A full tick over the time budget makes the next one smaller, down to a floor."""
+    assert next_target(LastTick(32, 0.060)) == 25
+    assert next_target(LastTick(8, 9.9), target=8) == 8
+
+
+def test_a_small_tick_says_nothing_about_the_budget() -> None:
+    """Three quick decoders do not prove that a big chunk would be quick."""
+    assert next_target(LastTick(3, 0.001)) == 32
+
+
+def test_the_budget_settles_near_the_tick_time() -> None:
+    """On a machine of one millisecond a token, ticks come to about thirty tokens."""
+    current = state(prompt(1, 100_000))
+    for _ in range(50):
+        plan = baseline(current)
+        current = SchedulerState(
+            now=0,
+            tick=1,
+            sequences=current.sequences,
+            n_batch=512,
+            free_cells=0,
+            last=LastTick(plan.n_tokens, plan.n_tokens / 1000),
+            memory=plan.memory,
+        )
+    assert 25 <= plan.n_tokens <= 34
+
+
+def test_transformers_are_applied_in_order() -> None:
+    """A pipeline is a row of functions; each sees the plan of those before it."""
+    seen: list[int] = []
+
+    def note(number: int, plan: Plan) -> Plan:
+        seen.append(number)
+        return plan
+
+    compose(lambda _, plan: note(1, plan), lambda _, plan: note(2, plan))(state())
+    assert seen == [1, 2]
