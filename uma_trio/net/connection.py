@@ -1,0 +1,325 @@
+"""One client: its reader half, its writer half, and the request that runs between them.
+
+A :class:`Connection` owns the transport, the protocol object and three tasks. The reader half
+always reads, so a client that leaves is noticed in every state; it answers admin requests on the
+spot and hands `generate` requests to the request task. That task follows one request after the
+other from its frame to its terminal event. The writer half sends what the kernel would not take.
+
+How it ends: everything that ends a connection calls :meth:`Connection.end` or ``_gone``, which
+cancel the tasks. What runs is then aborted, what was said is flushed, and the socket is closed.
+What it must not know: tokens, models, plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+import uma_protocol
+from uma_protocol import (
+    Cancel,
+    Code,
+    ConnectionClosed,
+    Error,
+    Event,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    LocalProtocolError,
+    Metrics,
+    Ok,
+    Pause,
+    RemoteProtocolError,
+    Role,
+    Sessions,
+    SetPriority,
+)
+from uma_trio.engine.messages import Inspect, SequenceReport
+from uma_trio.net.directory import Running
+from uma_trio.net.peers import Peer
+from uma_trio.net.relay import relay
+from uma_trio.net.requests import Refusal, error_event, refusal_event
+from uma_trio.net.shared import Shared
+from uma_trio.net.transport import Transport
+from uma_trio.net.writer import Writer
+
+
+class Connection:
+    """A client that was let in. `run` closes the transport, however it ends."""
+
+    def __init__(self, transport: Transport, peer: Peer, number: int, shared: Shared) -> None:
+        settings = shared.settings
+        transport.limit_send_buffer(settings.send_buffer_bytes)
+        self.peer = peer
+        self.number = number
+        self._shared = shared
+        self._settings = settings
+        self._transport = transport
+        self._protocol = uma_protocol.Connection(Role.SERVER)
+        self._writer = Writer(
+            transport,
+            stall_timeout_s=settings.stall_timeout_s,
+            lost=self._gone,
+            stalled=self._stalled,
+        )
+        self._scope = trio.CancelScope()
+        self._reading = trio.CancelScope()
+        self._requests, self._next_request = trio.open_memory_channel[Running](1)
+        self._running: Running | None = None
+        self._frame_began: float | None = None
+        self._idle_since = trio.current_time()
+        self._inspected: trio.Event | None = None
+        self._watch: trio.CancelScope | None = None
+        self._over = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Generate: self._on_generate,
+            Cancel: self._on_cancel,
+            SetPriority: self._on_priority,
+            ListSessions: self._on_sessions,
+            GetMetrics: self._on_metrics,
+            ConnectionClosed: self._on_closed,
+        }
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
+
+        Cancelled, it aborts what runs and closes the socket without a further word.
+        """
+        try:
+            try:
+                with self._scope:
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._writer.run)
+                        nursery.start_soon(self._serve_requests)
+                        await self._read()
+            finally:
+                self._over = True
+                self._let_go()
+            if not self._writer.broken:
+                with trio.move_on_after(self._settings.linger_s):
+                    await self._writer.finish()
+                    await self._transport.linger(self._settings.linger_bytes)
+        finally:
+            self._transport.close()
+
+    def end(self, last_word: Error | None = None) -> None:
+        """End the connection after `last_word`, once all that was said is written. Idempotent."""
+        if self._over:
+            return
+        if last_word is not None:
+            self._say(last_word)
+        self._over = True
+        self._scope.cancel()
+
+    def _gone(self) -> None:
+        self._writer.broken = True  # nobody reads what is left
+        self._over = True
+        self._scope.cancel()
+
+    def _stalled(self) -> None:
+        seconds = self._settings.stall_timeout_s
+        self.end(error_event(Code.E_IO_001, f"nothing was read for {seconds:g} s"))
+
+    def _let_go(self) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._shared.directory.remove(self._running)
+            self._running = None
+
+    def _say(self, event: Event) -> None:
+        """Send an event now, or as soon as the client reads."""
+        if self._over:
+            return
+        self._writer.write(self._protocol.send(event))
+        if isinstance(event, Error):
+            self._shared.recorder.error_sent(event.code)
+
+    # --- the reader half ---
+
+    async def _read(self) -> None:
+        while True:
+            with trio.CancelScope(deadline=self._deadline()) as self._reading:
+                try:
+                    data = await self._transport.receive_some()
+                except trio.BrokenResourceError:
+                    self._gone()
+                    return
+            if self._reading.cancelled_caught:
+                self._too_late()
+                continue
+            self._idle_since = trio.current_time()
+            self._protocol.receive_data(data)
+            if not data and self._transport.is_gone():
+                self._gone()
+                return
+            self._pump()
+            while self._congested:
+                await self._wait_for_room()
+                self._pump()
+            if not data:
+                # The client has said all it will and still reads: finish what runs.
+                await self._transport.wait_until_gone()
+                self._gone()
+                return
+
+    def _pump(self) -> None:
+        """Act on every frame that is there, unless answers pile up."""
+        while not self._over and not self._congested:
+            try:
+                event = self._protocol.next_event()
+            except RemoteProtocolError as fault:
+                self._frame_began = None
+                answer = self._protocol.error_event(fault)
+                if fault.fatal:
+                    self.end(answer)
+                    return
+                self._say(answer)
+                continue
+            if isinstance(event, Pause):
+                break
+            self._frame_began = None
+            self._handlers[type(event)](event)
+            if isinstance(event, ConnectionClosed):
+                break  # it is said every time one asks
+        self._watch_frame()
+
+    def _watch_frame(self) -> None:
+        if not self._protocol.mid_frame:
+            self._frame_began = None
+        elif self._frame_began is None:
+            self._frame_began = trio.current_time()
+
+    @property
+    def _congested(self) -> bool:
+        """Whether reading on would only pile up answers."""
+        return (
+            self._inspected is not None or self._writer.waiting_bytes > self._settings.backlog_bytes
+        )
+
+    async def _wait_for_room(self) -> None:
+        if self._inspected is not None:
+            await self._inspected.wait()
+        await self._writer.flushed()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._running is None and self._watch is None
+
+    def _deadline(self) -> float:
+        """Until when the next bytes have to come."""
+        if self._frame_began is not None:
+            return self._frame_began + self._settings.frame_timeout_s
+        if self._is_idle:
+            return self._idle_since + self._settings.idle_timeout_s
+        return float("inf")
+
+    def _too_late(self) -> None:
+        now = trio.current_time()
+        if now < self._deadline():
+            return  # it was moved while the reader was waking
+        if self._frame_began is not None:
+            seconds = self._settings.frame_timeout_s
+            self.end(error_event(Code.E_PROTO_006, f"a frame took longer than {seconds:g} s"))
+        else:
+            seconds = self._settings.idle_timeout_s
+            self.end(error_event(Code.E_LIMIT_006, f"nothing happened for {seconds:g} s"))
+
+    # --- what the client says ---
+
+    def _on_generate(self, generate: Generate) -> None:
+        shared = self._shared
+        self._running = Running(
+            handle=shared.next_handle(),
+            generate=generate,
+            peer=self.peer,
+            arrived=shared.clock(),
+            inbox=shared.inbox,
+            lane=generate.priority,
+        )
+        shared.directory.add(self._running)
+        self._requests.send_nowait(self._running)
+
+    def _on_cancel(self, _: Cancel) -> None:
+        # The protocol lets only the id of the running request through.
+        if self._running is not None:
+            self._running.end()
+
+    def _on_priority(self, request: SetPriority) -> None:
+        running = (
+            self._running
+            if request.request is None
+            else self._shared.directory.get(request.request)
+        )
+        if running is None:
+            self._say(error_event(Code.E_PROTO_005, "that request does not run, or not any more"))
+            return
+        running.move_to(request.priority)
+        self._say(Ok(id=request.id))
+
+    def _on_sessions(self, _: ListSessions) -> None:
+        self._inspected = trio.Event()
+        self._shared.inbox.put(Inspect(self._answer_sessions))
+
+    def _answer_sessions(self, reports: tuple[SequenceReport, ...]) -> None:
+        # Called by the outlet: an exception here would end the daemon.
+        try:
+            self._say(Sessions(sessions=self._shared.directory.joined(reports)))
+        except LocalProtocolError as fault:
+            self.end(error_event(fault.code, fault.message))
+        if self._inspected is not None:
+            self._inspected.set()
+            self._inspected = None
+
+    def _on_metrics(self, request: GetMetrics) -> None:
+        self._say_metrics()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if request.interval_ms is not None:
+            self._watch = trio.CancelScope()
+            self._nursery.start_soon(self._repeat_metrics, request.interval_ms / 1e3, self._watch)
+        elif self._running is None:
+            self.end()
+
+    def _say_metrics(self) -> None:
+        self._say(Metrics(metrics=dict(self._shared.recorder.snapshot())))
+
+    async def _repeat_metrics(self, interval_s: float, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                await trio.sleep(interval_s)
+                if not self._writer.waiting_bytes:  # else it does not read: tell it less often
+                    self._say_metrics()
+
+    def _on_closed(self, _: ConnectionClosed) -> None:
+        if self._is_idle:
+            self.end()
+
+    # --- the request between the halves ---
+
+    async def _serve_requests(self) -> None:
+        async for running in self._next_request:
+            try:
+                await relay(running, self._protocol, self._writer, self._shared, self.number)
+            except Refusal as refusal:
+                self.end(refusal_event(refusal, running.generate.id))
+                return
+            except LocalProtocolError:
+                if self._over:
+                    return  # the last word was said while this task was on its way
+                raise
+            self._finished(running)
+
+    def _finished(self, running: Running) -> None:
+        """Go on after a terminal event that is wholly written."""
+        if self._over:
+            return
+        self._shared.directory.remove(running)
+        self._running = None
+        self._idle_since = trio.current_time()
+        self._protocol.start_next_cycle()
+        self._pump()
+        self._reading.deadline = self._deadline()

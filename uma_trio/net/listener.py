@@ -1,0 +1,221 @@
+"""The daemon's socket file: taken by one daemon, reached by one user, removed by its owner.
+
+Who holds the lock on the sibling file ``<socket>.lock`` owns the name. The kernel drops that
+lock when the process ends, however it ends, so a killed daemon leaves a stale socket file but
+never a false lock. The lock file itself stays: removing it would let two daemons lock two
+different files of one name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from uma_trio.net.peers import peer_of
+
+BACKLOG = 128
+# sizeof(sun_path), with the closing NUL that Linux would let us do without.
+_PATH_MAX = 108 if sys.platform == "linux" else 104
+# The accept errors that say "not now" rather than "never"; trio.serve_listeners has the same.
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+_ACCEPT_PAUSE_S = 0.1
+
+
+class SocketTaken(Exception):
+    """Another process serves on this socket; `pid` is None if it cannot be told."""
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        who = f"pid {pid}" if pid is not None else "another process"
+        super().__init__(f"{path} is already served by {who}")
+        self.path = path
+        self.pid = pid
+
+
+class SocketUnusable(Exception):
+    """The socket cannot be made there; the message is one sentence for the operator."""
+
+
+class Listener:
+    """A listening Unix socket that this process owns; made by :func:`listen`."""
+
+    def __init__(self, sock: socket.socket, path: str, lock_fd: int) -> None:
+        self._sock = sock
+        self._lock_fd = lock_fd
+        self._identity = _identity(path)
+        self.path = path
+
+    def still_ours(self) -> bool:
+        """Whether the name still leads to our socket, and not to a stranger's or nowhere."""
+        try:
+            return _identity(self.path) == self._identity
+        except OSError:
+            return False
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Hand each new client to `handle`, which must not block; never returns.
+
+        Out of descriptors or memory, it tells `failed`, leaves the client in the backlog and
+        tries again a little later: those who are connected are not disturbed.
+        """
+        while True:
+            await trio.lowlevel.wait_readable(self._sock)
+            try:
+                client, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue  # the client gave up before we came
+            except OSError as exc:
+                if exc.errno not in _OUT_OF_RESOURCES:
+                    raise
+                failed(exc)
+                await trio.sleep(_ACCEPT_PAUSE_S)
+            else:
+                handle(client)
+
+    def stop(self) -> None:
+        """Accept no more and remove the name if it is still ours; keep the lock. Idempotent.
+
+        Clients in the backlog are refused. Call it when nobody is in `accept_forever`.
+        """
+        if self._sock.fileno() == -1:
+            return
+        try:
+            if self.still_ours():
+                os.unlink(self.path)
+        finally:
+            self._sock.close()
+
+    def close(self) -> None:
+        """Stop, then let go of the name, so that another daemon may take it. Idempotent."""
+        try:
+            self.stop()
+        finally:
+            if self._lock_fd != -1:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+
+
+def listen(path: str | os.PathLike[str]) -> Listener:
+    """Take the socket `path` for this process and listen on it.
+
+    Only this user can connect: the file is born with mode 0600. Nothing is left behind when it
+    raises, but the lock file.
+
+    Raises:
+        SocketTaken: another daemon holds the lock, or some process answers on the socket.
+        SocketUnusable: the path is too long, or holds something that we must not remove.
+    """
+    name = os.fspath(path)
+    room = _PATH_MAX - 1 - len(os.fsencode(name))
+    if room < 0:
+        raise SocketUnusable(
+            f"the socket path {name} is {-room} bytes too long: the system takes "
+            f"{_PATH_MAX - 1}; choose a shorter one with --socket"
+        )
+    lock_fd = _take_lock(name)
+    try:
+        _remove_stale(name)
+        sock = _bind(name)
+        try:
+            return Listener(sock, name, lock_fd)
+        except BaseException:
+            sock.close()
+            raise
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def _identity(path: str) -> tuple[int, int]:
+    info = os.lstat(path)
+    return info.st_dev, info.st_ino
+
+
+def _take_lock(path: str) -> int:
+    lock_path = f"{path}.lock"
+    try:
+        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        why = "it is a symbolic link" if exc.errno == errno.ELOOP else exc.strerror
+        raise SocketUnusable(f"cannot open the lock file {lock_path}: {why}") from exc
+    try:
+        info = os.fstat(fd)
+        # A second link could be any file of ours, and we are about to write into it.
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
+            raise SocketUnusable(f"{lock_path} is not a plain file of this user; remove it")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SocketTaken(path, _read_pid(fd)) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _read_pid(lock_fd: int) -> int | None:
+    try:
+        return int(os.pread(lock_fd, 32, 0))
+    except ValueError:
+        return None  # the holder has the lock and has not written yet
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise SocketUnusable(f"cannot look at {path}: {exc.strerror}") from exc
+    if not stat.S_ISSOCK(info.st_mode):
+        raise SocketUnusable(f"{path} exists and is not a socket; it was left alone")
+    if info.st_uid != os.geteuid():
+        raise SocketUnusable(f"{path} belongs to user {info.st_uid}; it was left alone")
+    _refuse_if_answered(path)
+    os.unlink(path)
+
+
+def _refuse_if_answered(path: str) -> None:
+    # We hold the lock, so no daemon of ours is there; but a stranger's server may be.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except BlockingIOError:
+            raise SocketTaken(path, None) from None  # its backlog is full: it is alive
+        except OSError as exc:
+            raise SocketUnusable(f"cannot probe {path}: {exc.strerror}") from exc
+        raise SocketTaken(path, peer_of(probe).pid)
+
+
+def _bind(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if sys.platform == "linux":
+            os.fchmod(sock.fileno(), 0o600)  # the file is then born with this mode
+        try:
+            sock.bind(path)
+        except OSError as exc:
+            where = Path(path).parent
+            raise SocketUnusable(f"cannot make a socket in {where}: {exc.strerror}") from exc
+        if sys.platform != "linux":
+            os.chmod(path, 0o600)  # before listen: nobody could connect so far
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,89 @@
+"""Who is at the other end of a Unix socket, and whether anyone still is.
+
+Knows sockets and the two platforms, nothing of frames, requests or tasks (but
+:func:`wait_until_gone`, which waits).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import sys
+
+import trio
+from attrs import frozen
+
+# sys/un.h on macOS: level 0 is SOL_LOCAL; struct xucred begins version, uid, ngroups, groups.
+_SOL_LOCAL = 0
+_LOCAL_PEERCRED = 0x001
+_LOCAL_PEERPID = 0x002
+_XUCRED_HEAD = struct.Struct("=IIh2xI")
+_XUCRED_SIZE = 76
+
+_GONE_POLL_S = 0.1
+
+
+@frozen
+class Peer:
+    """The process at the other end, as the kernel attests it.
+
+    These are the credentials at the time of ``connect()``: a descriptor that was passed on or
+    inherited keeps them. `pid` is None where the platform does not tell.
+    """
+
+    uid: int
+    gid: int
+    pid: int | None
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Return who is at the other end of the connected Unix socket `sock`.
+
+    Raises:
+        OSError: if `sock` is not a connected Unix socket.
+    """
+    if sys.platform == "linux":
+        size = struct.calcsize("iII")
+        pid, uid, gid = struct.unpack(
+            "iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        return Peer(uid, gid, pid if pid > 0 else None)
+    else:  # noqa: RET505 - the platform check has to span both for the type checker
+        return _peer_of_bsd(sock)
+
+
+def _peer_of_bsd(sock: socket.socket) -> Peer:
+    raw = sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE)
+    _, uid, _, gid = _XUCRED_HEAD.unpack_from(raw)
+    try:
+        pid: int | None = sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID)
+    except OSError:
+        pid = None
+    return Peer(uid, gid, pid)
+
+
+def is_gone(sock: socket.socket) -> bool:
+    """Tell a peer that closed its socket from one that only ended its sending side.
+
+    Both read as EOF. ``poll`` reports POLLHUP for the first only (the second is POLLRDHUP).
+    """
+    poller = select.poll()
+    poller.register(sock, 0)  # POLLHUP and POLLERR are reported unasked
+    return any(mask & (select.POLLHUP | select.POLLERR) for _, mask in poller.poll(0))
+
+
+async def wait_until_gone(sock: socket.socket) -> None:
+    """Wait, after EOF, until the peer that still listens closes its socket altogether.
+
+    After EOF a socket is readable and writable for good, so trio's own waits cannot tell. On
+    Linux a second epoll that asks for nothing sees only the hang-up, and is itself a
+    descriptor that trio can wait for; elsewhere we look ten times a second.
+    """
+    if sys.platform == "linux":
+        with select.epoll() as hangup:
+            hangup.register(sock, 0)
+            await trio.lowlevel.wait_readable(hangup.fileno())
+    else:
+        while not is_gone(sock):  # noqa: ASYNC110 - nothing there to wait for, see above
+            await trio.sleep(_GONE_POLL_S)

@@ -1,0 +1,126 @@
+"""One request on its way: tokenised, submitted, streamed, ended.
+
+:func:`_stream` is the hot path of the socket side. A tick's items of one stream cost one run of
+its task, one `send` and one :class:`Credit`; nothing else waits, locks or is looked up per token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uma_protocol import Code, Token
+from uma_trio.engine.inbox import EngineStopped, QueueFull
+from uma_trio.engine.messages import Credit, PromptDone, Submit, TokenOut
+from uma_trio.net.requests import (
+    Refusal,
+    check_untokenised,
+    eos_event,
+    max_tokens_for,
+    never_submitted,
+    submit_message,
+)
+from uma_trio.net.stream import TokenStream
+
+if TYPE_CHECKING:
+    import uma_protocol
+    from uma_trio.net.directory import Running
+    from uma_trio.net.shared import Shared
+    from uma_trio.net.writer import Writer
+
+_DRAINING = "the daemon is stopping; connect again once it has restarted"
+_STOPPED = "the engine has stopped; the daemon is going down"
+
+
+async def relay(
+    running: Running,
+    protocol: uma_protocol.Connection,
+    writer: Writer,
+    shared: Shared,
+    number: int,
+) -> None:
+    """Take a request from its frame to its terminal event, wholly written.
+
+    Cancelled, it has closed the stream, and the request is still to be ended by the caller.
+
+    Raises:
+        Refusal: it was not accepted, and nothing was sent.
+    """
+    if shared.draining:
+        raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
+    stream = TokenStream(shared.settings.credit + 2)  # and the prompt's end, and the terminal item
+    try:
+        submit = await _prepare(running, stream, shared, number)
+        if submit is None:
+            finished = never_submitted(running, shared.clock())
+            writer.write(protocol.send(eos_event(running, finished, None)))
+        else:
+            _submit(submit, running, shared)
+            await _stream(running, stream, protocol, writer)
+        await writer.flushed()
+        protocol.flushed()
+    finally:
+        stream.close()
+
+
+async def _prepare(
+    running: Running, stream: TokenStream, shared: Shared, number: int
+) -> Submit | None:
+    """Tokenise and translate; None if the request was ended meanwhile."""
+    settings, generate = shared.settings, running.generate
+    check_untokenised(generate, settings)
+    prompt = None
+    with running.preparing:
+        prompt = await shared.run_blocking(shared.prepare, generate)
+    if prompt is None or running.ended:
+        return None
+    max_tokens = max_tokens_for(generate, len(prompt), settings)
+    return submit_message(
+        running,
+        prompt,
+        max_tokens,
+        stream,
+        credit=settings.credit,
+        # A process is one client, however many connections it opens.
+        client=running.peer.pid if running.peer.pid is not None else -number,
+    )
+
+
+def _submit(submit: Submit, running: Running, shared: Shared) -> None:
+    try:
+        shared.inbox.submit(submit)
+    except QueueFull as full:
+        raise Refusal(Code.E_LIMIT_003, str(full), retry_after_s=full.retry_after_s) from None
+    except EngineStopped:
+        raise Refusal(Code.E_RUNTIME_004, _STOPPED) from None
+    running.submitted = True
+
+
+async def _stream(
+    running: Running, stream: TokenStream, protocol: uma_protocol.Connection, writer: Writer
+) -> None:
+    """Pass items on, a burst at a time, until the terminal one is handed to the writer."""
+    generate, handle, inbox = running.generate, running.handle, running.inbox
+    request_id, streams = generate.id, generate.stream
+    whole: list[str] = []
+    while True:
+        frames: list[bytes] = []
+        n_tokens = 0
+        for item in await stream.receive():
+            if isinstance(item, TokenOut):
+                n_tokens += 1
+                if streams:
+                    frames.append(protocol.send(Token(request_id, item.text, item.token_id)))
+                else:
+                    whole.append(item.text)
+            elif isinstance(item, PromptDone):
+                protocol.prompt_done()
+            else:
+                text = item.text or None if streams else "".join(whole) + item.text
+                frames.append(protocol.send(eos_event(running, item, text)))
+                writer.write(b"".join(frames))
+                return
+        if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
+            await writer.flushed()
+        protocol.flushed()
+        if n_tokens:
+            inbox.put(Credit(handle, n_tokens))

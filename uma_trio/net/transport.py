@@ -1,0 +1,120 @@
+"""A connected stream socket as trio tasks use it: sending never waits, receiving does.
+
+The hot path of the daemon is one small ``send`` for each token. Trio's own streams take two
+checkpoints for it; here the bytes go to the kernel at once, in the middle of whatever task
+has them, and only a full buffer is worth a wait. No other module touches a client's socket.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import sys
+import termios
+
+import trio
+
+from uma_trio.net.peers import Peer, is_gone, peer_of, wait_until_gone
+
+_RECEIVE_BYTES = 65536
+
+
+class Transport:
+    """Owns the non-blocking socket `sock`; who makes a transport closes it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+        return peer_of(self._sock)
+
+    def limit_send_buffer(self, n_bytes: int) -> None:
+        """Let the kernel hold only about `n_bytes` that the peer has not read."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, n_bytes)
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """Give the kernel as much of `data` as it takes now; return how much, maybe 0.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone.
+            trio.ClosedResourceError: `close` was called.
+        """
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as exc:
+            raise self._translated(exc) from exc
+
+    def unread_bytes(self) -> int:
+        """Return what the kernel holds for the peer, in its own bookkeeping; 0 if unknown."""
+        try:
+            raw = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return 0
+        return int.from_bytes(raw, sys.byteorder)
+
+    async def wait_sendable(self) -> None:
+        """Wait until the kernel takes more, or the peer is gone."""
+        await trio.lowlevel.wait_writable(self._sock)
+
+    async def receive_some(self, max_bytes: int = _RECEIVE_BYTES) -> bytes:
+        """Wait for bytes; b"" when the peer has ended its sending side.
+
+        Cancelled, it has taken nothing from the socket.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone.
+            trio.ClosedResourceError: `close` was called, also while waiting.
+        """
+        while True:
+            await trio.lowlevel.wait_readable(self._sock)
+            try:
+                return self._sock.recv(max_bytes)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as exc:
+                raise self._translated(exc) from exc
+
+    def is_gone(self) -> bool:
+        """Whether the peer has closed its socket, and not only its sending side."""
+        return is_gone(self._sock)
+
+    async def wait_until_gone(self) -> None:
+        """After EOF, wait until the peer has closed its socket altogether."""
+        await wait_until_gone(self._sock)
+
+    def end_sending(self) -> None:
+        """Tell the peer that nothing more comes; a peer that is gone already is fine."""
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # not connected any more
+
+    async def linger(self, max_bytes: int) -> None:
+        """End sending, and read and drop what the peer still says until it closes too.
+
+        Closing a socket with unread bytes in it makes the peer lose what we said last. Ends
+        after `max_bytes`; the caller sets the time.
+        """
+        self.end_sending()
+        try:
+            while max_bytes > 0 and (data := await self.receive_some()):
+                max_bytes -= len(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
+    def close(self) -> None:
+        """Close the socket and wake who waits for it. Idempotent."""
+        if self._sock.fileno() == -1:
+            return
+        trio.lowlevel.notify_closing(self._sock)
+        self._sock.close()
+
+    def _translated(self, exc: OSError) -> Exception:
+        if self._sock.fileno() == -1:
+            return trio.ClosedResourceError("this side closed the socket")
+        return trio.BrokenResourceError(f"the peer is gone: {exc.strerror}")
