@@ -1,7 +1,8 @@
 """Instruments for tests of anything that speaks the protocol: no sockets, no threads, no waiting.
 
 `ConnectionPair` joins a client and a server. `whole`, `bytewise`, `cuts` and `all_cuts` are the
-ways in which a stream may arrive, and `feed` collects what a connection makes of it.
+ways in which a stream may arrive, and `feed` collects what a connection makes of it. `REQUESTS` and
+`EVENTS` hold one of everything, with its exact bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,25 @@ from typing import TYPE_CHECKING
 
 from .connection import Connection, Pause
 from .errors import RemoteProtocolError
-from .events import ConnectionClosed
+from .events import (
+    Cancel,
+    ConnectionClosed,
+    Eos,
+    Error,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    Message,
+    Metrics,
+    Ok,
+    SessionInfo,
+    Sessions,
+    SetPriority,
+    Slo,
+    Timings,
+    Token,
+    Usage,
+)
 from .states import Role
 
 if TYPE_CHECKING:
@@ -20,6 +39,132 @@ if TYPE_CHECKING:
     from .events import Event, Request
 
     Seen = Request | Event | ConnectionClosed | Pause
+
+
+REQUESTS: tuple[tuple[Request, bytes], ...] = (
+    (
+        Generate(id="a-1", prompt="Once upon a time"),
+        b'{"type":"generate","id":"a-1","prompt":"Once upon a time"}',
+    ),
+    (
+        Generate(
+            id="ü",
+            session="s",
+            model="m.gguf",
+            app="editor",
+            priority="background",
+            max_tokens=20,
+            temperature=0.7,
+            top_p=0.9,
+            top_k=40,
+            min_p=0.05,
+            seed=7,
+            stop=("\n", "User:"),
+            stream=False,
+            ignore_eos=True,
+            slo=Slo(target_ttft_ms=250.0, target_tbt_ms=40.0),
+            metadata={"trace": ["x", 1, None, {"deep": 0.5}]},
+            messages=(Message("system", ""), Message("user", 'Say "hi" \\ \x00 \U0001f600')),
+        ),
+        '{"type":"generate","id":"ü","session":"s","model":"m.gguf","app":"editor",'
+        '"priority":"background","max_tokens":20,"temperature":0.7,"top_p":0.9,"top_k":40,'
+        '"min_p":0.05,"seed":7,"stop":["\\n","User:"],"stream":false,"ignore_eos":true,'
+        '"slo":{"target_ttft_ms":250.0,"target_tbt_ms":40.0},'
+        '"metadata":{"trace":["x",1,null,{"deep":0.5}]},'
+        '"messages":[{"role":"system","content":""},'
+        '{"role":"user","content":"Say \\"hi\\" \\\\ \\u0000 \U0001f600"}]}'.encode(),
+    ),
+    (Cancel("a-1"), b'{"type":"cancel","id":"a-1"}'),
+    (
+        SetPriority(request=3, priority="background"),
+        b'{"type":"priority","request":3,"priority":"background"}',
+    ),
+    (
+        SetPriority(id="a-1", priority="interactive"),
+        b'{"type":"priority","id":"a-1","priority":"interactive"}',
+    ),
+    (ListSessions(), b'{"type":"sessions"}'),
+    (GetMetrics(), b'{"type":"metrics"}'),
+    (GetMetrics(interval_ms=500), b'{"type":"metrics","interval_ms":500}'),
+)
+"""Requests of every type, each with the bytes that our encoder writes for it."""
+
+EVENTS: tuple[tuple[Event, bytes], ...] = (
+    (Token("a-1", " time", 640), b'{"id":"a-1","event":"token","text":" time","token_id":640}'),
+    (Token("a-1", "", 0), b'{"id":"a-1","event":"token","text":"","token_id":0}'),
+    (
+        Eos(
+            "a-1",
+            "stop",
+            Usage(5, 2),
+            Timings(queue_ms=0.5, ttft_ms=12.5, total_ms=40.0, tokens_per_s=50.0),
+            17,
+            text=".",
+            metadata={"k": "v"},
+        ),
+        (
+            b'{"id":"a-1","event":"eos","reason":"stop","text":".",'
+            b'"usage":{"prompt_tokens":5,"completion_tokens":2,"cached_tokens":0},'
+            b'"timings":{"queue_ms":0.5,"ttft_ms":12.5,"total_ms":40.0,"tokens_per_s":50.0},'
+            b'"request":17,"metadata":{"k":"v"}}'
+        ),
+    ),
+    (
+        Eos(
+            "a-1",
+            "error",
+            Usage(5, 0, 4),
+            Timings(queue_ms=0.5, total_ms=1.0, tokens_per_s=0.0),
+            18,
+            code="E_RUNTIME_002",
+            message="no room",
+        ),
+        (
+            b'{"id":"a-1","event":"eos","reason":"error",'
+            b'"usage":{"prompt_tokens":5,"completion_tokens":0,"cached_tokens":4},'
+            b'"timings":{"queue_ms":0.5,"total_ms":1.0,"tokens_per_s":0.0},'
+            b'"request":18,"code":"E_RUNTIME_002","message":"no room"}'
+        ),
+    ),
+    (
+        Error("E_LIMIT_003", "busy", fatal=False, retryable=True, id="b", retry_after_ms=100),
+        (
+            b'{"id":"b","event":"error","code":"E_LIMIT_003","message":"busy","fatal":false,'
+            b'"retryable":true,"retry_after_ms":100}'
+        ),
+    ),
+    (
+        Error("E_PROTO_002", "no", fatal=True, retryable=False),
+        b'{"event":"error","code":"E_PROTO_002","message":"no","fatal":true,"retryable":false}',
+    ),
+    (Ok(), b'{"event":"ok"}'),
+    (Ok("a-1"), b'{"id":"a-1","event":"ok"}'),
+    (
+        Sessions(
+            (
+                SessionInfo(
+                    request=17,
+                    id="a-1",
+                    uid=1000,
+                    state="decode",
+                    lane="interactive",
+                    prompt_tokens=5,
+                    computed_tokens=5,
+                    completion_tokens=2,
+                    tokens_per_s=50.0,
+                    age_ms=40.0,
+                ),
+            )
+        ),
+        (
+            b'{"event":"sessions","sessions":[{"request":17,"id":"a-1","uid":1000,"state":"decode",'
+            b'"lane":"interactive","prompt_tokens":5,"computed_tokens":5,"completion_tokens":2,'
+            b'"tokens_per_s":50.0,"age_ms":40.0}]}'
+        ),
+    ),
+    (Metrics({"tokens": 3, "up": 1.5}), b'{"event":"metrics","metrics":{"tokens":3,"up":1.5}}'),
+)
+"""Events of every kind, each with the bytes that our encoder writes for it."""
 
 
 def whole(data: bytes) -> list[bytes]:
