@@ -1,0 +1,1 @@
+"""Fuzzing of the wire protocol; see README.md in this folder."""
