@@ -1,0 +1,57 @@
+# Each target sets up what it needs (scripts/setup.sh) and nothing twice; no activated
+# environment is needed. PYTHON=/path/to/python3.12 picks the interpreter of a first set-up.
+
+BIN := .venv/bin
+
+.PHONY: help
+help:
+	@echo "make demo     set up, start the daemon, show four clients streaming at once"
+	@echo "make test     set up, run every test: first those without a model, then the real ones"
+	@echo "make check    lint, format, types, import rules, freshness of generated docs"
+	@echo "make docs     render the generated parts of docs/"
+	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
+	@echo "make fuzz     fuzz the wire protocol until you stop it"
+	@echo "make setup    only set up .venv and llama.cpp"
+	@echo "make clean    remove .venv and caches of this checkout (compiled wheels stay)"
+
+.PHONY: setup
+setup:
+	@sh scripts/setup.sh
+
+# Everything but llama.cpp, which takes minutes to compile the first time.
+.PHONY: setup-checks
+setup-checks:
+	@sh scripts/setup.sh --no-llama
+
+.PHONY: demo
+demo: setup
+	@$(BIN)/python scripts/demo_model.py | xargs -I MODEL $(BIN)/uma-trio demo --model MODEL
+
+.PHONY: test
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: setup-checks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs_fresh.py
+
+.PHONY: docs
+docs: setup-checks
+	@for script in docs/render*.py; do $(BIN)/python $$script || exit 1; done
+
+.PHONY: bench
+bench: setup
+	@$(BIN)/python benches/throughput.py $(ARGS)
+	@$(BIN)/python benches/ipc_overhead.py $(ARGS)
+
+.PHONY: fuzz
+fuzz: setup-checks
+	@$(BIN)/python -m fuzz $(ARGS)
+
+.PHONY: clean
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

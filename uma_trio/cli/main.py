@@ -1,0 +1,104 @@
+"""The command line: what the verbs are called, and what their failures exit with.
+
+Each verb is a module of its own, imported only when it runs, so that ``--help`` is quick.
+Exit statuses: 0 ok; 1 bad arguments; for clients 2 the server said no, 3 it could not be
+reached or understood, 130 Ctrl-C; for the daemon 2 unusable model, 70 engine died, 75 the
+socket belongs to another daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from uma_trio import __version__
+from uma_trio.cli.output import INTERRUPTED, OK, USAGE, complain
+from uma_trio.options import ConfigError
+
+_VERBS = {
+    "serve": "Load the model and serve it on a Unix socket, until Ctrl-C.",
+    "run": "Send one prompt and print the answer as it comes.",
+    "ps": "Show the requests in progress.",
+    "metrics": "Show the daemon's figures, once or repeatedly.",
+    "doctor": "Look for what would keep the daemon from running, or from running fast.",
+    "demo": "Start a private daemon and watch four clients stream at once.",
+}
+_ABOUT = "One machine, one model in memory, many applications."
+
+
+def main() -> None:
+    """Entry point of `uma-trio`."""
+    app = _app("uma-trio", _ABOUT)
+    for verb, text in _VERBS.items():
+        app.command(f"uma_trio.cli.{verb}:{verb}", name=verb, help=text)
+    sys.exit(answer(app, sys.argv[1:]))
+
+
+def umad() -> None:
+    """Entry point of `umad`: `uma-trio serve`, with or without the word."""
+    from uma_trio.cli.serve import serve
+
+    app = _app("umad", _VERBS["serve"])
+    app.default(serve)
+    arguments = sys.argv[1:]
+    sys.exit(answer(app, arguments[1:] if arguments[:1] == ["serve"] else arguments))
+
+
+def uma_cli() -> None:
+    """Entry point of `uma-cli`: `uma-trio run`, the prompt sent as it is."""
+    from uma_trio.cli.run import cli
+
+    app = _app("uma-cli", _VERBS["run"])
+    app.default(cli)
+    sys.exit(answer(app, sys.argv[1:]))
+
+
+def answer(app: App, arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name and return the exit status."""
+    try:
+        status = app(
+            list(arguments),
+            exit_on_error=False,
+            print_error=False,
+            help_on_error=False,
+            result_action="return_value",
+        )
+        sys.stdout.flush()
+    except CycloptsError as error:
+        complain(_usage(error, app.name[0]))
+        return USAGE
+    except ConfigError as error:
+        complain(str(error))
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Our reader left, as in `| head`. Keep the interpreter from finding out at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    return status if isinstance(status, int) else OK
+
+
+def _usage(error: CycloptsError, name: str) -> str:
+    text = " ".join(str(error).split())
+    verb = " ".join([name, *(error.command_chain or ())])
+    return f"{text} See {verb} --help."
+
+
+def _app(name: str, text: str) -> App:
+    return App(
+        name=name,
+        help=text,
+        version=__version__,
+        version_flags=["--version"],
+        help_flags=["--help", "-h"],
+        help_format="plaintext",
+        default_parameter=None,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What every verb writes with: plain sentences to standard error, results to standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uma_trio import settings
+from uma_trio.config import CONFIG_ENV
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OK = 0
+USAGE = 1
+REFUSED = 2  # the server said no; for the daemon, the model is unusable
+UNREACHABLE = 3
+INTERRUPTED = 130
+ENGINE_DIED = 70  # EX_SOFTWARE
+SOCKET_TAKEN = 75  # EX_TEMPFAIL
+
+
+def complain(message: str) -> None:
+    """Write one sentence about what went wrong, and what to do, to standard error."""
+    try:
+        sys.stderr.write(f"{message.rstrip()}\n")
+        sys.stderr.flush()
+    except OSError:
+        return  # nobody reads it; the exit status still tells
+
+
+def print_json(value: Any) -> None:
+    """Write `value` as one line of JSON to standard output."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console that neither guesses at markup nor highlights numbers."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person says it: 45 ms, 3.2 s, 12 min."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(n_bytes: float) -> str:
+    """Return a size as a person says it: 812 MB, 4.1 GB."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.3g} {unit}"
+    return f"{n_bytes:.0f} bytes"
+
+
+def harmless(text: str) -> str:
+    """Return `text` without the control characters that would steer a terminal."""
+    return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield what really happened, out of the groups that nurseries wrap it in."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def socket_path(flag: str | None) -> Path:
+    """Return the daemon's socket: the flag, then UMA_SOCK, then the YAML file, then the default."""
+    wanted = ("UMA_SOCK", CONFIG_ENV)
+    env = {name: os.environ[name] for name in wanted if name in os.environ}
+    return settings.load({"socket": flag}, env).socket
+
+
+def attempt(verb: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run a client's verb on trio; say in one sentence what failed, and return its status."""
+    import trio
+
+    from uma_protocol import ProtocolError
+    from uma_trio.client import ConnectionFailed, ServerError
+
+    statuses: dict[type[BaseException], int] = {
+        ServerError: REFUSED,
+        ConnectionFailed: UNREACHABLE,
+        ProtocolError: USAGE,  # ours: what the daemon gets wrong is a ConnectionFailed
+    }
+    try:
+        return trio.run(verb, *arguments)
+    except BaseException as error:
+        for cause in leaves(error):
+            if isinstance(cause, BrokenPipeError | KeyboardInterrupt):
+                raise cause from None
+            for kind, status in statuses.items():
+                if isinstance(cause, kind):
+                    complain(str(cause))
+                    return status
+        raise

@@ -1,0 +1,83 @@
+"""`uma-trio ps`: the requests in progress, whose they are and how far they have come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from uma_trio.cli.output import OK, attempt, console, duration, print_json, socket_path
+
+if TYPE_CHECKING:
+    from uma_protocol import SessionInfo
+
+
+def ps(
+    *,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    socket: Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.")] = None,
+) -> int:
+    """Show the requests in progress."""
+    return attempt(_ps, socket_path(socket), json)
+
+
+async def _ps(path: Path, as_json: bool) -> int:
+    import msgspec
+
+    from uma_trio.client import connect
+
+    async with connect(path) as client:
+        sessions = await client.sessions()
+    if as_json:
+        print_json(msgspec.to_builtins(sessions))
+    elif not sessions:
+        console().print("Nothing is running.")
+    else:
+        _table(sessions)
+    return OK
+
+
+def _table(sessions: tuple[SessionInfo, ...]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, side in _COLUMNS:
+        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+    for info in sessions:
+        table.add_row(*_row(info))
+    console().print(table)
+
+
+_COLUMNS = (
+    ("REQUEST", "right"),
+    ("APP", "left"),
+    ("PROCESS", "left"),
+    ("STATE", "left"),
+    ("LANE", "left"),
+    ("PROMPT", "right"),
+    ("OUT", "right"),
+    ("TOKENS/S", "right"),
+    ("AGE", "right"),
+)
+
+
+def _row(info: SessionInfo) -> tuple[str, ...]:
+    return (
+        str(info.request),
+        info.app or "-",
+        f"{_process_name(info.pid)} ({info.pid})" if info.pid else "-",
+        info.state,
+        info.lane,
+        f"{min(info.computed_tokens, info.prompt_tokens)}/{info.prompt_tokens}",
+        str(info.completion_tokens),
+        f"{info.tokens_per_s:.1f}",
+        duration(info.age_ms / 1e3),
+    )
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "pid"

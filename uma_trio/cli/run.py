@@ -1,0 +1,259 @@
+"""`uma-trio run` and `uma-cli`: one prompt, the answer as it comes, and what it cost.
+
+The text goes to standard output and nothing else does; figures go to standard error, and only
+if somebody looks there. Ctrl-C ends the request in the daemon before it ends us.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from attrs import frozen
+from cyclopts import Parameter
+
+from uma_trio.cli.output import (
+    INTERRUPTED,
+    OK,
+    USAGE,
+    attempt,
+    complain,
+    harmless,
+    print_json,
+    socket_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from trio import CancelScope
+
+    from uma_protocol import Eos
+    from uma_trio.client import Client, Generation
+
+
+@Parameter(name="*")
+@frozen(kw_only=True)
+class Asking:
+    """The flags that `uma-trio run` and `uma-cli` share."""
+
+    prompt: Annotated[str | None, Parameter(help="The prompt, instead of words or stdin.")] = None
+    system: Annotated[str | None, Parameter(help="A system message; implies --chat.")] = None
+    max_tokens: Annotated[int | None, Parameter(help="Stop after this many tokens.")] = None
+    temperature: Annotated[
+        float, Parameter(name=("--temperature", "--temp"), help="0 takes the likeliest token.")
+    ] = 0.0
+    top_p: Annotated[float, Parameter(help="Sample from the likeliest that sum to this.")] = 1.0
+    top_k: Annotated[int, Parameter(help="Sample from this many likeliest; 0 is all.")] = 0
+    min_p: Annotated[float, Parameter(help="Leave out what is this much less likely.")] = 0.0
+    seed: Annotated[int | None, Parameter(help="The same seed gives the same answer.")] = None
+    stop: Annotated[
+        tuple[str, ...], Parameter(help="End before this text; up to 8 times.", negative="")
+    ] = ()
+    stream: Annotated[
+        bool, Parameter(help="Print the answer as it comes, or all of it at its end.")
+    ] = True
+    priority: Annotated[
+        Literal["interactive", "background"], Parameter(help="Whether a person is waiting.")
+    ] = "interactive"
+    session: Annotated[str | None, Parameter(help="The key of a conversation.")] = None
+    app: Annotated[str | None, Parameter(help="A label that `ps` shows.")] = None
+    socket: Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.")] = None
+    metrics: Annotated[
+        bool, Parameter(help="Print the daemon's metrics as JSON and ask nothing.", negative="")
+    ] = False
+    json: Annotated[
+        bool, Parameter(help="Print one JSON object at the end instead.", negative="")
+    ] = False
+
+    def parameters(self) -> dict[str, Any]:
+        """Return what the request says beyond its prompt."""
+        return {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "stop": self.stop,
+            "stream": self.stream,
+            "priority": self.priority,
+            "session": self.session,
+            "app": self.app or "uma-cli",
+        }
+
+
+Chat = Annotated[
+    bool | None,
+    Parameter(
+        name="--chat",
+        negative="--raw",
+        help="Send a chat message for the model's template, or the prompt as it is.",
+    ),
+]
+_NOTHING = Asking()
+
+
+def run(*words: str, chat: Chat = None, asking: Asking = _NOTHING) -> int:
+    """Send one prompt and print the answer as it comes.
+
+    The prompt is the words, or --prompt, or standard input (one final line break is dropped).
+    Without --chat or --raw the model's chat template is used if it has one.
+    """
+    return _answer(words, chat, asking)
+
+
+def cli(*words: str, chat: Chat = None, asking: Asking = _NOTHING) -> int:
+    """Send one prompt, as it is unless --chat, and print the answer as it comes.
+
+    The prompt is the words, or --prompt, or standard input (one final line break is dropped).
+    Exit status: 0 ok, 1 bad arguments, 2 the server said no, 3 it was not reached, 130 Ctrl-C.
+    """
+    return _answer(words, chat or (chat is None and asking.system is not None), asking)
+
+
+def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
+    problem = _contradiction(words, chat, asking)
+    if problem:
+        complain(problem)
+        return USAGE
+    if asking.metrics:
+        from uma_trio.cli.metrics import metrics
+
+        return metrics(json=True, socket=asking.socket)
+    prompt = asking.prompt if asking.prompt is not None else " ".join(words) or _standard_input()
+    if not prompt:
+        complain('There is no prompt. Try: uma-trio run "Once upon a time"')
+        return USAGE
+    return attempt(_talk, socket_path(asking.socket), prompt, chat, asking)
+
+
+def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) -> str:
+    if asking.metrics and (words or asking.prompt is not None):
+        return "--metrics asks nothing; leave the prompt out, or --metrics."
+    if words and asking.prompt is not None:
+        return "There is a prompt in words and one in --prompt; keep one of them."
+    if chat is False and asking.system is not None:
+        return "--system needs --chat: a raw prompt has no place for it."
+    return ""
+
+
+def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        from uma_trio.options import ConfigError
+
+        message = f"Standard input is not UTF-8 text (byte {error.start}); convert it first."
+        raise ConfigError(message) from error
+    return text.removesuffix("\n")
+
+
+async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) -> int:
+    from uma_trio.client import ServerError, connect
+
+    printer = Printer(as_json=asking.json)
+    async with connect(socket) as client:
+        try:
+            return await _stream(client, prompt, chat is not False, asking, printer)
+        except ServerError as error:
+            # The model has no chat template, and nobody insisted on one.
+            if error.code != "E_MODEL_002" or chat is not None or asking.system is not None:
+                printer.finish(client.last)
+                raise
+        return await _stream(client, prompt, False, asking, printer)
+
+
+async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, printer: Printer) -> int:
+    """Print one answer; on Ctrl-C end it in the daemon first."""
+    import trio
+
+    from uma_trio.client import ServerError
+
+    messages = [("user", prompt)]
+    if asking.system is not None:
+        messages.insert(0, ("system", asking.system))
+    said: dict[str, Any] = {"messages": messages} if chat else {"prompt": prompt}
+    generation = client.generate(**said, **asking.parameters())
+    refusal: ServerError | None = None
+    with trio.open_signal_receiver(signal.SIGINT) as interrupts:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope)
+            try:
+                async with aclosing(generation):
+                    await _print_tokens(generation, printer)
+            except ServerError as error:  # a nursery would wrap it
+                refusal = error
+            nursery.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
+    printer.finish(generation.eos)
+    eos = generation.eos
+    return INTERRUPTED if eos is None or eos.reason == "cancelled" else OK
+
+
+async def _cancel_on(signals: AsyncIterator[int], scope: CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+async def _print_tokens(generation: Generation, printer: Printer) -> None:
+    async for token in generation:
+        printer.token(token.text)
+
+
+class Printer:
+    """Puts the answer where it belongs: as text, or as one JSON object at its end."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._pieces: list[str] = []
+        self._terminal = sys.stdout.isatty()
+        self._open_line = False
+
+    def token(self, text: str) -> None:
+        """Print a piece of the answer now, unless it waits for the JSON."""
+        if not text:
+            return
+        if self._as_json:
+            self._pieces.append(text)
+            return
+        shown = harmless(text) if self._terminal else text
+        sys.stdout.buffer.write(shown.encode())
+        sys.stdout.buffer.flush()
+        self._open_line = not text.endswith("\n")
+
+    def finish(self, eos: Eos | None) -> None:
+        """End the line, and tell what the answer took to whoever looks at standard error."""
+        if self._as_json:
+            print_json({"text": "".join(self._pieces), **_summary(eos)})
+            return
+        if self._terminal and self._open_line:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        if eos is not None and sys.stderr.isatty():
+            complain(figures(eos))
+
+
+def figures(eos: Eos) -> str:
+    """Return one line about a finished answer."""
+    usage, timings = eos.usage, eos.timings
+    first = "" if timings.ttft_ms is None else f"first token after {timings.ttft_ms:.0f} ms, "
+    return (
+        f"{first}{timings.tokens_per_s:.1f} tokens/s, {usage.prompt_tokens} in, "
+        f"{usage.completion_tokens} out, ended by {eos.reason}"
+    )
+
+
+def _summary(eos: Eos | None) -> dict[str, Any]:
+    import msgspec
+
+    if eos is None:
+        return {"reason": "cancelled"}
+    known: dict[str, Any] = msgspec.to_builtins(eos)
+    return {name: value for name, value in known.items() if name not in {"event", "text"}}

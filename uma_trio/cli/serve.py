@@ -1,0 +1,182 @@
+"""`uma-trio serve`: options in, the daemon in the middle, one block of text when it is ready."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from uma_trio import settings
+from uma_trio.cli.output import (
+    ENGINE_DIED,
+    OK,
+    REFUSED,
+    SOCKET_TAKEN,
+    USAGE,
+    complain,
+    console,
+    duration,
+    leaves,
+    size,
+)
+from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, OPTIONS, RESERVED
+from uma_trio.options import Option
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from uma_trio.config import Config
+    from uma_trio.daemon import ReadyInfo
+
+_SLOW_S = 1.0  # a load that takes longer deserves a progress bar
+
+
+def serve(**flags: object) -> int:
+    """Load the model and serve it on a Unix socket, until Ctrl-C.
+
+    Options come from flags, then the environment, then --config, then the defaults.
+    """
+    config = settings.load(flags)
+    from uma_trio.telemetry import log
+
+    log.configure(config.log_level)
+    return run_daemon(config)
+
+
+def run_daemon(config: Config) -> int:
+    """Serve until told to stop; return the exit status."""
+    import trio
+
+    from uma_trio import daemon
+    from uma_trio.backend.base import ModelError
+    from uma_trio.engine.task import EngineDied
+    from uma_trio.net.listener import SocketTaken, SocketUnusable
+    from uma_trio.options import ConfigError
+
+    progress = LoadProgress()
+
+    async def daemon_main() -> None:
+        await daemon.serve(config, on_ready=progress.ready, on_progress=progress.show)
+
+    statuses: dict[type[BaseException], int] = {
+        ConfigError: USAGE,
+        ModelError: REFUSED,
+        SocketTaken: SOCKET_TAKEN,
+        SocketUnusable: USAGE,
+        EngineDied: ENGINE_DIED,
+    }
+    try:
+        trio.run(daemon_main)
+    except BaseException as error:
+        for cause in leaves(error):
+            for kind, status in statuses.items():
+                if isinstance(cause, kind):
+                    complain(str(cause))
+                    return status
+        raise
+    finally:
+        progress.stop()
+    return OK
+
+
+class LoadProgress:
+    """A bar on standard error while a large model loads, then the block that says it is ready."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._bar: Progress | None = None
+        self._bar_id: Any = None
+
+    def show(self, share: float) -> None:
+        """Show how much of the model is loaded, 0 to 1; nothing for a quick load."""
+        if self._bar is None:
+            if not sys.stderr.isatty() or time.monotonic() - self._started < _SLOW_S:
+                return
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("Loading the model"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=console(stderr=True), transient=True)
+            self._bar_id = self._bar.add_task("load", total=1.0)
+            self._bar.start()
+        self._bar.update(self._bar_id, completed=share)
+
+    def ready(self, info: ReadyInfo) -> None:
+        """Take the bar away and say what is served, where, and what to try."""
+        self.stop()
+        try:
+            sys.stdout.write(ready_block(info, time.monotonic() - self._started))
+            sys.stdout.flush()
+        except OSError:
+            return  # started by something that does not listen; serving goes on
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def ready_block(info: ReadyInfo, took_s: float) -> str:
+    """Return the lines that `serve` prints once it accepts connections."""
+    model, limits = info.model, info.limits
+    window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
+    rows = {
+        "socket": str(info.socket),
+        "model": f"{model.name} ({model.n_params / 1e6:.0f}M parameters, {size(model.size_bytes)})",
+        "context": f"{limits.n_ctx} tokens in all, {window} for one request",
+        "slots": f"{limits.n_slots} requests at once",
+        "backend": info.backend,
+        "policy": info.policy,
+    }
+    default = next(item.default for item in OPTIONS if item.flag == "--socket")
+    where = "" if info.socket == default else f" --socket {info.socket}"
+    lines = [f"uma-trio is ready after {duration(took_s)}."]
+    lines += [f"  {name:<8} {value}" for name, value in rows.items()]
+    lines += [f'  try      uma-trio run{where} "Once upon a time"', "  stop     Ctrl-C"]
+    return "\n".join(lines) + "\n"
+
+
+def _parameter(item: Option) -> inspect.Parameter:
+    """Return the flag of an option; its value stays text, `settings` structures it."""
+    about = [item.help, f"Default: {item.default_text}."]
+    if item.env:
+        about.append(f"Environment: {', '.join(item.env)}.")
+    kind = bool | None if item.is_switch else str | None
+    name = settings.flag_key(item.flag)
+    if item.is_switch:
+        shape = Parameter(name=item.flag, help=" ".join(about), negative=f"--no-{name}")
+    else:
+        shape = Parameter(name=item.flag, help=" ".join(about), allow_leading_hyphen=True)
+    return _keyword(name, Annotated[kind, shape])
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _signature() -> inspect.Signature:
+    config = Parameter(
+        name=CONFIG_FLAG, help=f"A YAML file with settings. Environment: {CONFIG_ENV}."
+    )
+    reserved = [
+        _keyword(
+            settings.flag_key(item.flag),
+            Annotated[str | None, Parameter(name=item.flag, show=False)],
+        )
+        for item in RESERVED
+        if item.flag
+    ]
+    parameters = [_parameter(item) for item in OPTIONS]
+    parameters.append(_keyword("config", Annotated[str | None, config]))
+    return inspect.Signature([*parameters, *reserved], return_annotation=int)
+
+
+# The flags are declared in `config` and nowhere else; cyclopts reads them from here.
+_function: Callable[..., int] = serve
+_function.__signature__ = _signature()  # type: ignore[attr-defined]  # functions do have it

@@ -1,0 +1,74 @@
+"""What this machine is: its cores and its processor's features, as the kernel tells them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def physical_cores(root: Path = Path("/")) -> int:
+    """Return how many cores this process may keep busy: siblings of one core count once.
+
+    Affinity and the cgroup's CPU quota are respected. llama.cpp computes as fast with one thread
+    a core as with two, and leaves the siblings to everybody else.
+    """
+    allowed = _allowed_cpus()
+    seen = set()
+    for cpu in allowed:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        try:
+            seen.add((topology / "thread_siblings_list").read_text(encoding="ascii").strip())
+        except OSError:
+            seen.add(str(cpu))
+    cores = len(seen)
+    if sys.platform == "darwin":
+        cores = _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or cores
+    quota = cpu_quota(root)
+    return max(1, min(cores, int(quota) if quota is not None and quota >= 1 else cores))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Return how many CPUs' worth of time the cgroup grants, or None if it sets no limit."""
+    for path in (root / "sys/fs/cgroup/cpu.max",):
+        try:
+            limit, period = path.read_text(encoding="ascii").split()
+            return int(limit) / int(period)
+        except (OSError, ValueError):
+            continue
+    try:
+        group = root / "sys/fs/cgroup/cpu"
+        limit_us = int((group / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+        period_us = int((group / "cpu.cfs_period_us").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return limit_us / period_us if limit_us > 0 and period_us > 0 else None
+
+
+def cpu_features(root: Path = Path("/")) -> frozenset[str]:
+    """Return the processor's features by the kernel's names; empty where it does not say."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _allowed_cpus() -> set[int]:
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS
+        return set(range(os.cpu_count() or 1))
+
+
+def _sysctl(name: str) -> int:
+    command = ["/usr/sbin/sysctl", "-n", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return 0
