@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ def cut(text: str, stops: Sequence[str]) -> str:
 def pieces_of(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     """Cut `data` at the given places (taken modulo its length)."""
     places = sorted({0, len(data), *(c % (len(data) + 1) for c in cuts)})
-    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(places)]
 
 
 def run(pieces: Sequence[bytes], stops: Sequence[str] = ()) -> tuple[list[str], TokenText]:
@@ -106,7 +107,7 @@ def test_the_beginning_of_a_stop_string_is_sent_at_the_end() -> None:
 
 
 def test_the_stop_string_that_is_complete_first_wins() -> None:
-    """ "bc" is complete before "abcd" can be, so the "a" before it is text."""
+    """A string that ends earlier beats one that began earlier, so the "a" is text."""
     assert run([b"ab", b"cd"], ["abcd", "bc"])[0] == ["", "a", ""]
 
 

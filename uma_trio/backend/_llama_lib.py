@@ -1,0 +1,220 @@
+"""The library as our backend calls it: prototypes, the log, what this build can do.
+
+Two kinds of prototypes. ``ctypes.CDLL`` gives the GIL up around a call; getting it back next
+to a busy event loop can take up to the switch interval (5 ms), which is right for
+``llama_decode`` and wrong for reading a pointer. Functions that are tiny, start no threads and
+write no log are therefore called with the GIL held (`_held`); all others give it up (`_freed`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import llama_cpp.llama_cpp as llama
+from attrs import frozen
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogSink = Callable[[LogLevel, str], None]
+
+_void_p = ctypes.c_void_p
+_i32 = ctypes.c_int32
+_LIB: Final[ctypes.CDLL] = llama._lib  # noqa: SLF001 - the handle has no public name
+
+
+def _held(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+    """Return a library function that is called with the GIL held."""
+    return ctypes.PYFUNCTYPE(restype, *argtypes)((name, _LIB))
+
+
+def _freed(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+    """Return a library function that gives the GIL up while it runs."""
+    return ctypes.CFUNCTYPE(restype, *argtypes)((name, _LIB))
+
+
+decode = _freed("llama_decode", _i32, _void_p, llama.llama_batch)
+synchronize = _freed("llama_synchronize", None, _void_p)
+get_logits = _held("llama_get_logits", _void_p, _void_p)
+seq_rm = _held("llama_memory_seq_rm", ctypes.c_bool, _void_p, _i32, _i32, _i32)
+seq_pos_max = _held("llama_memory_seq_pos_max", _i32, _void_p, _i32)
+_bool = ctypes.c_bool
+tokenize = _freed(
+    "llama_tokenize", _i32, _void_p, ctypes.c_char_p, _i32, _void_p, _i32, _bool, _bool
+)
+# Called for every token once: without argument types a call takes half the time. Plain ints
+# then go as C ints, and pointers must be given as c_void_p.
+token_to_piece = ctypes.PYFUNCTYPE(_i32)(("llama_token_to_piece", _LIB))
+is_eog = ctypes.PYFUNCTYPE(_bool)(("llama_vocab_is_eog", _LIB))
+
+# ggml/include/ggml.h, enum ggml_log_level (the package's own table is off by one from here on).
+_LEVELS: Final[Mapping[int, LogLevel]] = {1: "debug", 2: "info", 3: "warning", 4: "error"}
+_CONTINUE: Final = 5  # GGML_LOG_LEVEL_CONT: the rest of the line before
+
+
+def _drop(_level: LogLevel, _text: str) -> None:
+    """Take a line of llama.cpp's log and do nothing with it."""
+
+
+class _Log:
+    """llama.cpp's log, put together to lines, given to one sink for the whole process.
+
+    Called from any thread, also from llama.cpp's own; a sink must not call the library.
+    """
+
+    def __init__(self) -> None:
+        self.sink: LogSink = _drop
+        self.recent_errors: deque[str] = deque(maxlen=8)
+        self._level: LogLevel = "info"
+        self._line = ""
+        self._callback = llama.llama_log_callback(self._receive)  # must outlive the library
+
+    def install(self) -> None:
+        """Take llama.cpp's log away from the package's own printer."""
+        llama.llama_log_set(self._callback, _void_p(0))
+
+    def _receive(self, level: int, text: bytes | None, _user_data: object) -> None:
+        if level != _CONTINUE:
+            self._level = _LEVELS.get(level, "info")
+        if self._level in ("debug", "info"):
+            return
+        self._line += (text or b"").decode("utf-8", "replace")
+        if self._line.endswith("\n") or len(self._line) > 4096:
+            line, self._line = self._line.strip(), ""
+            if self._level == "error" and line:
+                self.recent_errors.append(line)
+            if line:
+                self.sink(self._level, line)
+
+
+_log: Final = _Log()
+
+
+@functools.cache
+def start() -> None:
+    """Initialise llama.cpp, once for the process, and quiet its log."""
+    _log.install()
+    llama.llama_backend_init()
+
+
+def set_log_sink(sink: LogSink | None) -> None:
+    """Send llama.cpp's warnings and errors to `sink`, a line at a time; None drops them."""
+    _log.sink = sink if sink is not None else _drop
+
+
+def forget_errors() -> None:
+    """Start listening for the errors of one operation."""
+    _log.recent_errors.clear()
+
+
+def last_error() -> str:
+    """Return the most telling error line since `forget_errors`, "" if there was none.
+
+    llama.cpp logs the cause first and then, caller by caller, that something failed.
+    """
+    for line in _log.recent_errors:
+        # "llama_model_load: error loading model: missing tensor 'x'" -> the last part
+        return line.split(": ", 1)[-1].removeprefix("error loading model: ").rstrip(".")
+    return ""
+
+
+@frozen
+class Device:
+    """One thing that can compute."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu", "integrated gpu", "accelerator", "other"]
+    free_bytes: int
+    total_bytes: int
+
+
+@frozen
+class SystemInfo:
+    """What this build of llama.cpp is and can do on this machine."""
+
+    package_version: str  # of llama-cpp-python
+    ggml_version: str
+    ggml_commit: str  # "unknown" in builds from an archive
+    features: Mapping[str, Mapping[str, str]]  # compute backend -> feature -> value
+    devices: tuple[Device, ...]
+    gpu_offload: bool
+    mmap: bool
+    mlock: bool
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The devices that layers can be offloaded to."""
+        return tuple(d for d in self.devices if d.kind in ("gpu", "integrated gpu"))
+
+
+def parse_features(line: str) -> dict[str, dict[str, str]]:
+    """Take ``CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 750 |`` apart, by backend."""
+    features: dict[str, dict[str, str]] = {}
+    backend = ""
+    for item in line.split(" | "):
+        name, _, value = item.strip(" |").partition(" = ")
+        if " : " in name:
+            backend, _, name = name.partition(" : ")
+        if name:
+            features.setdefault(backend.strip(), {})[name.strip()] = value.strip()
+    return features
+
+
+def system_info() -> SystemInfo:
+    """Ask llama.cpp about itself and its devices. Needs no model."""
+    import llama_cpp
+
+    start()
+    return SystemInfo(
+        package_version=str(llama_cpp.__version__),
+        ggml_version=_string("ggml_version"),
+        ggml_commit=_string("ggml_commit"),
+        features=parse_features(llama.llama_print_system_info().decode("utf-8", "replace")),
+        devices=_devices(),
+        gpu_offload=bool(llama.llama_supports_gpu_offload()),
+        mmap=bool(llama.llama_supports_mmap()),
+        mlock=bool(llama.llama_supports_mlock()),
+    )
+
+
+def _string(name: str) -> str:
+    """Call a ggml function that returns a string; it may be missing in other versions."""
+    try:
+        value = _held(name, ctypes.c_char_p)()
+    except AttributeError:
+        return "unknown"
+    return value.decode("utf-8", "replace") if value else "unknown"
+
+
+_KINDS: Final = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}
+
+
+def _devices() -> tuple[Device, ...]:
+    """List ggml's devices. The package does not bind these, but the library brings them."""
+    try:
+        get = _freed("ggml_backend_dev_get", _void_p, ctypes.c_size_t)
+        name = _freed("ggml_backend_dev_name", ctypes.c_char_p, _void_p)
+        description = _freed("ggml_backend_dev_description", ctypes.c_char_p, _void_p)
+        kind = _freed("ggml_backend_dev_type", ctypes.c_int, _void_p)
+        size_p = ctypes.POINTER(ctypes.c_size_t)
+        memory = _freed("ggml_backend_dev_memory", None, _void_p, size_p, size_p)
+        count = _freed("ggml_backend_dev_count", ctypes.c_size_t)()
+    except AttributeError:
+        return ()
+    devices = []
+    for device in [get(index) for index in range(count)]:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        devices.append(
+            Device(
+                (name(device) or b"").decode("utf-8", "replace"),
+                (description(device) or b"").decode("utf-8", "replace").strip(),
+                _KINDS.get(kind(device), "other"),  # type: ignore[arg-type]
+                free.value,
+                total.value,
+            )
+        )
+    return tuple(devices)

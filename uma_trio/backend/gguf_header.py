@@ -1,0 +1,332 @@
+"""Reads the head of a GGUF file, to say what is wrong with it before llama.cpp meets it.
+
+llama.cpp's own parser answers a broken file with a log line at best and with the end of the
+process at worst. This reader never trusts a length: every one is compared with the bytes that
+are really there, counts are bounded, and arrays are stepped over, not kept. It knows nothing
+about models beyond names and sizes. Layout: ggml/include/gguf.h.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from attrs import frozen
+
+from uma_trio.backend.base import ModelError
+
+Value = str | int | float | bool | tuple[int, ...]
+
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)  # 1 is no longer read by llama.cpp, 4 does not exist
+_MAX_HEADER: Final = 512 << 20  # a vocabulary of 262k with its merges takes about 16 MiB
+_MAX_KEYS: Final = 1 << 16
+_MAX_TENSORS: Final = 1 << 20
+_MAX_STRINGS: Final = 1 << 22  # in one array; the largest vocabularies have 2**18
+_MAX_KEPT: Final = 1 << 20  # longer strings are stepped over; chat templates reach 20 KiB
+_MAX_KEPT_NUMBERS: Final = 4096  # per-layer arrays are kept, token scores are not
+_MAX_DIMS: Final = 4  # GGML_MAX_DIMS
+_CHUNK: Final = 1 << 20
+
+# GGUF value types: struct code by number; 7 is bool, 8 string, 9 array.
+_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING: Final = 8
+_ARRAY: Final = 9
+
+# ggml types: elements and bytes of a block (ggml/src/ggml-common.h); removed ones are missing.
+_BLOCKS: Final = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+    9: (32, 36), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176),
+    14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98),
+    19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1),
+    25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
+    34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18),
+}  # fmt: skip
+_REMOVED: Final = frozenset({4, 5, 31, 32, 33, 36, 37, 38})
+
+_OTHER_FORMATS: Final = (
+    (b"version https://git-lfs", "a Git LFS pointer; fetch the file itself with `git lfs pull`"),
+    (b"<", "a web page; the download went to the wrong address"),
+    (b"PK\x03\x04", "a PyTorch or zip archive; convert it with llama.cpp's convert_hf_to_gguf.py"),
+    (b"lmgg", "an old GGML file; get the model as GGUF"),
+    (b"tjgg", "an old GGJT file; get the model as GGUF"),
+    (b"fmgg", "an old GGMF file; get the model as GGUF"),
+)
+_SPLIT_NAME: Final = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$")
+
+
+@frozen
+class GgufHeader:
+    """What the head of a model file says. `size_bytes` counts all parts of a split model."""
+
+    path: Path
+    version: int
+    metadata: Mapping[str, Value]
+    n_tensors: int
+    size_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        """The model family as llama.cpp names it, "" if the file does not say."""
+        value = self.metadata.get("general.architecture", "")
+        return value if isinstance(value, str) else ""
+
+    def number(self, key: str, default: int = 0) -> int:
+        """Return ``<architecture>.<key>`` as an integer; of a per-layer array the largest."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, tuple):
+            return max(value, default=default)
+        return int(value) if isinstance(value, int | float) else default
+
+    def numbers(self, key: str, count: int, default: int = 0) -> tuple[int, ...]:
+        """Return ``<architecture>.<key>`` for each of `count` layers."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, tuple):
+            return (*value, *([default] * count))[:count]
+        return (int(value) if isinstance(value, int | float) else default,) * count
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read and check the head of the model at `path`, and of all its parts if it is split.
+
+    Raises :class:`ModelError`, one sentence for the operator, if the file is missing, not a
+    regular file, not readable, empty, of another format, damaged, or shorter than its tensors.
+    """
+    header = _read_one(path)
+    count = header.metadata.get("split.count", 0)
+    if not isinstance(count, int) or count <= 1:
+        return header
+    name = _SPLIT_NAME.match(path.name)
+    if name is None or int(name["count"]) != count:
+        raise ModelError(
+            f"{path} is one of {count} parts, so its name must end like -00001-of-{count:05}.gguf;"
+            f" rename the parts as they were published."
+        )
+    if int(name["no"]) != 1:
+        raise ModelError(
+            f"{path} is part {int(name['no'])} of {count}; name the first part"
+            f" ({name['stem']}-00001-of-{count:05}.gguf) instead."
+        )
+    parts = [
+        _read_one(path.with_name(f"{name['stem']}-{no:05}-of-{count:05}.gguf"))
+        for no in range(2, count + 1)
+    ]
+    return GgufHeader(
+        path,
+        header.version,
+        header.metadata,
+        header.n_tensors + sum(part.n_tensors for part in parts),
+        header.size_bytes + sum(part.size_bytes for part in parts),
+    )
+
+
+def _read_one(path: Path) -> GgufHeader:
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise ModelError(_cannot_open(path, error)) from error
+    if stat.S_ISDIR(info.st_mode):
+        raise ModelError(f"{path} is a directory; name the .gguf file inside it.")
+    if not stat.S_ISREG(info.st_mode):
+        raise ModelError(f"{path} is not a regular file; name a .gguf file.")
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise ModelError(f"{path} is empty; download it again.")
+            return _Reader(path, file, size).header()
+    except OSError as error:
+        raise ModelError(_cannot_open(path, error)) from error
+
+
+def _cannot_open(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return f"There is no model file at {path}; check --model."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{path} may not be read by this user; change its permissions (chmod u+r)."
+    return f"{path} cannot be read ({error.strerror}); check the disk and --model."
+
+
+class _Reader:
+    """Walks through one header. Grows its copy of the file's beginning only as needed."""
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self._path = path
+        self._file = file
+        self._size = size
+        self._data = bytearray()
+        self._at = 0
+
+    def header(self) -> GgufHeader:
+        """Read everything up to the tensors' data, and check that the data is there."""
+        version = self._preamble()
+        n_tensors, n_keys = self._take("<QQ")
+        if n_tensors > _MAX_TENSORS or n_keys > _MAX_KEYS:
+            raise self._damaged(f"it claims {n_tensors} tensors and {n_keys} keys")
+        metadata: dict[str, Value] = {}
+        for _ in range(n_keys):
+            key = self._string(limit=1 << 16)
+            value = self._value(self._take("<I")[0])
+            if value is not None and key is not None:
+                metadata[key] = value
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self._damaged(f"its alignment is {alignment!r}")
+        ends = [self._tensor(alignment) for _ in range(n_tensors)]
+        data_start = (self._at + alignment - 1) // alignment * alignment
+        if ends:
+            end, tensor = max(ends)
+            if data_start + end > self._size:
+                raise ModelError(
+                    f"{self._path} is truncated: tensor {tensor!r} ends at byte"
+                    f" {data_start + end}, the file at {self._size}; download it again."
+                )
+        return GgufHeader(self._path, version, metadata, n_tensors, self._size)
+
+    def _preamble(self) -> int:
+        head = self._peek(64)
+        if head[:4] != _MAGIC:
+            for begin, what in _OTHER_FORMATS:
+                if head.startswith(begin):
+                    raise ModelError(f"{self._path} is not a GGUF model but {what}.")
+            if head[8:9] == b"{":
+                raise ModelError(
+                    f"{self._path} is not a GGUF model but a safetensors file; convert it with"
+                    " llama.cpp's convert_hf_to_gguf.py."
+                )
+            if _MAGIC.startswith(head):
+                raise self._truncated()
+            raise ModelError(f"{self._path} is not a GGUF model; name a .gguf file.")
+        self._at = 4
+        (version,) = self._take("<I")
+        if version in _VERSIONS:
+            return int(version)
+        if int.from_bytes(struct.pack("<I", version), "big") in _VERSIONS:
+            raise ModelError(
+                f"{self._path} was made for big-endian machines; get the little-endian file."
+            )
+        raise ModelError(
+            f"{self._path} is GGUF version {version}, and versions 2 and 3 can be read here;"
+            " get a newer file of this model, or a newer uma-trio."
+        )
+
+    def _value(self, kind: int) -> Value | None:
+        """Read one value; None if it is one that nobody asks for."""
+        if kind in _SCALARS:
+            return self._take("<" + _SCALARS[kind])[0]
+        if kind == _STRING:
+            return self._string(limit=None)
+        if kind != _ARRAY:
+            raise self._damaged(f"a value has the type {kind}")
+        item, count = self._take("<IQ")
+        if item == _STRING:
+            self._skip_strings(count)
+            return None
+        if item not in _SCALARS:
+            raise self._damaged(f"an array has items of type {item}")
+        layout = f"<{count}{_SCALARS[item]}" if count <= _MAX_KEPT_NUMBERS else None
+        if layout is None or _SCALARS[item] in "fd":
+            self._skip(count * struct.calcsize("<" + _SCALARS[item]))
+            return None
+        return tuple(int(number) for number in self._take(layout))
+
+    def _string(self, limit: int | None) -> str | None:
+        """Read a string; None if it is too long to keep."""
+        (length,) = self._take("<Q")
+        if limit is not None and length > limit:
+            raise self._damaged(f"a name has {length} bytes")
+        start = self._at
+        self._skip(length)
+        if length > _MAX_KEPT:
+            return None
+        return self._data[start : start + length].decode("utf-8", "replace")
+
+    def _skip_strings(self, count: int) -> None:
+        """Step over an array of strings; the hot loop for a vocabulary of 152k."""
+        if count > _MAX_STRINGS or count * 8 > self._size - self._at:
+            raise self._damaged(f"an array claims {count} strings")
+        length = struct.Struct("<Q").unpack_from
+        data, at, have = self._data, self._at, len(self._data)
+        for _ in range(count):
+            if at + 8 > have:
+                self._at = at
+                self._need(8)
+                have = len(data)
+            at += 8 + length(data, at)[0]
+        self._at = at
+        self._need(0)
+
+    def _tensor(self, alignment: int) -> tuple[int, str]:
+        """Read one tensor's entry; return where its data ends, and its name."""
+        name = self._string(limit=1 << 16) or ""
+        (n_dims,) = self._take("<I")
+        if n_dims > _MAX_DIMS:
+            raise self._damaged(f"tensor {name!r} has {n_dims} dimensions")
+        dims = self._take(f"<{n_dims}Q")
+        kind, offset = self._take("<IQ")
+        if offset % alignment:
+            raise self._damaged(f"tensor {name!r} is not aligned")
+        if kind in _REMOVED:
+            raise ModelError(
+                f"{self._path} uses a quantisation that llama.cpp has removed (type {kind});"
+                " get the model as Q4_0 or Q4_K_M."
+            )
+        if kind not in _BLOCKS:  # newer than this table: llama.cpp will judge
+            return offset, name
+        per_block, block_bytes = _BLOCKS[kind]
+        elements = 1
+        for dim in dims:
+            elements *= dim
+        if elements == 0 or (dims and dims[0] % per_block) or elements >= 1 << 62:
+            raise self._damaged(f"tensor {name!r} has the shape {dims}")
+        return offset + elements // per_block * block_bytes, name
+
+    def _take(self, layout: str) -> tuple[int, ...]:
+        size = struct.calcsize(layout)
+        self._need(size)
+        values = struct.unpack_from(layout, self._data, self._at)
+        self._at += size
+        return values
+
+    def _skip(self, length: int) -> None:
+        self._need(length)
+        self._at += length
+
+    def _peek(self, length: int) -> bytes:
+        self._need(min(length, self._size))
+        return bytes(self._data[:length])
+
+    def _need(self, length: int) -> None:
+        """See that `length` more bytes are in memory. Raises if the file does not have them."""
+        end = self._at + length
+        if end <= len(self._data):
+            return
+        if end > self._size:
+            raise self._truncated()
+        if end > _MAX_HEADER:
+            raise self._damaged(f"its header is longer than {_MAX_HEADER >> 20} MiB")
+        target = min(self._size, max(end, 2 * len(self._data), _CHUNK))
+        while len(self._data) < target:
+            part = self._file.read(target - len(self._data))
+            if not part:  # shrunk while we read it
+                raise self._truncated()
+            self._data += part
+
+    def _truncated(self) -> ModelError:
+        return ModelError(
+            f"{self._path} is truncated: its header goes on beyond the end of the file;"
+            " download it again."
+        )
+
+    def _damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self._path} is damaged ({what}); download it again.")

@@ -1,0 +1,133 @@
+"""What the KV cache costs, and what memory there is: pure arithmetic on a model's header.
+
+Used before a model is loaded, because a machine that overcommits grants any allocation and
+kills the process when it is used.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from uma_trio.backend.gguf_header import GgufHeader
+
+
+@frozen
+class KvType:
+    """How the KV cache stores a number: ggml's type id, and bytes for a block of elements."""
+
+    ggml_type: int
+    block: int
+    block_bytes: int
+
+    @property
+    def quantised(self) -> bool:
+        """Whether several elements share a scale; the V cache then needs flash attention."""
+        return self.block > 1
+
+
+#: What llama.cpp offers for its KV cache (common/arg.cpp, kv_cache_types), by name.
+KV_TYPES: Final[Mapping[str, KvType]] = {
+    "f32": KvType(0, 1, 4),
+    "f16": KvType(1, 1, 2),
+    "bf16": KvType(30, 1, 2),
+    "q8_0": KvType(8, 32, 34),
+    "q5_1": KvType(7, 32, 24),
+    "q5_0": KvType(6, 32, 22),
+    "q4_1": KvType(3, 32, 20),
+    "q4_0": KvType(2, 32, 18),
+    "iq4_nl": KvType(20, 32, 18),
+}
+_ALIASES: Final = {"q8": "q8_0", "q5": "q5_0", "q4": "q4_0"}
+
+
+def kv_type_name(name: str) -> str:
+    """Return the full name of a KV type: ``q8`` is ``q8_0``. Raises ValueError with a hint."""
+    wanted = _ALIASES.get(name.lower(), name.lower())
+    if wanted in KV_TYPES:
+        return wanted
+    near = difflib.get_close_matches(wanted, KV_TYPES, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(f"there is no KV type {name!r}{hint}; llama.cpp has {', '.join(KV_TYPES)}")
+
+
+def kv_bytes(header: GgufHeader, n_ctx: int, kv_type: str) -> int:
+    """Return the bytes of a KV cache of `n_ctx` cells; 0 if the header does not tell.
+
+    Right for plain attention, with or without a sliding window (we keep full-size caches);
+    too much, at most twice, for multi-head latent attention, which stores no V.
+    """
+    layers = min(header.number("block_count"), 4096)
+    heads = header.number("attention.head_count")
+    if not layers or not heads:
+        return 0
+    head_size = header.number("embedding_length") // heads
+    kv_heads = sum(header.numbers("attention.head_count_kv", layers, heads))
+    row = kv_heads * (
+        header.number("attention.key_length", head_size)
+        + header.number("attention.value_length", head_size)
+    )
+    kind = KV_TYPES[kv_type]
+    return n_ctx * row * kind.block_bytes // kind.block
+
+
+def attention_only(header: GgufHeader) -> bool:
+    """Whether every layer keeps its past in the KV cache, so that `kv_bytes` is meaningful."""
+    prefix = f"{header.architecture}."
+    return not any(key.startswith((prefix + "ssm.", prefix + "wkv.")) for key in header.metadata)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes this process may still use, by the kernel and its cgroup; None if unknown.
+
+    `root` is for tests: the directory that holds ``proc`` and ``sys``.
+    """
+    rooms = [_meminfo(root / "proc/meminfo"), _cgroup_v2(root), _cgroup_v1(root)]
+    known = [room for room in rooms if room is not None]
+    return min(known) if known else None
+
+
+def _meminfo(path: Path) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def _cgroup_v2(root: Path) -> int | None:
+    """Return what is left below the lowest ``memory.max`` on our way to the root cgroup."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return None
+    top = root / "sys/fs/cgroup"
+    rooms = []
+    for group in [top / own, *(top / own).parents]:
+        if not group.is_relative_to(top):
+            break
+        room = _room(group / "memory.max", group / "memory.current")
+        if room is not None:
+            rooms.append(room)
+    return min(rooms) if rooms else None
+
+
+def _cgroup_v1(root: Path) -> int | None:
+    group = root / "sys/fs/cgroup/memory"
+    return _room(group / "memory.limit_in_bytes", group / "memory.usage_in_bytes")
+
+
+def _room(limit: Path, used: Path) -> int | None:
+    try:
+        return max(0, int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):  # no such controller, or "max"
+        return None

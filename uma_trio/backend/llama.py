@@ -1,0 +1,369 @@
+"""llama.cpp as a backend: one model, one context, one batch that numpy owns.
+
+Owns the ``llama_context``, which is for one thread only, and the addresses of the batch. The
+engine writes the batch's arrays; a decode is one call with the same struct each time; logits
+are read where llama.cpp wrote them. What would end the process inside llama.cpp (an assert on
+a batch that is too large, on a slot out of range) is checked here first and answered with
+``INVALID``. Facts about llama.cpp are from the vendored 0c1e57098.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Self
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+
+from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
+from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
+from uma_trio.backend.base import (
+    BackendDied,
+    Batch,
+    DecodeStatus,
+    FloatArray,
+    Limits,
+    ModelError,
+    ModelInfo,
+)
+from uma_trio.backend.gguf_header import GgufHeader, read_header
+from uma_trio.backend.kv_memory import (
+    KV_TYPES,
+    attention_only,
+    available_memory,
+    kv_bytes,
+    kv_type_name,
+)
+
+__all__ = ["LlamaBackend", "SystemInfo", "system_info"]
+
+_MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
+# load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
+_LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
+_FLASH_ATTENTION_AUTO: Final = -1
+_META_KEYS: Final = 4096
+_META_CHARS: Final = 65536
+# CPU features worth a word in one line; the rest is for the doctor.
+_TELLING: Final = ("AMX_INT8", "AVX512", "AVX2", "NEON", "SVE", "DOTPROD", "RVV", "VSX")
+
+Progress = Callable[[float], None]
+
+
+class LlamaBackend:
+    """See :class:`uma_trio.backend.base.Backend`. Made by :meth:`load`.
+
+    `limits.n_slots` is also how many rows of logits one decode may ask for. The arrays that
+    `logits` returns point into llama.cpp's memory and must not be touched after `close`.
+    """
+
+    def __init__(
+        self, vocabulary: LlamaVocabulary, info: ModelInfo, context: int, kv_type: str
+    ) -> None:
+        self._context: int | None = context
+        self._memory = int(llama.llama_get_memory(context))
+        n_ctx = int(llama.llama_n_ctx_seq(context))
+        self.model = info
+        self.limits = Limits(
+            n_ctx=int(llama.llama_n_ctx(context)),
+            n_ctx_seq=min(n_ctx, info.n_ctx_train) if info.n_ctx_train > 0 else n_ctx,
+            n_slots=int(llama.llama_n_seq_max(context)),
+            n_batch=int(llama.llama_n_batch(context)),
+        )
+        self.vocabulary = vocabulary  # which keeps the weights alive
+        system = system_info()
+        self.description = _describe(system, int(llama.llama_n_threads(context)), kv_type)
+        self._asynchronous = bool(system.gpus)
+        self.batch = Batch(self.limits.n_batch)
+        self._struct = self._own_batch()
+        self._length = [0] * self.limits.n_slots
+        self._n_rows = 0
+        self._logits_address = 0
+        self._logits: FloatArray = np.empty((0, info.n_vocab), np.float32)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        n_ctx: int,
+        n_slots: int,
+        threads: int,
+        n_batch: int = 512,
+        kv_type: str = "f16",
+        mlock: bool = False,
+        mmap: bool = True,
+        gpu_layers: int = -1,
+        progress: Progress | None = None,
+        log: LogSink | None = None,
+    ) -> Self:
+        """Check the file, load the weights, make the context.
+
+        `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple
+        of 256), `gpu_layers` -1 is all, `progress` gets 0.0 to 1.0 and may raise to stop the
+        loading, `log` gets llama.cpp's warnings and errors. Raises :class:`ModelError`.
+        """
+        lib.start()
+        lib.set_log_sink(log)
+        path = Path(path)
+        header = read_header(path)
+        kv_type = _checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
+        model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
+        info = _model_info(model.pointer, header)
+        _refuse_unsuitable(model.pointer, path)
+        vocabulary = LlamaVocabulary(model)
+        params = llama.llama_context_default_params()
+        params.n_ctx = n_ctx
+        # One ubatch per decode: a tick reads the weights once (scheduling.md, G1).
+        params.n_batch = params.n_ubatch = n_batch
+        params.n_seq_max = n_slots
+        # A row per slot: more would reserve n_batch rows of 152k floats in the graph's memory,
+        # and as many from the start means that the buffer of logits never moves.
+        params.n_outputs_max = n_slots
+        params.n_outputs_max_per_seq = 0
+        # Both, as llama.cpp uses the second for any batch of two tokens or more (G6).
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = _FLASH_ATTENTION_AUTO  # forced on for a quantised V cache
+        params.type_k = params.type_v = KV_TYPES[kv_type].ggml_type
+        params.kv_unified = True
+        # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
+        params.swa_full = True
+        params.no_perf = True
+        lib.forget_errors()
+        context = llama.llama_init_from_model(model.pointer, params)
+        if not context:
+            reason = lib.last_error() or "llama.cpp gave no reason"
+            raise ModelError(
+                f"The context for {path} could not be made ({reason});"
+                f" try a smaller --n-ctx (now {n_ctx}) or another --kv-type (now {kv_type})."
+            )
+        if not llama.llama_get_memory(context):
+            llama.llama_free(context)
+            raise ModelError(f"{path} is an embedding model; name one that generates text.")
+        return cls(vocabulary, info, int(context), kv_type)
+
+    def decode(self, n_tokens: int) -> int:
+        """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
+        if self._context is None:
+            raise BackendDied("the backend is closed")
+        self._n_rows = 0
+        ends = self._ends(n_tokens)
+        if ends is None:
+            return DecodeStatus.INVALID
+        slots = self.batch.slot[:n_tokens]
+        np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
+        self._struct.n_tokens = n_tokens
+        status: int = lib.decode(self._context, self._struct)
+        if status == DecodeStatus.OK:
+            if self._asynchronous:
+                lib.synchronize(self._context)  # a GPU works on after the call came back
+            self._length = ends
+            self._n_rows = int(np.count_nonzero(self.batch.want[:n_tokens]))
+        elif status not in (DecodeStatus.NO_KV_ROOM, DecodeStatus.INVALID):
+            self._length = [self.kv_length(slot) for slot in range(self.limits.n_slots)]
+        return status
+
+    def logits(self, n_rows: int) -> FloatArray:
+        """Return the first `n_rows` rows of the latest decode, in batch order: a view.
+
+        Raises ValueError if it did not succeed or fewer rows were wanted.
+        """
+        if n_rows > self._n_rows:
+            raise ValueError(f"{n_rows} rows of logits are asked for, {self._n_rows} are there")
+        address = lib.get_logits(self._context)
+        if address != self._logits_address:
+            shape = (self.limits.n_slots, self.model.n_vocab)
+            memory = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+            self._logits = np.ctypeslib.as_array(memory).reshape(shape)
+            self._logits_address = address
+        return self._logits[:n_rows]
+
+    def kv_remove(self, slot: int, first: int = 0) -> bool:
+        """Drop the cells of `slot` from position `first` on; False if only all can go."""
+        self._check_slot(slot)
+        done: bool = lib.seq_rm(self._memory, slot, first, -1)
+        self._length[slot] = self.kv_length(slot)
+        return done
+
+    def kv_length(self, slot: int) -> int:
+        """Return how many positions llama.cpp holds for `slot`."""
+        self._check_slot(slot)
+        return int(lib.seq_pos_max(self._memory, slot)) + 1
+
+    def close(self) -> None:
+        """Free the context; the weights go when nobody holds this or the vocabulary any more."""
+        if self._context is not None:
+            context, self._context = self._context, None
+            self._logits = np.empty((0, self.model.n_vocab), np.float32)
+            self._n_rows = 0
+            llama.llama_free(context)
+
+    def _own_batch(self) -> Any:
+        """Build the struct that points at our arrays. They live as long as this object."""
+        capacity = self.limits.n_batch
+        self._n_seq_id = np.ones(capacity, np.int32)
+        self._slot_ids = np.arange(self.limits.n_slots, dtype=np.int32)
+        self._slot_addresses = (
+            self._slot_ids.ctypes.data + np.arange(self.limits.n_slots, dtype=np.uintp) * 4
+        )
+        self._seq_id = np.full(capacity, self._slot_addresses[0], np.uintp)
+        struct = llama.llama_batch()
+        for name, array in (
+            ("token", self.batch.token),
+            ("pos", self.batch.pos),
+            ("n_seq_id", self._n_seq_id),
+            ("seq_id", self._seq_id),
+            ("logits", self.batch.want),
+        ):
+            kind = dict(llama.llama_batch._fields_)[name]
+            setattr(struct, name, ctypes.cast(array.ctypes.data, kind))
+        return struct
+
+    def _ends(self, n_tokens: int) -> list[int] | None:
+        """Return where each slot would end after the batch; None if it breaks the contract.
+
+        llama.cpp checks less: an empty slot may start anywhere, a position may come twice, any
+        slot below 256 is taken. And it ends the process where a limit is passed. Plain Python
+        is faster here than numpy for the usual batch of a row per slot.
+        """
+        limits, batch = self.limits, self.batch
+        if not 0 < n_tokens <= limits.n_batch:
+            return None
+        if np.count_nonzero(batch.want[:n_tokens]) > limits.n_slots:
+            return None
+        ends = self._length.copy()
+        slots, positions = batch.slot[:n_tokens].tolist(), batch.pos[:n_tokens].tolist()
+        for slot, position in zip(slots, positions, strict=True):
+            if not 0 <= slot < limits.n_slots or ends[slot] != position:
+                return None
+            ends[slot] = position + 1
+        return ends
+
+    def _check_slot(self, slot: int) -> None:
+        if self._context is None:
+            raise BackendDied("the backend is closed")
+        if not 0 <= slot < self.limits.n_slots:  # llama.cpp would end the process
+            raise IndexError(f"there is no slot {slot}")
+
+
+def _checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_type: str) -> str:
+    """Check what can be known before loading; return the full name of the KV type."""
+    path = header.path
+    if header.n_tensors == 0:
+        raise ModelError(f"{path} holds a vocabulary and no weights; get the whole model.")
+    if header.metadata.get("general.type") == "adapter":
+        raise ModelError(f"{path} is a LoRA adapter; name the model it belongs to.")
+    if header.architecture == "clip":
+        raise ModelError(f"{path} is a multimodal projector; name the language model beside it.")
+    if not header.architecture:
+        raise ModelError(f"{path} does not say its architecture; download it again.")
+    try:
+        kv_type = kv_type_name(kv_type)
+    except ValueError as error:
+        raise ModelError(f"--kv-type: {error}.") from error
+    if not 1 <= n_slots <= _MAX_SLOTS:
+        raise ModelError(f"--parallel must be 1 to {_MAX_SLOTS}, not {n_slots}.")
+    if n_ctx < 1 or threads < 1:
+        raise ModelError(f"--n-ctx ({n_ctx}) and --threads ({threads}) must be at least 1.")
+    room = available_memory()
+    need = kv_bytes(header, n_ctx, kv_type)
+    if room is not None and need > room and attention_only(header) and not system_info().gpus:
+        raise ModelError(
+            f"The KV cache for --n-ctx {n_ctx} needs {_mib(need)} and {_mib(room)} are free;"
+            f" try --n-ctx {max(256, n_ctx * room // need // 2 // 256 * 256)}"
+            " or a smaller --kv-type such as q8_0."
+        )
+    return kv_type
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 20):,.0f} MiB"
+
+
+def _load_model(
+    path: Path, *, mlock: bool, mmap: bool, gpu_layers: int, progress: Progress | None
+) -> ModelHandle:
+    """Load the weights. What `progress` raises stops the loading and comes out here."""
+    raised: list[BaseException] = []
+
+    def report(share: float, _user_data: object) -> bool:
+        try:
+            if progress is not None:
+                progress(share)
+        except BaseException as error:  # nothing may unwind through C
+            raised.append(error)
+            return False
+        return True
+
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = gpu_layers
+    params.load_mode = _LOAD_MODE[mmap, mlock]
+    callback = llama.llama_progress_callback(report)
+    params.progress_callback = callback
+    lib.forget_errors()
+    pointer = llama.llama_model_load_from_file(str(path).encode(), params)
+    if raised:
+        if pointer:
+            llama.llama_model_free(pointer)
+        raise raised[0]
+    if not pointer:
+        reason = lib.last_error() or "it gave no reason"
+        raise ModelError(
+            f"llama.cpp cannot load {path} ({reason}); download it again,"
+            " or get it as a GGUF made for this version of llama.cpp."
+        )
+    return ModelHandle(int(pointer))
+
+
+def _refuse_unsuitable(model: int, path: Path) -> None:
+    """Refuse models that do not write text from left to right, one token after another."""
+    if llama.llama_model_has_encoder(model):
+        raise ModelError(f"{path} is an encoder-decoder model; name one that only decodes.")
+    if llama.llama_model_is_diffusion(model):
+        raise ModelError(f"{path} is a diffusion model, which has no next token; name another.")
+    if not llama.llama_model_has_decoder(model):
+        raise ModelError(f"{path} only encodes; name a model that generates text.")
+
+
+def _model_info(model: int, header: GgufHeader) -> ModelInfo:
+    text = ctypes.create_string_buffer(256)
+    llama.llama_model_desc(model, text, len(text))
+    template = llama.llama_model_chat_template(model, None)
+    metadata = _metadata(model)
+    return ModelInfo(
+        name=metadata.get("general.name") or header.path.stem,
+        description=text.value.decode("utf-8", "replace"),
+        n_vocab=int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))),
+        n_ctx_train=int(llama.llama_model_n_ctx_train(model)),
+        n_params=int(llama.llama_model_n_params(model)),
+        size_bytes=int(llama.llama_model_size(model)),
+        n_layer=int(llama.llama_model_n_layer(model)),
+        n_embd=int(llama.llama_model_n_embd(model)),
+        chat_template=template.decode("utf-8", "replace") if template else None,
+        path=str(header.path),
+        metadata=metadata,
+    )
+
+
+def _metadata(model: int) -> dict[str, str]:
+    """Return the model's scalar metadata as text, without the long ones."""
+    key, value = ctypes.create_string_buffer(512), ctypes.create_string_buffer(_META_CHARS)
+    metadata = {}
+    for index in range(min(int(llama.llama_model_meta_count(model)), _META_KEYS)):
+        if llama.llama_model_meta_key_by_index(model, index, key, len(key)) < 0:
+            continue
+        length = llama.llama_model_meta_val_str_by_index(model, index, value, len(value))
+        if 0 <= length < _META_CHARS and not key.value.startswith(b"tokenizer."):
+            metadata[key.value.decode("utf-8", "replace")] = value.value.decode("utf-8", "replace")
+    return metadata
+
+
+def _describe(system: SystemInfo, threads: int, kv_type: str) -> str:
+    where = ", ".join(gpu.description or gpu.name for gpu in system.gpus)
+    if not where:
+        cpu = system.features.get("CPU", {})
+        telling = [name for name in _TELLING if cpu.get(name, "0") != "0"][:2]
+        where = " ".join(["CPU", f"({', '.join(telling)})"] if telling else ["CPU"])
+    return f"{where}, {threads} thread{'s' * (threads != 1)}, KV {kv_type}"
