@@ -16,6 +16,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import trio
 
@@ -43,13 +44,48 @@ class SocketUnusable(Exception):
     """The socket cannot be made there; the message is one sentence for the operator."""
 
 
-class Listener:
-    """A listening Unix socket that this process owns; made by :func:`listen`."""
+class Claim:
+    """The right of this process to serve on a path; made by :func:`claim`.
 
-    def __init__(self, sock: socket.socket, path: str, lock_fd: int) -> None:
-        self._sock = sock
+    Held before the model is loaded, so that a second daemon learns at once that it is one.
+    """
+
+    def __init__(self, path: str, lock_fd: int) -> None:
         self._lock_fd = lock_fd
-        self._identity = _identity(path)
+        self.path = path
+
+    def listen(self) -> Listener:
+        """Make the socket. Only this user can connect: the file is born with mode 0600.
+
+        Raises:
+            SocketUnusable: it cannot be made there; nothing is left behind.
+        """
+        sock = _bind(self.path)
+        try:
+            return Listener(sock, self.path)
+        except BaseException:
+            sock.close()
+            raise
+
+    def release(self) -> None:
+        """Let another daemon have the path. Idempotent."""
+        if self._lock_fd != -1:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Listener:
+    """A listening Unix socket; made by :meth:`Claim.listen`, and good while the claim is held."""
+
+    def __init__(self, sock: socket.socket, path: str) -> None:
+        self._sock = sock
+        self._identity: tuple[int, int] | None = _identity(path)
         self.path = path
 
     def still_ours(self) -> bool:
@@ -82,33 +118,30 @@ class Listener:
                 handle(client)
 
     def stop(self) -> None:
-        """Accept no more and remove the name if it is still ours; keep the lock. Idempotent.
+        """Accept no more: who connects now, or waits in the backlog, is refused. Idempotent.
 
-        Clients in the backlog are refused. Call it when nobody is in `accept_forever`.
+        To be called when nobody is in `accept_forever`.
         """
-        if self._sock.fileno() == -1:
-            return
-        try:
-            if self.still_ours():
-                os.unlink(self.path)
-        finally:
-            self._sock.close()
+        self._sock.close()
 
     def close(self) -> None:
-        """Stop, then let go of the name, so that another daemon may take it. Idempotent."""
-        try:
-            self.stop()
-        finally:
-            if self._lock_fd != -1:
-                os.close(self._lock_fd)
-                self._lock_fd = -1
+        """Stop, and remove the name if it is still ours. Idempotent."""
+        if self._identity is not None and self.still_ours():
+            os.unlink(self.path)
+        self._identity = None
+        self.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def listen(path: str | os.PathLike[str]) -> Listener:
-    """Take the socket `path` for this process and listen on it.
+def claim(path: str | os.PathLike[str]) -> Claim:
+    """Take `path` for this process, and remove a stale socket that is there.
 
-    Only this user can connect: the file is born with mode 0600. Nothing is left behind when it
-    raises, but the lock file.
+    Nothing is left behind when it raises, but the lock file.
 
     Raises:
         SocketTaken: another daemon holds the lock, or some process answers on the socket.
@@ -124,15 +157,10 @@ def listen(path: str | os.PathLike[str]) -> Listener:
     lock_fd = _take_lock(name)
     try:
         _remove_stale(name)
-        sock = _bind(name)
-        try:
-            return Listener(sock, name, lock_fd)
-        except BaseException:
-            sock.close()
-            raise
     except BaseException:
         os.close(lock_fd)
         raise
+    return Claim(name, lock_fd)
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -55,7 +55,9 @@ async def relay(
             writer.write(protocol.send(eos_event(running, finished, None)))
         else:
             _submit(submit, running, shared)
-            await _stream(running, stream, protocol, writer)
+            code = await _stream(running, stream, protocol, writer)
+            if code is not None:
+                shared.recorder.error_sent(code)
         await writer.flushed()
         protocol.flushed()
     finally:
@@ -97,8 +99,11 @@ def _submit(submit: Submit, running: Running, shared: Shared) -> None:
 
 async def _stream(
     running: Running, stream: TokenStream, protocol: uma_protocol.Connection, writer: Writer
-) -> None:
-    """Pass items on, a burst at a time, until the terminal one is handed to the writer."""
+) -> str | None:
+    """Pass items on, a burst at a time, until the terminal one is handed to the writer.
+
+    Returns the code of its error, if it ended by one.
+    """
     generate, handle, inbox = running.generate, running.handle, running.inbox
     request_id, streams = generate.id, generate.stream
     whole: list[str] = []
@@ -118,7 +123,7 @@ async def _stream(
                 text = item.text or None if streams else "".join(whole) + item.text
                 frames.append(protocol.send(eos_event(running, item, text)))
                 writer.write(b"".join(frames))
-                return
+                return item.code
         if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
             await writer.flushed()
         protocol.flushed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from uma_trio.net.peers import Peer
     from uma_trio.net.shared import Shared
 
-_log = logging.getLogger(__name__)
 # Clients being told that they cannot come in. More at once than this are just closed.
 _MAX_TURNED_AWAY = 64
 
@@ -52,14 +50,15 @@ class Server:
     ) -> None:
         """Serve until :meth:`stop_accepting`, and then until the last client is gone.
 
-        Cancelled, it closes every connection without a further word. The listener is the
-        caller's to close.
+        Cancelled, it closes every connection without a further word. It stops the listener,
+        which stays the caller's to close.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             with self._accepting:
                 task_status.started()
                 await listener.accept_forever(self.welcome, self._accept_failed)
+            listener.stop()
 
     async def attend(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -119,7 +118,7 @@ class Server:
             await connection.run()
         except Exception:
             # A fault of ours in one client's session is no reason to drop the others.
-            _log.exception("connection %d ended by an error of the daemon", connection.number)
+            self._shared.log.exception("connection ended by a fault", number=connection.number)
         finally:
             self._connections.discard(connection)
             self._shared.recorder.session_closed()
@@ -143,5 +142,5 @@ class Server:
             transport.close()
 
     def _accept_failed(self, exc: OSError) -> None:
-        _log.warning("cannot accept a client: %s", exc.strerror)
+        self._shared.log.warning("cannot accept a client", why=exc.strerror)
         self._shared.recorder.accept_failed()

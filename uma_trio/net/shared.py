@@ -6,20 +6,17 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import trio
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 
 from uma_trio.net.directory import Directory
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from uma_protocol import Generate
     from uma_trio.engine.inbox import Inbox
-
-    Prompt = NDArray[np.int32]
-
+Prompt = NDArray[np.int32]
 MIB = 1 << 20
 
 
@@ -65,6 +62,16 @@ class Recorder(Protocol):
         """Return what the `metrics` request answers."""
 
 
+class Log(Protocol):
+    """Where the socket side says what an operator should know."""
+
+    def warning(self, event: str, *args: Any, **values: Any) -> Any:
+        """Something is wrong outside of us."""
+
+    def exception(self, event: str, *args: Any, **values: Any) -> Any:
+        """Something is wrong in us; called while the exception is handled."""
+
+
 class Prepare(Protocol):
     """Turns a request's prompt or messages into tokens; it is called in a helper thread."""
 
@@ -105,6 +112,7 @@ class Shared:
     recorder: Recorder
     clock: Callable[[], float]
     run_blocking: RunBlocking
+    log: Log
     directory: Directory = field(factory=Directory)
     draining: bool = False
     _handles: itertools.count[int] = field(factory=lambda: itertools.count(1))

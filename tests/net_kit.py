@@ -1,0 +1,285 @@
+"""What tests of the socket side are built from: a daemon without threads, in virtual time.
+
+The sockets are real pairs. They work under an autojumping clock because both ends live in this
+thread: what one end wrote is readable before the clock may jump.
+"""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import trio
+from attrs import Factory, define, evolve
+from engine_kit import Bench
+
+import uma_protocol
+from uma_protocol import (
+    NEED_DATA,
+    PAUSED,
+    ClientState,
+    ConnectionClosed,
+    Eos,
+    Error,
+    Event,
+    Generate,
+    RemoteProtocolError,
+    Request,
+    Role,
+    Token,
+)
+from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.engine.task import Wakeup, run_inline
+from uma_trio.net.server import Server
+from uma_trio.net.shared import Prepare, Prompt, RunBlocking, Settings, Shared
+from uma_trio.net.transport import Transport
+
+TICK_S = 0.020
+
+
+@define
+class Recorder:
+    """Keeps what was counted."""
+
+    opened: int = 0
+    closed: int = 0
+    failed_accepts: int = 0
+    errors: list[str] = Factory(list)
+
+    def session_opened(self) -> None:
+        """Count it."""
+        self.opened += 1
+
+    def session_closed(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+    def error_sent(self, code: str) -> None:
+        """Keep the code."""
+        self.errors.append(code)
+
+    def accept_failed(self) -> None:
+        """Count it."""
+        self.failed_accepts += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return something to send."""
+        return {"sessions": self.opened - self.closed}
+
+
+@define
+class LogBook:
+    """Keeps what was logged; a test that logs a fault has found one."""
+
+    lines: list[str] = Factory(list)
+    faults: list[str] = Factory(list)
+
+    def warning(self, event: str, *args: Any, **values: Any) -> None:
+        """Keep the line."""
+        self.lines.append(event)
+
+    def exception(self, event: str, *args: Any, **values: Any) -> None:
+        """Keep the traceback."""
+        self.faults.append(traceback.format_exc())
+
+
+async def at_once(prepare: Prepare, generate: Generate, /) -> Prompt:
+    """Tokenise without a thread and without taking time."""
+    await trio.lowlevel.checkpoint()
+    return prepare(generate)
+
+
+def slowly(seconds: float) -> RunBlocking:
+    """Tokenise in so much virtual time."""
+
+    async def run(prepare: Prepare, generate: Generate, /) -> Prompt:
+        await trio.sleep(seconds)
+        return prepare(generate)
+
+    return run
+
+
+class Client:
+    """The other end of a connection, as a test wants it: small steps, nothing hidden."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.transport = Transport(sock)
+        self.protocol = uma_protocol.Connection(Role.CLIENT)
+        self.events: list[Event] = []
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        while data:
+            sent = self.transport.send_nowait(data)
+            data = data[sent:]
+            if data:
+                await self.transport.wait_sendable()
+
+    async def send(self, request: Request) -> None:
+        """Write a request."""
+        if self.protocol.state is ClientState.DONE:
+            self.protocol.start_next_cycle()
+        await self.send_bytes(self.protocol.send(request))
+
+    async def ask(self, id: str = "r", prompt: str = "hello", **fields: Any) -> None:  # noqa: A002
+        """Write a `generate` request."""
+        await self.send(Generate(id=id, prompt=prompt, **fields))
+
+    async def next(self) -> Event | None:
+        """Return the next event; None when the daemon has closed."""
+        while True:
+            try:
+                event = self.protocol.next_event()
+            except RemoteProtocolError:
+                return None
+            if event is PAUSED:
+                self.protocol.start_next_cycle()
+            elif event is NEED_DATA:
+                try:
+                    data = await self.transport.receive_some()
+                except trio.BrokenResourceError:
+                    return None
+                if not data and not self.protocol.mid_frame:
+                    return None
+                self.protocol.receive_data(data)
+            elif isinstance(event, ConnectionClosed):
+                return None
+            else:
+                self.events.append(event)  # type: ignore[arg-type]
+                return event  # type: ignore[return-value]
+
+    async def until(self, kind: type, most: int = 10_000) -> Any:
+        """Return the next event of this kind."""
+        for _ in range(most):
+            event = await self.next()
+            if event is None:
+                raise AssertionError(f"the daemon closed before a {kind.__name__}: {self.events}")
+            if isinstance(event, kind):
+                return event
+        raise AssertionError(f"no {kind.__name__} among {most} events")
+
+    async def rest(self) -> list[Event]:
+        """Return everything up to the end of file."""
+        events = []
+        while (event := await self.next()) is not None:
+            events.append(event)
+        return events
+
+    def end_sending(self) -> None:
+        """Half-close."""
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Leave."""
+        self.transport.close()
+
+    @property
+    def text(self) -> str:
+        """All text that came."""
+        return "".join(e.text or "" for e in self.events if isinstance(e, Token | Eos))
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens came."""
+        return sum(isinstance(e, Token) for e in self.events)
+
+    @property
+    def ends(self) -> list[Eos | Error]:
+        """Terminal events: there must be one for each request."""
+        return [e for e in self.events if isinstance(e, Eos) or (isinstance(e, Error) and e.fatal)]
+
+
+class House:
+    """A whole daemon but for the listener: engine inline, fake model, real socket pairs."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        backend: FakeBackend,
+        run_blocking: RunBlocking,
+        max_waiting: int,
+        settings: dict[str, Any],
+    ) -> None:
+        self.nursery = nursery
+        self.wakeup = Wakeup()
+        self.backend = backend
+        self.bench = Bench(
+            backend, max_waiting=max_waiting, clock=trio.current_time, wake=self.wakeup.set
+        )
+        self.recorder = Recorder()
+        self.log = LogBook()
+        self.settings = evolve(
+            Settings(model="fake", n_ctx_seq=backend.limits.n_ctx_seq), **settings
+        )
+        self.shared = Shared(
+            settings=self.settings,
+            inbox=self.bench.inbox,
+            prepare=self.prepare,
+            recorder=self.recorder,
+            clock=trio.current_time,
+            run_blocking=run_blocking,
+            log=self.log,
+        )
+        self.server = Server(self.shared)
+
+    def prepare(self, generate: Generate, /) -> Prompt:
+        """Tokenise the prompt alone."""
+        tokens = self.backend.vocabulary.tokenize(
+            generate.prompt or "", add_special=True, parse_special=False
+        )
+        return np.asarray(tokens, np.int32)
+
+    def connect(self) -> Client:
+        """Return a new client of this daemon."""
+        ours, theirs = socket.socketpair()
+        self.server.welcome(theirs)
+        return Client(ours)
+
+    def expected(self, prompt: str, n: int) -> str:
+        """Return the text that `prompt` must give."""
+        return self.backend.text_of(self.bench.expected(prompt, n))
+
+    async def until_idle(self) -> None:
+        """Let everything that is under way come to its end, without much time passing."""
+        for _ in range(5):
+            await trio.sleep(TICK_S)
+
+    def check_idle(self) -> None:
+        """Check that nothing is held by nobody."""
+        self.bench.check_idle()
+        if self.log.faults:
+            raise AssertionError(self.log.faults[0])
+        registry = self.bench.engine.registry
+        if registry.running or registry.waiting or len(self.shared.directory):
+            raise AssertionError("a request is still there")
+
+
+@asynccontextmanager
+async def house(
+    backend: FakeBackend | None = None,
+    *,
+    run_blocking: RunBlocking = at_once,
+    max_waiting: int = 256,
+    **settings: Any,
+) -> AsyncIterator[House]:
+    """Run a daemon in virtual time; at the end it must be idle."""
+    backend = backend or FakeBackend(cost=linear_cost(TICK_S, 0.0))
+    async with trio.open_nursery() as nursery:
+        daemon = House(nursery, backend, run_blocking, max_waiting, settings)
+        nursery.start_soon(
+            run_inline,
+            daemon.bench.engine,
+            daemon.bench.inbox,
+            daemon.wakeup,
+            lambda: backend.last_cost_s,
+        )
+        await nursery.start(daemon.server.attend)
+        yield daemon
+        await daemon.until_idle()
+        daemon.check_idle()
+        nursery.cancel_scope.cancel()

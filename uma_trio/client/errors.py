@@ -1,0 +1,45 @@
+"""What can go wrong for an application: the daemon said no, or it is not there."""
+
+from __future__ import annotations
+
+from uma_protocol import CODES, Code, Eos, Error
+
+
+class ServerError(Exception):
+    """The daemon refused a request or could not finish it.
+
+    `retryable` tells whether the same request may succeed later, and `retry_after_ms` when.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.retryable = retryable
+        self.retry_after_ms = retry_after_ms
+
+    @classmethod
+    def of(cls, event: Error | Eos) -> ServerError:
+        """Return the error that an `error` event, or an `eos` with reason `error`, reports."""
+        if isinstance(event, Error):
+            return cls(
+                event.code,
+                event.message,
+                retryable=event.retryable,
+                retry_after_ms=event.retry_after_ms,
+            )
+        code = event.code or ""
+        # A newer daemon may have codes that we do not know.
+        retryable = code in Code.__members__ and CODES[Code(code)].retryable
+        return cls(code, event.message or "the request failed", retryable=retryable)
+
+
+class ConnectionFailed(Exception):
+    """The daemon cannot be reached, or the connection broke. The message says what to do."""

@@ -1,0 +1,199 @@
+"""One connection to the daemon: a socket and a protocol object, nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+
+import trio
+
+import uma_protocol
+from uma_protocol import (
+    ClientState,
+    ConnectionClosed,
+    Error,
+    Event,
+    Pause,
+    ProtocolError,
+    RemoteProtocolError,
+    Request,
+    Role,
+)
+from uma_trio.client.errors import ConnectionFailed, ServerError
+from uma_trio.net.peers import peer_of
+from uma_trio.net.transport import Transport
+
+DEFAULT_SOCKET = "/tmp/uma.sock"  # noqa: S108 - the daemon's default; both ends check the uid
+
+_ATTEMPTS = 8
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_CLOSED = "the daemon closed the connection"
+
+
+def socket_path_of(path: str | os.PathLike[str] | None) -> str:
+    """Return `path`, or where the daemon is expected when none is given."""
+    return os.fspath(path or os.environ.get("UMA_SOCK") or DEFAULT_SOCKET)
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to wait before each further attempt, growing, jittered, and then no more.
+
+    Clients that lost one daemon at the same moment do not come back at the same moment.
+    """
+    pause = _FIRST_PAUSE_S
+    for _ in range(_ATTEMPTS):
+        yield random.uniform(pause / 2, pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def connect_to(sock: socket.socket, path: str) -> None:
+    """Connect `sock` to the daemon of this user.
+
+    Raises:
+        ConnectionFailed: nobody serves there, or somebody else does.
+        BlockingIOError: the daemon is too busy to accept (non-blocking sockets only).
+    """
+    try:
+        sock.connect(path)
+    except BlockingIOError:
+        raise
+    except OSError as exc:
+        why = exc.strerror or str(exc)
+        raise ConnectionFailed(
+            f"cannot reach the daemon at {path}: {why}; start it with `uma-trio serve`"
+        ) from exc
+    uid = peer_of(sock).uid
+    if uid != os.geteuid():
+        raise ConnectionFailed(f"{path} is served by user {uid}, not by you; nothing was sent")
+
+
+def parsed(protocol: uma_protocol.Connection) -> Event | None:
+    """Return the next event that is there, None if more bytes are needed.
+
+    Raises:
+        ConnectionFailed: nothing more will come, or something that is no event came.
+    """
+    if protocol.state is ClientState.DONE:
+        protocol.start_next_cycle()
+    try:
+        event = protocol.next_event()
+    except RemoteProtocolError as exc:
+        raise ConnectionFailed(f"{_CLOSED} or broke the protocol: {exc.message}") from exc
+    if isinstance(event, ConnectionClosed):
+        raise ConnectionFailed(_CLOSED)
+    if isinstance(event, Pause):
+        return None
+    return event  # type: ignore[return-value]  # a client never gets requests
+
+
+class Link:
+    """A connection for one task at a time. Made by :meth:`dial`; `close` it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._protocol = uma_protocol.Connection(Role.CLIENT)
+        self._unsent = b""
+        self.broken = False
+
+    @classmethod
+    async def dial(cls, path: str) -> Link:
+        """Connect to the daemon of this user at `path`, waiting a little if it is busy.
+
+        Raises:
+            ConnectionFailed: see :func:`connect_to`.
+        """
+        await trio.lowlevel.checkpoint()
+        for pause in pauses():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                connect_to(sock, path)
+                return cls(Transport(sock))
+            except BlockingIOError:  # its backlog is full
+                sock.close()
+            except BaseException:
+                sock.close()
+                raise
+            await trio.sleep(pause)
+        raise ConnectionFailed(f"the daemon at {path} is too busy to accept a connection")
+
+    async def send(self, request: Request) -> None:
+        """Send a request, whole. Not a checkpoint if the kernel takes it at once.
+
+        Where that fails, also by cancellation, the connection is closed: half a frame is out.
+
+        Raises:
+            ServerError: the daemon had closed and said why.
+            ConnectionFailed: it had closed.
+            uma_protocol.LocalProtocolError: not now, or not with these values. Nothing was
+                sent, and the connection is as it was.
+        """
+        if self.broken:
+            raise ConnectionFailed(_CLOSED)
+        data = memoryview(self._unsent + self._encoded(request))
+        self._unsent = b""
+        try:
+            while data:
+                data = data[self._transport.send_nowait(data) :]
+                if data:
+                    await self._transport.wait_sendable()
+        except trio.BrokenResourceError:
+            await self._read_last_word()
+        except BaseException:
+            self.close()
+            raise
+
+    def send_nowait(self, request: Request) -> bool:
+        """Send a request as far as that goes without waiting; the rest goes with the next one."""
+        if self.broken:
+            return False
+        try:
+            data = self._unsent + self._encoded(request)
+            self._unsent = data[self._transport.send_nowait(data) :]
+        except (ProtocolError, trio.BrokenResourceError):
+            return False
+        return True
+
+    async def next_event(self) -> Event:
+        """Return the next event. Cancelled, it has lost nothing.
+
+        Raises:
+            ConnectionFailed: the connection is over, and is closed now.
+        """
+        while True:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            try:
+                event = parsed(self._protocol)
+            except ConnectionFailed:
+                self.close()
+                raise
+            if event is not None:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return event
+            try:
+                data = await self._transport.receive_some()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            self._protocol.receive_data(data)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self.broken = True
+        self._transport.close()
+
+    def _encoded(self, request: Request) -> bytes:
+        if self._protocol.state is ClientState.DONE:
+            self._protocol.start_next_cycle()
+        return self._protocol.send(request)
+
+    async def _read_last_word(self) -> None:
+        """Raise what the daemon said before it closed; it is still there to be read."""
+        try:
+            while True:
+                event = await self.next_event()
+                if isinstance(event, Error) and event.fatal:
+                    raise ServerError.of(event)
+        finally:
+            self.close()

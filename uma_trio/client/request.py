@@ -1,0 +1,59 @@
+"""A `generate` request from what an application has at hand."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+from uma_protocol import Generate, Message, Priority, Slo, encode_request
+
+HELD_BACK = -1
+"""The `token_id` of the last piece of a text, which belongs to no single token."""
+
+Chat = Iterable[Message | Mapping[str, str] | tuple[str, str]]
+"""Turns of a chat: messages, ``{"role": ..., "content": ...}`` or ``(role, content)``."""
+
+
+class Params(TypedDict, total=False):
+    """What a request may say beyond its prompt. What is left out gets the daemon's default."""
+
+    id: str
+    session: str | None
+    model: str | None
+    app: str | None
+    priority: Priority
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: tuple[str, ...]
+    stream: bool
+    ignore_eos: bool
+    slo: Slo | None
+    metadata: dict[str, Any] | None
+
+
+def build_request(prompt: str | None, messages: Chat | None, params: Params) -> Generate:
+    """Return the request, with a fresh id if it has none.
+
+    Raises:
+        TypeError: a parameter that does not exist.
+        uma_protocol.LocalProtocolError: a value that the protocol does not allow.
+    """
+    fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
+    if "stop" in fields:
+        fields["stop"] = tuple(fields["stop"])
+    if messages is not None:
+        fields["messages"] = tuple(_message(turn) for turn in messages)
+    request = Generate(prompt=prompt, **fields)
+    encode_request(request)  # so that a mistake shows where it was made
+    return request
+
+
+def _message(turn: Any) -> Message:
+    if isinstance(turn, Message):
+        return turn
+    return Message(**turn) if isinstance(turn, Mapping) else Message(*turn)

@@ -1,0 +1,61 @@
+"""The synchronous front: a plain blocking socket, for scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Unpack
+
+import uma_protocol
+from uma_protocol import Eos, Error, Event, Role, Token
+from uma_trio.client.errors import ConnectionFailed, ServerError
+from uma_trio.client.link import connect_to, parsed, socket_path_of
+from uma_trio.client.request import HELD_BACK, Chat, Params, build_request
+
+
+def generate_sync(
+    prompt: str | None = None,
+    socket_path: str | os.PathLike[str] | None = None,
+    *,
+    messages: Chat | None = None,
+    **params: Unpack[Params],
+) -> Iterator[Token]:
+    """Yield the tokens of one request; closing the generator ends it at the daemon.
+
+    The last token may have the `token_id` ``HELD_BACK``: text that waited for the end.
+
+    Raises:
+        ServerError: the daemon refused the request or could not finish it.
+        ConnectionFailed: nobody serves there, another user does, or the connection broke.
+    """
+    request = build_request(prompt, messages, params)
+    protocol = uma_protocol.Connection(Role.CLIENT)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        connect_to(sock, socket_path_of(socket_path))
+        with contextlib.suppress(BrokenPipeError):  # what it said before it closed is still there
+            sock.sendall(protocol.send(request))
+        for event in _events(sock, protocol):
+            if isinstance(event, Token):
+                yield event
+            elif isinstance(event, Eos):
+                if event.reason == "error":
+                    raise ServerError.of(event)
+                if event.text:
+                    yield Token(event.id, event.text, HELD_BACK)
+                return
+            elif isinstance(event, Error):
+                raise ServerError.of(event)
+
+
+def _events(sock: socket.socket, protocol: uma_protocol.Connection) -> Iterator[Event]:
+    while True:
+        event = parsed(protocol)
+        if event is not None:
+            yield event
+            continue
+        try:
+            protocol.receive_data(sock.recv(65536))
+        except ConnectionResetError:
+            raise ConnectionFailed("the daemon closed the connection") from None
