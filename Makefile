@@ -25,7 +25,7 @@ setup-checks:
 
 .PHONY: demo
 demo: setup
-	@$(BIN)/python scripts/demo_model.py | xargs -I MODEL $(BIN)/uma-trio demo --model MODEL
+	@model="$$($(BIN)/python scripts/demo_model.py)" && $(BIN)/uma-trio demo $${model:+"$$model"}
 
 .PHONY: test
 test: setup
@@ -40,7 +40,7 @@ check: setup-checks
 
 .PHONY: docs
 docs: setup-checks
-	@for script in docs/render*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in docs/*.py; do $(BIN)/python $$script || exit 1; done
 
 .PHONY: bench
 bench: setup

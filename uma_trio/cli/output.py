@@ -24,6 +24,10 @@ ENGINE_DIED = 70  # EX_SOFTWARE
 SOCKET_TAKEN = 75  # EX_TEMPFAIL
 
 
+class Trouble(Exception):
+    """A verb could not do its work; the message is one sentence for the person in front."""
+
+
 def complain(message: str) -> None:
     """Write one sentence about what went wrong, and what to do, to standard error."""
     try:
@@ -95,6 +99,7 @@ def attempt(verb: Callable[..., Awaitable[int]], *arguments: Any) -> int:
 
     statuses: dict[type[BaseException], int] = {
         ServerError: REFUSED,
+        Trouble: REFUSED,
         ConnectionFailed: UNREACHABLE,
         ProtocolError: USAGE,  # ours: what the daemon gets wrong is a ConnectionFailed
     }

@@ -24,6 +24,7 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
+from uma_trio.options import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -128,7 +129,18 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
     if not prompt:
         complain('There is no prompt. Try: uma-trio run "Once upon a time"')
         return USAGE
+    _check(prompt, asking)
     return attempt(_talk, socket_path(asking.socket), prompt, chat, asking)
+
+
+def _check(prompt: str, asking: Asking) -> None:
+    """Raise about a flag that no daemon would take, before one is looked for."""
+    from uma_protocol import Generate, LocalProtocolError, encode_request
+
+    try:
+        encode_request(Generate(id="-", prompt=prompt, **asking.parameters()))
+    except LocalProtocolError as error:
+        raise ConfigError(f"{error}; see uma-trio run --help") from error
 
 
 def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) -> str:
@@ -147,8 +159,6 @@ def _standard_input() -> str:
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        from uma_trio.options import ConfigError
-
         message = f"Standard input is not UTF-8 text (byte {error.start}); convert it first."
         raise ConfigError(message) from error
     return text.removesuffix("\n")
@@ -164,7 +174,6 @@ async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) ->
         except ServerError as error:
             # The model has no chat template, and nobody insisted on one.
             if error.code != "E_MODEL_002" or chat is not None or asking.system is not None:
-                printer.finish(client.last)
                 raise
         return await _stream(client, prompt, False, asking, printer)
 
@@ -191,6 +200,8 @@ async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, print
                 refusal = error
             nursery.cancel_scope.cancel()
     if refusal is not None:
+        if generation.eos is not None:
+            printer.finish(generation.eos)
         raise refusal
     printer.finish(generation.eos)
     eos = generation.eos

@@ -56,6 +56,7 @@ def run_daemon(config: Config) -> int:
     from uma_trio.engine.task import EngineDied
     from uma_trio.net.listener import SocketTaken, SocketUnusable
     from uma_trio.options import ConfigError
+    from uma_trio.policy.pipeline import PolicyError
 
     progress = LoadProgress()
 
@@ -64,6 +65,7 @@ def run_daemon(config: Config) -> int:
 
     statuses: dict[type[BaseException], int] = {
         ConfigError: USAGE,
+        PolicyError: USAGE,
         ModelError: REFUSED,
         SocketTaken: SOCKET_TAKEN,
         SocketUnusable: USAGE,

@@ -1,0 +1,209 @@
+"""The rules of the house, read from the source: who imports whom, and how long things are."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = (ROOT / "uma_trio", ROOT / "protocol" / "uma_protocol")
+TOOLS = tuple(ROOT / name for name in ("scripts", "models", "fuzz", "benches", "docs"))
+TESTS = (ROOT / "tests", ROOT / "protocol" / "tests")
+MAX_MODULE, MAX_FUNCTION = 450, 50
+
+# What each part may import beyond the standard library and itself; longest prefix first counts.
+# "uma_trio" alone is the version, which anybody may know.
+ALLOWED = {
+    "uma_protocol": {"msgspec"},
+    "uma_trio": set(),
+    "uma_trio.machine": set(),
+    "uma_trio.options": {"attrs", "cattrs"},
+    "uma_trio.config": {"attrs", "uma_trio.options"},
+    "uma_trio.settings": {"yaml", "uma_trio.config", "uma_trio.options"},
+    "uma_trio.models": set(),
+    "uma_trio.policy": {"attrs", "numpy"},
+    "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog"},
+    "uma_trio.text": {
+        *("attrs", "jinja2", "numpy"),
+        *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),
+    },
+    "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry"},
+    "uma_trio.backend.llama": {"attrs", "numpy", "llama_cpp", "uma_trio.backend"},
+    "uma_trio.engine": {
+        *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
+        *("uma_trio.policy", "uma_trio.backend.base"),
+    },
+    "uma_trio.engine.outlet": {"trio", "uma_trio.engine"},
+    "uma_trio.engine.inbox": {"trio", "uma_trio.engine"},
+    "uma_trio.engine.task": {"trio", "uma_trio.engine", "uma_trio.telemetry"},
+    "uma_trio.net": {
+        *("attrs", "trio", "msgspec", "numpy", "uma_protocol", "uma_trio.telemetry"),
+        *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.outlet"),
+    },
+    "uma_trio.client": {"trio", "uma_protocol", "uma_trio.net"},
+}
+UNBOUND = ("uma_trio.cli", "uma_trio.daemon")  # they put everything together
+
+THREADS = {
+    "uma_trio.engine.inbox",  # the engine sleeps on its door
+    "uma_trio.telemetry.log",  # one line at a time
+    "uma_trio.client.streaming",  # to know its own thread when it is dropped
+    "uma_trio.text.sandbox",  # a budget for each helper thread
+}
+
+
+def modules(*roots: Path) -> list[Path]:
+    """Return every Python file under `roots`."""
+    return sorted(path for root in roots for path in root.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """Return the dotted name of a shipped module."""
+    base = ROOT / "protocol" if "uma_protocol" in path.parts else ROOT
+    parts = path.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """Return the parsed source of `path`."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def known() -> frozenset[str]:
+    """Return the dotted names of all shipped modules."""
+    return frozenset(name_of(path) for path in modules(*SHIPPED))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the dotted name of everything `path` imports, wherever in the file it does."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([base] if base else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield inner if inner in known() else base
+
+
+def within(name: str, prefix: str) -> bool:
+    """Whether `name` is `prefix` or below it."""
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def part_of(name: str) -> str | None:
+    """Return the most specific part of the architecture that `name` belongs to."""
+    if any(within(name, prefix) for prefix in UNBOUND):
+        return None
+    # The adapter is two kinds of files: what knows llama.cpp, and what does not.
+    if within(name, "uma_trio.backend") and name.rpartition(".")[2].lstrip("_").startswith("llama"):
+        return "uma_trio.backend.llama"
+    return max((part for part in ALLOWED if within(name, part)), key=len)
+
+
+def forbidden(name: str, imported: str) -> bool:
+    """Whether the architecture keeps `name` from importing `imported`."""
+    part = part_of(name)
+    if part is None or imported.split(".")[0] in sys.stdlib_module_names:
+        return False
+    package = part if part.count(".") < 2 else part.rpartition(".")[0]
+    if imported == "uma_trio" or (part != "uma_trio" and within(imported, package)):
+        return imported == "uma_trio.backend.llama" and part != "uma_trio.backend.llama"
+    return not any(within(imported, allowed) for allowed in ALLOWED[part])
+
+
+@pytest.mark.parametrize("path", modules(*SHIPPED), ids=name_of)
+def test_a_module_imports_only_what_its_place_allows(path: Path) -> None:
+    """Each part knows only the parts below it, so that each can be read and tested alone."""
+    name = name_of(path)
+    wrong = sorted({found for found in imports(path) if forbidden(name, found)})
+    assert not wrong, f"{name} may not import {', '.join(wrong)}"
+
+
+def test_only_the_adapter_knows_llama_cpp() -> None:
+    """Everything else can be run, tested and replaced without llama.cpp."""
+    importers = {
+        name_of(path)
+        for path in modules(*SHIPPED)
+        if any(within(found, "llama_cpp") for found in imports(path))
+    }
+    assert {part_of(name) for name in importers} <= {"uma_trio.backend.llama"}
+
+
+def test_the_import_graph_has_no_cycle() -> None:
+    """There is an order in which the modules can be read, each after all that it uses."""
+    graph = {name_of(path): set(imports(path)) & known() for path in modules(*SHIPPED)}
+    remaining = {name: needs - {name} for name, needs in graph.items()}
+    while ready := {name for name, needs in remaining.items() if not needs & remaining.keys()}:
+        remaining = {name: needs for name, needs in remaining.items() if name not in ready}
+    assert not remaining, f"a cycle among {', '.join(sorted(remaining))}"
+
+
+def test_the_daemon_is_imported_by_the_command_line_alone() -> None:
+    """The composition root composes; nothing that it composes knows it."""
+    importers = {
+        name_of(path) for path in modules(*SHIPPED) if "uma_trio.daemon" in set(imports(path))
+    }
+    assert all(within(name, "uma_trio.cli") for name in importers)
+
+
+def test_threads_are_touched_in_few_places() -> None:
+    """Two doors lead between the threads; a lock or a queue elsewhere would be a third."""
+    users = {
+        name_of(path)
+        for path in modules(*SHIPPED)
+        if {"threading", "queue", "multiprocessing"} & set(imports(path))
+    }
+    assert users <= THREADS
+
+
+@pytest.mark.parametrize("path", modules(*SHIPPED, *TOOLS), ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_and_functions_stay_short(path: Path) -> None:
+    """A module is read in one go, a function on one screen."""
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_MODULE, f"{path.name} has {lines} lines"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= MAX_FUNCTION, f"{path.name}: {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", modules(*SHIPPED), ids=name_of)
+def test_shipped_code_has_no_assert(path: Path) -> None:
+    """What a user can reach is answered with an error that says something."""
+    found = [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
+    assert not found, f"assert in line {found}"
+
+
+@pytest.mark.parametrize("path", modules(*TESTS), ids=lambda p: p.name)
+def test_every_test_says_what_behaviour_it_checks(path: Path) -> None:
+    """A failing test's first line tells what no longer works."""
+    silent = [
+        node.name
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not ast.get_docstring(node)
+    ]
+    assert not silent, f"no docstring: {', '.join(silent)}"
+
+
+@pytest.mark.parametrize("path", modules(*TESTS), ids=lambda p: p.name)
+def test_no_test_really_sleeps(path: Path) -> None:
+    """Tests wait for what happens, or live in virtual time."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and node.attr == "sleep":
+            assert not (isinstance(node.value, ast.Name) and node.value.id == "time"), (
+                f"time.sleep in line {node.lineno}"
+            )

@@ -1,0 +1,222 @@
+"""What `doctor` looks at: each check returns findings, each finding what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+
+from uma_trio.cli.output import size
+from uma_trio.config import Config
+from uma_trio.machine import cpu_features, cpu_quota, physical_cores
+
+Weight = Literal["ok", "slow", "blocks"]
+
+# What the kernel calls a feature, and what llama.cpp calls having been compiled for it.
+_FEATURES = {
+    "avx": "AVX",
+    "avx2": "AVX2",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "amx_int8": "AMX_INT8",
+    "asimddp": "DOTPROD",
+    "i8mm": "MATMUL_INT8",
+    "sve": "SVE",
+}
+_REBUILD = "rm -r .venv ~/.cache/uma-trio/wheels && make setup"
+_PROBE = (
+    "import attrs, json, sys\n"
+    "from uma_trio.backend.llama import system_info\n"
+    "json.dump(attrs.asdict(system_info()), sys.stdout, default=dict)"
+)
+_SPARE_FILES = 64
+_SPARE_MEMORY = 300_000_000  # Python, logits, llama.cpp's scratch buffers
+
+
+@frozen
+class Finding:
+    """One thing that was looked at. `fix` is empty where nothing needs one."""
+
+    about: str
+    weight: Weight
+    what: str
+    fix: str = ""
+
+
+def check_llama() -> list[Finding]:
+    """Ask llama.cpp what it was compiled for, and compare that with this processor."""
+    command = [sys.executable, "-c", _PROBE]
+    # In a process of its own: a library compiled for another processor dies of SIGILL.
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        return [_cannot_load(done.returncode, done.stderr)]
+    info: dict[str, Any] = json.loads(done.stdout)
+    features: dict[str, dict[str, str]] = info["features"]
+    gpus = [d for d in info["devices"] if "gpu" in d["kind"]]
+    where = ", ".join(f"{d['name']} ({d['description']})" for d in gpus) or "CPU"
+    version = f"llama-cpp-python {info['package_version']}, ggml {info['ggml_version']}"
+    backends = ", ".join(features) or "none"
+    found = [Finding("llama.cpp", "ok", f"{version}; backends {backends}; computes on {where}")]
+    if info["gpu_offload"] and not gpus:
+        fix = "check the driver, or leave it: the CPU is used"
+        what = "compiled for a GPU, and none is found"
+        found.append(Finding("llama.cpp", "slow", what, fix))
+    return [*found, *compare_features(features.get("CPU", {}), cpu_features())]
+
+
+def compare_features(compiled: Mapping[str, str], present: frozenset[str]) -> list[Finding]:
+    """Return what the processor has and the library was not compiled for."""
+    used = [name for name, value in compiled.items() if value == "1"]
+    unused = [ours for kernel, ours in _FEATURES.items() if kernel in present and ours not in used]
+    found = [Finding("CPU features", "ok", f"in use: {' '.join(used) or 'none'}")]
+    if "AMX_INT8" in unused:
+        # Deliberate where setup.py met a compiler that gets AMX wrong.
+        unused.remove("AMX_INT8")
+        found.append(Finding("CPU features", "ok", "AMX is there and not compiled in"))
+    if unused:
+        what = f"there and not compiled in, so it runs slower than it could: {' '.join(unused)}"
+        fix = f"unset SOURCE_DATE_EPOCH and GGML_NATIVE=OFF in CMAKE_ARGS, then {_REBUILD}"
+        found.append(Finding("CPU features", "slow", what, fix))
+    if os.environ.get("SOURCE_DATE_EPOCH"):
+        what = "SOURCE_DATE_EPOCH is set: a build of llama.cpp would use no CPU feature at all"
+        found.append(Finding("build", "slow", what, "unset SOURCE_DATE_EPOCH before building"))
+    return found
+
+
+def _cannot_load(status: int, stderr: str) -> Finding:
+    if status == -signal.SIGILL:
+        what = "llama.cpp was compiled for another processor and cannot run on this one"
+        return Finding("llama.cpp", "blocks", what, _REBUILD)
+    last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return Finding("llama.cpp", "blocks", f"does not load (status {status}): {last}", _REBUILD)
+
+
+def check_socket(path: Path) -> list[Finding]:
+    """See whether the socket is free, held by a daemon, or left behind by one."""
+    return [_socket(path)]
+
+
+def _socket(path: Path) -> Finding:
+    limit = 107 if sys.platform == "linux" else 103
+    if len(os.fsencode(path)) > limit:
+        what = f"{path} is {len(os.fsencode(path))} bytes long, a socket may have {limit}"
+        return Finding("socket", "blocks", what, "choose a shorter --socket")
+    folder = path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        what = f"{folder} is not a folder that this user can write to"
+        return Finding("socket", "blocks", what, f"mkdir -p {folder}, or choose another --socket")
+    try:
+        info = path.lstat()
+    except OSError:
+        if _locked(path):
+            return Finding("socket", "ok", f"a daemon that owns {path} is starting or stopping")
+        return Finding("socket", "ok", f"{path} is free")
+    if not stat.S_ISSOCK(info.st_mode):
+        what = f"{path} is there and is not a socket"
+        return Finding("socket", "blocks", what, "move it away, or choose another --socket")
+    if info.st_uid != os.geteuid():
+        what = f"{path} belongs to user {info.st_uid}"
+        return Finding("socket", "blocks", what, "choose another --socket")
+    return _owner(path)
+
+
+def _owner(path: Path) -> Finding:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:
+                return Finding("socket", "ok", f"{path} is stale; serve will replace it")
+            return Finding("socket", "ok", f"{path} does not answer: {error.strerror or error}")
+        from uma_trio.net.peers import peer_of
+
+        return Finding("socket", "ok", f"{path} is served by a daemon, pid {peer_of(sock).pid}")
+
+
+def _locked(path: Path) -> bool:
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def check_model(config: Config) -> list[Finding]:
+    """See whether the model is one, and whether it fits in memory with its KV cache."""
+    from uma_trio.backend.base import ModelError
+    from uma_trio.backend.gguf_header import read_header
+    from uma_trio.backend.kv_memory import available_memory, kv_bytes
+    from uma_trio.daemon import bundled_model
+
+    try:
+        path = config.model or bundled_model()
+        header = read_header(path)
+    except ModelError as error:
+        return [Finding("model", "blocks", str(error))]
+    room = available_memory()
+    cells = kv_bytes(header, config.n_ctx, config.kv_type)
+    parts = f"{size(header.size_bytes)} of weights, {size(cells)} of KV cache"
+    found = [Finding("model", "ok", f"{path}: {parts}")]
+    need = header.size_bytes + cells + _SPARE_MEMORY
+    if room is None:
+        return found
+    if need <= room:
+        found.append(Finding("memory", "ok", f"{size(need)} needed, {size(room)} available"))
+    else:
+        what = f"{size(need)} needed, only {size(room)} available"
+        fix = "a smaller --n-ctx, --kv-type q8_0, a smaller model, or close other programs"
+        weight: Weight = "blocks" if cells + _SPARE_MEMORY > room else "slow"
+        found.append(Finding("memory", weight, what, fix))
+    return [*found, *_check_mlock(config, header.size_bytes)]
+
+
+def _check_mlock(config: Config, weights: int) -> list[Finding]:
+    if not config.mlock:
+        return []
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY or soft >= weights:
+        return [Finding("mlock", "ok", "the limit on locked memory is high enough")]
+    what = f"--mlock needs {size(weights)} of locked memory, the limit is {size(soft)}"
+    return [Finding("mlock", "slow", what, "ulimit -l unlimited, or leave --mlock out")]
+
+
+def check_limits(config: Config) -> list[Finding]:
+    """See whether the system grants the files and the processor time that are wanted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = config.max_sessions + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        found = [Finding("open files", "ok", f"{need} needed, {soft} granted")]
+    else:
+        what = f"--max-sessions {config.max_sessions} needs {need} open files, {soft} are granted"
+        fix = f"ulimit -n {need}" if hard >= need or hard < 0 else "fewer --max-sessions"
+        found = [Finding("open files", "slow", what, fix)]
+    cores, quota = physical_cores(), cpu_quota()
+    threads = config.threads or cores
+    within = f", {quota:g} of processor time" if quota is not None else ""
+    if threads <= cores:
+        return [*found, Finding("threads", "ok", f"{threads} of {cores} physical cores{within}")]
+    what = f"--threads {threads} on {cores} physical cores{within}: they wait for each other"
+    return [*found, Finding("threads", "slow", what, f"--threads {cores}")]

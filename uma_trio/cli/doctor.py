@@ -1,0 +1,79 @@
+"""`uma-trio doctor`: what would keep the daemon from running or from running fast, and the fix."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Annotated
+
+import attrs
+from cyclopts import Parameter
+
+from uma_trio import __version__, settings
+from uma_trio.cli import checks
+from uma_trio.cli.checks import Finding
+from uma_trio.cli.output import OK, USAGE, console, print_json
+from uma_trio.config import Config
+from uma_trio.options import ConfigError
+
+
+def doctor(
+    *,
+    model: Annotated[str | None, Parameter(help="The model to judge; UMA_MODEL.")] = None,
+    socket: Annotated[str | None, Parameter(help="The socket to look at; UMA_SOCK.")] = None,
+    n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.")] = None,
+    config: Annotated[str | None, Parameter(help="A YAML file; UMA_CONFIG.")] = None,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+) -> int:
+    """Look for what would keep the daemon from running, or from running fast.
+
+    Exit status: 0 if nothing blocks, 1 if something does.
+    """
+    flags = {"model": model, "socket": socket, "n_ctx": n_ctx, "config": config}
+    findings = examine(flags)
+    if json:
+        print_json([attrs.asdict(finding) for finding in findings])
+    else:
+        _show(findings)
+    return USAGE if any(finding.weight == "blocks" for finding in findings) else OK
+
+
+def examine(flags: dict[str, str | None]) -> list[Finding]:
+    """Return everything that was looked at."""
+    system = f"uma-trio {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    findings = [Finding("system", "ok", system)]
+    try:
+        config = settings.load(flags)
+    except ConfigError as error:
+        findings.append(Finding("settings", "blocks", str(error)))
+        config = Config()
+    every: tuple[Callable[[], list[Finding]], ...] = (
+        checks.check_llama,
+        lambda: checks.check_model(config),
+        lambda: checks.check_socket(config.socket),
+        lambda: checks.check_limits(config),
+    )
+    for check in every:
+        findings += check()
+    return findings
+
+
+def _show(findings: list[Finding]) -> None:
+    from rich.text import Text
+
+    marks = {"ok": ("ok    ", "green"), "slow": ("slow  ", "yellow"), "blocks": ("BLOCKS", "red")}
+    out = console()
+    for finding in findings:
+        mark, colour = marks[finding.weight]
+        line = Text.assemble((mark, colour), "  ", (f"{finding.about}: ", "bold"), finding.what)
+        out.print(line, soft_wrap=True)
+        if finding.fix:
+            out.print(Text.assemble("        fix: ", finding.fix), soft_wrap=True)
+    blocking = sum(finding.weight == "blocks" for finding in findings)
+    slowing = sum(finding.weight == "slow" for finding in findings)
+    if blocking:
+        out.print(f"{blocking} of these must be fixed before the daemon can run.")
+    elif slowing:
+        out.print(f"The daemon can run; {slowing} of these would slow it down.")
+    else:
+        out.print("The daemon can run: uma-trio serve")
