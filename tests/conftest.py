@@ -1,0 +1,16 @@
+"""The order of the tests: quick ones first, then those with a real model, then real daemons."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let what fails in milliseconds fail before what takes seconds has begun."""
+
+    def weight(item: pytest.Item) -> int:
+        if item.get_closest_marker("daemon"):
+            return 2
+        return 1 if item.get_closest_marker("real") else 0
+
+    items.sort(key=weight)

@@ -1,0 +1,207 @@
+"""Settings: where they come from, which wins, and what is refused in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attrs.exceptions import FrozenInstanceError
+
+from uma_trio.config import KV_TYPES, OPTIONS, RESERVED, Config, replace
+from uma_trio.options import ConfigError
+from uma_trio.settings import flag_key, known_env, known_keys, load
+
+TRACKER = """
+model: "/models/qwen-coder-30b-q8.gguf"
+ipc:
+  uds_path: "/tmp/uma.sock"
+  backlog: 64
+limits:
+  max_sessions: 32
+  max_prompt_bytes: 65536
+  max_tokens: 2048
+scheduler:
+  # batch budget adapts automatically
+  tick_budget_ms: 30
+  start_target_tokens: 32
+metrics:
+  tick_interval_ms: 1000
+"""
+BRIEF = """
+latency_cap: 1.20
+qos:
+  interactive: {priority: 10}
+  background:  {priority: 1}
+scheduler:
+  max_merge: 4
+  preempt_at_token: true
+logging:
+  scorecard_interval_s: 5
+"""
+
+
+def from_yaml(tmp_path: Path, text: str, **flags: object) -> Config:
+    """Load a configuration from a YAML file alone."""
+    path = tmp_path / "uma.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load({"config": str(path), **flags}, {})
+
+
+def refusal(flags: dict[str, object], env: dict[str, str] | None = None) -> str:
+    """Return what is said about settings that are refused."""
+    with pytest.raises(ConfigError) as caught:
+        load(flags, env or {})
+    return str(caught.value)
+
+
+def test_without_anything_the_defaults_of_the_design_hold() -> None:
+    """A daemon that is told nothing runs as the documentation says."""
+    config = load({}, {})
+    assert config == Config()
+    assert (config.n_ctx, config.parallel, config.max_sessions) == (4096, 8, 32)
+    assert config.socket.parts == ("/", "tmp", "uma.sock")
+    assert config.model is None
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    """The nearer a setting was typed, the more it counts."""
+    path = tmp_path / "uma.yaml"
+    path.write_text("n_ctx: 111\nparallel: 3\nthreads: 2\n", encoding="utf-8")
+    env = {"UMA_CONFIG": str(path), "UMA_N_CTX": "222", "UMA_N_SEQ": "5"}
+    config = load({"n_ctx": "333"}, env)
+    assert (config.n_ctx, config.parallel, config.threads) == (333, 5, 2)
+
+
+def test_the_trackers_yaml_is_read_as_it_stands(tmp_path: Path) -> None:
+    """The layout of the first seed works, and its limit on tokens is a limit."""
+    config = from_yaml(tmp_path, TRACKER)
+    assert config.model == Path("/models/qwen-coder-30b-q8.gguf")
+    assert (config.max_sessions, config.max_prompt_bytes) == (32, 65536)
+    assert config.max_tokens_cap == 2048
+    assert config.tick_budget_ms == 30
+
+
+def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
+    """The layout of the second seed works, as far as it asks for what is there."""
+    assert from_yaml(tmp_path, BRIEF) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n_ctxx: 3", "no such key n_ctxx (did you mean n_ctx?)"),
+        ("limits: {max_session: 2}", "did you mean limits.max_sessions?"),
+        ("n_ctx: true", "'on' is not a whole number"),
+        ("n_ctx: 1.5", "'1.5' is not a whole number"),
+        ("tick_budget_ms: .nan", "is not a number"),
+        ("model: 3", "is not a path"),
+        ("- 3", "expected settings"),
+        ("a: [", "is not YAML"),
+        ("bmt_budget_gbps: 320", "it comes with the latency contract"),
+        ("max_sessions: 2\nlimits: {max_sessions: 3}", "set the same thing"),
+    ],
+)
+def test_a_wrong_yaml_file_is_refused_with_what_to_do(tmp_path: Path, text: str, said: str) -> None:
+    """Whoever wrote the file learns which key it is and what it should be."""
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(tmp_path, text)
+    assert said in str(caught.value)
+
+
+def test_an_empty_section_or_file_changes_nothing(tmp_path: Path) -> None:
+    """A file whose lines are all commented out is a file with no settings."""
+    assert from_yaml(tmp_path, "") == from_yaml(tmp_path, "limits:\nscheduler:\n") == Config()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"n_ctx": "3"}, "--n-ctx: 3 is out of range, the least is 16"),
+        ({"parallel": "257"}, "the most is 256"),
+        ({"idle_timeout": "0"}, "it must be more than 0"),
+        ({"drain": "soon"}, "is not a duration (300, 300s, 5m, 500ms)"),
+        ({"kv_type": "q6"}, "q6 exists for weights only"),
+        ({"kv_type": "f17"}, "is not one of f16, f32"),
+        ({"log_level": "loud"}, "is not one of debug, info, warning, error"),
+        ({"config": "/nowhere/at/all.yaml"}, "No such file or directory"),
+        ({"http": "on"}, "it comes with the HTTP gateway"),
+        ({"latency_cap": "1.3"}, "it comes with the latency contract"),
+    ],
+)
+def test_a_wrong_flag_is_refused_with_its_bounds(flags: dict[str, object], said: str) -> None:
+    """The message names the flag, the value and what would be right."""
+    assert said in refusal(flags)
+
+
+def test_a_misspelt_variable_is_refused_and_a_strangers_is_not() -> None:
+    """UMA_SOCKET is a slip of the pen; UMA_HOME belongs to somebody else."""
+    assert "did you mean UMA_SOCK?" in refusal({}, {"UMA_SOCKET": "uma.sock"})
+    assert load({}, {"UMA_HOME_OF_OTHERS": "1"}) == Config()
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    """Shells export empty variables; they mean nothing."""
+    assert load({}, {"UMA_MODEL": "", "UMA_N_CTX": ""}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("300", 300), ("300s", 300), ("5m", 300), ("500ms", 0.5), ("1h", 3600)]
+)
+def test_durations_take_units(written: str, seconds: float) -> None:
+    """A minute may be written as one."""
+    assert load({"drain": written}, {}).drain_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("kv_type", [*KV_TYPES, "q8", "Q8_0"])
+def test_every_kv_type_of_llama_cpp_is_taken(kv_type: str) -> None:
+    """What llama.cpp offers can be asked for, and the seeds' q8 is its q8_0."""
+    expected = "q8_0" if kv_type.startswith(("q8", "Q8")) else kv_type
+    assert load({"kv_type": kv_type}, {}).kv_type == expected
+
+
+def test_the_debug_switch_of_the_seeds_sets_the_log_level() -> None:
+    """UMA_DEBUG=1 makes the log talkative, unless the level itself is given; 0 does nothing."""
+    assert load({}, {"UMA_DEBUG": "1"}).log_level == "debug"
+    assert load({}, {"UMA_DEBUG": "0"}).log_level == "info"
+    assert load({}, {"UMA_DEBUG": "1", "UMA_LOG_LEVEL": "ERR"}).log_level == "error"
+
+
+def test_a_lower_cap_lowers_what_a_request_gets_by_default() -> None:
+    """With --max-tokens-cap 100 nobody gets 512."""
+    assert load({"max_tokens_cap": "100"}, {}).max_tokens == 100
+
+
+def test_auto_means_the_default_where_nothing_is_a_value() -> None:
+    """What can be left to the daemon can also be left to it in words."""
+    assert load({"threads": "auto"}, {}).threads is None
+
+
+def test_later_options_are_taken_at_their_default() -> None:
+    """A command line written for a later version works as long as it asks for what is there."""
+    flags = {flag_key(item.flag): item.accepts[0] for item in RESERVED if item.flag}
+    assert load(flags, {"UMA_BMT_BUDGET": "probed"}) == Config()
+
+
+def test_nothing_is_declared_twice() -> None:
+    """A flag, a variable and a key mean one thing."""
+    flags = [item.flag for item in OPTIONS] + [item.flag for item in RESERVED if item.flag]
+    for names in (flags, known_env(), known_keys()):
+        assert len(names) == len(set(names))
+
+
+def test_a_configuration_cannot_be_changed_but_replaced_within_bounds() -> None:
+    """Who holds a configuration can rely on it."""
+    config = Config()
+    with pytest.raises(FrozenInstanceError):
+        config.n_ctx = 3  # type: ignore[misc]
+    assert replace(config, n_ctx=64).n_ctx == 64
+    with pytest.raises(ConfigError):
+        replace(config, n_ctx=3)
+
+
+def test_describe_says_everything_in_words() -> None:
+    """A bug report shows each setting, and a default by its meaning."""
+    described = Config().describe()
+    assert described["model"] == "the bundled model"
+    assert described["mmap"] == "on"
+    assert len(described) == len(OPTIONS)

@@ -1,0 +1,63 @@
+"""What the machine says about itself, read from made-up /proc and /sys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from uma_trio.machine import cpu_features, cpu_quota, physical_cores
+
+
+def write(root: Path, name: str, text: str) -> None:
+    """Put a file into the made-up system."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "quota"),
+    [
+        ("sys/fs/cgroup/cpu.max", "150000 100000\n", 1.5),
+        ("sys/fs/cgroup/cpu.max", "max 100000\n", None),
+        ("nothing", "", None),
+    ],
+)
+def test_the_cgroup_says_how_much_processor_time_there_is(
+    tmp_path: Path, name: str, text: str, quota: float | None
+) -> None:
+    """In a container with one and a half processors, that is what there is."""
+    write(tmp_path, name, text)
+    assert cpu_quota(tmp_path) == quota
+
+
+def test_the_older_cgroup_is_understood_too(tmp_path: Path) -> None:
+    """Version 1 says it in two files, and -1 for no limit."""
+    write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n")
+    assert cpu_quota(tmp_path) == 4
+    write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
+    assert cpu_quota(tmp_path) is None
+
+
+def test_siblings_of_one_core_count_once(tmp_path: Path) -> None:
+    """Two hardware threads share one core's arithmetic."""
+    for cpu in os.sched_getaffinity(0):
+        name = f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        write(tmp_path, name, "0-999\n")
+    assert physical_cores(tmp_path) == 1
+
+
+def test_a_quota_below_the_cores_is_what_counts(tmp_path: Path) -> None:
+    """More threads than processor time only wait for each other."""
+    write(tmp_path, "sys/fs/cgroup/cpu.max", "100000 100000\n")
+    assert physical_cores(tmp_path) == 1
+
+
+def test_features_are_read_from_the_kernel(tmp_path: Path) -> None:
+    """The first processor speaks for all of them; a missing file says nothing."""
+    write(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu avx2 fma\n\nflags : none\n")
+    assert cpu_features(tmp_path) == {"fpu", "avx2", "fma"}
+    assert cpu_features(tmp_path / "nowhere") == frozenset()

@@ -1,0 +1,191 @@
+"""Metrics: what is counted, what it is called, and that counting is cheap and cannot fail."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from uma_trio.telemetry.catalogue import METRICS
+from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
+from uma_trio.telemetry.metrics import Metrics, resident_bytes
+
+SEEDS = (
+    *("tokens_generated_total", "batch_calls_total", "last_batch_size", "decode_ms_last"),
+    *("decode_ms_ewma", "model", "sessions", "tokens_total", "avg_batch", "p50_ms", "p95_ms"),
+    *("p99_ms", "decode_ms_avg", "copy_free_ratio", "rss_gb", "served_decoders"),
+    *("parked_sessions", "active_sessions", "sampling_ms_last", "time_logits_to_first_chunk"),
+)
+
+
+def ticked(metrics: Metrics, *, decode: int = 3, prefill: int = 5, ms: float = 20.0) -> None:
+    """Record one batch."""
+    metrics.tick(
+        decode_tokens=decode,
+        prefill_tokens=prefill,
+        decode_s=ms / 1e3,
+        host_s=0.001,
+        sampling_s=0.0005,
+        rows=decode,
+        rows_in_place=decode,
+    )
+
+
+def test_every_declared_metric_is_in_the_snapshot_and_no_other() -> None:
+    """The catalogue is the whole truth, also before anything has happened."""
+    assert set(Metrics().snapshot()) == {metric.name for metric in METRICS}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_metric_that_the_seeds_name_exists(name: str) -> None:
+    """Whoever reads the seeds finds the figures under the names given there."""
+    assert name in Metrics().snapshot()
+
+
+def test_the_snapshot_is_json_from_the_first_moment() -> None:
+    """What is not known yet is null, never NaN."""
+    json.dumps(Metrics().snapshot(), allow_nan=False)
+
+
+def test_ticks_add_up() -> None:
+    """Counters count, means are means, and the last batch is the last."""
+    metrics = Metrics()
+    ticked(metrics, decode=3, prefill=5, ms=20)
+    ticked(metrics, decode=1, prefill=0, ms=10)
+    shown = metrics.snapshot()
+    assert shown["tokens_total"] == 9
+    assert shown["prompt_tokens_total"] == 5
+    assert shown["tokens_generated_total"] == 4
+    assert shown["batch_calls_total"] == 2
+    assert shown["last_batch_size"] == shown["served_decoders"] == 1
+    assert shown["avg_batch"] == 4.5
+    assert shown["decode_ms_last"] == pytest.approx(10)
+    assert shown["decode_ms_avg"] == pytest.approx(15)
+    assert shown["decode_ms_ewma"] == pytest.approx(18)
+    assert shown["copy_free_ratio"] == 1.0
+
+
+def test_who_is_there_is_what_was_said_last() -> None:
+    """Gauges follow the engine's latest word."""
+    metrics = Metrics()
+    metrics.load(running=3, waiting=2, parked=1, cells_used=100, cells_reserved=400)
+    metrics.describe(model="m", backend="b", policy="p", version="0.1.0", n_ctx=4096, n_slots=8)
+    shown = metrics.snapshot()
+    assert [shown[f"{what}_sessions"] for what in ("active", "queued", "parked")] == [3, 2, 1]
+    assert (shown["kv_cells_used"], shown["kv_cells_reserved"]) == (100, 400)
+    assert (shown["kv_cells_total"], shown["slots_total"], shown["model"]) == (4096, 8, "m")
+
+
+def test_connections_requests_and_errors_are_counted_by_kind() -> None:
+    """What ended is told apart by how, what was refused by its code."""
+    metrics = Metrics()
+    metrics.session_opened()
+    metrics.session_opened()
+    metrics.session_closed()
+    metrics.finished("stop", 0.010)
+    metrics.finished("error", 0.020)
+    metrics.error_sent("E_PROTO_001")
+    metrics.accept_failed()
+    metrics.preempted()
+    shown = metrics.snapshot()
+    assert (shown["sessions"], shown["sessions_total"]) == (1, 2)
+    assert shown["requests_total"] == {"stop": 1, "length": 0, "cancelled": 0, "error": 1}
+    assert shown["errors_total"] == {"E_PROTO_001": 1}
+    assert (shown["accept_failures_total"], shown["preemptions_total"]) == (1, 1)
+
+
+def test_percentiles_follow_the_latest_gaps() -> None:
+    """A slow hour long ago does not hide that it is quick now."""
+    metrics = Metrics()
+    for gap in [1.0] * 5000 + [0.010] * 4096:
+        metrics.gap(gap)
+    shown = metrics.snapshot()
+    assert shown["p50_ms"] == shown["p99_ms"] == pytest.approx(10)
+    histogram = shown["inter_token_ms"]
+    assert isinstance(histogram, dict)
+    assert histogram["count"] == 9096
+    assert histogram["p95"] == pytest.approx(1000, rel=0.02)
+
+
+def test_uptime_runs_on_the_clock_it_was_given() -> None:
+    """Time comes from outside, so that tests need none."""
+    now = [100.0]
+    metrics = Metrics(clock=lambda: now[0])
+    now[0] = 107.5
+    assert metrics.snapshot()["uptime_s"] == 7.5
+
+
+def test_prometheus_text_has_every_metric_that_is_known() -> None:
+    """A scraper finds the same names with uma_ before them, in the right types."""
+    metrics = Metrics()
+    ticked(metrics)
+    metrics.first_token(0.1)
+    metrics.gap(0.012)
+    metrics.finished("length", 0.0)
+    text = metrics.prometheus()
+    assert "# TYPE uma_tokens_generated_total counter" in text
+    assert 'uma_requests_total{outcome="length"} 1.0' in text
+    assert 'uma_inter_token_ms_bucket{le="20"} 1.0' in text
+    assert 'uma_inter_token_ms_bucket{le="10"} 0.0' in text
+    assert "uma_ttft_ms_count 1.0" in text
+    assert "time_logits_to_first_chunk" not in text
+
+
+def test_histogram_bounds_are_exact() -> None:
+    """A value on a bound belongs to it, as Prometheus defines it."""
+    histogram = Histogram((1.0, 2.0, 5.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.0001, 5.0, 99.0):
+        histogram.record(value)
+    assert histogram.cumulative() == [(1.0, 2), (2.0, 4), (5.0, 6), (float("inf"), 7)]
+    assert histogram.count == 7
+
+
+def test_histogram_quantiles_are_right_to_one_percent() -> None:
+    """Two thousand times are summed up in a few hundred counters."""
+    draw = random.Random(1)
+    values = sorted(draw.lognormvariate(3, 1) for _ in range(2000))
+    histogram = Histogram(bounds_ms(0.1, 100_000))
+    for value in values:
+        histogram.record(value)
+    for share in (0.5, 0.95, 0.99):
+        exact = values[int(share * len(values)) - 1]
+        assert histogram.quantile(share) == pytest.approx(exact, rel=0.0101)
+
+
+def test_an_empty_histogram_has_no_quantiles() -> None:
+    """Nothing recorded is not zero."""
+    assert Histogram((1.0, 2.0)).quantile(0.5) is None
+    assert Recent(4).quantiles((0.5,)) == [None]
+
+
+def test_recent_forgets_the_oldest() -> None:
+    """Five values in four places leave the last four."""
+    recent = Recent(4)
+    for value in (100.0, 1.0, 2.0, 3.0, 4.0):
+        recent.record(value)
+    assert recent.quantiles((0.0, 1.0)) == [1.0, 4.0]
+
+
+RECORDINGS: dict[str, Callable[[Metrics], None]] = {
+    "tick": ticked,
+    "gap": lambda metrics: metrics.gap(float("nan")),
+    "negative gap": lambda metrics: metrics.gap(-1.0),
+    "endless first token": lambda metrics: metrics.first_token(float("inf")),
+    "unknown outcome": lambda metrics: metrics.finished("exploded", 0.0),
+    "unknown code": lambda metrics: metrics.error_sent(""),
+}
+
+
+@pytest.mark.parametrize("record", RECORDINGS.values(), ids=RECORDINGS)
+def test_recording_never_raises(record: Callable[[Metrics], None]) -> None:
+    """A figure out of the ordinary is not worth a failed request."""
+    metrics = Metrics()
+    record(metrics)
+    metrics.prometheus()
+
+
+def test_memory_is_that_of_this_process() -> None:
+    """A Python with numpy in it takes between a megabyte and a terabyte."""
+    assert 1e6 < resident_bytes() < 1e12
