@@ -31,11 +31,11 @@ def _load(name):
 def _client():
     """One end of a socket pair, at whose other end the README's server answers in a thread."""
     client, server = socket.socketpair()
-    thread = threading.Thread(target=_load("server")["serve"], args=(server, WORDS))
+    thread = threading.Thread(target=_load("server")["serve"], args=(server, WORDS), daemon=True)
     thread.start()
     yield client
     client.close()
-    thread.join()
+    thread.join(5)
     server.close()
 
 
