@@ -9,14 +9,19 @@ from attrs import frozen
 
 from uma_trio.backend.base import Batch, IntArray
 from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.cost import Work
 
 
 @frozen
 class Filled:
-    """What a batch holds: its length, and whose logits rows come back, in order."""
+    """What a batch holds: its length, and whose logits rows come back, in order.
+
+    Ballast rows stand last, so that they move nobody's row.
+    """
 
     n_tokens: int
     rows: tuple[Sequence, ...]
+    work: Work
 
 
 class BatchBuilder:
@@ -26,15 +31,20 @@ class BatchBuilder:
     nobody can sample an unfinished prompt.
     """
 
-    def __init__(self, batch: Batch, n_ctx: int) -> None:
+    def __init__(self, batch: Batch, n_ctx: int, scratch_slot: int) -> None:
         self._batch = batch
+        self._scratch_slot = scratch_slot
         self._positions: IntArray = np.arange(n_ctx, dtype=np.int32)
 
-    def fill(self, work: Iterable[tuple[Sequence, int]]) -> Filled:
-        """Write `n` tokens of each sequence from where it stands; return what was written."""
-        batch, at, rows = self._batch, 0, []
-        for sequence, n in work:
+    def fill(self, shares: Iterable[tuple[Sequence, int]], ballast: int = 0) -> Filled:
+        """Write `n` tokens of each sequence from where it stands; return what was written.
+
+        `ballast` rows of the scratch slot follow; whoever decodes must empty it after.
+        """
+        batch, at, cells, rows = self._batch, 0, 0, []
+        for sequence, n in shares:
             start, stop = sequence.computed, sequence.computed + n
+            cells += n * start + n * (n - 1) // 2
             end = at + n
             batch.token[at:end] = sequence.tokens[start:stop]
             batch.pos[at:end] = self._positions[start:stop]
@@ -44,4 +54,11 @@ class BatchBuilder:
                 batch.want[end - 1] = 1
                 rows.append(sequence)
             at = end
-        return Filled(at, tuple(rows))
+        if ballast:
+            end = at + ballast
+            batch.token[at:end] = batch.token[0]
+            batch.pos[at:end] = self._positions[:ballast]
+            batch.slot[at:end] = self._scratch_slot
+            batch.want[at:end] = 1
+            at = end
+        return Filled(at, tuple(rows), Work(at, len(rows) + ballast, cells))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import field, frozen
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine.batch import BatchBuilder, Filled
@@ -22,9 +22,10 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NOT_FINITE, NonFinite, Sampler, greedy
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.admission import admit
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import AdmissionState, LastTick, Memory, SchedulerState
+from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
 
@@ -35,12 +36,25 @@ _NOT_FINITE = (
 
 
 @frozen
+class EngineSettings:
+    """What the engine hands to its policy unchanged.
+
+    `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
+    measured staircase, if there is one.
+    """
+
+    tick_budget_s: float = 0.030
+    contract: Contract = field(factory=Contract)
+    scratch_slots: int = 0
+    cost: CostModel | None = None
+
+
+@frozen
 class Job:
-    """One tick between its steps: what is planned, what the batch holds, when it began."""
+    """One tick between its steps: what is planned, and what the batch holds."""
 
     plan: Plan
     filled: Filled
-    began: float
 
 
 class Engine:
@@ -59,23 +73,26 @@ class Engine:
         metrics: Metrics,
         clock: Callable[[], float],
         *,
-        tick_budget_s: float = 0.030,
+        settings: EngineSettings | None = None,
     ) -> None:
         self._backend = backend
         self._policy = policy
         self._inbox = inbox
         self._metrics = metrics
         self._clock = clock
-        self._tick_budget_s = tick_budget_s
+        self._settings = settings = settings or EngineSettings()
         self._pieces = backend.vocabulary.pieces()
-        self._builder = BatchBuilder(backend.batch, backend.limits.n_ctx)
-        self.registry = Registry(backend, inbox, outlet, metrics, clock)
+        n_slots = backend.limits.n_slots - settings.scratch_slots
+        self._builder = BatchBuilder(backend.batch, backend.limits.n_ctx, n_slots)
+        self._scratch_slot = n_slots
+        self.registry = Registry(backend, inbox, outlet, metrics, clock, n_slots)
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)
-        self._memory = Memory()
+        self._memory = Memory(cost=settings.cost)
         self._last = LastTick()
         self._ticks = 0
-        self._decoded_at = clock()
+        self._decoding_since = self._decoded_at = clock()
+        self._idle = True
 
     def run(self) -> None:
         """Tick until the inbox is closed, sleeping while there is nothing to do."""
@@ -101,31 +118,39 @@ class Engine:
         if not plan.items:
             self._outlet.flush()
             self._publish_load()
+            self._idle = True
             return None
         running = self.registry.running
-        filled = self._builder.fill((running[item.key], item.n_tokens) for item in plan.items)
-        return Job(plan, filled, began)
+        shares = [(running[item.key], item.n_tokens) for item in plan.items]
+        return Job(plan, self._builder.fill(shares, plan.ballast))
 
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long."""
+        self._decoding_since = self._clock()
         return self._backend.decode(job.filled.n_tokens)
 
     def finish(self, job: Job, status: int) -> None:
         """Sample, move every sequence on, and deliver what there is to say with one wake."""
         now = self._clock()
-        decode_s = now - job.began
+        decode_s = now - self._decoding_since
+        # What passed while there was nothing to do is nobody's cost.
+        host_s = 0.0 if self._idle else max(0.0, self._decoding_since - self._decoded_at)
+        self._idle = False
+        self._decoded_at = now
         self._ticks += 1
+        if job.plan.ballast:
+            self._backend.kv_remove(self._scratch_slot)
         if status == DecodeStatus.OK:
             self._recovery.succeeded()
             self._advance(job.plan)
             self._sample(job.filled.rows, now)
-            self._last = LastTick(job.filled.n_tokens, decode_s)
+            self._last = LastTick(job.filled.n_tokens, decode_s, host_s, job.filled.work)
             self._memory = job.plan.memory
         else:
             views = tuple(s.view() for s in self.registry.running.values())
             self._recovery.failed(status, job.plan, views, now)
         self._outlet.flush()
-        self._record(job, decode_s, now)
+        self._record(job, decode_s, host_s, now)
 
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error: the engine is gone. Its thread must have ended."""
@@ -185,7 +210,12 @@ class Engine:
             ),
             n_batch=self._recovery.batch_limit,
             free_cells=self.registry.ledger.free_cells,
-            tick_budget_s=self._tick_budget_s,
+            tick_budget_s=self._settings.tick_budget_s,
+            contract=self._settings.contract,
+            # Every slot may ask for a row; those that do not can be asked for by ballast.
+            spare_rows=self._backend.limits.n_slots - len(running)
+            if self._settings.scratch_slots
+            else 0,
             last=self._last,
             memory=self._memory,
         )
@@ -194,8 +224,11 @@ class Engine:
         return plan
 
     def _advance(self, plan: Plan) -> None:
+        running = self.registry.running
+        for sequence in running.values():
+            sequence.gap_s = None
         for item in plan.items:
-            self.registry.running[item.key].computed += item.n_tokens
+            running[item.key].computed += item.n_tokens
 
     def _sample(self, rows: tuple[Sequence, ...], now: float) -> None:
         """Draw one token for each sequence whose row came back, and say so."""
@@ -213,19 +246,18 @@ class Engine:
             else:
                 self.registry.sampled(sequence, token, now)
 
-    def _record(self, job: Job, decode_s: float, now: float) -> None:
+    def _record(self, job: Job, decode_s: float, host_s: float, now: float) -> None:
         decoders = sum(item.phase == "decode" for item in job.plan.items)
         done = self._clock()
         self._metrics.tick(
             decode_tokens=decoders,
-            prefill_tokens=job.filled.n_tokens - decoders,
+            prefill_tokens=job.plan.n_tokens - decoders,
             decode_s=decode_s,
-            host_s=max(0.0, job.began - self._decoded_at),
+            host_s=host_s,
             sampling_s=done - now,
             rows=len(job.filled.rows),
             rows_in_place=len(job.filled.rows),
         )
-        self._decoded_at = now
         self._publish_load()
 
     def _publish_load(self) -> None:

@@ -35,6 +35,7 @@ class Registry:
         outlet: Outlet,
         metrics: Metrics,
         clock: Callable[[], float],
+        n_slots: int,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -43,7 +44,7 @@ class Registry:
         self._clock = clock
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
-        self.ledger = KvLedger(backend.limits.n_slots, backend.limits.n_ctx)
+        self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
         self.just_preempted = False  # no admission in the tick after: it would undo it
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -75,6 +76,8 @@ class Registry:
         """Note that a stream has room for `n` more tokens."""
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is not None:
+            if sequence.credit <= 0:
+                sequence.last_token = None  # the pause was its reader's: no gap of ours
             sequence.credit += n
 
     def set_lane(self, handle: int, lane: Lane) -> None:
@@ -96,8 +99,9 @@ class Registry:
         if token in self._backend.vocabulary.end_tokens and not sequence.submit.params.ignore_eos:
             self.end(sequence, "stop", now)
             return
-        if not first:
-            self._metrics.gap(now - sequence.last_token)
+        if sequence.last_token is not None:
+            sequence.gap_s = now - sequence.last_token
+            self._metrics.gap(sequence.gap_s)
         sequence.last_token = now
         sequence.append(token)
         sequence.credit -= 1

@@ -29,6 +29,7 @@ class Sequence:
         "computed",
         "credit",
         "first_token",
+        "gap_s",
         "known",
         "lane",
         "last_token",
@@ -59,7 +60,8 @@ class Sequence:
         self.preempted = False
         self.admitted: float | None = None
         self.first_token: float | None = None
-        self.last_token: float = 0.0
+        self.last_token: float | None = None
+        self.gap_s: float | None = None  # of the token of the latest tick, if that gave it one
 
     @property
     def handle(self) -> int:
@@ -105,6 +107,9 @@ class Sequence:
             started=self.first_token is not None,
             credit=self.credit,
             arrived=self.submit.submitted,
+            client=self.submit.client,
+            first_token_at=self.first_token,
+            gap_s=self.gap_s,
         )
 
     def waiting(self) -> Waiting:

@@ -6,12 +6,25 @@ from attrs import evolve
 
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.rotation import rotate
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.state import SchedulerState, SequenceView
 
 
 def select_decoders(state: SchedulerState, plan: Plan) -> Plan:
     """Give one token to each decoding sequence, in turn if the batch cannot hold all."""
-    ready = [view for view in state.sequences if view.credit > 0 and view.decoding]
+    return _serve(state, plan, [view for view in state.sequences if _ready(view)])
+
+
+def select_interactive(state: SchedulerState, plan: Plan) -> Plan:
+    """Give one token to each interactive stream, whatever it costs everyone else."""
+    streams = [v for v in state.sequences if _ready(v) and v.lane == "interactive"]
+    return _serve(state, plan, streams)
+
+
+def _ready(view: SequenceView) -> bool:
+    return view.credit > 0 and view.decoding
+
+
+def _serve(state: SchedulerState, plan: Plan, ready: list[SequenceView]) -> Plan:
     if not ready:
         return plan
     room = state.n_batch - plan.n_tokens

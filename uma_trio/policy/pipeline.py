@@ -12,10 +12,14 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from uma_trio.policy.budget import adapt_budget
-from uma_trio.policy.decode import select_decoders
+from uma_trio.policy.decode import select_decoders, select_interactive
+from uma_trio.policy.fairness import charge
+from uma_trio.policy.fill import fill_within_limit
+from uma_trio.policy.guard import keep_ledger, learn_cost, set_limit
 from uma_trio.policy.parking import leave_out_parked
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefill import fill_with_prefill
+from uma_trio.policy.stairs import add_ballast
 from uma_trio.policy.state import SchedulerState
 
 Policy = Callable[[SchedulerState], Plan]
@@ -43,7 +47,19 @@ def compose(*transformers: Transformer) -> Policy:
 baseline = compose(leave_out_parked, adapt_budget, select_decoders, fill_with_prefill)
 """Decode first, a token each; what is left of an adaptive budget goes to prompts."""
 
-BUILT_IN: dict[str, Policy] = {"baseline": baseline}
+contract = compose(
+    leave_out_parked,
+    learn_cost,
+    keep_ledger,
+    select_interactive,
+    set_limit,
+    fill_within_limit,
+    add_ballast,
+    charge,
+)
+"""The latency contract: interactive streams first, the rest as their patience allows."""
+
+BUILT_IN: dict[str, Policy] = {"baseline": baseline, "contract": contract}
 
 
 def find_policy(name: str) -> Policy:
@@ -82,5 +98,8 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
                 f"sequence {item.key} gets {item.n_tokens} tokens of {view.pending} pending"
             )
         total += item.n_tokens
+    if plan.ballast > state.spare_rows:
+        raise PolicyError(f"the plan has {plan.ballast} ballast rows of {state.spare_rows}")
+    total += plan.ballast
     if total > state.n_batch:
         raise PolicyError(f"the plan has {total} tokens, the batch holds {state.n_batch}")

@@ -30,14 +30,37 @@ class Skip:
 
 
 @frozen
+class Limit:
+    """How long this tick may take, and whose patience that is measured by.
+
+    `solo_s` is what the interactive streams alone would cost; `seconds` is infinite when no
+    interactive stream is decoding.
+    """
+
+    seconds: float
+    reason: str
+    solo_s: float = 0.0
+
+
+NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")
+
+
+@frozen
 class Plan:
-    """One tick's work, in batch order: at most one item a sequence, within ``n_batch``."""
+    """One tick's work, in batch order: at most one item a sequence, within ``n_batch``.
+
+    `ballast` rows are computed and thrown away, where more rows cost less than fewer.
+    `predicted_s` is what the cost model expects, 0 if there is none.
+    """
 
     items: tuple[PlanItem, ...] = ()
     skipped: tuple[Skip, ...] = ()
+    ballast: int = 0
+    limit: Limit = NO_LIMIT
+    predicted_s: float = 0.0
     memory: Memory = field(factory=Memory)
 
     @property
     def n_tokens(self) -> int:
-        """How many rows the batch will have."""
+        """How many tokens of sequences the batch will have."""
         return sum(item.n_tokens for item in self.items)

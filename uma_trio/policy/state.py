@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from attrs import field, frozen
+
+from uma_trio.policy.cost import CostModel, Work
 
 Lane = Literal["interactive", "background"]
 
@@ -25,6 +28,9 @@ class SequenceView:
     started: bool  # its first token has been sampled
     credit: int  # free places in its stream; 0 means its reader is behind
     arrived: float  # seconds, engine clock
+    client: int = 0  # who sent it
+    first_token_at: float | None = None
+    gap_s: float | None = None  # since its token before, if the last tick gave it one
 
     @property
     def decoding(self) -> bool:
@@ -50,6 +56,43 @@ class LastTick:
 
     n_tokens: int = 0
     decode_s: float = 0.0
+    host_s: float = 0.0  # between the decode before it and its own
+    work: Work = field(factory=lambda: Work(0))
+
+
+@frozen
+class Contract:
+    """What was promised to interactive streams, and what the rest may count on.
+
+    An interactive gap stays within `latency_cap` times what the interactive streams alone would
+    cost, but for one in thirty; no single one exceeds `young_cap` times that while a stream is
+    younger than `young_s`, `pause_cap` times later. Background work gets at least
+    `background_floor` of the machine's time.
+    """
+
+    latency_cap: float = 1.2
+    pause_cap: float = 4.0
+    young_cap: float = 2.0
+    young_s: float = 3.0
+    background_floor: float = 0.05
+    newcomer_tokens: int = 512
+
+
+@frozen
+class GuardMemory:
+    """What the latency guard remembers.
+
+    `credits` holds, by stream, how many long gaps it can bear now. `share` is the smoothed part
+    of machine time that background work got. `owed` gaps have passed since the last grant.
+    """
+
+    credits: Mapping[int, float] = field(factory=dict)
+    solo_s: float = 0.0  # what the last tick would have cost the interactive streams alone
+    loaded: bool = False  # whether it carried anything else
+    share: float = 1.0
+    since_grant: int = 1_000_000
+    floor_grants: int = 0
+    infeasible: int = 0
 
 
 @frozen
@@ -60,6 +103,9 @@ class Memory:
     decode_ewma_s: float = 0.0
     decode_cursor: int = -1  # key served last, round robin goes on behind it
     prefill_cursor: int = -1
+    cost: CostModel | None = None
+    guard: GuardMemory = field(factory=GuardMemory)
+    used_s: Mapping[int, float] = field(factory=dict)  # machine seconds by client, for fairness
 
 
 @frozen
@@ -72,6 +118,8 @@ class SchedulerState:
     n_batch: int
     free_cells: int
     tick_budget_s: float = 0.030
+    contract: Contract = field(factory=Contract)
+    spare_rows: int = 0  # logits rows that nobody can ask for: ballast may
     last: LastTick = field(factory=LastTick)
     memory: Memory = field(factory=Memory)
 

@@ -1,0 +1,118 @@
+"""The latency guard: a ledger of pauses for each interactive stream.
+
+A stream starts with no credit, earns a little with every gap that was in time, and pays 1 for
+every gap that was not, whatever caused it. Only a tick that every stream can pay for may be
+long. Since a gap earns less than a twentieth, long gaps stay under 5 % on every stream: its p95
+is within the cap, not only the average's (scheduling.md, 3.2). Credit is the hysteresis.
+
+Background work is owed a floor. Where the ledger leaves it less, a *grant* allows one longer
+tick now and then, counted and never hidden, and never within a stream's first seconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attrs import evolve
+
+from uma_trio.policy.cost import Work
+from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
+from uma_trio.policy.state import GuardMemory, SchedulerState, SequenceView
+
+EARNED_PER_GAP = 0.035
+MOST_CREDIT = 2.0
+DEEPEST_DEBT = -3.0  # one bad stretch must not starve the background for ever
+GAPS_BETWEEN_GRANTS = 25
+SHARE_SECONDS = 2.0  # over which the background's share is smoothed
+GRANT_CAP = 4.0
+
+
+def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
+    """Correct the cost model by the last tick."""
+    cost, last = plan.memory.cost, state.last
+    if cost is None or last.n_tokens == 0:
+        return plan
+    learnt = cost.learn(last.work, last.decode_s, last.host_s)
+    return evolve(plan, memory=evolve(plan.memory, cost=learnt))
+
+
+def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
+    """Enter the last tick's gaps into the ledger of each stream, and its time into the share."""
+    guard, cap = plan.memory.guard, state.contract.latency_cap
+    streams = interactive_decoders(state)
+    balance = {view.key: guard.credits.get(view.key, 0.0) for view in streams}
+    late = False
+    for view in streams:
+        if view.gap_s is None or guard.solo_s <= 0:
+            continue
+        if view.gap_s > cap * guard.solo_s:
+            late = True
+            balance[view.key] = max(DEEPEST_DEBT, balance[view.key] - 1.0)
+        else:
+            balance[view.key] = min(MOST_CREDIT, balance[view.key] + EARNED_PER_GAP)
+    guard = evolve(
+        guard,
+        credits=balance,
+        infeasible=guard.infeasible + (late and not guard.loaded),
+        share=_share(guard, state.last.decode_s),
+        since_grant=guard.since_grant + 1,
+    )
+    return evolve(plan, memory=evolve(plan.memory, guard=guard))
+
+
+def _share(guard: GuardMemory, took_s: float) -> float:
+    """Move the background's share by the last tick: what it took beyond the streams alone."""
+    if took_s <= 0:
+        return guard.share
+    share = max(0.0, 1.0 - guard.solo_s / took_s) if guard.loaded else 0.0
+    weight = 1.0 - math.exp(-took_s / SHARE_SECONDS)
+    return guard.share + weight * (share - guard.share)
+
+
+def interactive_decoders(state: SchedulerState) -> list[SequenceView]:
+    """Return the streams that the contract protects now."""
+    return [
+        view
+        for view in state.sequences
+        if view.lane == "interactive" and view.decoding and view.credit > 0
+    ]
+
+
+def set_limit(state: SchedulerState, plan: Plan) -> Plan:
+    """Say how long this tick may take."""
+    streams, cost = interactive_decoders(state), plan.memory.cost
+    guard = plan.memory.guard
+    if not streams or cost is None:
+        return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0))
+    work = Work(len(streams), len(streams), sum(view.computed for view in streams))
+    solo = cost.seconds(work)
+    contract = state.contract
+    young = any(_age(view, state.now) < contract.young_s for view in streams)
+    hard = contract.young_cap if young else contract.pause_cap
+    if all(guard.credits.get(view.key, 0.0) >= 1.0 for view in streams):
+        limit = Limit(hard * solo, f"long tick: every stream can bear {hard:g}x", solo)
+    else:
+        limit = Limit(contract.latency_cap * solo, f"within {contract.latency_cap:g}x", solo)
+    if _owed(state, guard, young=young) and limit.seconds < GRANT_CAP * solo:
+        limit = Limit(GRANT_CAP * solo, "floor grant: background got too little", solo)
+        guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
+    return _with(plan, limit, evolve(guard, solo_s=solo))
+
+
+def _owed(state: SchedulerState, guard: GuardMemory, *, young: bool) -> bool:
+    """Whether background work waits and has had less than its floor for too long."""
+    waits = any(view.lane == "background" or not view.decoding for view in state.sequences)
+    return (
+        waits
+        and not young
+        and guard.share < state.contract.background_floor
+        and guard.since_grant >= GAPS_BETWEEN_GRANTS
+    )
+
+
+def _age(view: SequenceView, now: float) -> float:
+    return now - view.first_token_at if view.first_token_at is not None else 0.0
+
+
+def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:
+    return evolve(plan, limit=limit, memory=evolve(plan.memory, guard=guard))
