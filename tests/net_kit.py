@@ -226,6 +226,7 @@ class House:
             log=self.log,
         )
         self.server = Server(self.shared)
+        self.clients: list[Client] = []
 
     def prepare(self, generate: Generate, /) -> Prompt:
         """Tokenise the prompt alone."""
@@ -238,7 +239,8 @@ class House:
         """Return a new client of this daemon."""
         ours, theirs = socket.socketpair()
         self.server.welcome(theirs)
-        return Client(ours)
+        self.clients.append(Client(ours))
+        return self.clients[-1]
 
     def expected(self, prompt: str, n: int) -> str:
         """Return the text that `prompt` must give."""
@@ -248,6 +250,12 @@ class House:
         """Let everything that is under way come to its end, without much time passing."""
         for _ in range(5):
             await trio.sleep(TICK_S)
+
+    def check_idle_engine(self) -> None:
+        """Check that the engine holds nothing, whatever waits to be written."""
+        registry = self.bench.engine.registry
+        if registry.running or registry.waiting:
+            raise AssertionError("a request is still in the engine")
 
     def check_idle(self) -> None:
         """Check that nothing is held by nobody."""
@@ -267,7 +275,7 @@ async def house(
     max_waiting: int = 256,
     **settings: Any,
 ) -> AsyncIterator[House]:
-    """Run a daemon in virtual time; at the end it must be idle."""
+    """Run a daemon in virtual time; at the end the clients leave, and it must be idle."""
     backend = backend or FakeBackend(cost=linear_cost(TICK_S, 0.0))
     async with trio.open_nursery() as nursery:
         daemon = House(nursery, backend, run_blocking, max_waiting, settings)
@@ -279,7 +287,11 @@ async def house(
             lambda: backend.last_cost_s,
         )
         await nursery.start(daemon.server.attend)
-        yield daemon
+        try:
+            yield daemon
+        finally:
+            for client in daemon.clients:
+                client.close()
         await daemon.until_idle()
         daemon.check_idle()
         nursery.cancel_scope.cancel()
