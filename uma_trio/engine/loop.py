@@ -94,6 +94,11 @@ class Engine:
         self._decoding_since = self._decoded_at = clock()
         self._idle = True
 
+    @property
+    def memory(self) -> Memory:
+        """What the policy remembers: the cost model, the guard's ledger, the counters."""
+        return self._memory
+
     def run(self) -> None:
         """Tick until the inbox is closed, sleeping while there is nothing to do."""
         while not self._inbox.closed:

@@ -1,0 +1,167 @@
+"""The latency contract, kept in virtual time on a measured staircase.
+
+What a stream feels is compared with the same stream alone on the same machine. The real
+machine's figures are in docs/BENCHMARKS.md; these tests hold the policy to its word.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benches.simulation import HOST_S, Simulation, Stream, staircase
+from uma_trio.policy.pipeline import contract
+from uma_trio.policy.state import Contract
+
+SOLO_S = 0.008 + HOST_S
+
+
+def p95(stream: Stream, solo_s: float = SOLO_S) -> float:
+    """Return the p95 gap of a stream over what it is alone."""
+    return float(np.percentile(stream.gaps, 95)) / solo_s
+
+
+def background_prompts(simulation: Simulation) -> int:
+    """Return how many background prompts were answered."""
+    return sum(s.lane == "background" and s.end is not None for s in simulation.streams)
+
+
+def storm(cap: float = 1.2, seconds: float = 30.0, clients: int = 3) -> tuple[Simulation, Stream]:
+    """Run one interactive stream against endless prompts; return both."""
+    simulation = Simulation(contract, Contract(latency_cap=cap))
+    for client in range(clients):
+        simulation.storm(100 + client)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(seconds)
+    return simulation, stream
+
+
+def test_a_prefill_storm_is_not_felt() -> None:
+    """At the default cap the p95 gap stays within 1.2 of solo."""
+    _, stream = storm()
+    assert p95(stream) <= 1.2
+
+
+def test_no_pause_of_the_first_three_seconds_exceeds_twice_solo() -> None:
+    """A reader who has just begun sees no hitch."""
+    _, stream = storm()
+    assert max(stream.young_gaps) <= 2.0 * SOLO_S * 1.08  # the noise of one tick
+
+
+def test_later_pauses_stay_within_the_pause_cap() -> None:
+    """The worst gap of all is bounded too."""
+    _, stream = storm()
+    assert max(stream.gaps) <= 4.0 * SOLO_S * 1.08
+
+
+def test_the_background_gets_its_floor_all_the_same() -> None:
+    """Protection does not starve: prompts are answered at the default cap."""
+    simulation, _ = storm()
+    assert background_prompts(simulation) >= 2
+
+
+@pytest.mark.parametrize(("cap", "prompts_per_s"), [(1.5, 0.42), (3.0, 0.50), (5.0, 0.67)])
+def test_a_looser_cap_buys_more_than_the_best_peer_gives(cap: float, prompts_per_s: float) -> None:
+    """At each cap the background does at least what llama-server does at that p95."""
+    simulation, stream = storm(cap)
+    assert p95(stream) <= cap
+    assert background_prompts(simulation) / 30.0 >= prompts_per_s
+
+
+def test_background_decoders_are_not_felt_either() -> None:
+    """Streams of a batch job ride along only where there is room."""
+    simulation = Simulation(contract)
+    for client in range(3):
+        simulation.submit(20, 8000, client=100 + client, lane="background")
+    simulation.run(2.0)
+    stream = simulation.submit(20, 4000, client=1)
+    simulation.run(20.0)
+    assert p95(stream) <= 1.2
+    assert all(len(s.token_times) > 20 for s in simulation.streams)
+
+
+def test_three_streams_are_measured_against_the_three_alone() -> None:
+    """The company of other people is not charged to the background."""
+    simulation = Simulation(contract)
+    for client in range(2):
+        simulation.storm(100 + client)
+    streams = [simulation.submit(20, 4000, client=1 + i) for i in range(3)]
+    simulation.run(20.0)
+    for stream in streams:
+        assert p95(stream, 0.0162 + HOST_S) <= 1.2
+
+
+def test_three_streams_run_at_the_speed_of_four() -> None:
+    """Where four rows cost less than three, a row is thrown in."""
+    simulation = Simulation(contract, noise=0.0)
+    streams = [simulation.submit(4, 500, client=1 + i) for i in range(3)]
+    simulation.run(6.0)
+    assert float(np.median(streams[0].gaps)) == pytest.approx(0.0111 + HOST_S, rel=0.01)
+
+
+def test_a_newcomer_is_answered_soon_in_a_storm() -> None:
+    """An interactive prompt goes before any background prefill."""
+    simulation = Simulation(contract)
+    for client in range(3):
+        simulation.storm(100 + client)
+    simulation.run(3.0)
+    newcomer = simulation.submit(30, 10, client=1)
+    simulation.run(3.0)
+    solo = Simulation(contract)
+    alone = solo.submit(30, 10, client=1)
+    solo.run(3.0)
+    # It may have to wait for the tick that was running when it came: the smallest chunk that
+    # prefills at full speed, 64 tokens here.
+    assert newcomer.ttft_s <= alone.ttft_s + 0.0935 * 1.1
+
+
+def test_with_nobody_to_protect_prefill_runs_at_full_speed() -> None:
+    """Alone, prompts are computed at 95 % of the best rate there is or better."""
+    simulation = Simulation(contract)
+    for client in range(3):
+        simulation.storm(100 + client)
+    simulation.run(20.0)
+    rate = sum(simulation.machine.computed.values()) / 20.0
+    assert rate >= 0.95 * 64 / 0.0935
+
+
+def test_an_unlabelled_paste_does_not_break_the_contract_for_long() -> None:
+    """Beyond its first 512 tokens a person's paste shares the background's room."""
+    simulation = Simulation(contract)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(4.0)
+    simulation.submit(4000, 1, client=2)
+    simulation.run(60.0)
+    assert p95(stream) <= 1.2
+
+
+def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
+    """Machine time is shared: a client's 30 tokens pass another's 20,000."""
+    simulation = Simulation(contract)
+    long = simulation.submit(20_000, 1, client=1, lane="background")
+    simulation.run(1.0)
+    short = simulation.submit(30, 1, client=2, lane="background")
+    simulation.run(60.0)
+    assert short.ttft_s < 0.5
+    assert long.end is not None
+
+
+def test_on_a_machine_without_stairs_the_contract_holds_too() -> None:
+    """A GPU's gentle slope gives the background more, within the same promise."""
+    gpu = {1: 3.82, 2: 4.06, 3: 4.28, 4: 4.6, 8: 6.28, 16: 7.79, 64: 11.8, 256: 28.2, 512: 45.7}
+    simulation = Simulation(contract, steps=staircase(gpu))
+    for client in range(3):
+        simulation.storm(100 + client, 1500)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(15.0)
+    assert p95(stream, 0.00382 + HOST_S) <= 1.2
+    assert background_prompts(simulation) >= 5
+
+
+def test_infeasible_promises_are_counted() -> None:
+    """When the streams alone are too slow, the metrics say so instead of hiding it."""
+    simulation = Simulation(contract, noise=0.35)
+    stream = simulation.submit(20, 2000, client=1)
+    simulation.run(10.0)
+    assert p95(stream) > 1.2
+    assert simulation.engine.memory.guard.infeasible > 0

@@ -1,0 +1,98 @@
+"""The cost model: what it predicts, what it learns, and when it does not trust itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_trio.policy.cost import CostModel, Staircase, Work
+
+# Milliseconds of one decode by tokens: a 0.5B Q4_0 model on two AVX-512 cores.
+MEASURED = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 8: 18.8, 16: 25.9, 64: 93.5, 128: 192.0}
+STAIRS = Staircase(tuple(MEASURED), tuple(ms / 1e3 for ms in MEASURED.values()))
+
+
+def test_a_measured_step_is_predicted_as_it_was_measured() -> None:
+    """The table is the truth where there is one."""
+    assert [STAIRS(n) for n in MEASURED] == [ms / 1e3 for ms in MEASURED.values()]
+
+
+def test_between_steps_it_is_linear_and_beyond_it_goes_on() -> None:
+    """What was not measured lies on the line of its neighbours."""
+    assert STAIRS(12) == pytest.approx((18.8 + 25.9) / 2e3)
+    assert STAIRS(256) == pytest.approx(0.192 + 128 * (0.192 - 0.0935) / 64)
+    assert STAIRS(0) == 0
+
+
+def test_the_saw_tooth_is_kept() -> None:
+    """Four rows that cost less than three stay so: nothing is smoothed."""
+    assert STAIRS(4) < STAIRS(3)
+
+
+def test_rows_depth_and_host_add_up() -> None:
+    """Each part of a tick has its price."""
+    model = CostModel(STAIRS, output=Staircase((1, 4), (0.0, 0.003)), depth_s=1e-6, host_s=0.001)
+    assert model.seconds(Work(4, 4, 1000)) == pytest.approx(0.0111 + 0.003 + 0.001 + 0.001)
+
+
+def test_a_slower_machine_is_learnt_within_a_few_ticks() -> None:
+    """When everything takes half as long again, so does the prediction."""
+    model = CostModel(STAIRS)
+    for _ in range(60):
+        model = model.learn(Work(4), 0.0111 * 1.5, 0.0)
+    assert model.seconds(Work(4)) == pytest.approx(0.0111 * 1.5, rel=0.02)
+    assert model.seconds(Work(64)) == pytest.approx(0.0935 * 1.5, rel=0.3)
+
+
+def test_noise_is_averaged_and_known() -> None:
+    """Predictions settle on the mean, and the error says how far single ticks are off."""
+    noise, model = random.Random(1), CostModel(STAIRS)
+    for _ in range(400):
+        n = noise.choice([1, 2, 4, 8, 16])
+        model = model.learn(Work(n), STAIRS(n) * noise.gauss(1, 0.05), 0.0)
+    assert model.seconds(Work(8)) == pytest.approx(0.0188, rel=0.05)
+    assert 0.02 < model.error < 0.08
+    assert model.trusted
+
+
+def test_one_frozen_tick_teaches_nothing_but_doubt() -> None:
+    """An outlier does not move the prediction."""
+    model = CostModel(STAIRS)
+    after = model.learn(Work(4), 5.0, 0.0)
+    assert after.seconds(Work(4)) == model.seconds(Work(4))
+    assert after.error > model.error
+
+
+def test_a_model_that_is_often_wrong_says_so() -> None:
+    """Beyond 15 % its predictions carry no promise."""
+    noise, model = random.Random(2), CostModel(STAIRS)
+    for _ in range(200):
+        model = model.learn(Work(4), 0.0111 * noise.choice([0.5, 2.0]), 0.0)
+    assert not model.trusted
+
+
+def test_careful_is_above_expected_by_the_known_error() -> None:
+    """The worse the model, the more room its promises keep."""
+    exact, vague = CostModel(STAIRS), CostModel(STAIRS, error=0.1)
+    assert exact.careful(Work(8)) == exact.seconds(Work(8))
+    assert vague.careful(Work(8)) > 1.2 * vague.seconds(Work(8))
+
+
+def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
+    """A prefill gains nothing beyond it, and a newcomer waits least."""
+    assert CostModel(STAIRS).plateau(512) == 64
+    flat = CostModel(Staircase((1, 8, 64), (0.01, 0.011, 0.09)))
+    assert flat.plateau(512) == 8
+
+
+@given(st.integers(1, 600), st.floats(1e-4, 1.0), st.floats(0, 0.1))
+def test_learning_keeps_the_model_sane(n: int, took: float, host: float) -> None:
+    """Whatever is measured, predictions stay finite and positive."""
+    model = CostModel(STAIRS)
+    for _ in range(30):
+        model = model.learn(Work(n), took, host)
+    assert 0 < model.seconds(Work(n)) < 60
+    assert 0 <= model.error < 2
