@@ -56,6 +56,12 @@ def test_requests_are_read_back_equal(request_, payload):
     assert decode_request(payload) == request_
 
 
+def test_an_absent_part_of_an_object_is_left_out():
+    """One target without the other is written without a null."""
+    request = Generate("a", slo=Slo(target_tbt_ms=40.0), prompt="p")
+    assert encode_request(request).endswith(b'"slo":{"target_tbt_ms":40.0},"prompt":"p"}')
+
+
 @pytest.mark.parametrize(("event", "payload"), EVENTS)
 def test_events_are_written_id_first(event, payload):
     """An event begins with its id, if it has one, and never contains null for what is absent."""
@@ -211,6 +217,12 @@ def test_nodes_up_to_the_limit_reach_the_fields():
     assert (error.code, error.field) == (Code.E_PROTO_003, "metadata")
 
 
+def test_an_empty_container_is_one_node():
+    """Containers are counted by what they are and by what they hold, and empty ones hold nothing."""
+    empty = json.dumps(_generate(metadata={"x": [{}, []] * ((MAX_NODES - 5) // 2)})).encode()
+    assert _refused(empty).field == "metadata"
+
+
 def test_nodes_over_the_limit_are_refused():
     """One value more is refused as a whole."""
     error = _refused(_many(MAX_NODES + 1))
@@ -232,6 +244,15 @@ def test_a_bomb_costs_a_few_milliseconds(unit):
     assert error.code is Code.E_PROTO_001
     # Parsing `{},` of this size takes 50 ms and more; 3 ms are typical here.
     assert best < 0.03
+
+
+def test_a_name_as_large_as_a_frame_costs_a_few_milliseconds():
+    """The search for a similar name, which is slow, is not made for names nobody would choose."""
+    payload = b'{"id":"a","prompt":"p","' + b"max_tokens" * 100_000 + b'":1}'
+    started = time.perf_counter()
+    error = _refused(payload)
+    assert error.code is Code.E_PROTO_003
+    assert time.perf_counter() - started < 0.05
 
 
 # --- not a request: E_PROTO_003 ---
@@ -290,6 +311,7 @@ BAD = [
     ("prompt", "", "not empty"),
     ("prompt", 5, "a string"),
     ("promt", "p", "did you mean prompt?"),
+    ("max-tokens", 5, "did you mean max_tokens?"),
     ("n_predict", 5, "not a known field"),
     ("request", 5, "not a known field"),
 ]

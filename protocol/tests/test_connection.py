@@ -481,6 +481,7 @@ def test_bytes_received_in_error_are_dropped():
     """A driver may read and discard, as closing a socket politely requires."""
     pair = _server(ServerState.ERROR)
     pair.server.receive_data(frame(encode_request(ASK)))
+    assert pair.server._reader.buffered == 0
     assert pair.server.next_event() is NEED_DATA
     pair.server.receive_data(b"")
     assert pair.server.next_event() == ConnectionClosed()

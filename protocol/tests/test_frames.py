@@ -110,6 +110,15 @@ def test_mid_frame_tells_a_begun_frame_from_none(split):
     assert reader.mid_frame is begun
 
 
+def test_a_frame_that_is_all_here_is_not_under_way():
+    """The deadline of a frame ends with its last byte, before anybody asks for it."""
+    reader = FrameReader()
+    reader.feed(frame(b"abc")[:5])
+    reader.next_payload()
+    reader.feed(frame(b"abc")[5:])
+    assert not reader.mid_frame
+
+
 def test_feeding_byte_by_byte_is_not_quadratic():
     """The cost of a byte does not depend on how many came before: the buffer is never rescanned."""
     reader = FrameReader()

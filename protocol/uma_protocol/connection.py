@@ -129,7 +129,7 @@ class Connection:
 
     @property
     def request_id(self) -> str | None:
-        """The id of the request that runs, or None."""
+        """The id of the request that runs, or None; in ERROR, of the one that was cut short."""
         return self._request_id
 
     @property
@@ -330,7 +330,11 @@ class Connection:
         self._feed(Input.NEXT_CYCLE)
 
     def send_failed(self) -> None:
-        """Bytes that `send` returned were not all written: this end is in ERROR."""
+        """Bytes that `send` returned were not all written: this end is in ERROR.
+
+        What is received from then on is dropped. A daemon that refuses a client writes the reason
+        before it closes, so a client whose write failed reads to the end first, then calls this.
+        """
         self._feed(Input.BREAK)
 
     # --- the only ways to change state ---

@@ -26,7 +26,11 @@ MAX_STOPS = 8
 MAX_METADATA_BYTES = 4096
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
+MAX_SHOWN = 40
 _HOUR_MS = 3_600_000
+
+# What a person would call a name. Anything else may be text that went astray.
+_PLAIN = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_SHOWN}}}")
 
 # C0, DEL and C1: nothing that a terminal or a log line could trip over.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -319,10 +323,7 @@ def is_id(value: Any) -> bool:
 
 def shown(name: str) -> str:
     """A field's name for a message: short, and without anything that disturbs a terminal."""
-    return name if len(name) <= MAX_SHOWN and name.isidentifier() else "(a name not repeated here)"
-
-
-MAX_SHOWN = 40
+    return name if _PLAIN.fullmatch(name) else "(a name not repeated here)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
