@@ -1,0 +1,281 @@
+"""The composition root: builds the parts, and owns the nurseries and the order of shutdown.
+
+Everything is handed what it needs here; no other module makes an engine, a policy or a socket.
+The order of start: name of the socket taken, model loaded, socket made, clients let in. The
+order of the end is the reverse, with the running requests finished or told in between.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+from attrs import frozen
+
+from uma_protocol import Code, Generate
+from uma_trio import __version__
+from uma_trio.backend.base import Backend, Limits, ModelError, ModelInfo
+from uma_trio.config import Config
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.loop import Engine, EngineSettings
+from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.task import EngineDied, run_engine
+from uma_trio.net.listener import Listener, claim
+from uma_trio.net.requests import Refusal
+from uma_trio.net.server import Server
+from uma_trio.net.shared import Prepare, Prompt, Settings, Shared, in_thread
+from uma_trio.policy.pipeline import Policy, find_policy
+from uma_trio.telemetry import log
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.text.frontend import FrontEnd, Refused
+
+MODELS = Path(__file__).parent / "models"
+FORCED_EXIT = 130
+_FLUSH_S = 2.0
+_FORCED_S = 1.0
+_SPARE_DESCRIPTORS = 64
+_STOPPING = "the daemon is stopping; send the request again once it has restarted"
+
+Progress = Callable[[float], None]
+
+
+@frozen
+class ReadyInfo:
+    """What is being served, once clients can connect."""
+
+    socket: str
+    model: ModelInfo
+    limits: Limits
+    backend: str
+    policy: str
+
+
+async def serve(
+    config: Config,
+    *,
+    on_ready: Callable[[ReadyInfo], None] | None = None,
+    on_progress: Progress | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return.
+
+    A second signal does not wait: it raises ``SystemExit``, with the socket removed. Cancelled,
+    it closes all connections, waits for the tick that is being computed, and removes the
+    socket. `backend` is closed in any case. `on_progress` is called in the loading thread.
+
+    Raises:
+        uma_trio.net.listener.SocketTaken: another daemon serves there; nothing was loaded.
+        uma_trio.net.listener.SocketUnusable: the socket cannot be made there.
+        uma_trio.policy.pipeline.PolicyError: no policy has that name.
+        uma_trio.backend.base.ModelError: the model cannot be used.
+        uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
+    """
+    policy = find_policy(config.policy)
+    with claim(config.socket) as name:
+        if backend is None:
+            backend = await trio.to_thread.run_sync(
+                _load, config, on_progress, abandon_on_cancel=True
+            )
+        try:
+            daemon = _Daemon(config, backend, policy)
+            with name.listen() as listener:
+                await daemon.run(listener, on_ready)
+        finally:
+            backend.close()
+
+
+class _Daemon:
+    """The parts, wired; and how they stop."""
+
+    def __init__(self, config: Config, backend: Backend, policy: Policy) -> None:
+        self._config = config
+        self._backend = backend
+        self._log = log.get("daemon")
+        metrics = Metrics()
+        metrics.describe(
+            model=backend.model.name,
+            backend=backend.description,
+            policy=config.policy,
+            version=__version__,
+            n_ctx=backend.limits.n_ctx,
+            n_slots=backend.limits.n_slots,
+        )
+        front_end = FrontEnd(
+            backend.vocabulary,
+            backend.model.chat_template,
+            max_prompt_bytes=config.max_prompt_bytes,
+        )
+        if front_end.chat_problem is not None:
+            self._log.warning("messages are refused", why=front_end.chat_problem)
+        self._inbox = Inbox(config.max_queue)
+        outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
+        self._engine = Engine(
+            backend,
+            policy,
+            self._inbox,
+            outlet,
+            metrics,
+            time.monotonic,
+            settings=EngineSettings(tick_budget_s=config.tick_budget_ms / 1e3),
+        )
+        shared = Shared(
+            settings=_settings(config, backend),
+            inbox=self._inbox,
+            prepare=_prepare(front_end),
+            recorder=metrics,
+            clock=time.monotonic,
+            run_blocking=in_thread(2),  # more would only take cores from the model
+            log=log.get("net"),
+        )
+        self._server = Server(shared)
+        self._stopping = trio.Event()
+        self._died: EngineDied | None = None
+        self._forced = False
+        self._clients = trio.CancelScope()
+
+    async def run(self, listener: Listener, on_ready: Callable[[ReadyInfo], None] | None) -> None:
+        """Serve on `listener` until told to stop. Raises as :func:`serve` says."""
+        _want_descriptors(2 * self._config.max_sessions + _SPARE_DESCRIPTORS, self._log.warning)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._compute)
+            await nursery.start(self._obey_signals, listener)
+            with self._clients:
+                async with trio.open_nursery() as clients:
+                    await clients.start(self._server.serve, listener)
+                    if on_ready is not None:
+                        on_ready(self._ready_info(listener))
+                    await self._stopping.wait()
+                    await self._drain()
+                    clients.cancel_scope.deadline = trio.current_time() + _FLUSH_S
+            nursery.cancel_scope.cancel()  # which closes the inbox and waits for the tick
+        if self._died is not None:
+            raise self._died
+        if self._forced:
+            raise SystemExit(FORCED_EXIT)
+
+    def _ready_info(self, listener: Listener) -> ReadyInfo:
+        backend = self._backend
+        return ReadyInfo(
+            listener.path, backend.model, backend.limits, backend.description, self._config.policy
+        )
+
+    async def _compute(self) -> None:
+        try:
+            await run_engine(self._engine, self._inbox)
+        except EngineDied as died:
+            # The streams have been told; their connections get a moment to pass it on.
+            self._died = died
+            self._stopping.set()
+
+    async def _drain(self) -> None:
+        """Let running requests finish, then end them; everybody is told all there is to say."""
+        server = self._server
+        server.stop_accepting()
+        patience = 0.0 if self._died is not None else self._config.drain_s
+        self._log.info("stopping", connections=server.n_connections, drain_s=patience)
+        with trio.move_on_after(patience):
+            await server.wait_until_idle()
+        server.end_requests(Code.E_LIFECYCLE_001, _STOPPING)
+        with trio.move_on_after(_FLUSH_S):
+            await server.wait_until_idle()
+        server.end_connections()
+
+    async def _obey_signals(
+        self,
+        listener: Listener,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                if not self._stopping.is_set():
+                    self._stopping.set()
+                    continue
+                self._forced = True
+                self._clients.cancel()
+                # A tick cannot be interrupted; a daemon that is told twice does not wait for it.
+                await trio.sleep(_FORCED_S)
+                listener.close()
+                os._exit(FORCED_EXIT)
+
+
+def _load(config: Config, on_progress: Progress | None) -> Backend:
+    from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
+
+    report = log.get("llama.cpp")
+    return LlamaBackend.load(
+        config.model or bundled_model(),
+        n_ctx=config.n_ctx,
+        n_slots=config.parallel,
+        threads=config.threads or physical_cores(),
+        kv_type=config.kv_type,
+        mlock=config.mlock,
+        mmap=config.mmap,
+        gpu_layers=config.gpu_layers,
+        progress=on_progress,
+        log=lambda level, text: report.info(text, level=level),
+    )
+
+
+def bundled_model() -> Path:
+    """Return the model that comes with the package. Raises :class:`ModelError` if none does."""
+    found = sorted(MODELS.glob("*.gguf"))
+    if not found:
+        raise ModelError("No model comes with this installation; name one with --model.")
+    return found[0]
+
+
+def physical_cores() -> int:
+    """Return how many cores this process may use, counting hyper-threads once."""
+    try:
+        allowed = os.sched_getaffinity(0)
+        siblings = {
+            Path(f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list").read_text()
+            for n in allowed
+        }
+    except (AttributeError, OSError):  # not Linux, or no /sys
+        return os.cpu_count() or 1
+    return max(1, len(siblings))
+
+
+def _settings(config: Config, backend: Backend) -> Settings:
+    return Settings(
+        model=backend.model.name,
+        n_ctx_seq=backend.limits.n_ctx_seq,
+        max_tokens=config.max_tokens,
+        max_tokens_cap=config.max_tokens_cap,
+        max_prompt_bytes=config.max_prompt_bytes,
+        max_sessions=config.max_sessions,
+        idle_timeout_s=config.idle_timeout_s,
+    )
+
+
+def _prepare(front_end: FrontEnd) -> Prepare:
+    """Put the text front end into the words of the socket side."""
+
+    def prepare(generate: Generate, /) -> Prompt:
+        try:
+            if generate.messages is None:
+                return front_end.prepare_prompt(generate.prompt or "")
+            return front_end.prepare_messages([(m.role, m.content) for m in generate.messages])
+        except Refused as refused:
+            raise Refusal(Code(refused.code), refused.message) from None
+
+    return prepare
+
+
+def _want_descriptors(n: int, warn: Callable[..., object]) -> None:
+    """Raise the soft limit of open files to `n` where we may; say so where we may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= n:
+        return
+    most = n if hard == resource.RLIM_INFINITY else min(n, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < n:
+        warn("few file descriptors: clients may have to wait", limit=most, wanted=n)
