@@ -1,0 +1,1 @@
+"""Benchmarks: the daemon beside llama.cpp's own programs, in one run, with one client."""

@@ -1,0 +1,362 @@
+"""The load generator: many streams from one thread, the same code for every server.
+
+A stream is timed where it enters this process: each read of a socket is kept with its time, and
+nothing is parsed until the last stream has ended, so that the generator takes little of a machine
+that is being measured. How a wire frames its bytes is all that differs between servers. Tokens
+are counted by what the server says of them (ids, its running count), never by chunks: a server
+may put several tokens into one.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import random
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+Read = tuple[float, bytes]
+Event = tuple[float, dict[str, Any]]
+_READ_BYTES = 1 << 16
+# Short, frequent words: one token each, with the space before them, in any BPE vocabulary of
+# English text, so that a prompt of n words is one of n tokens.
+_TEXT = """
+the of and to in is was for that on as with by he it from at his are be this had not but have
+which or they one were all she when there can more if out so said what up its about into than them
+only other new some could time these two may then do first any my now such like our over man me
+even most made after also did many before must through back years where much your way well down
+should because each just those people how too little state good very make world still see own work
+long get here between both life being under never day same another know while last might us great
+old year off come since against go came right used take three house states use again place american
+around however home small found thought went say part once high general upon school every does
+"""
+WORDS = tuple(_TEXT.split())
+
+
+@dataclass(frozen=True)
+class Job:
+    """One greedy request of fixed length."""
+
+    id: str
+    prompt: str
+    max_tokens: int
+
+
+@dataclass
+class Answer:
+    """What became of a job. `times` has the moment at which each token was read."""
+
+    sent: float
+    times: list[float] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from sending the request to reading the first token."""
+        return self.times[0] - self.sent if self.times else None
+
+    def check(self, job: Job) -> None:
+        """Note an error unless exactly the tokens that were asked for came."""
+        if self.error is None and not len(self.times) == self.completion_tokens == job.max_tokens:
+            self.error = (
+                f"asked for {job.max_tokens} tokens, read {len(self.times)}, "
+                f"the server counted {self.completion_tokens}"
+            )
+
+
+class Wire(Protocol):
+    """How one kind of server is spoken to."""
+
+    def connect(self) -> socket.socket:
+        """Return a connected socket."""
+
+    def request(self, job: Job) -> bytes:
+        """Return what asks for `job`."""
+
+    def end_detector(self) -> Callable[[bytes], bool]:
+        """Return a function that is fed each read of a stream and says when it was the last.
+
+        End of file is always the last.
+        """
+
+    def events(self, reads: Sequence[Read]) -> Iterator[Event]:
+        """Yield every event of a stream with the time of the read that completed it."""
+
+    def note(self, answer: Answer, at: float, event: dict[str, Any]) -> None:
+        """Add what `event` says to `answer`."""
+
+
+class FramedWire:
+    """The daemon's own: length-prefixed JSON through a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+
+    def connect(self) -> socket.socket:
+        """Connect to the daemon."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(self._path)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def request(self, job: Job) -> bytes:
+        """Return one `generate` frame."""
+        return frame(
+            {
+                "type": "generate",
+                "id": job.id,
+                "max_tokens": job.max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "prompt": job.prompt,
+            }
+        )
+
+    def end_detector(self) -> Callable[[bytes], bool]:
+        """Look at each frame for the terminal event."""
+        buffer = bytearray()
+
+        def ended(data: bytes) -> bool:
+            buffer.extend(data)
+            last = False
+            while len(buffer) >= 4:
+                end = 4 + int.from_bytes(buffer[:4], "little")
+                if len(buffer) < end:
+                    break
+                # Quotes inside of a JSON string are escaped, so no text can look like this.
+                last = last or b'"event":"token"' not in buffer[4:end]
+                del buffer[:end]
+            return last
+
+        return ended
+
+    def events(self, reads: Sequence[Read]) -> Iterator[Event]:
+        """Cut the reads into frames."""
+        buffer = bytearray()
+        for at, data in reads:
+            buffer += data
+            while len(buffer) >= 4:
+                end = 4 + int.from_bytes(buffer[:4], "little")
+                if len(buffer) < end:
+                    break
+                yield at, msgspec.json.decode(bytes(buffer[4:end]))
+                del buffer[:end]
+
+    def note(self, answer: Answer, at: float, event: dict[str, Any]) -> None:
+        """Count token ids; take the rest from the terminal event."""
+        kind = event.get("event")
+        if kind == "token":
+            answer.times.append(at)
+        elif kind == "eos":
+            answer.prompt_tokens = event["usage"]["prompt_tokens"]
+            answer.completion_tokens = event["usage"]["completion_tokens"]
+            if event["reason"] not in ("length", "stop"):
+                answer.error = f"{event['reason']} {event.get('code', '')}".strip()
+        elif kind == "error":
+            answer.error = f"{event['code']}: {event['message']}"
+
+
+class SseWire:
+    """llama-server's own: ``POST /completion`` answered with server-sent events."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._address = (host, port)
+
+    def connect(self) -> socket.socket:
+        """Connect to the server."""
+        sock = socket.create_connection(self._address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def request(self, job: Job) -> bytes:
+        """Return one POST; the connection closes after its answer."""
+        body = json.dumps(
+            {
+                "prompt": job.prompt,
+                "n_predict": job.max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        head = (
+            f"POST /completion HTTP/1.1\r\nHost: {self._address[0]}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def end_detector(self) -> Callable[[bytes], bool]:
+        """Wait for the end of file."""
+        return lambda _data: False
+
+    def events(self, reads: Sequence[Read]) -> Iterator[Event]:
+        """Take off HTTP, then cut at blank lines. A refusal comes as one event ``{"error": …}``."""
+        body = Dechunker()
+        rest = b""
+        for at, data in reads:
+            rest += body.feed(data)
+            if body.status not in (None, 200):
+                continue
+            *whole, rest = rest.split(b"\n\n")
+            for block in whole:
+                for line in block.split(b"\n"):
+                    if line.startswith(b"data: {"):
+                        yield at, msgspec.json.decode(line[6:])
+        if body.status not in (None, 200):
+            yield (
+                reads[-1][0],
+                {"error": f"HTTP {body.status}: {rest[:200].decode('utf-8', 'replace')}"},
+            )
+
+    def note(self, answer: Answer, at: float, event: dict[str, Any]) -> None:
+        """Follow the server's running count of tokens."""
+        if "error" in event:
+            answer.error = str(event["error"])
+            return
+        count = event.get("tokens_predicted", 0)
+        answer.times.extend([at] * (count - len(answer.times)))
+        if event.get("stop"):
+            answer.prompt_tokens = event.get("tokens_evaluated")
+            answer.completion_tokens = count
+
+
+class Dechunker:
+    """Takes an HTTP/1.1 answer apart as it comes: `status`, and the body without its chunks."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self._buffer = b""
+        self._chunked = False
+        self._left = 0  # of the present chunk, with the line end behind it
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what `data` adds to the body."""
+        self._buffer += data
+        if self.status is None and not self._read_head():
+            return b""
+        if not self._chunked:
+            body, self._buffer = self._buffer, b""
+            return body
+        return b"".join(self._chunks())
+
+    def _read_head(self) -> bool:
+        head, found, rest = self._buffer.partition(b"\r\n\r\n")
+        if not found:
+            return False
+        self.status = int(head.split(b" ", 2)[1])
+        self._chunked = b"transfer-encoding: chunked" in head.lower()
+        self._buffer = rest
+        return True
+
+    def _chunks(self) -> Iterator[bytes]:
+        while self._buffer:
+            if self._left > 0:
+                part = self._buffer[: self._left]
+                self._buffer = self._buffer[self._left :]
+                # The last two bytes of what is left are the line end, not the body.
+                yield part[: max(0, self._left - 2)]
+                self._left -= len(part)
+                continue
+            size, found, rest = self._buffer.partition(b"\r\n")
+            if not found:
+                return
+            self._buffer = rest
+            self._left = int(size, 16) + 2
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """Return `message` as one frame of the daemon's protocol."""
+    payload = json.dumps(message).encode()
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def jobs(n: int, prompt_tokens: int, max_tokens: int, seed: str) -> list[Job]:
+    """Return `n` jobs whose prompts are all different, the same ones for the same seed."""
+    draw = random.Random(seed)
+    return [
+        Job(f"bench-{i}", " ".join(draw.choices(WORDS, k=prompt_tokens)), max_tokens)
+        for i in range(n)
+    ]
+
+
+class _Stream:
+    """One connection while it is read."""
+
+    def __init__(self, sock: socket.socket, ended: Callable[[bytes], bool]) -> None:
+        self.sock = sock
+        self.ended = ended
+        self.sent = 0.0
+        self.reads: list[Read] = []
+
+
+def drive(
+    wire: Wire,
+    work: Sequence[Job],
+    *,
+    timeout_s: float = 300.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Answer]:
+    """Send all of `work` at once, each on its own connection, and read until all have ended.
+
+    Never raises for what a server does: a stream that breaks or takes too long has an `error`.
+    """
+    selector = selectors.DefaultSelector()
+    streams = [_Stream(wire.connect(), wire.end_detector()) for _ in work]
+    requests = [wire.request(job) for job in work]
+    collecting = gc.isenabled()
+    gc.disable()  # a collection of ours must not look like a pause of the server
+    try:
+        for stream, request in zip(streams, requests, strict=True):
+            stream.sent = clock()
+            stream.sock.sendall(request)
+            selector.register(stream.sock, selectors.EVENT_READ, stream)
+        _read_all(selector, clock, timeout_s)
+    finally:
+        if collecting:
+            gc.enable()
+        selector.close()
+        for stream in streams:
+            stream.sock.close()
+    return [_answer(wire, job, stream) for job, stream in zip(work, streams, strict=True)]
+
+
+def _read_all(
+    selector: selectors.BaseSelector, clock: Callable[[], float], timeout_s: float
+) -> None:
+    deadline = clock() + timeout_s
+    while selector.get_map() and (left := deadline - clock()) > 0:
+        for key, _ in selector.select(left):
+            stream: _Stream = key.data
+            try:
+                data = stream.sock.recv(_READ_BYTES)
+            except ConnectionResetError:
+                data = b""
+            stream.reads.append((clock(), data))
+            if not data or stream.ended(data):
+                selector.unregister(stream.sock)
+
+
+def _answer(wire: Wire, job: Job, stream: _Stream) -> Answer:
+    answer = Answer(stream.sent)
+    for at, event in wire.events(stream.reads):
+        wire.note(answer, at, event)
+    answer.check(job)
+    return answer
+
+
+def first_error(answers: Sequence[Answer]) -> str | None:
+    """Return the first thing that went wrong, if anything did."""
+    return next(itertools.chain((a.error for a in answers if a.error), [None]))

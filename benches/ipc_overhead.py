@@ -1,0 +1,292 @@
+"""What the daemon itself costs: microseconds of its CPU for each streamed token, ggml left out.
+
+    python -m benches.ipc_overhead            medians of 3
+    python -m benches.ipc_overhead --quick    a short look
+    python -m benches.ipc_overhead --no-peers --skip-real   without a model
+
+Three ways to look, as none of them alone is the whole truth:
+
+* *paced fake*: a backend that computes nothing and takes as long as a real tick. Everything but
+  llama.cpp and the vocabulary's width: planning, batching, doors, JSON, sockets.
+* *real*: the 0.5B model. CPU of the trio thread, plus that of the engine's thread less its time
+  inside ``llama_decode``, plus helper threads; OpenMP's threads are ggml's. Includes finding the
+  likeliest of 151,936 logits. This is the figure that has the target.
+* *path*: a model so tiny that computing it hardly counts, one compute thread, flat out. All CPU of
+  the process, ours (UDS, framed JSON) and llama-server's (HTTP, SSE), by the same client.
+
+CPU is measured from the first request sent to the last token read, so requests, prompts and
+connections are in it; longer streams spread them thinner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benches import clients, frames, host, report, servers
+from benches.metered import Reading
+from benches.model import NoVocabulary, bench_model, tiny_model
+from benches.peers import NoPeers, programs
+from benches.rates import end_to_end, median
+
+TARGET_US = 60.0
+TARGET_K = 8
+_PROMPT_TOKENS = 16
+_WARM_UP_TOKENS = 16
+_TICK_MS = {1: 8.0, 8: 20.0}  # what the real model takes on the machine of docs/BENCHMARKS.md
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of CPU per token, by where they were spent."""
+
+    trio: float
+    engine: float
+    helpers: float
+    ggml: float
+
+    @property
+    def outside(self) -> float:
+        """Everything that is not ggml."""
+        return self.trio + self.engine + self.helpers
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The threads of a process and its meter, at one moment."""
+
+    threads: dict[int, float]
+    reading: Reading
+
+    @classmethod
+    def of(cls, pid: int, meter: Path) -> Usage:
+        """Look at a metered daemon."""
+        return cls(host.thread_cpu_s(pid), Reading.of(meter))
+
+
+def cost(pid: int, before: Usage, after: Usage, tokens: int) -> Cost:
+    """Return what `tokens` tokens cost between two looks at the daemon `pid`."""
+    reading = after.reading
+    spent = {
+        thread: seconds - before.threads.get(thread, 0.0)
+        for thread, seconds in after.threads.items()
+    }
+    inside = reading.cpu_s - before.reading.cpu_s
+    python = {thread for thread in spent if thread in reading.threads}
+    helpers = sum(spent[thread] for thread in python - {pid, reading.engine})
+    others = sum(seconds for thread, seconds in spent.items() if thread not in python | {pid})
+    scale = 1e6 / tokens
+    return Cost(
+        trio=spent[pid] * scale,
+        engine=(spent[reading.engine] - inside) * scale,
+        helpers=helpers * scale,
+        ggml=(inside + others) * scale,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load on one server: what the client saw and what the process took."""
+
+    ttft_ms: float
+    tokens_per_s: float
+    cpu_pct: float
+    cpu_us: float
+    foreign_pct: float
+    cost: Cost | None = None
+
+
+def measure(
+    running: servers.Running, k: int, gen_tokens: int, seed: str, meter: Path | None
+) -> Run:
+    """Warm a server up, stream `k` times `gen_tokens` from it, and account for the CPU.
+
+    Raises:
+        RuntimeError: a stream did not bring what was asked for.
+    """
+    for n, name in ((_WARM_UP_TOKENS, "warm"), (gen_tokens, "load")):
+        work = clients.jobs(k, _PROMPT_TOKENS, n, f"{seed}/{name}")
+        foreign = host.Foreign(running.pid)
+        before = Usage.of(running.pid, meter) if meter else None
+        threads, began = host.thread_cpu_s(running.pid), time.perf_counter()
+        answers = clients.drive(running.wire, work)
+        seconds = time.perf_counter() - began
+        if error := clients.first_error(answers):
+            raise RuntimeError(error)
+        # The server may still be closing connections, which belongs to the load.
+        time.sleep(0.05)
+    after = host.thread_cpu_s(running.pid)
+    cpu_s = sum(after[thread] - threads.get(thread, 0.0) for thread in after)
+    tokens = k * gen_tokens
+    return Run(
+        ttft_ms=1e3 * median([answer.ttft_s or 0.0 for answer in answers]),
+        tokens_per_s=end_to_end([a.sent for a in answers], [a.times for a in answers]) or 0.0,
+        cpu_pct=100 * cpu_s / seconds,
+        cpu_us=cpu_s * 1e6 / tokens,
+        foreign_pct=foreign.percent(),
+        cost=cost(running.pid, before, Usage.of(running.pid, meter), tokens)
+        if before and meter
+        else None,
+    )
+
+
+Start = Callable[[Path], contextlib.AbstractContextManager[servers.Running]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to measure: how to start it, and whether it has a meter."""
+
+    look: str
+    path: str
+    k: int
+    start: Start
+    metered: bool = True
+
+
+def cases(
+    given: argparse.Namespace, model: Path | None, folder: Path | None, threads: int
+) -> Iterator[Case]:
+    """Yield everything that is compared."""
+    for k in given.k:
+        fake = servers.Setup(Path("fake"), threads, slots=max(given.k))
+        tick = str(_TICK_MS.get(k, 20.0))
+        yield Case("paced fake", "uds-json", k, _ours(fake, "--tick-ms", tick))
+        if model is not None:
+            real = servers.Setup(model, threads, slots=max(given.k))
+            yield Case("real", "uds-json", k, _ours(real))
+            if folder is not None:
+                yield Case("real", "http-sse", k, _theirs(folder, real, k), metered=False)
+        if folder is not None:
+            tiny = servers.Setup(tiny_model(), 1, slots=max(given.k))
+            yield Case("path", "uds-json", k, _ours(tiny))
+            yield Case("path", "http-sse", k, _theirs(folder, tiny, k), metered=False)
+
+
+def _ours(setup: servers.Setup, *options: str) -> Start:
+    return lambda meter: servers.daemon(setup, servers.metered(meter, *options))
+
+
+def _theirs(folder: Path, setup: servers.Setup, k: int) -> Start:
+    return lambda _meter: servers.llama_server(folder, setup, servers.server_flags("np-kvu", k))
+
+
+def run(case: Case, given: argparse.Namespace, seed: str) -> Run:
+    """Measure one case in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="meter-") as folder:
+        meter = Path(folder) / "meter"
+        with case.start(meter) as running:
+            return measure(running, case.k, given.gen_tokens, seed, meter if case.metered else None)
+
+
+def row(case: Case, runs: Sequence[Run]) -> dict[str, object]:
+    """Return the medians of a case; `path`, `ttft_ms` and `cpu_pct` are the seeds' columns."""
+
+    def middle(pick: Callable[[Run], float | None]) -> float | None:
+        values = [value for one in runs if (value := pick(one)) is not None]
+        return median(values) if values else None
+
+    def part(name: str) -> float | None:
+        return middle(lambda one: getattr(one.cost, name) if one.cost else None)
+
+    return {
+        "path": case.path,
+        "ttft_ms": middle(lambda one: one.ttft_ms),
+        "cpu_pct": middle(lambda one: one.cpu_pct),
+        "look": case.look,
+        "k": case.k,
+        "n": len(runs),
+        "tokens_per_s": middle(lambda one: one.tokens_per_s),
+        "cpu_us_per_token": middle(lambda one: one.cpu_us),
+        **{f"{name}_us": part(name) for name in ("outside", "trio", "engine", "helpers", "ggml")},
+        "foreign_pct": middle(lambda one: one.foreign_pct),
+    }
+
+
+def verdict(rows: Sequence[dict[str, object]]) -> str:
+    """Say whether the target is met."""
+    for found in rows:
+        outside = found["outside_us"]
+        if found["look"] == "real" and found["k"] == TARGET_K and isinstance(outside, float):
+            met = "met" if outside <= TARGET_US else "MISSED"
+            return (
+                f"k={TARGET_K}, real: {outside:.1f} us of CPU per token outside ggml "
+                f"(target {TARGET_US:.0f}: {met})"
+            )
+    return f"the target ({TARGET_US:.0f} us at k={TARGET_K} on the real model) was not measured"
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benches.ipc_overhead", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    report.common_arguments(parser)
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 8], metavar="K")
+    parser.add_argument("--repetitions", type=int, metavar="N")
+    parser.add_argument("--gen-tokens", type=int, metavar="N")
+    parser.add_argument("--skip-real", action="store_true", help="leave the 0.5B model out")
+    given = parser.parse_args(argv)
+    given.repetitions = given.repetitions or (1 if given.quick else 3)
+    given.gen_tokens = given.gen_tokens or (64 if given.quick else 256)
+    return given
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the tables, write the CSV."""
+    given = arguments(argv)
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
+    threads = given.threads or len(os.sched_getaffinity(0))
+    folder: Path | None = None
+    try:
+        model = None if given.skip_real else bench_model(given.model, given.vocab)
+        folder = None if given.no_peers else programs(given.peers)
+    except NoVocabulary as absence:
+        report.note(str(absence))
+        return 1
+    except NoPeers as absence:
+        report.note(f"{absence}\nMeasuring the daemon alone.")
+    facts = host.facts(folder / "llama-server" if folder else None)
+    facts |= {"seed": str(seed), "threads": str(threads), "gen_tokens": str(given.gen_tokens)}
+    report.print_facts(facts)
+    wanted = list(cases(given, model, folder, threads))
+    runs: dict[int, list[Run]] = {}
+    failed = False
+    for repetition in range(given.repetitions):
+        for i, case in enumerate(wanted):
+            try:
+                runs.setdefault(i, []).append(run(case, given, f"{seed}/{repetition}"))
+            except (servers.DidNotStart, RuntimeError, OSError) as failure:
+                failed = True
+                report.note(f"{case.look}, {case.path}, k={case.k}: {failure}")
+            report.note(
+                f"  {repetition + 1}/{given.repetitions} {case.look} {case.path} k={case.k}"
+            )
+    rows = [row(case, runs[i]) for i, case in enumerate(wanted) if runs.get(i)]
+    _print(rows)
+    print(f"\n{report.write_csv('ipc_overhead', rows, facts)}")
+    return 1 if failed else 0
+
+
+def _print(rows: Sequence[dict[str, object]]) -> None:
+    print("Microseconds of CPU per streamed token, by thread:\n")
+    columns = ("look", "k", "n", "outside_us", "trio_us", "engine_us", "helpers_us", "ggml_us")
+    ours = [found for found in rows if found["path"] == "uds-json"]
+    print(report.table(columns, [[found[name] for name in columns] for found in ours]))
+    print("\nThe path as a client sees it:\n")
+    columns = ("path", "look", "k", "ttft_ms", "cpu_pct", "cpu_us_per_token", "tokens_per_s",
+               "foreign_pct")  # fmt: skip
+    print(report.table(columns, [[found[name] for name in columns] for found in rows]))
+    print(f"\n{verdict(rows)}\n\nOne frame, best of several:\n")
+    frames.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Memory of the daemon beside llama-server: the same model, context and number of slots.
+
+    python -m benches.memory
+
+Proportional set size (PSS), from ``smaps_rollup``, after the model was loaded and one request was
+answered. Each server is alone when it is measured: pages of a mapped model count for every process
+that maps it only by its share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from benches import clients, host, report, servers
+from benches.model import NoVocabulary, bench_model
+from benches.peers import NoPeers, programs
+
+TARGET_MIB = 150.0
+_SLOTS = 8
+
+
+def measure(running: servers.Running, k: int, seed: int) -> host.Memory:
+    """Return what a server takes once `k` requests of 64 + 32 tokens were answered.
+
+    Raises:
+        RuntimeError: one of them was not.
+    """
+    answers = clients.drive(running.wire, clients.jobs(k, 64, 32, str(seed)))
+    if error := clients.first_error(answers):
+        raise RuntimeError(error)
+    return host.memory(running.pid)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure both, print the table and the verdict, write the CSV."""
+    parser = argparse.ArgumentParser(prog="python -m benches.memory", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    report.common_arguments(parser)
+    given = parser.parse_args(argv)
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
+    try:
+        model = bench_model(given.model, given.vocab)
+        folder = None if given.no_peers else programs(given.peers)
+    except (NoVocabulary, NoPeers) as absence:
+        report.note(str(absence))
+        return 1
+    setup = servers.Setup(model, given.threads or len(os.sched_getaffinity(0)), slots=_SLOTS)
+    started = {"uma-trio": partial(servers.daemon, setup)}
+    if folder is not None:
+        for variant in ("stock", "np-kvu"):
+            flags = servers.server_flags(variant, _SLOTS)
+            name = " ".join(["llama-server", *flags])
+            started[name] = partial(servers.llama_server, folder, setup, flags)
+    facts = host.facts(folder / "llama-server" if folder else None)
+    facts |= {"model": model.name, "context": str(setup.n_ctx), "seed": str(seed)}
+    report.print_facts(facts)
+    rows = []
+    for name, start in started.items():
+        with start() as running:
+            rows.append({"system": name, **vars(measure(running, _SLOTS, seed))})
+    columns = ("system", "pss", "anonymous", "file")
+    print("MiB:\n")
+    print(report.table(columns, [[found[column] for column in columns] for found in rows]))
+    if len(rows) > 1:
+        above = rows[0]["pss"] - min(found["pss"] for found in rows[1:])
+        met = "met" if above <= TARGET_MIB else "MISSED"
+        print(f"\n{above:+.0f} MiB against the smaller server (target +{TARGET_MIB:.0f}: {met})")
+    print(f"\n{report.write_csv('memory', rows, facts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The daemon with a meter in its compute call: run by the benchmarks, never by hand.
+
+    python -m benches.metered METER serve --model … --socket …      the real daemon
+    python -m benches.metered METER --tick-ms 20 serve --socket …   on the fake backend, paced
+
+The meter counts the CPU time that the engine's thread spends inside ``llama_decode``, and nothing
+else of the daemon is touched. With the CPU time of each thread from the operating system that
+tells what the daemon itself costs: all of its Python threads less that. The threads of OpenMP are
+told from Python's by the list that the meter keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_SUMS = struct.Struct("<ddqq")
+_MOST_THREADS = 64
+_SIZE = _SUMS.size + 8 * _MOST_THREADS
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a meter says at one moment. Seconds since the daemon started."""
+
+    cpu_s: float
+    wall_s: float
+    calls: int
+    engine: int  # the thread that decodes
+    threads: frozenset[int]  # every thread of Python's
+
+    @classmethod
+    def of(cls, path: Path) -> Reading:
+        """Read the meter of a running daemon."""
+        data = path.read_bytes()
+        threads = struct.unpack_from(f"<{_MOST_THREADS}q", data, _SUMS.size)
+        cpu_s, wall_s, calls, engine = _SUMS.unpack_from(data)
+        return cls(cpu_s, wall_s, calls, engine, frozenset(threads) - {0})
+
+
+class Meter:
+    """Wraps the one call that computes, and shows its sums in the file `path`."""
+
+    def __init__(self, path: Path, decode: Callable[..., int]) -> None:
+        path.write_bytes(bytes(_SIZE))
+        with path.open("r+b") as file:
+            self._shown = mmap.mmap(file.fileno(), _SIZE)
+        self._decode = decode
+        self._cpu_ns = 0
+        self._wall_ns = 0
+        self._calls = 0
+        self._alive = 0
+        self._engine = 0
+        self._threads: set[int] = set()
+
+    def __call__(self, *arguments: object) -> int:
+        """Decode, and add up what it took. Its own work counts as decoding, not as the daemon's."""
+        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+        status = self._decode(*arguments)
+        self._wall_ns += time.perf_counter_ns() - wall
+        self._calls += 1
+        if threading.active_count() != self._alive:
+            self._alive = threading.active_count()
+            self._show_threads()
+        now = time.thread_time_ns()
+        self._cpu_ns += now - cpu
+        _SUMS.pack_into(
+            self._shown, 0, self._cpu_ns / 1e9, self._wall_ns / 1e9, self._calls, self._engine
+        )
+        # What showing took is shown the next time: a sum that lags by a whole call would be wrong
+        # by the difference between two calls, which is more than all of the daemon's own work.
+        self._cpu_ns += time.thread_time_ns() - now
+        return status
+
+    def _show_threads(self) -> None:
+        self._engine = threading.get_native_id()
+        self._threads |= {t.native_id for t in threading.enumerate() if t.native_id}
+        newest = sorted(self._threads)[-_MOST_THREADS:]
+        struct.pack_into(f"<{len(newest)}q", self._shown, _SUMS.size, *newest)
+
+
+def _serve_real(path: Path, arguments: list[str]) -> None:
+    from uma_trio.backend import _llama_lib as lib
+    from uma_trio.cli.main import main as cli
+
+    lib.decode = Meter(path, lib.decode)
+    sys.argv = ["uma-trio", *arguments]
+    cli()
+
+
+def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
+    import trio
+
+    from uma_trio import daemon
+    from uma_trio.backend.fake import FakeBackend
+    from uma_trio.config import Config
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("serve")
+    parser.add_argument("--socket", type=Path)
+    parser.add_argument("--parallel", type=int)
+    options, _ = parser.parse_known_args(arguments)
+    # A byte is a token here, so prompts are long: there must be room for them.
+    backend = FakeBackend(n_ctx=1 << 16, n_slots=options.parallel, n_batch=4096)
+    compute = backend.decode
+
+    def paced(n_tokens: int) -> int:
+        status = compute(n_tokens)
+        time.sleep(tick_s)  # lets go of the interpreter, as the call into llama.cpp does
+        return status
+
+    backend.decode = Meter(path, paced)  # type: ignore[assignment,method-assign]
+    config = Config(socket=options.socket, parallel=options.parallel, n_ctx=1 << 16)
+
+    async def serve() -> None:
+        await daemon.serve(config, backend=backend)
+
+    trio.run(serve)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the daemon as the rest of the command line says."""
+    path, *rest = sys.argv[1:] if argv is None else argv
+    if rest[0] == "--tick-ms":
+        _serve_fake(Path(path), rest[2:], float(rest[1]) / 1e3)
+    else:
+        _serve_real(Path(path), rest)
+
+
+if __name__ == "__main__":
+    main()

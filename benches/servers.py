@@ -1,0 +1,175 @@
+"""Starts and stops what is measured, one at a time, and waits until it answers.
+
+Each measurement has a process of its own, alone on the machine: nothing that idles beside it takes
+memory, polls, or shares the pages of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benches.clients import FramedWire, SseWire, Wire
+from benches.host import ROOT
+
+START_S = 120.0
+_STOP_S = 20.0
+
+
+class DidNotStart(Exception):
+    """A server ended or stayed silent; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every system in a comparison is given alike."""
+
+    model: Path
+    threads: int
+    n_ctx: int = 4096
+    slots: int = 16
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    pid: int
+    wire: Wire
+
+
+@contextlib.contextmanager
+def daemon(
+    setup: Setup, launcher: Sequence[str] = ("-m", "uma_trio.cli.main")
+) -> Iterator[Running]:
+    """Run our daemon; `launcher` is what Python is given before ``serve``."""
+    with tempfile.TemporaryDirectory(prefix="uma-") as folder:
+        path = Path(folder) / "s"
+        command = [
+            sys.executable, *launcher, "serve",
+            "--model", str(setup.model), "--socket", str(path), "--n-ctx", str(setup.n_ctx),
+            "--parallel", str(setup.slots), "--threads", str(setup.threads),
+        ]  # fmt: skip
+        wire = FramedWire(path)
+        with _process(command, Path(folder) / "log", lambda: _connects(wire)) as pid:
+            yield Running(pid, wire)
+
+
+@contextlib.contextmanager
+def llama_server(programs: Path, setup: Setup, extra: Sequence[str] = ()) -> Iterator[Running]:
+    """Run llama-server with its defaults and `extra`."""
+    port = free_port()
+    command = [
+        str(programs / "llama-server"),
+        "--model", str(setup.model), "--host", "127.0.0.1", "--port", str(port),
+        "--ctx-size", str(setup.n_ctx), "--threads", str(setup.threads), *extra,
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="peer-") as folder:
+        healthy = lambda: _healthy(port)  # noqa: E731
+        with _process(command, Path(folder) / "log", healthy) as pid:
+            yield Running(pid, SseWire(port))
+
+
+def metered(meter: Path, *options: str) -> tuple[str, ...]:
+    """Return the launcher of a daemon that counts its computing in the file `meter`."""
+    return ("-m", "benches.metered", str(meter), *options)
+
+
+@contextlib.contextmanager
+def fake_daemon(setup: Setup, tick_ms: float = 1.0) -> Iterator[Running]:
+    """Run our daemon without a model; a tick takes `tick_ms`."""
+    with tempfile.TemporaryDirectory(prefix="meter-") as folder:
+        launcher = metered(Path(folder) / "meter", "--tick-ms", str(tick_ms))
+        with daemon(setup, launcher) as running:
+            yield running
+
+
+def server_flags(variant: str, k: int) -> tuple[str, ...]:
+    """Return llama-server's flags for one of the variants that are compared, at `k` clients."""
+    return {
+        "stock": (),  # as it comes: 4 slots in one unified KV cache
+        "np": ("--parallel", str(k)),  # a slot for each client, the context cut in k parts
+        "np-kvu": ("--parallel", str(k), "--kv-unified"),
+    }[variant]
+
+
+def batched_bench_command(
+    programs: Path, setup: Setup, k: int, prompt_tokens: int, gen_tokens: int
+) -> list[str]:
+    """Return the call that measures the ceiling at `k` sequences."""
+    return [
+        str(programs / "llama-batched-bench"),
+        "-m", str(setup.model), "-c", str(setup.n_ctx), "-t", str(setup.threads),
+        "-npp", str(prompt_tokens), "-ntg", str(gen_tokens), "-npl", str(k),
+        "--kv-unified", "--output-format", "jsonl",
+    ]  # fmt: skip
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[int]:
+    # What the user's own environment says to the daemon is not part of the comparison.
+    env = {key: value for key, value in os.environ.items() if not key.startswith("UMA_")}
+    env["PYTHONPATH"] = str(ROOT)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT
+        )
+    try:
+        _wait_until(ready, process, command, log)
+        yield process.pid
+    finally:
+        _stop(process)
+
+
+def _wait_until(
+    ready: Callable[[], bool], process: subprocess.Popen[bytes], command: Sequence[str], log: Path
+) -> None:
+    deadline = time.monotonic() + START_S
+    while not ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            fate = "is silent" if process.poll() is None else f"ended with {process.returncode}"
+            tail = log.read_text(errors="replace")[-2000:]
+            raise DidNotStart(f"{' '.join(command)}\n{fate}:\n{tail}")
+        time.sleep(0.05)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _connects(wire: Wire) -> bool:
+    try:
+        wire.connect().close()
+    except OSError:
+        return False
+    return True
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return b" 200 " in sock.recv(64)
+    except OSError:
+        return False
