@@ -28,8 +28,23 @@ from uma_trio.telemetry.metrics import Metrics
 # Milliseconds of one llama_decode by tokens; 0.5B shape, Q4_0, two cores of an AVX-512 server,
 # llama.cpp 0c1e57098 (docs/BENCHMARKS.md).
 Q4_0 = {
-    **{1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 6: 19.9, 7: 24.8, 8: 18.8, 12: 25.2},
-    **{16: 25.9, 17: 29.5, 20: 34.0, 32: 48.7, 64: 93.5, 128: 192.0, 256: 384.0, 512: 770.0},
+    1: 8.0,
+    2: 11.7,
+    3: 16.2,
+    4: 11.1,
+    5: 15.2,
+    6: 19.9,
+    7: 24.8,
+    8: 18.8,
+    12: 25.2,
+    16: 25.9,
+    17: 29.5,
+    20: 34.0,
+    32: 48.7,
+    64: 93.5,
+    128: 192.0,
+    256: 384.0,
+    512: 770.0,
 }
 HOST_S = 0.0004  # what passes between two decodes
 
