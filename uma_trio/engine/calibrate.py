@@ -9,7 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from uma_trio.backend.base import Backend, DecodeStatus
+import numpy as np
+
+from uma_trio.backend.base import Backend, DecodeStatus, IntArray
 from uma_trio.policy.cost import CostModel, Staircase
 
 # Where the steps are: each of 1..17 (kernels work in fours, eights and sixteens), then wider.
@@ -29,7 +31,7 @@ class Calibration:
         self._began = clock()
         limits = backend.limits
         self._most = min(limits.n_batch, limits.n_ctx_seq)
-        self._token = self._plain_token()
+        self._tokens = self._plain_tokens()
 
     def measure(self, deadline_s: float = DEADLINE_S) -> CostModel:
         """Return the model of this machine; it takes about `deadline_s` and no longer."""
@@ -67,7 +69,7 @@ class Calibration:
         at = 0
         for slot in range(n_rows):
             n = n_tokens // n_rows + (slot < n_tokens % n_rows)
-            batch.token[at : at + n] = self._token
+            batch.token[at : at + n] = self._tokens[at : at + n]
             batch.pos[at : at + n] = range(n)
             batch.slot[at : at + n] = slot
             batch.want[at : at + n] = 0
@@ -81,9 +83,12 @@ class Calibration:
             self._backend.kv_remove(slot)
         return took if status == DecodeStatus.OK else float("inf")
 
-    def _plain_token(self) -> int:
-        ends = self._backend.vocabulary.end_tokens
-        return next(token for token in range(self._backend.model.n_vocab) if token not in ends)
+    def _plain_tokens(self) -> IntArray:
+        """Return different tokens: experts are routed by them, so one would flatter a mixture."""
+        count = self._backend.model.n_vocab
+        tokens = np.random.default_rng(0).integers(0, count, 2 * self._most, dtype=np.int32)
+        ends = np.array(sorted(self._backend.vocabulary.end_tokens), np.int32)
+        return tokens[~np.isin(tokens, ends)]
 
 
 def _expected(times: dict[int, list[float]], n: int) -> float:

@@ -26,6 +26,7 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
+from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
 
@@ -40,13 +41,14 @@ class EngineSettings:
     """What the engine hands to its policy unchanged.
 
     `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
-    measured staircase, if there is one.
+    measured staircase and `traffic` what the model moves, if they are known.
     """
 
     tick_budget_s: float = 0.030
     contract: Contract = field(factory=Contract)
     scratch_slots: int = 0
     cost: CostModel | None = None
+    traffic: Traffic | None = None
 
 
 @frozen
@@ -217,6 +219,7 @@ class Engine:
             free_cells=self.registry.ledger.free_cells,
             tick_budget_s=self._settings.tick_budget_s,
             contract=self._settings.contract,
+            traffic=self._settings.traffic,
             # Every slot may ask for a row; those that do not can be asked for by ballast.
             spare_rows=self._backend.limits.n_slots - len(running)
             if self._settings.scratch_slots

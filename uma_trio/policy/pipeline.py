@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from uma_trio.policy.bandwidth import guard_bandwidth
 from uma_trio.policy.budget import adapt_budget
 from uma_trio.policy.decode import select_decoders, select_interactive
 from uma_trio.policy.fairness import charge
@@ -54,6 +55,7 @@ contract = compose(
     select_interactive,
     set_limit,
     fill_within_limit,
+    guard_bandwidth,
     add_ballast,
     charge,
 )

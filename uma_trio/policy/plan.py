@@ -50,7 +50,8 @@ class Plan:
     """One tick's work, in batch order: at most one item a sequence, within ``n_batch``.
 
     `ballast` rows are computed and thrown away, where more rows cost less than fewer.
-    `predicted_s` is what the cost model expects, 0 if there is none.
+    `predicted_s` is what the cost model expects and `moved_bytes` what the tick reads and
+    writes by the model's own numbers; 0 where unknown.
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -58,6 +59,7 @@ class Plan:
     ballast: int = 0
     limit: Limit = NO_LIMIT
     predicted_s: float = 0.0
+    moved_bytes: float = 0.0
     memory: Memory = field(factory=Memory)
 
     @property

@@ -8,6 +8,7 @@ from typing import Literal
 from attrs import field, frozen
 
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.traffic import Traffic
 
 Lane = Literal["interactive", "background"]
 
@@ -76,6 +77,7 @@ class Contract:
     young_s: float = 3.0
     background_floor: float = 0.05
     newcomer_tokens: int = 512
+    bmt_budget: float | None = None  # bytes per second; None is no limit
 
 
 @frozen
@@ -119,6 +121,7 @@ class SchedulerState:
     free_cells: int
     tick_budget_s: float = 0.030
     contract: Contract = field(factory=Contract)
+    traffic: Traffic | None = None
     spare_rows: int = 0  # logits rows that nobody can ask for: ballast may
     last: LastTick = field(factory=LastTick)
     memory: Memory = field(factory=Memory)

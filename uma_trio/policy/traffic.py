@@ -1,0 +1,36 @@
+"""What a model moves through memory for a tick, from its file's own numbers."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class Traffic:
+    """What the model moves, from its file's own numbers. All in bytes.
+
+    `expert_bytes` are one expert's, of all layers together; 0 experts is a dense model.
+    """
+
+    weight_bytes: float = 0.0
+    cell_bytes: float = 0.0
+    expert_bytes: float = 0.0
+    experts: int = 0
+    experts_used: int = 0
+
+    def distinct_experts(self, n_tokens: int) -> float:
+        """Return how many experts `n_tokens` reach, expected, if routing were independent.
+
+        Real neighbours share experts, so this is an upper bound.
+        """
+        if self.experts <= 0:
+            return 0.0
+        missed = (1.0 - self.experts_used / self.experts) ** n_tokens
+        return self.experts * (1.0 - missed)
+
+    def moved(self, n_tokens: int, cells: int) -> float:
+        """Return the bytes of a tick of `n_tokens` that reads and writes `cells` KV cells."""
+        if n_tokens <= 0:
+            return 0.0
+        experts = self.distinct_experts(n_tokens) * self.expert_bytes
+        return self.weight_bytes + experts + cells * self.cell_bytes
