@@ -13,10 +13,10 @@ import trio
 
 from uma_trio import daemon
 from uma_trio.backend.fake import FakeBackend, Fault
-from uma_trio.config import Config
+from uma_trio.config import OPTIONS, Config
 from uma_trio.engine.task import EngineDied
 from uma_trio.net.listener import SocketTaken
-from uma_trio.settings import load
+from uma_trio.settings import flag_key, load
 from uma_trio.telemetry import log
 
 
@@ -37,7 +37,8 @@ def main(arguments: list[str]) -> int:
     path, *rest = arguments
     given = dict(item.split("=", 1) for item in rest)
     cost, die = float(given.pop("cost", "0")), int(given.pop("die", "-1"))
-    config: Config = load({"socket": path, **given}, env={})
+    flags = {option.name: flag_key(option.flag) for option in OPTIONS}
+    config = load({"socket": path, **{flags[name]: text for name, text in given.items()}}, env={})
     backend = SlowBackend(
         n_ctx=config.n_ctx,
         n_slots=config.parallel,

@@ -34,6 +34,7 @@ from uma_protocol import (
 )
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.engine.task import Wakeup, run_inline
+from uma_trio.net.listener import Listener
 from uma_trio.net.server import Server
 from uma_trio.net.shared import Prepare, Prompt, RunBlocking, Settings, Shared
 from uma_trio.net.transport import Transport
@@ -273,9 +274,13 @@ async def house(
     *,
     run_blocking: RunBlocking = at_once,
     max_waiting: int = 256,
+    listener: Listener | None = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
-    """Run a daemon in virtual time; at the end the clients leave, and it must be idle."""
+    """Run a daemon in virtual time; at the end the clients leave, and it must be idle.
+
+    With a `listener` it is served too, for clients that dial.
+    """
     backend = backend or FakeBackend(cost=linear_cost(TICK_S, 0.0))
     async with trio.open_nursery() as nursery:
         daemon = House(nursery, backend, run_blocking, max_waiting, settings)
@@ -286,7 +291,10 @@ async def house(
             daemon.wakeup,
             lambda: backend.last_cost_s,
         )
-        await nursery.start(daemon.server.attend)
+        if listener is None:
+            await nursery.start(daemon.server.attend)
+        else:
+            await nursery.start(daemon.server.serve, listener)
         try:
             yield daemon
         finally:

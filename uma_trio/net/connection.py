@@ -73,6 +73,7 @@ class Connection:
         self._inspected: trio.Event | None = None
         self._watch: trio.CancelScope | None = None
         self._over = False
+        self._had_last_word = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Generate: self._on_generate,
             Cancel: self._on_cancel,
@@ -101,7 +102,8 @@ class Connection:
             if not self._writer.broken:
                 with trio.move_on_after(self._settings.linger_s):
                     await self._writer.finish()
-                    await self._transport.linger(self._settings.linger_bytes)
+                    if self._had_last_word:
+                        await self._transport.linger(self._settings.linger_bytes)
         finally:
             self._transport.close()
 
@@ -111,6 +113,7 @@ class Connection:
             return
         if last_word is not None:
             self._say(last_word)
+            self._had_last_word = True
         self._over = True
         self._scope.cancel()
 
