@@ -97,7 +97,7 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
         ("model: 3", "is not a path"),
         ("- 3", "expected settings"),
         ("a: [", "is not YAML"),
-        ("bmt_budget_gbps: 320", "it comes with the latency contract"),
+        ("bmt_budget_gbps: -1", "it must be more than 0"),
         ("max_sessions: 2\nlimits: {max_sessions: 3}", "set the same thing"),
     ],
 )
@@ -125,7 +125,8 @@ def test_an_empty_section_or_file_changes_nothing(tmp_path: Path) -> None:
         ({"log_level": "loud"}, "is not one of debug, info, warning, error"),
         ({"config": "/nowhere/at/all.yaml"}, "No such file or directory"),
         ({"http": "on"}, "it comes with the HTTP gateway"),
-        ({"latency_cap": "1.3"}, "it comes with the latency contract"),
+        ({"latency_cap": "0.9"}, "the least is 1.01"),
+        ({"bmt_budget": "fast"}, "is not a number"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_its_bounds(flags: dict[str, object], said: str) -> None:

@@ -66,6 +66,28 @@ def test_one_frozen_tick_teaches_nothing_but_doubt() -> None:
     assert after.error > model.error
 
 
+def test_a_machine_that_was_busy_when_measured_is_soon_seen_as_it_is() -> None:
+    """A staircase forty times too high comes down with the first real ticks."""
+    model = CostModel(STAIRS.times(40.0))
+    for _ in range(20):
+        model = model.learn(Work(4), 0.0111, 0.0)
+    assert model.seconds(Work(4)) == pytest.approx(0.0111, rel=0.15)
+
+
+def test_a_machine_that_stays_slow_is_believed_in_the_end() -> None:
+    """Outliers that never stop are the truth."""
+    model = CostModel(STAIRS)
+    for _ in range(200):
+        model = model.learn(Work(4), 0.0111 * 8, 0.0)
+    assert model.seconds(Work(4)) == pytest.approx(0.0111 * 8, rel=0.2)
+
+
+def test_what_was_learnt_can_be_stored() -> None:
+    """The factor of the day becomes part of the table."""
+    model = CostModel(STAIRS, scale=1.5)
+    assert model.settled().seconds(Work(8)) == pytest.approx(model.seconds(Work(8)))
+
+
 def test_a_model_that_is_often_wrong_says_so() -> None:
     """Beyond 15 % its predictions carry no promise."""
     noise, model = random.Random(2), CostModel(STAIRS)

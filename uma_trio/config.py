@@ -32,6 +32,18 @@ def _kv_type(raw: object) -> object:
     return "q8_0" if text == "q8" else text
 
 
+def _bandwidth(raw: object) -> object:
+    """Read ``320GBps``, ``320 GB/s`` or a bare number of GB/s; ``probed`` is the default."""
+    if not isinstance(raw, str):
+        return raw
+    text = raw.strip().lower()
+    if text in ("probed", "auto"):
+        return None
+    for unit in ("gbps", "gb/s"):
+        text = text.removesuffix(unit).strip()
+    return text
+
+
 def _log_level(raw: object) -> object:
     text = str(raw).strip().lower()
     return {"warn": "warning", "err": "error"}.get(text, text)
@@ -161,6 +173,45 @@ class Config:
         since="0.1",
         help="The scheduling policy, by its entry point's name.",
     )
+    latency_cap: float = option(
+        1.2,
+        flag="--latency-cap",
+        minimum=1.01,
+        maximum=1000,
+        since="0.1",
+        help="How much longer than alone an interactive stream's p95 gap may be while other "
+        "work runs (contract policy).",
+    )
+    pause_cap: float = option(
+        4.0,
+        flag="--pause-cap",
+        minimum=1.01,
+        maximum=1000,
+        since="0.1",
+        help="How much longer than alone a single gap may be, once a stream is 3 s old; before "
+        "that it is 2 (contract policy).",
+    )
+    background_floor: float = option(
+        0.05,
+        flag="--background-floor",
+        minimum=0,
+        maximum=0.9,
+        since="0.1",
+        help="The part of machine time that background work is owed (contract policy).",
+    )
+    bmt_budget: float | None = option(
+        None,
+        flag="--bmt-budget",
+        env=("UMA_BMT_BUDGET",),
+        yaml=("bmt_budget_gbps",),
+        read=_bandwidth,
+        above=0,
+        shown_default="probed",
+        unit="GB/s",
+        since="0.1",
+        help="Memory bandwidth that ticks may use, such as 320GBps; background work is trimmed "
+        "to stay within it (contract policy).",
+    )
     kv_type: str = option(
         "f16",
         flag="--kv-type",
@@ -274,16 +325,6 @@ class Reserved:
 _CONTRACT = "the latency contract"
 _SCORECARD = "the scorecard"
 RESERVED: tuple[Reserved, ...] = (
-    Reserved("--latency-cap", ("1.2",), _CONTRACT, ("latency_cap",)),
-    Reserved("--pause-cap", ("4",), _CONTRACT, ("pause_cap",)),
-    Reserved("--background-floor", ("0.05",), _CONTRACT, ("background_floor",)),
-    Reserved(
-        "--bmt-budget",
-        ("probed", "auto"),
-        _CONTRACT,
-        ("bmt_budget", "bmt_budget_gbps"),
-        ("UMA_BMT_BUDGET",),
-    ),
     Reserved("--kv-pack", ("default",), "the work on KV layouts", ("kv_pack",)),
     Reserved("--ipc", ("uds",), "other transports"),
     Reserved("--http", ("off", "false", "no"), "the HTTP gateway", ("http",)),

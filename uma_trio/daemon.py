@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from uma_protocol import Code, Generate
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelError, ModelInfo
 from uma_trio.config import Config
+from uma_trio.cost_store import cost_file, recall, remember
+from uma_trio.engine.calibrate import Calibration
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.outlet import Outlet
@@ -29,7 +31,10 @@ from uma_trio.net.listener import Listener, claim
 from uma_trio.net.requests import Refusal
 from uma_trio.net.server import Server
 from uma_trio.net.shared import Prepare, Prompt, Settings, Shared, in_thread
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.pipeline import Policy, find_policy
+from uma_trio.policy.state import Contract
+from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd, Refused
@@ -82,7 +87,8 @@ async def serve(
                 _load, config, on_progress, abandon_on_cancel=True
             )
         try:
-            daemon = _Daemon(config, backend, policy)
+            settings = await trio.to_thread.run_sync(_engine_settings, config, backend)
+            daemon = _Daemon(config, backend, policy, settings)
             with name.listen() as listener:
                 await daemon.run(listener, on_ready)
         finally:
@@ -92,7 +98,9 @@ async def serve(
 class _Daemon:
     """The parts, wired; and how they stop."""
 
-    def __init__(self, config: Config, backend: Backend, policy: Policy) -> None:
+    def __init__(
+        self, config: Config, backend: Backend, policy: Policy, settings: EngineSettings
+    ) -> None:
         self._config = config
         self._backend = backend
         self._log = log.get("daemon")
@@ -103,7 +111,7 @@ class _Daemon:
             policy=config.policy,
             version=__version__,
             n_ctx=backend.limits.n_ctx,
-            n_slots=backend.limits.n_slots,
+            n_slots=config.parallel,
         )
         front_end = FrontEnd(
             backend.vocabulary,
@@ -121,7 +129,7 @@ class _Daemon:
             outlet,
             metrics,
             time.monotonic,
-            settings=EngineSettings(tick_budget_s=config.tick_budget_ms / 1e3),
+            settings=settings,
         )
         shared = Shared(
             settings=_settings(config, backend),
@@ -160,8 +168,9 @@ class _Daemon:
 
     def _ready_info(self, listener: Listener) -> ReadyInfo:
         backend = self._backend
+        limits = evolve(backend.limits, n_slots=self._config.parallel)
         return ReadyInfo(
-            listener.path, backend.model, backend.limits, backend.description, self._config.policy
+            listener.path, backend.model, limits, backend.description, self._config.policy
         )
 
     async def _compute(self) -> None:
@@ -212,7 +221,7 @@ def _load(config: Config, on_progress: Progress | None) -> Backend:
     return LlamaBackend.load(
         config.model or bundled_model(),
         n_ctx=config.n_ctx,
-        n_slots=config.parallel,
+        n_slots=config.parallel + _scratch_slots(config),
         threads=config.threads or physical_cores(),
         kv_type=config.kv_type,
         mlock=config.mlock,
@@ -221,6 +230,59 @@ def _load(config: Config, on_progress: Progress | None) -> Backend:
         progress=on_progress,
         log=lambda level, text: report.info(text, level=level),
     )
+
+
+def _scratch_slots(config: Config) -> int:
+    """Return how many slots are kept for ballast rows; only a policy with a cost model has any."""
+    return 0 if config.policy == "baseline" else 1
+
+
+def _engine_settings(config: Config, backend: Backend) -> EngineSettings:
+    """Put the options into the engine's words, and measure the machine for policies that ask.
+
+    Called before the engine's thread exists, which owns the backend from then on.
+    """
+    contract = Contract(
+        latency_cap=config.latency_cap,
+        pause_cap=config.pause_cap,
+        background_floor=config.background_floor,
+    )
+    budget_s = config.tick_budget_ms / 1e3
+    if not _scratch_slots(config):
+        return EngineSettings(tick_budget_s=budget_s, contract=contract)
+    cost = cost_model(backend)
+    traffic = _traffic(backend.model)
+    # What one token of a lone stream moves, over the time that takes: decoding alone is bound
+    # by memory, so this is the bandwidth there is.
+    probed = traffic.moved(1, 0) / cost.seconds(Work(1))
+    given = None if config.bmt_budget is None else config.bmt_budget * 1e9
+    return EngineSettings(
+        tick_budget_s=budget_s,
+        contract=evolve(contract, bmt_budget=given or probed or None),
+        scratch_slots=1,
+        cost=cost,
+        traffic=traffic,
+    )
+
+
+def _traffic(model: ModelInfo) -> Traffic:
+    return Traffic(
+        weight_bytes=model.weight_bytes,
+        cell_bytes=model.cell_bytes,
+        expert_bytes=model.expert_bytes,
+        experts=model.experts,
+        experts_used=model.experts_used,
+    )
+
+
+def cost_model(backend: Backend) -> CostModel:
+    """Return this machine's staircase, from the last start if nothing has changed since."""
+    path = cost_file(backend)
+    cost = recall(path)
+    if cost is None:
+        cost = Calibration(backend, time.perf_counter).measure()
+        remember(path, cost)
+    return cost
 
 
 def bundled_model() -> Path:

@@ -72,10 +72,11 @@ class Option:
     def value(self, raw: object, source: str) -> object:
         """Return `raw` structured and within bounds, or raise naming `source`."""
         kind, optional = _without_none(self.type_)
-        if optional and (raw is None or raw == AUTO):
-            return None
         try:
-            value = _converter.structure(self.read(raw) if self.read else raw, kind)
+            written = self.read(raw) if self.read else raw
+            if optional and (written is None or written == AUTO):
+                return None
+            value = _converter.structure(written, kind)
         except (ValueError, TypeError) as error:
             message = f"{source}: {show(raw)!r} is not {error}"
             raise ConfigError(message) from error

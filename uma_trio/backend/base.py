@@ -54,6 +54,11 @@ class ModelInfo:
     n_layer: int
     n_embd: int
     chat_template: str | None
+    weight_bytes: float = 0.0  # read by every decode
+    cell_bytes: float = 0.0  # one KV position
+    expert_bytes: float = 0.0  # one expert, all layers together
+    experts: int = 0
+    experts_used: int = 0
     path: str = ""
     metadata: Mapping[str, str] = {}
 

@@ -111,7 +111,7 @@ class LlamaBackend:
         header = read_header(path)
         kv_type = _checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
-        info = _model_info(model.pointer, header)
+        info = _model_info(model.pointer, header, kv_type)
         _refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
         params = llama.llama_context_default_params()
@@ -327,20 +327,32 @@ def _refuse_unsuitable(model: int, path: Path) -> None:
         raise ModelError(f"{path} only encodes; name a model that generates text.")
 
 
-def _model_info(model: int, header: GgufHeader) -> ModelInfo:
+def _model_info(model: int, header: GgufHeader, kv_type: str) -> ModelInfo:
     text = ctypes.create_string_buffer(256)
     llama.llama_model_desc(model, text, len(text))
     template = llama.llama_model_chat_template(model, None)
     metadata = _metadata(model)
+    size = int(llama.llama_model_size(model))
+    n_params = int(llama.llama_model_n_params(model))
+    n_layer, n_embd = int(llama.llama_model_n_layer(model)), int(llama.llama_model_n_embd(model))
+    experts = header.number("expert_count")
+    width = header.number("expert_feed_forward_length", header.number("feed_forward_length"))
+    # Gate, up and down of every layer, at the file's mean bytes a weight.
+    expert_bytes = n_layer * 3 * n_embd * width * size / max(n_params, 1) if experts else 0.0
     return ModelInfo(
         name=metadata.get("general.name") or header.path.stem,
         description=text.value.decode("utf-8", "replace"),
         n_vocab=int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))),
         n_ctx_train=int(llama.llama_model_n_ctx_train(model)),
-        n_params=int(llama.llama_model_n_params(model)),
-        size_bytes=int(llama.llama_model_size(model)),
-        n_layer=int(llama.llama_model_n_layer(model)),
-        n_embd=int(llama.llama_model_n_embd(model)),
+        n_params=n_params,
+        size_bytes=size,
+        n_layer=n_layer,
+        n_embd=n_embd,
+        weight_bytes=max(0.0, size - experts * expert_bytes),
+        cell_bytes=kv_bytes(header, 1024, kv_type) / 1024,
+        expert_bytes=expert_bytes,
+        experts=experts,
+        experts_used=header.number("expert_used_count"),
         chat_template=template.decode("utf-8", "replace") if template else None,
         path=str(header.path),
         metadata=metadata,

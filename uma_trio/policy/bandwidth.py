@@ -24,7 +24,9 @@ def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
         return plan
     if budget is None:
         return evolve(plan, moved_bytes=_moved(traffic, plan.items, views))
-    time_s = state.tick_budget_s if math.isinf(plan.limit.seconds) else plan.limit.seconds
+    time_s = plan.limit.seconds
+    if math.isinf(time_s):
+        time_s = max(state.tick_budget_s, plan.predicted_s)
     items, skipped = list(plan.items), list(plan.skipped)
     while _moved(traffic, items, views) > budget * time_s:
         item = _last_trimmable(items, views)

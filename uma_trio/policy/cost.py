@@ -23,8 +23,9 @@ from attrs import evolve, field, frozen
 # a core), a single step of the staircase within twenty of its own ticks.
 SCALE_RATE, STEP_RATE, ERROR_RATE = 0.1, 0.05, 0.05
 SCALE_BOUNDS = (0.5, 3.0)
-# One tick that was three times what we thought was not slow by its own doing (a page fault, a
-# frozen machine); it must not teach the model anything.
+# One tick that took three times what we thought was not slow by its own doing (a page fault, a
+# frozen machine) and must not teach the model anything, unless it happens all the time. One that
+# took a third was no accident: nothing makes a machine quicker by chance.
 OUTLIER = math.log(3.0)
 # A limit that may be missed by one tick in a hundred: the 99th percentile of a normal error.
 CAREFUL_SIGMAS = 2.33
@@ -51,6 +52,14 @@ class Staircase:
         low, high = self.at[i], self.at[i + 1]
         share = (n - low) / (high - low)
         return max(0.0, self.seconds[i] + share * (self.seconds[i + 1] - self.seconds[i]))
+
+    def table(self) -> Mapping[int, float]:
+        """Return the seconds by count."""
+        return dict(zip(self.at, self.seconds, strict=True))
+
+    def times(self, factor: float) -> Staircase:
+        """Return a staircase that is `factor` times as high everywhere."""
+        return Staircase(self.at, tuple(s * factor for s in self.seconds))
 
     def corrected(self, n: int, factor: float) -> Staircase:
         """Return a staircase whose steps at or around `n` are multiplied by `factor`."""
@@ -104,8 +113,10 @@ class CostModel:
             return self
         miss = math.log(decode_s / (self.scale * expected))
         error = self.error + ERROR_RATE * (min(abs(miss), OUTLIER) - self.error)
-        if abs(miss) >= OUTLIER:
+        if miss >= OUTLIER and self.trusted:
             return evolve(self, error=error)
+        if miss <= -OUTLIER:
+            return evolve(self, computing=self.computing.times(math.exp(miss)), error=error)
         low, high = SCALE_BOUNDS
         scale = min(max(self.scale * math.exp(SCALE_RATE * miss), low), high)
         return evolve(
@@ -125,6 +136,12 @@ class CostModel:
         counts = [n for n in self.computing.at if n <= largest and self.computing(n) > 0]
         return counts or [max(1, largest)]
 
+    def settled(self) -> CostModel:
+        """Return the model with today's factor written into its table, to be stored."""
+        return CostModel(
+            self.computing.times(self.scale), self.output.times(self.scale), self.depth_s
+        )
+
     def table(self) -> Mapping[int, float]:
         """Return the measured seconds by tokens, for people."""
-        return dict(zip(self.computing.at, self.computing.seconds, strict=True))
+        return self.computing.table()

@@ -1,0 +1,69 @@
+"""Bytes moved by a tick, and background work trimmed to a budget of them."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from policy_kit import decoder, prompt, state
+
+from uma_trio.policy.bandwidth import guard_bandwidth
+from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.state import Contract, SchedulerState
+from uma_trio.policy.traffic import Traffic
+
+DENSE = Traffic(weight_bytes=1e9, cell_bytes=1e5)
+
+
+def limited(budget: float | None, *views: object, traffic: Traffic = DENSE) -> SchedulerState:
+    """Return a state with a budget in bytes per second; a tick has 30 ms."""
+    base = state(*views)  # type: ignore[arg-type]
+    return evolve(base, traffic=traffic, contract=Contract(bmt_budget=budget))
+
+
+def test_a_dense_model_moves_its_weights_once_and_the_cells_it_looks_at() -> None:
+    """More tokens of one tick read the same weights."""
+    assert DENSE.moved(1, 100) == 1e9 + 1e7
+    assert DENSE.moved(8, 800) == 1e9 + 8e7
+
+
+def test_a_mixture_moves_more_experts_the_more_tokens_there_are() -> None:
+    """128 experts, 8 of them used: 8 for one token, not quite 16 for two, nearly all for many."""
+    mixture = Traffic(expert_bytes=1.0, experts=128, experts_used=8)
+    assert mixture.distinct_experts(1) == pytest.approx(8)
+    assert mixture.distinct_experts(2) == pytest.approx(15.5)
+    assert mixture.distinct_experts(200) == pytest.approx(128, rel=0.01)
+
+
+PLAN = Plan(
+    items=(
+        PlanItem(1, 1, "decode", "d"),
+        PlanItem(2, 1, "decode", "d"),
+        PlanItem(3, 64, "prefill", "p"),
+    )
+)
+VIEWS = (
+    decoder(1),
+    decoder(2, lane="background", computed=4000),
+    prompt(3, 100, lane="background"),
+)
+
+
+def test_within_the_budget_nothing_changes_but_the_estimate() -> None:
+    """The bytes of the tick are reported."""
+    plan = guard_bandwidth(limited(1e12, *VIEWS), PLAN)
+    assert plan.items == PLAN.items
+    assert plan.moved_bytes == 1e9 + (11 + 4001 + 64) * 1e5
+
+
+def test_over_the_budget_background_is_trimmed_first() -> None:
+    """Prefill shrinks, then background decoders wait; the person's token stays."""
+    plan = guard_bandwidth(limited(35e9, *VIEWS), PLAN)
+    assert plan.items[0] == PLAN.items[0]
+    assert [item.key for item in plan.items] == [1]
+    assert {skip.key for skip in plan.skipped} == {2, 3}
+
+
+def test_a_lone_token_is_never_trimmed() -> None:
+    """A budget below a single token's need does not stop the machine."""
+    alone = Plan(items=PLAN.items[:1])
+    assert guard_bandwidth(limited(1.0, decoder(1)), alone).items == alone.items
