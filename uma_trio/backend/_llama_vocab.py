@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,14 @@ from uma_trio.backend.base import IntArray, ModelError
 
 _NO_VOCABULARY: Final = 0  # LLAMA_VOCAB_TYPE_NONE
 _NULL_TOKEN: Final = -1  # LLAMA_TOKEN_NULL
+_BPE: Final = 2  # LLAMA_VOCAB_TYPE_BPE
 _PIECE_ROOM: Final = 1024
+# llama.cpp cuts text into words with std::regex, which recurses once for each character of a
+# match (unicode_regex_split_stl): on a thread's usual stack of 8 MiB, a word, a line of dots or
+# of spaces of some 4,000 to 25,000 characters, depending on the model's pattern, ends the
+# process. No pattern goes on over a line end but for more white space.
+_LONGEST_LINE: Final = 1000
+_TOO_LONG: Final = re.compile(rf"[^\n]{{{_LONGEST_LINE}}}|\s{{{_LONGEST_LINE}}}")
 
 
 class ModelHandle:
@@ -38,7 +46,9 @@ class LlamaVocabulary:
     def __init__(self, model: ModelHandle) -> None:
         self._model = model
         self._vocab = int(llama.llama_model_get_vocab(model.pointer))
-        if llama.llama_vocab_type(self._vocab) == _NO_VOCABULARY:
+        kind = int(llama.llama_vocab_type(self._vocab))
+        self._uses_regex = kind == _BPE
+        if kind == _NO_VOCABULARY:
             raise ModelError("The model has no vocabulary, so it cannot read or write text.")
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
         self.adds_bos = bool(llama.llama_vocab_get_add_bos(self._vocab))
@@ -59,25 +69,31 @@ class LlamaVocabulary:
         return cls(ModelHandle(pointer))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
-        """Return the tokens of `text` (int32). See the contract in ``backend.base``."""
+        """Return the tokens of `text` (int32). See the contract in ``backend.base``.
+
+        Lines of more than 1000 characters are tokenised in parts, cut between words where
+        there are any, which gives the same tokens unless the model joins words.
+        """
+        if not self._uses_regex or _TOO_LONG.search(text) is None:
+            return self._tokenize(text, add_special, parse_special)
+        parts = [self._tokenize(part, False, parse_special) for part in cut_long_lines(text)]
+        if add_special:
+            around = self._tokenize("", True, False)
+            first = int(self.adds_bos and len(around) > 0)
+            parts = [around[:first], *parts, around[first:]]
+        return np.concatenate(parts)
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> IntArray:
         data = text.encode("utf-8", "replace")
-        room = len(data) + 8  # at most a token per byte, and the special ones around them
+        vocab, size = self._vocab, len(data)
+        room = size + 8  # at most a token per byte, and the special ones around them
         while True:
             tokens = np.empty(room, np.int32)
-            count = int(
-                lib.tokenize(
-                    self._vocab,
-                    data,
-                    len(data),
-                    tokens.ctypes.data,
-                    room,
-                    add_special,
-                    parse_special,
-                )
-            )
+            address = tokens.ctypes.data
+            count = int(lib.tokenize(vocab, data, size, address, room, add_special, parse_special))
             if count >= 0:
                 return tokens[:count].copy()
-            if -count <= room:  # INT32_MIN: more tokens than an int can count
+            if -count <= room or -count >= 1 << 31:  # INT32_MIN: more than an int can count
                 raise ValueError("the text is too long for this tokenizer")
             room = -count
 
@@ -110,3 +126,26 @@ class LlamaVocabulary:
                     break
                 pieces.append(bytes(view[:length]))
         return tuple(pieces)
+
+
+def cut_long_lines(text: str) -> list[str]:
+    """Cut `text` into parts whose lines and runs of white space have at most 1000 characters.
+
+    It is cut before a space that ends a word, else behind a character that belongs to no word,
+    else anywhere; ``"".join`` gives `text` back.
+    """
+    parts = []
+    start = 0
+    while (long := _TOO_LONG.search(text, start)) is not None:
+        begin, end = long.span()
+        cut = end
+        for place in range(end - 1, begin + _LONGEST_LINE // 2, -1):
+            if text[place] == " " and not text[place - 1].isspace():
+                cut = place
+                break
+            if cut == end and not text[place - 1].isalnum():
+                cut = place
+        parts.append(text[start:cut])
+        start = cut
+    parts.append(text[start:])
+    return [part for part in parts if part]
