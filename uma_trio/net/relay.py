@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
 from uma_protocol import Code, Token
 from uma_trio.engine.inbox import EngineStopped, QueueFull
-from uma_trio.engine.messages import Credit, PromptDone, Submit, TokenOut
+from uma_trio.engine.messages import Credit, PromptDone, Sink, StreamItem, Submit, TokenOut
 from uma_trio.net.requests import (
     Refusal,
     check_untokenised,
@@ -19,7 +21,6 @@ from uma_trio.net.requests import (
     never_submitted,
     submit_message,
 )
-from uma_trio.net.stream import TokenStream
 
 if TYPE_CHECKING:
     import uma_protocol
@@ -47,9 +48,10 @@ async def relay(
     """
     if shared.draining:
         raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
-    stream = TokenStream(shared.settings.credit + 2)  # and the prompt's end, and the terminal item
-    try:
-        submit = await _prepare(running, stream, shared, number)
+    # Room for all that the credit allows, the end of the prompt and the terminal item.
+    sink, stream = trio.open_memory_channel[StreamItem](shared.settings.credit + 2)
+    with stream:
+        submit = await _prepare(running, sink, shared, number)
         if submit is None:
             finished = never_submitted(running, shared.clock())
             writer.write(protocol.send(eos_event(running, finished, None)))
@@ -60,13 +62,9 @@ async def relay(
                 shared.recorder.error_sent(code)
         await writer.flushed()
         protocol.flushed()
-    finally:
-        stream.close()
 
 
-async def _prepare(
-    running: Running, stream: TokenStream, shared: Shared, number: int
-) -> Submit | None:
+async def _prepare(running: Running, sink: Sink, shared: Shared, number: int) -> Submit | None:
     """Tokenise and translate; None if the request was ended meanwhile."""
     settings, generate = shared.settings, running.generate
     check_untokenised(generate, settings)
@@ -80,7 +78,7 @@ async def _prepare(
         running,
         prompt,
         max_tokens,
-        stream,
+        sink,
         credit=settings.credit,
         # A process is one client, however many connections it opens.
         client=running.peer.pid if running.peer.pid is not None else -number,
@@ -98,7 +96,10 @@ def _submit(submit: Submit, running: Running, shared: Shared) -> None:
 
 
 async def _stream(
-    running: Running, stream: TokenStream, protocol: uma_protocol.Connection, writer: Writer
+    running: Running,
+    stream: trio.MemoryReceiveChannel[StreamItem],
+    protocol: uma_protocol.Connection,
+    writer: Writer,
 ) -> str | None:
     """Pass items on, a burst at a time, until the terminal one is handed to the writer.
 
@@ -110,7 +111,7 @@ async def _stream(
     while True:
         frames: list[bytes] = []
         n_tokens = 0
-        for item in await stream.receive():
+        for item in await _burst(stream):
             if isinstance(item, TokenOut):
                 n_tokens += 1
                 if streams:
@@ -129,3 +130,13 @@ async def _stream(
         protocol.flushed()
         if n_tokens:
             inbox.put(Credit(handle, n_tokens))
+
+
+async def _burst(stream: trio.MemoryReceiveChannel[StreamItem]) -> list[StreamItem]:
+    """Return everything that is there, at least one item."""
+    items = [await stream.receive()]
+    try:
+        while True:
+            items.append(stream.receive_nowait())
+    except trio.WouldBlock:
+        return items
