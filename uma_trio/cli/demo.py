@@ -154,22 +154,24 @@ async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
     """Stream one answer into its pane."""
     from uma_trio.client import ServerError, connect
 
-    async with connect(path) as client:
-        while True:
-            pane.asked, pane.state = time.monotonic(), "reading the prompt"
-            try:
+    while True:
+        pane.asked, pane.state = time.monotonic(), "reading the prompt"
+        try:
+            async with connect(path) as client:
                 await _stream(client, pane, under_way)
-            except ServerError as error:
-                # A model of a short context: the long prompt is as long as it can take.
-                if error.code != "E_LIMIT_004" or len(pane.prompt) < 200 or pane.tokens:
-                    raise
-                pane.prompt = pane.prompt[: len(pane.prompt) * 2 // 3]
-            else:
-                under_way.set()
-                return
+        except ServerError as error:
+            # A model of a short context: the long prompt is as long as it can take.
+            if error.code != "E_LIMIT_004" or len(pane.prompt) < 200 or pane.tokens:
+                raise
+            pane.prompt = pane.prompt[: len(pane.prompt) * 2 // 3]
+        else:
+            under_way.set()
+            return
 
 
 async def _stream(client: Client, pane: Pane, under_way: trio.Event) -> None:
+    from uma_trio.client import HELD_BACK
+
     generation = client.generate(
         pane.prompt,
         max_tokens=_TOKENS,
@@ -179,6 +181,9 @@ async def _stream(client: Client, pane: Pane, under_way: trio.Event) -> None:
         app="uma-trio demo",
     )
     async for token in generation:
+        if token.token_id == HELD_BACK:
+            pane.held_back(token.text)
+            continue
         pane.saw(token.text, time.monotonic())
         if pane.tokens >= _UNDER_WAY:
             under_way.set()

@@ -30,6 +30,10 @@ class Pane:
         self.tokens += 1
         self.text += text
 
+    def held_back(self, text: str) -> None:
+        """Note the last piece of text, which belongs to no single token."""
+        self.text += text
+
     @property
     def rate(self) -> float:
         """Tokens a second, from the first one on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import trio
 from rich.console import Group
-from rich.layout import Layout
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -38,32 +37,25 @@ class PaneView:
         """End `run`."""
         self._stopped.set()
 
-    def _draw(self) -> Layout:
-        height = max(12, min(_HEIGHT, self._console.height - 8))
-        whole = Layout(size=height)
-        rows = [Layout(), Layout()]
-        whole.split_column(*rows)
-        for row, pair in zip(rows, (self._panes[:2], self._panes[2:]), strict=True):
-            width = self._console.width // 2 - 4
-            row.split_row(*(Layout(_panel(p, width, height // 2 - 4)) for p in pair))
-        whole.size = height
-        return _fixed(whole, height)
-
-
-def _fixed(layout: Layout, height: int) -> Layout:
-    """Return `layout` at its own height, instead of the whole screen's."""
-    outer = Layout()
-    outer.split_column(Layout(layout, size=height))
-    return outer
+    def _draw(self) -> Table:
+        height = max(5, min(_HEIGHT, self._console.height - 8) // 2)
+        width = self._console.width // 2 - 4
+        grid = Table.grid(expand=True)
+        grid.add_column(ratio=1)
+        grid.add_column(ratio=1)
+        for pair in (self._panes[:2], self._panes[2:]):
+            grid.add_row(*(_panel(pane, width, height) for pane in pair))
+        return grid
 
 
 def _panel(pane: Pane, width: int, height: int) -> Panel:
-    said = Text(_tail(harmless(pane.text), width, height), overflow="fold")
+    said = Text(_tail(harmless(pane.text), width, height - 3), overflow="fold")
     asked = Text(_shortened(pane.prompt, width), style="dim")
     status = f"{pane.state}, {pane.tokens} tokens"
     if pane.rate:
         status += f", {pane.rate:.0f}/s"
-    return Panel(Group(asked, said), title=pane.name, subtitle=status, title_align="left")
+    body = Group(asked, said)
+    return Panel(body, title=pane.name, subtitle=status, title_align="left", height=height)
 
 
 def _tail(text: str, width: int, height: int) -> str:

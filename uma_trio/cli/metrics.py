@@ -47,33 +47,32 @@ def _show(found: dict[str, Any], *, clear: bool) -> None:
 
     from uma_trio.telemetry.catalogue import METRICS
 
+    out = console()
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold", style="dim")
+    table.add_column(no_wrap=True)
+    if out.is_terminal:  # a pipe gets what can be cut and compared
+        table.add_column(no_wrap=True, overflow="ellipsis", style="dim")
     meaning = {metric.name: metric for metric in METRICS}
     for name, value in found.items():
         metric = meaning.get(name)
-        unit = f" {metric.unit}" if metric and metric.kind == "gauge" and metric.unit else ""
-        table.add_row(
-            name, _text(value) + (unit if value is not None else ""), metric.help if metric else ""
-        )
-    out = console()
+        unit = metric.unit if metric and metric.kind in ("gauge", "histogram") else ""
+        cells = [name, _text(value, unit), metric.help if metric else ""]
+        table.add_row(*cells[: len(table.columns)])
     if clear and out.is_terminal:
         out.clear()
     out.print(table)
 
 
-def _text(value: Any) -> str:
-    if value is None:
+def _text(value: Any, unit: str = "") -> str:
+    if value is None or value == {}:
         return "-"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    if isinstance(value, int):
-        return f"{value:,}"
     if isinstance(value, dict):
-        if "p50" in value:
-            wanted = ("count", "p50", "p95", "p99")
-            return "  ".join(f"{name} {_text(value.get(name))}" for name in wanted)
-        return "  ".join(f"{name} {_text(number)}" for name, number in value.items()) or "-"
-    return str(value)
+        shown = {name: value[name] for name in ("p50", "p95", "p99") if name in value} or value
+        parts = [f"{name} {_text(number)}" for name, number in shown.items()]
+        return "  ".join(parts) + (f" {unit}" if unit else "")
+    if isinstance(value, float):
+        value = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    elif isinstance(value, int):
+        value = f"{value:,}"
+    return f"{value} {unit}".rstrip()

@@ -69,6 +69,14 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.0f} bytes"
 
 
+def count(number: float) -> str:
+    """Return a large number as a person says it: 494M, 7.2B."""
+    for unit, factor in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return f"{number:.0f}"
+
+
 def harmless(text: str) -> str:
     """Return `text` without the control characters that would steer a terminal."""
     return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))

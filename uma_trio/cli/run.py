@@ -175,6 +175,7 @@ async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) ->
             # The model has no chat template, and nobody insisted on one.
             if error.code != "E_MODEL_002" or chat is not None or asking.system is not None:
                 raise
+    async with connect(socket) as client:
         return await _stream(client, prompt, False, asking, printer)
 
 
@@ -267,4 +268,5 @@ def _summary(eos: Eos | None) -> dict[str, Any]:
     if eos is None:
         return {"reason": "cancelled"}
     known: dict[str, Any] = msgspec.to_builtins(eos)
-    return {name: value for name, value in known.items() if name not in {"event", "text"}}
+    left_out = {"event", "text"}
+    return {k: value for k, value in known.items() if k not in left_out and value is not None}

@@ -19,6 +19,7 @@ from uma_trio.cli.output import (
     USAGE,
     complain,
     console,
+    count,
     duration,
     leaves,
     size,
@@ -128,14 +129,14 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
     rows = {
         "socket": str(info.socket),
-        "model": f"{model.name} ({model.n_params / 1e6:.0f}M parameters, {size(model.size_bytes)})",
+        "model": f"{model.name} ({count(model.n_params)} parameters, {size(model.size_bytes)})",
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
         "slots": f"{limits.n_slots} requests at once",
         "backend": info.backend,
         "policy": info.policy,
     }
     default = next(item.default for item in OPTIONS if item.flag == "--socket")
-    where = "" if info.socket == default else f" --socket {info.socket}"
+    where = "" if str(info.socket) == str(default) else f" --socket {info.socket}"
     lines = [f"uma-trio is ready after {duration(took_s)}."]
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
     lines += [f'  try      uma-trio run{where} "Once upon a time"', "  stop     Ctrl-C"]

@@ -1,0 +1,450 @@
+"""The verbs as a shell sees them: what they print where, and what they exit with.
+
+Each test runs the real program as a process. The daemon that the client verbs talk to is a
+double that plays a list of events; real daemons are for test_daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from attrs import Factory, define
+
+from uma_protocol import (
+    Eos,
+    Error,
+    Event,
+    FrameReader,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    Metrics,
+    Request,
+    SessionInfo,
+    Sessions,
+    Timings,
+    Token,
+    Usage,
+    decode_request,
+    encode_event,
+    frame,
+)
+from uma_trio.cli.checks import check_limits, check_model, check_socket, compare_features
+from uma_trio.cli.demo_pane import Pane
+from uma_trio.cli.output import count, duration, harmless, size
+from uma_trio.config import Config
+
+PATIENCE_S = 30
+PROGRAMS = {
+    "uma-trio": "from uma_trio.cli.main import main; main()",
+    "umad": "from uma_trio.cli.main import umad; umad()",
+    "uma-cli": "from uma_trio.cli.main import uma_cli; uma_cli()",
+}
+TIMINGS = Timings(queue_ms=1.0, ttft_ms=12.0, total_ms=50.0, tokens_per_s=80.0)
+SESSION = SessionInfo(
+    request=7,
+    id="r-1",
+    app="editor",
+    pid=os.getpid(),
+    uid=0,
+    state="decode",
+    lane="interactive",
+    prompt_tokens=20,
+    computed_tokens=25,
+    completion_tokens=5,
+    tokens_per_s=42.0,
+    age_ms=1500.0,
+)
+
+
+def eos(reason: str = "stop", text: str | None = None, **more: str) -> Eos:
+    """Return the end of an answer; the double fills in the id."""
+    usage = Usage(prompt_tokens=3, completion_tokens=2)
+    return Eos("", reason, usage, TIMINGS, 1, text, **more)  # type: ignore[arg-type]
+
+
+def answer(*pieces: str) -> list[Event]:
+    """Return a whole answer."""
+    return [*(Token("", piece, number) for number, piece in enumerate(pieces)), eos()]
+
+
+def refusal(code: str) -> list[Event]:
+    """Return a fatal error."""
+    return [Error(code, "it said no", fatal=True, retryable=False)]
+
+
+@define
+class Double:
+    """Plays one daemon: `plays` are the answers to the requests to come, in order."""
+
+    path: Path
+    plays: list[list[Event]]
+    heard: list[Request] = Factory(list)
+    running: str = ""
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Answer what comes on one connection."""
+        reader = FrameReader()
+        while True:
+            try:
+                reader.feed(data := await stream.receive_some())
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            if not data:
+                return
+            while (payload := reader.next_payload()) is not None:
+                request = decode_request(payload)
+                self.heard.append(request)
+                await self._answer(stream, request)
+
+    async def _answer(self, stream: trio.SocketStream, request: Request) -> None:
+        if isinstance(request, ListSessions):
+            return await self._say(stream, Sessions((SESSION,)))
+        if isinstance(request, GetMetrics):
+            return await self._say(stream, Metrics({"sessions": 3, "p95_ms": None}))
+        if not isinstance(request, Generate):
+            return await self._say(stream, eos("cancelled"), self.running)
+        self.running = request.id
+        for event in self.plays.pop(0):
+            await self._say(stream, event, request.id)
+            if isinstance(event, Error) and event.fatal:
+                await stream.aclose()
+        return None
+
+    async def _say(self, stream: trio.SocketStream, event: Event, request: str = "") -> None:
+        if isinstance(event, Token | Eos):
+            event = msgspec.structs.replace(event, id=request)
+        await stream.send_all(frame(encode_event(event)))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="uma-") as made:
+        yield Path(made)
+
+
+@asynccontextmanager
+async def double(folder: Path, *plays: list[Event]) -> AsyncIterator[Double]:
+    """Serve a double on a socket in `folder`."""
+    played = Double(folder / "uma.sock", list(plays))
+    sock = trio.socket.socket(trio.socket.AF_UNIX)
+    with sock:
+        await sock.bind(str(played.path))
+        sock.listen()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, played.serve, [trio.SocketListener(sock)])
+            yield played
+            nursery.cancel_scope.cancel()
+
+
+def command(program: str, *arguments: str) -> list[str]:
+    """Return how to start one of our programs."""
+    return [sys.executable, "-c", PROGRAMS[program], *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return an environment without settings of whoever runs the tests."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("UMA_")}
+    return {**kept, "COLUMNS": "100", **more}
+
+
+async def run(
+    program: str, *arguments: str, stdin: bytes = b"", **env: str
+) -> tuple[int, str, str]:
+    """Run one of our programs; return its status, output and errors."""
+    with trio.fail_after(PATIENCE_S):
+        done = await trio.run_process(
+            command(program, *arguments),
+            check=False,
+            capture_stdout=True,
+            capture_stderr=True,
+            stdin=stdin,
+            env=environment(**env),
+        )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("serve", "--help"), ("run", "--help"), ("ps", "-h"), ("--version",), ()],
+)
+async def test_help_is_answered(arguments: Sequence[str]) -> None:
+    """Asking what can be done is never an error."""
+    status, out, _ = await run("uma-trio", *arguments)
+    assert status == 0
+    assert out
+
+
+async def test_help_names_every_option_once() -> None:
+    """The help is made from the declarations, and hides what is for later."""
+    from uma_trio.config import OPTIONS
+
+    _, out, _ = await run("umad", "serve", "--help")
+    words = out.split()
+    for option in OPTIONS:
+        assert words.count(option.flag) >= 1, option.flag
+    assert "--kv-pack" not in words
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "said"),
+    [
+        ("uma-trio", ["serv"], 'Did you mean "serve"?'),
+        ("uma-trio", ["serve", "--n-ct", "3"], "Did you mean --n-ctx?"),
+        ("uma-trio", ["serve", "--n-ctx", "3"], "--n-ctx: 3 is out of range"),
+        ("umad", ["--n-ctx"], "--n-ctx"),
+        ("umad", ["serve", "--kv-type", "q6"], "q8_0"),
+        ("umad", ["--http", "on"], "it comes with the HTTP gateway"),
+        ("umad", ["--policy", "luck"], "baseline"),
+        ("uma-cli", ["--top-p", "3", "hi"], "top_p"),
+        ("uma-cli", ["--max-tokens", "many", "hi"], "--max-tokens"),
+        ("uma-cli", ["--prompt", "a", "b"], "keep one of them"),
+        ("uma-cli", ["--raw", "--system", "a", "b"], "--system needs --chat"),
+        ("uma-cli", ["--metrics", "b"], "--metrics asks nothing"),
+        ("uma-cli", [], "There is no prompt"),
+        ("uma-trio", ["metrics", "--watch", "0"], "--watch"),
+    ],
+)
+async def test_bad_arguments_exit_with_1(program: str, arguments: list[str], said: str) -> None:
+    """One sentence on standard error names the argument and what would be right."""
+    status, out, errors = await run(program, *arguments)
+    assert (status, out) == (1, "")
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("verb", [["run", "hi"], ["ps"], ["metrics"]])
+async def test_no_daemon_exits_with_3(folder: Path, verb: list[str]) -> None:
+    """Who cannot be reached is named, with the command that would start it."""
+    status, _, errors = await run("uma-trio", *verb, "--socket", str(folder / "none"))
+    assert status == 3
+    assert "uma-trio serve" in errors
+
+
+async def test_an_unusable_model_exits_with_2(folder: Path) -> None:
+    """The daemon says what is wrong with the file, before a socket exists."""
+    status, out, errors = await run(
+        "umad", "--model", str(folder), "--socket", str(folder / "uma.sock")
+    )
+    assert (status, out) == (2, "")
+    assert "is a directory" in errors
+    assert not (folder / "uma.sock").exists()
+
+
+async def test_uma_cli_streams_text_and_nothing_else(folder: Path) -> None:
+    """Standard output is the answer, byte for byte; a pipe on standard error stays empty."""
+    async with double(folder, answer("Once ", "upon", " a ✓")) as daemon:
+        got = await run("uma-cli", "--prompt", "Hello", UMA_SOCK=str(daemon.path))
+    assert got == (0, "Once upon a ✓", "")
+    (asked,) = daemon.heard
+    assert isinstance(asked, Generate)
+    assert (asked.prompt, asked.messages, asked.temperature) == ("Hello", None, 0.0)
+
+
+async def test_every_flag_reaches_the_request(folder: Path) -> None:
+    """What is typed is what is sent."""
+    flags = ["--max-tokens=7", "--temp=0.5", "--top-p=0.9", "--top-k=40", "--min-p=0.05"]
+    flags += ["--seed=3", "--stop=a", "--stop=b", "--no-stream", "--priority=background"]
+    flags += ["--session=s", "--app=test"]
+    async with double(folder, [eos(text="whole")]) as daemon:
+        status, out, _ = await run("uma-cli", *flags, "hi", UMA_SOCK=str(daemon.path))
+    assert (status, out) == (0, "whole")
+    (asked,) = daemon.heard
+    assert isinstance(asked, Generate)
+    assert asked == Generate(
+        id=asked.id,
+        session="s",
+        app="test",
+        priority="background",
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=3,
+        stop=("a", "b"),
+        stream=False,
+        prompt="hi",
+    )
+
+
+async def test_the_prompt_may_come_from_standard_input(folder: Path) -> None:
+    """`cat file | uma-cli` works; the line break that echo adds is not part of the prompt."""
+    async with double(folder, answer("ok")) as daemon:
+        await run("uma-cli", stdin="grüß dich\n".encode(), UMA_SOCK=str(daemon.path))
+    (asked,) = daemon.heard
+    assert isinstance(asked, Generate)
+    assert asked.prompt == "grüß dich"
+
+
+async def test_standard_input_that_is_not_text_exits_with_1() -> None:
+    """A binary file is refused here and not somewhere in the daemon."""
+    status, _, errors = await run("uma-cli", stdin=b"\xff\xfe")
+    assert status == 1
+    assert "not UTF-8" in errors
+
+
+async def test_run_talks_in_messages_and_falls_back_to_the_prompt(folder: Path) -> None:
+    """A model without a template still answers."""
+    async with double(folder, refusal("E_MODEL_002"), answer("raw")) as daemon:
+        got = await run("uma-trio", "run", "hi", "there", UMA_SOCK=str(daemon.path))
+    assert got == (0, "raw", "")
+    first, second = daemon.heard
+    assert isinstance(first, Generate)
+    assert isinstance(second, Generate)
+    assert [(m.role, m.content) for m in first.messages or ()] == [("user", "hi there")]
+    assert second.prompt == "hi there"
+
+
+async def test_run_does_not_fall_back_when_a_chat_was_asked_for(folder: Path) -> None:
+    """--chat means a chat, and the server's refusal of it is an answer."""
+    async with double(folder, refusal("E_MODEL_002")) as daemon:
+        status, _, errors = await run("uma-trio", "run", "--chat", "hi", UMA_SOCK=str(daemon.path))
+    assert status == 2
+    assert "E_MODEL_002" in errors
+
+
+async def test_a_refusal_exits_with_2_and_its_code(folder: Path) -> None:
+    """What the server said is what the user reads."""
+    async with double(folder, refusal("E_LIMIT_003")) as daemon:
+        status, out, errors = await run("uma-cli", "hi", UMA_SOCK=str(daemon.path))
+    assert (status, out) == (2, "")
+    assert "E_LIMIT_003: it said no" in errors
+
+
+async def test_an_answer_that_fails_halfway_exits_with_2(folder: Path) -> None:
+    """The text that came stays, and the exit status tells that it is not all."""
+    play = [Token("", "half", 1), eos("error", code="E_RUNTIME_001", message="decode failed")]
+    async with double(folder, play) as daemon:
+        status, out, errors = await run("uma-cli", "hi", UMA_SOCK=str(daemon.path))
+    assert (status, out) == (2, "half")
+    assert "E_RUNTIME_001" in errors
+
+
+async def test_json_is_one_object_with_everything(folder: Path) -> None:
+    """A script gets the text and the figures from one line."""
+    async with double(folder, answer("a", "b")) as daemon:
+        _, out, _ = await run("uma-cli", "--json", "hi", UMA_SOCK=str(daemon.path))
+    found = json.loads(out)
+    assert (found["text"], found["reason"]) == ("ab", "stop")
+    assert found["usage"]["completion_tokens"] == 2
+    assert found["timings"]["ttft_ms"] == 12.0
+
+
+async def test_ctrl_c_ends_the_request_in_the_daemon_first(folder: Path) -> None:
+    """The daemon is told to cancel; the exit status is the shell's for an interrupt."""
+    async with double(folder, [Token("", "endless", 1)]) as daemon:
+        process = await trio.lowlevel.open_process(
+            command("uma-cli", "hi"),
+            stdout=subprocess.PIPE,
+            env=environment(UMA_SOCK=str(daemon.path)),
+        )
+        with trio.fail_after(PATIENCE_S):
+            assert process.stdout is not None
+            assert await process.stdout.receive_some() == b"endless"
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 130
+            await process.stdout.aclose()
+    assert [type(request).__name__ for request in daemon.heard] == ["Generate", "Cancel"]
+
+
+async def test_metrics_come_as_json_for_scripts(folder: Path) -> None:
+    """`uma-cli --metrics` and `uma-trio metrics --json` print the same line."""
+    async with double(folder) as daemon:
+        sock = str(daemon.path)
+        first = await run("uma-cli", "--metrics", UMA_SOCK=sock)
+        second = await run("uma-trio", "metrics", "--json", "--socket", sock)
+        _, plain, _ = await run("uma-trio", "metrics", "--socket", sock)
+    assert first == second == (0, '{"sessions": 3, "p95_ms": null}\n', "")
+    assert [line.split() for line in plain.splitlines()] == [
+        ["sessions", "3", "connections"],
+        ["p95_ms", "-"],
+    ]
+
+
+async def test_ps_shows_whose_request_it_is_and_how_far(folder: Path) -> None:
+    """One line for each request, or JSON."""
+    async with double(folder) as daemon:
+        _, shown, _ = await run("uma-trio", "ps", "--socket", str(daemon.path))
+        _, as_json, _ = await run("uma-trio", "ps", "--json", "--socket", str(daemon.path))
+    line = shown.splitlines()[1]
+    for word in ("7", "editor", f"({os.getpid()})", "decode", "interactive", "20/20", "42.0"):
+        assert word in line
+    assert json.loads(as_json)[0]["request"] == 7
+
+
+def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
+    """Only what `serve` could not take over blocks."""
+    path = folder / "uma.sock"
+    (free,) = check_socket(path)
+    assert (free.weight, free.what) == ("ok", f"{path} is free")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    (stale,) = check_socket(path)
+    assert "stale" in stale.what
+    path.unlink()
+    path.write_text("a file", encoding="utf-8")
+    (file,) = check_socket(path)
+    assert (file.weight, file.fix) == ("blocks", "move it away, or choose another --socket")
+    (missing,) = check_socket(folder / "no" / "uma.sock")
+    assert missing.weight == "blocks"
+    (long,) = check_socket(folder / ("x" * 120))
+    assert "bytes long" in long.what
+
+
+def test_doctor_names_processor_features_that_are_not_used() -> None:
+    """A library built without AVX2 on a processor that has it is several times slower."""
+    used = {"AVX": "1", "SSE3": "1"}
+    *_, slow = compare_features(used, frozenset({"avx", "avx2", "fma"}))
+    assert slow.weight == "slow"
+    assert slow.what.endswith("AVX2 FMA")
+    everything = compare_features({"AVX": "1", "AVX2": "1"}, frozenset({"avx", "avx2"}))
+    assert all(finding.weight == "ok" for finding in everything)
+
+
+def test_doctor_refuses_what_is_not_a_model(folder: Path) -> None:
+    """The sentence is the one that `serve` would say."""
+    (finding,) = check_model(Config(model=folder / "none.gguf"))
+    assert finding.weight == "blocks"
+    assert "There is no model file" in finding.what
+
+
+def test_doctor_counts_files_and_threads() -> None:
+    """More connections than files, or threads than cores, are told with the number to use."""
+    found = check_limits(Config(max_sessions=65_536, threads=512))
+    assert {finding.about: finding.weight for finding in found}["threads"] == "slow"
+
+
+def test_a_pane_measures_what_its_client_felt() -> None:
+    """First token, gaps and rate come from when tokens were seen."""
+    pane = Pane("client", "prompt", asked=10.0)
+    for when in (10.5, 10.6, 10.9):
+        pane.saw("x", when)
+    assert pane.first == pytest.approx(0.5)
+    assert pane.gaps == pytest.approx([0.1, 0.3])
+    assert pane.rate == pytest.approx(5.0)
+
+
+def test_numbers_are_shown_as_people_say_them() -> None:
+    """Units are chosen so that three digits tell the story."""
+    assert [duration(s) for s in (0.0456, 3.21, 750, 9000)] == ["46 ms", "3.2 s", "12 min", "2.5 h"]
+    assert [size(n) for n in (812e6, 4.1e9, 900)] == ["812 MB", "4.1 GB", "900 bytes"]
+    assert [count(n) for n in (494e6, 7.2e9, 12)] == ["494M", "7.2B", "12"]
+
+
+def test_a_terminal_gets_no_control_characters() -> None:
+    """What a model makes up does not steer the terminal of who reads it."""
+    assert harmless("a\x1b[31m\x07b\n\tc\x9b") == "a[31mb\n\tc"
