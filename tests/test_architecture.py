@@ -26,6 +26,7 @@ ALLOWED = {
     "uma_trio.config": {"attrs", "uma_trio.options"},
     "uma_trio.settings": {"yaml", "uma_trio.config", "uma_trio.options"},
     "uma_trio.models": set(),
+    "uma_trio.cost_store": {"msgspec", "uma_trio.backend.base", "uma_trio.policy"},
     "uma_trio.policy": {"attrs", "numpy"},
     "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog"},
     "uma_trio.text": {
@@ -170,13 +171,24 @@ def test_threads_are_touched_in_few_places() -> None:
 
 @pytest.mark.parametrize("path", modules(*SHIPPED, *TOOLS), ids=lambda p: str(p.relative_to(ROOT)))
 def test_modules_and_functions_stay_short(path: Path) -> None:
-    """A module is read in one go, a function on one screen."""
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_MODULE, f"{path.name} has {lines} lines"
+    """A module is read in one go, a function on one screen (docstring and comments aside)."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_MODULE, f"{path.name} has {len(lines)} lines"
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            length = code_lines(node, lines)
             assert length <= MAX_FUNCTION, f"{path.name}: {node.name} has {length} lines"
+
+
+def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> int:
+    """Return how many lines of a function say something to the interpreter."""
+    first, last = node.lineno - 1, node.end_lineno or node.lineno
+    numbers = set(range(first, last))
+    if ast.get_docstring(node) is not None:
+        numbers -= set(range(node.body[0].lineno - 1, node.body[0].end_lineno or 0))
+    return sum(
+        bool(text) and not text.startswith("#") for text in (lines[n].strip() for n in numbers)
+    )
 
 
 @pytest.mark.parametrize("path", modules(*SHIPPED), ids=name_of)
@@ -205,9 +217,17 @@ def test_every_test_says_what_behaviour_it_checks(path: Path) -> None:
     ids=lambda p: p.name,
 )
 def test_no_test_really_sleeps(path: Path) -> None:
-    """Tests wait for what happens, or live in virtual time."""
-    for node in ast.walk(tree(path)):
+    """Tests wait for what happens, or live in virtual time.
+
+    Where another process has to be watched, one helper polls, up to a deadline: `eventually`.
+    """
+    polling = {
+        inner
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef) and node.name == "eventually"
+        for inner in ast.walk(node)
+    }
+    for node in set(ast.walk(tree(path))) - polling:
         if isinstance(node, ast.Attribute) and node.attr == "sleep":
-            assert not (isinstance(node.value, ast.Name) and node.value.id == "time"), (
-                f"time.sleep in line {node.lineno}"
-            )
+            named = node.value.id if isinstance(node.value, ast.Name) else ""
+            assert named != "time", f"time.sleep in line {node.lineno}"
