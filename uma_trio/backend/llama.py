@@ -114,35 +114,16 @@ class LlamaBackend:
         info = _model_info(model.pointer, header, kv_type)
         _refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
-        params = llama.llama_context_default_params()
-        params.n_ctx = n_ctx
-        # One ubatch per decode: a tick reads the weights once (scheduling.md, G1).
-        params.n_batch = params.n_ubatch = n_batch
-        params.n_seq_max = n_slots
-        # A row per slot: more would reserve n_batch rows of 152k floats in the graph's memory,
-        # and as many from the start means that the buffer of logits never moves.
-        params.n_outputs_max = n_slots
-        params.n_outputs_max_per_seq = 0
-        # Both, as llama.cpp uses the second for any batch of two tokens or more (G6).
-        params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = _FLASH_ATTENTION_AUTO  # forced on for a quantised V cache
-        params.type_k = params.type_v = KV_TYPES[kv_type].ggml_type
-        params.kv_unified = True
-        # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
-        params.swa_full = True
-        params.no_perf = True
-        lib.forget_errors()
-        context = llama.llama_init_from_model(model.pointer, params)
-        if not context:
-            reason = lib.last_error() or "llama.cpp gave no reason"
-            raise ModelError(
-                f"The context for {path} could not be made ({reason});"
-                f" try a smaller --n-ctx (now {n_ctx}) or another --kv-type (now {kv_type})."
-            )
-        if not llama.llama_get_memory(context):
-            llama.llama_free(context)
-            raise ModelError(f"{path} is an embedding model; name one that generates text.")
-        return cls(vocabulary, info, int(context), kv_type)
+        context = _make_context(
+            model.pointer,
+            path,
+            n_ctx=n_ctx,
+            n_slots=n_slots,
+            n_batch=n_batch,
+            threads=threads,
+            kv_type=kv_type,
+        )
+        return cls(vocabulary, info, context, kv_type)
 
     def decode(self, n_tokens: int) -> int:
         """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
@@ -315,6 +296,42 @@ def _load_model(
             " or get it as a GGUF made for this version of llama.cpp."
         )
     return ModelHandle(int(pointer))
+
+
+def _make_context(
+    model: int, path: Path, *, n_ctx: int, n_slots: int, n_batch: int, threads: int, kv_type: str
+) -> int:
+    """Make the one context of a model."""
+    params = llama.llama_context_default_params()
+    params.n_ctx = n_ctx
+    # One ubatch per decode, so that a tick reads the weights once (llama-kv-cache.cpp,
+    # init_batch: one stream is split by size alone).
+    params.n_batch = params.n_ubatch = n_batch
+    params.n_seq_max = n_slots
+    # A row per slot: more would reserve n_batch rows of 152k floats in the graph's memory, and
+    # as many from the start means that the buffer of logits never moves.
+    params.n_outputs_max = n_slots
+    params.n_outputs_max_per_seq = 0
+    # Both, as llama.cpp uses the second for any batch of two tokens or more.
+    params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = _FLASH_ATTENTION_AUTO  # forced on for a quantised V cache
+    params.type_k = params.type_v = KV_TYPES[kv_type].ggml_type
+    params.kv_unified = True
+    # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
+    params.swa_full = True
+    params.no_perf = True
+    lib.forget_errors()
+    context = llama.llama_init_from_model(model, params)
+    if not context:
+        reason = lib.last_error() or "llama.cpp gave no reason"
+        raise ModelError(
+            f"The context for {path} could not be made ({reason});"
+            f" try a smaller --n-ctx (now {n_ctx}) or another --kv-type (now {kv_type})."
+        )
+    if not llama.llama_get_memory(context):
+        llama.llama_free(context)
+        raise ModelError(f"{path} is an embedding model; name one that generates text.")
+    return int(context)
 
 
 def _refuse_unsuitable(model: int, path: Path) -> None:
