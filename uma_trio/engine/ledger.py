@@ -36,6 +36,11 @@ class KvLedger:
         self._reserved = 0
 
     @property
+    def n_slots(self) -> int:
+        """How many slots there are."""
+        return self._n_slots
+
+    @property
     def free_slots(self) -> int:
         """How many slots nobody owns."""
         return len(self._free)

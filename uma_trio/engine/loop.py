@@ -15,8 +15,17 @@ from attrs import field, frozen
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine.batch import BatchBuilder, Filled
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import Abort, Credit, InboxMessage, Inspect, SetLane, Submit
+from uma_trio.engine.messages import (
+    Abort,
+    Credit,
+    Explain,
+    InboxMessage,
+    Inspect,
+    SetLane,
+    Submit,
+)
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NOT_FINITE, NonFinite, Sampler, greedy
@@ -53,8 +62,9 @@ class EngineSettings:
 
 @frozen
 class Job:
-    """One tick between its steps: what is planned, and what the batch holds."""
+    """One tick between its steps: what is planned from what, and what the batch holds."""
 
+    state: SchedulerState
     plan: Plan
     filled: Filled
 
@@ -76,6 +86,7 @@ class Engine:
         clock: Callable[[], float],
         *,
         settings: EngineSettings | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._backend = backend
         self._policy = policy
@@ -87,7 +98,8 @@ class Engine:
         n_slots = backend.limits.n_slots - settings.scratch_slots
         self._builder = BatchBuilder(backend.batch, backend.limits.n_ctx, n_slots)
         self._scratch_slot = n_slots
-        self.registry = Registry(backend, inbox, outlet, metrics, clock, n_slots)
+        self._recorder = recorder = recorder or Recorder()
+        self.registry = Registry(backend, inbox, outlet, metrics, clock, n_slots, recorder)
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)
         self._memory = Memory(cost=settings.cost)
@@ -121,7 +133,9 @@ class Engine:
         for message in self._inbox.drain():
             self._handle(message, began)
         self._admit(began)
-        plan = self._plan(began)
+        self._recorder.queued(self.registry.ledger)
+        state = self._state(began)
+        plan = self._plan(state)
         if not plan.items:
             self._outlet.flush()
             self._publish_load()
@@ -129,7 +143,7 @@ class Engine:
             return None
         running = self.registry.running
         shares = [(running[item.key], item.n_tokens) for item in plan.items]
-        return Job(plan, self._builder.fill(shares, plan.ballast))
+        return Job(state, plan, self._builder.fill(shares, plan.ballast))
 
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long."""
@@ -147,6 +161,7 @@ class Engine:
         self._ticks += 1
         if job.plan.ballast:
             self._backend.kv_remove(self._scratch_slot)
+        self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
         if status == DecodeStatus.OK:
             self._recovery.succeeded()
             self._advance(job.plan)
@@ -155,7 +170,7 @@ class Engine:
             self._memory = job.plan.memory
         else:
             views = tuple(s.view() for s in self.registry.running.values())
-            self._recovery.failed(status, job.plan, views, now)
+            self._recorder.recovered(self._recovery.failed(status, job.plan, views, now))
         self._outlet.flush()
         self._record(job, decode_s, host_s, now)
 
@@ -181,6 +196,9 @@ class Engine:
             case Inspect(reply):
                 reports = registry.reports(now)
                 self._outlet.call(lambda: reply(reports))
+            case Explain(answer, handle, ticks):
+                recorded = self._recorder.explain(now, handle, ticks)
+                self._outlet.call(lambda: answer(recorded))
 
     def _sequence(self, submit: Submit) -> Sequence:
         end_tokens = self._backend.vocabulary.end_tokens
@@ -202,12 +220,10 @@ class Engine:
         )
         registry.admit(admit(state), now)
 
-    def _plan(self, now: float) -> Plan:
+    def _state(self, now: float) -> SchedulerState:
         running = self.registry.running
-        if not running:
-            return Plan(memory=self._memory)
         suspect = self._recovery.suspect
-        state = SchedulerState(
+        return SchedulerState(
             now=now,
             tick=self._ticks,
             sequences=tuple(
@@ -227,6 +243,10 @@ class Engine:
             last=self._last,
             memory=self._memory,
         )
+
+    def _plan(self, state: SchedulerState) -> Plan:
+        if not state.sequences:
+            return Plan(memory=state.memory)
         plan = self._policy(state)
         check_plan(state, plan)
         return plan

@@ -1,7 +1,7 @@
 """The words that pass the two doors. All frozen: values cross borders, objects do not.
 
 Into the engine: :class:`Submit`, :class:`Abort`, :class:`SetLane`, :class:`Credit`,
-:class:`Inspect`. Out of it, on a request's own stream: :class:`PromptDone`, any number of
+:class:`Inspect`, :class:`Explain`. Out of it, on a request's own stream: :class:`PromptDone`, any number of
 :class:`TokenOut`, and exactly one :class:`Finished`.
 """
 
@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from attrs import frozen
 
 from uma_trio.backend.base import IntArray
+from uma_trio.engine.records import Recorded
 from uma_trio.policy.state import Lane
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -93,7 +94,19 @@ class Inspect:
     reply: Callable[[tuple[SequenceReport, ...]], None]
 
 
-InboxMessage = Submit | Abort | SetLane | Credit | Inspect
+@frozen
+class Explain:
+    """Ask how one request spent its time, or the latest; `reply` is called on trio's thread.
+
+    `ticks` is how many ticks should come with it.
+    """
+
+    reply: Callable[[Recorded], None]
+    handle: int | None = None
+    ticks: int = 0
+
+
+InboxMessage = Submit | Abort | SetLane | Credit | Inspect | Explain
 
 
 @frozen

@@ -54,11 +54,13 @@ class Recovery:
 
     def failed(
         self, status: int, plan: Plan, sequences: tuple[SequenceView, ...], now: float
-    ) -> None:
-        """Decide and act after `status`. Raises :class:`BackendDied` when there is no hope."""
+    ) -> str:
+        """Decide and act after `status`, and return what was done, for a person.
+
+        Raises :class:`BackendDied` when there is no hope.
+        """
         if status == DecodeStatus.NO_KV_ROOM:
-            self._make_room(plan, sequences, now)
-            return
+            return self._make_room(plan, sequences, now)
         self._failures += 1
         if self._failures >= HOPELESS:
             raise BackendDied(f"{self._failures} decodes failed in a row, the last with {status}")
@@ -66,19 +68,22 @@ class Recovery:
             self._resynchronise(item.key)
         if self._suspects:
             self._suspects.popleft()
-            self._fail(plan.items[0].key, status, now)
-        elif self._failures > 1:
-            if len(plan.items) == 1:
-                self._fail(plan.items[0].key, status, now)
-            else:
-                self._suspects.extend(item.key for item in plan.items)
+            return self._fail(plan.items[0].key, status, now)
+        if self._failures == 1:
+            return "positions re-synchronised, to be tried again"
+        if len(plan.items) == 1:
+            return self._fail(plan.items[0].key, status, now)
+        self._suspects.extend(item.key for item in plan.items)
+        return "each of its requests is computed alone, to find the culprit"
 
-    def _make_room(self, plan: Plan, sequences: tuple[SequenceView, ...], now: float) -> None:
+    def _make_room(self, plan: Plan, sequences: tuple[SequenceView, ...], now: float) -> str:
         match relieve(plan, sequences):
             case Shrink(n_tokens):
                 self.batch_limit = n_tokens
+                return f"no room: the next batch holds {n_tokens} tokens at most"
             case Preempt(key):
                 self._registry.preempt(key)
+                return f"no room: request {key} was preempted"
             case Fail(key):
                 self._registry.end(
                     self._registry.running[key],
@@ -88,8 +93,9 @@ class Recovery:
                     message="the KV cache has no room for this request; "
                     "send it again with a shorter prompt or a smaller max_tokens",
                 )
+                return f"no room: request {key} was ended"
 
-    def _fail(self, key: int, status: int, now: float) -> None:
+    def _fail(self, key: int, status: int, now: float) -> str:
         sequence = self._registry.running.get(key)
         if sequence is not None:
             self._registry.end(
@@ -99,6 +105,7 @@ class Recovery:
                 code="E_RUNTIME_001",
                 message=f"llama_decode failed with {status}, also when tried again",
             )
+        return f"request {key} was ended"
 
     def _resynchronise(self, key: int) -> None:
         """Make `computed` and the KV cache agree, keeping as much as can be kept."""

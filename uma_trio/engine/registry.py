@@ -20,6 +20,7 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.policy.state import Lane
 from uma_trio.telemetry.metrics import Metrics
@@ -36,12 +37,14 @@ class Registry:
         metrics: Metrics,
         clock: Callable[[], float],
         n_slots: int,
+        recorder: Recorder,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
         self._outlet = outlet
         self._metrics = metrics
         self._clock = clock
+        self._recorder = recorder
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
@@ -50,6 +53,7 @@ class Registry:
     def enqueue(self, sequence: Sequence) -> None:
         """Put a new request into the queue."""
         self.waiting[sequence.handle] = sequence
+        self._recorder.submitted(sequence)
 
     def admit(self, keys: Iterable[int], now: float) -> None:
         """Give each of `keys` a slot; note who was passed over by a later arrival."""
@@ -61,6 +65,7 @@ class Registry:
                 sequence.admitted = now
                 self._inbox.left_queue(now - sequence.submit.submitted)
             self.running[key] = sequence
+            self._recorder.admitted(key, now)
             for other in self.waiting.values():
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
@@ -78,6 +83,7 @@ class Registry:
         if sequence is not None:
             if sequence.credit <= 0:
                 sequence.last_token = None  # the pause was its reader's: no gap of ours
+                self._recorder.resumed(handle, self._clock())
             sequence.credit += n
 
     def set_lane(self, handle: int, lane: Lane) -> None:
@@ -105,6 +111,9 @@ class Registry:
         sequence.last_token = now
         sequence.append(token)
         sequence.credit -= 1
+        self._recorder.sampled(sequence.handle, sequence.gap_s)
+        if sequence.credit <= 0:
+            self._recorder.parked(sequence.handle, now)
         if sequence.known > sequence.reserved:
             self._reserve(sequence, sequence.known)
         text = sequence.text.push(token)
@@ -125,6 +134,7 @@ class Registry:
         sequence.computed = 0
         self.waiting[handle] = sequence
         self.just_preempted = True
+        self._recorder.preempted(handle, self._clock())
         self._metrics.preempted()
 
     def abort(self, handle: int, now: float, code: str | None, message: str | None) -> None:
@@ -198,4 +208,5 @@ class Registry:
                 message=message,
             ),
         )
+        self._recorder.ended(sequence, reason, now, code)
         self._metrics.finished(reason if code is None else code, admitted - submitted)

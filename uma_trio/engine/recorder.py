@@ -1,0 +1,287 @@
+"""The engine's memory of what it did and why: the latest ticks, and the story of each request.
+
+It is written on the engine's thread, in every tick, so it does little: a tick is one record that
+refers to the plan's own values, and a request is a handful of counters. Nothing here grows: ticks
+are in a ring, ended requests in another, and the reasons of one request are counted apart only
+as long as they are few.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+from attrs import define, evolve, field
+
+from uma_trio.engine.ledger import KvLedger
+from uma_trio.engine.records import Gap, Recorded, RequestRecord, Spent, TickRecord
+from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState
+
+TICKS, REQUESTS = 4096, 256
+SHOWN = 64  # of the requests that live, and of those that ended, when all are asked for
+# A policy of somebody else may write numbers into its reasons; those would never end.
+MOST_REASONS = 12
+OTHER_REASONS = "other reasons"
+DECODE_FAILED = "the decode failed"
+PREEMPTED = "preempted: the KV cache had no room"
+
+Trace = Callable[[SchedulerState, Plan, TickRecord], None]
+"""Takes every tick, at once and on the engine's thread: it must neither wait nor raise."""
+
+
+@define(eq=False)
+class _Spent:
+    """Counters of one phase; :class:`Spent` is what becomes of them."""
+
+    tokens: int = 0
+    ticks: int = 0
+    computing_s: float = 0.0
+    waiting_s: float = 0.0
+    skipped: dict[str, int] = field(factory=dict)
+
+    def without(self, reason: str, seconds: float) -> None:
+        """Note a tick that left it out."""
+        self.waiting_s += seconds
+        if reason not in self.skipped and len(self.skipped) >= MOST_REASONS:
+            reason = OTHER_REASONS
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def frozen(self) -> Spent:
+        """Return what was counted so far."""
+        return Spent(self.tokens, self.ticks, self.computing_s, self.waiting_s, dict(self.skipped))
+
+
+@define(eq=False)
+class _Story:
+    """What is counted of one request while it lives; the rest is in its sequence."""
+
+    sequence: Sequence
+    prefill: _Spent = field(factory=_Spent)
+    decode: _Spent = field(factory=_Spent)
+    queue_reason: str = ""
+    preemptions: int = 0
+    preempted_at: float | None = None
+    preempted_s: float = 0.0
+    parked_at: float | None = None
+    parked_s: float = 0.0
+    missed: int = 0  # ticks since its last token that left it out
+    missed_reason: str = ""  # of the first of them
+    worst: Gap | None = None
+
+    def skip(self, reason: str, seconds: float) -> None:
+        """Note a tick that left it out for another reason than its reader."""
+        sequence = self.sequence
+        decoding = sequence.first_token is not None and sequence.known - sequence.computed == 1
+        (self.decode if decoding else self.prefill).without(reason, seconds)
+        if not self.missed:
+            self.missed_reason = reason
+        self.missed += 1
+
+
+class Recorder:
+    """See the module. Every method is called on the engine's thread.
+
+    `trace` is handed every tick as it is recorded.
+    """
+
+    def __init__(
+        self, trace: Trace | None = None, *, ticks: int = TICKS, requests: int = REQUESTS
+    ) -> None:
+        self._trace = trace
+        self._ticks: deque[TickRecord] = deque(maxlen=ticks)
+        self._ended: deque[RequestRecord] = deque(maxlen=requests)
+        self._live: dict[int, _Story] = {}
+        self._new: list[_Story] = []
+
+    # --- a request ---
+
+    def submitted(self, sequence: Sequence) -> None:
+        """A request has come into the queue."""
+        story = self._live[sequence.handle] = _Story(sequence)
+        self._new.append(story)
+
+    def queued(self, ledger: KvLedger) -> None:
+        """Who came has had a chance of being admitted: note why the others were not."""
+        if not self._new:
+            return
+        for story in self._new:
+            if story.sequence.admitted is not None:
+                continue
+            cells, n_slots = story.sequence.cells, ledger.n_slots
+            if ledger.free_slots <= 0:
+                story.queue_reason = (
+                    "the slot was busy" if n_slots == 1 else f"all {n_slots} slots were busy"
+                )
+            elif cells > ledger.free_cells:
+                story.queue_reason = (
+                    f"it reserves {cells} KV cells, {max(0, ledger.free_cells)} were free"
+                )
+            else:
+                story.queue_reason = "room was kept for requests before it"
+        self._new.clear()
+
+    def admitted(self, handle: int, now: float) -> None:
+        """It has a slot, for the first time or again."""
+        story = self._live[handle]
+        if story.preempted_at is not None:
+            story.preempted_s += now - story.preempted_at
+            story.preempted_at = None
+        if story.sequence.credit <= 0:
+            story.parked_at = now
+
+    def preempted(self, handle: int, now: float) -> None:
+        """It has lost its slot and will be computed again."""
+        self.resumed(handle, now)  # what its reader does is of no consequence until then
+        story = self._live[handle]
+        story.preemptions += 1
+        story.preempted_at = now
+        story.missed += 1
+        story.missed_reason = PREEMPTED
+
+    def parked(self, handle: int, now: float) -> None:
+        """Its reader is behind, from now on."""
+        self._live[handle].parked_at = now
+
+    def resumed(self, handle: int, now: float) -> None:
+        """Its reader has caught up."""
+        story = self._live[handle]
+        if story.parked_at is not None:
+            story.parked_s += now - story.parked_at
+            story.parked_at = None
+
+    def sampled(self, handle: int, gap_s: float | None) -> None:
+        """The latest tick gave it a token, `gap_s` after the one before."""
+        story = self._live[handle]
+        if gap_s is not None and (story.worst is None or gap_s > story.worst.seconds):
+            tick = self._ticks[-1]
+            reason = story.missed_reason if story.missed else tick.limit.reason
+            story.worst = Gap(gap_s, tick, reason, story.missed)
+        story.missed = 0
+
+    def ended(self, sequence: Sequence, reason: str, now: float, code: str | None) -> None:
+        """It got its terminal item."""
+        story = self._live.pop(sequence.handle, None)
+        if story is not None:
+            self._ended.append(_record(story, now, reason, code))
+
+    # --- a tick ---
+
+    def tick(
+        self,
+        state: SchedulerState,
+        plan: Plan,
+        status: int,
+        decode_s: float,
+        host_s: float,
+        now: float,
+    ) -> None:
+        """A decode has ended at `now`. To be called before its results move anything."""
+        record = TickRecord(
+            state.tick,
+            now,
+            plan.items,
+            plan.skipped,
+            plan.ballast,
+            plan.limit,
+            plan.predicted_s,
+            plan.moved_bytes,
+            decode_s,
+            host_s,
+            status,
+        )
+        self._ticks.append(record)
+        live, took_s = self._live, decode_s + host_s
+        if status == 0:
+            for item in plan.items:
+                story = live[item.key]
+                spent = story.decode if item.phase == "decode" else story.prefill
+                spent.tokens += item.n_tokens
+                spent.ticks += 1
+                spent.computing_s += took_s
+        else:
+            for item in plan.items:
+                live[item.key].skip(DECODE_FAILED, took_s)
+        for skip in plan.skipped:
+            left_out = live.get(skip.key)
+            # Parked time is counted whole, from event to event.
+            if left_out is not None and left_out.parked_at is None:
+                left_out.skip(skip.reason, took_s)
+        if self._trace is not None:
+            self._trace(state, plan, record)
+
+    def recovered(self, how: str) -> None:
+        """The latest tick failed, and this was done about it."""
+        self._ticks[-1] = evolve(self._ticks[-1], recovery=how)
+
+    # --- who asks ---
+
+    def explain(self, now: float, handle: int | None, ticks: int) -> Recorded:
+        """Return one request, or the latest that ended and the oldest that did not.
+
+        With them come `ticks` ticks: the latest or, for one request, those around its worst gap;
+        if it had none, the latest until its end.
+        """
+        if handle is None:
+            live = itertools.islice(self._live.values(), SHOWN)
+            ended = tuple(self._ended)[-SHOWN:]
+            requests = (*ended, *(_record(story, now) for story in live))
+            return Recorded(now, requests, self._latest(ticks))
+        story = self._live.get(handle)
+        found = (
+            _record(story, now)
+            if story is not None
+            else next((record for record in self._ended if record.handle == handle), None)
+        )
+        if found is None:
+            return Recorded(now, (), ())
+        if found.worst_gap is not None:
+            return Recorded(now, (found,), self._around(found.worst_gap.tick, ticks))
+        return Recorded(now, (found,), self._latest(ticks, found.ended))
+
+    def _latest(self, n: int, until: float | None = None) -> tuple[TickRecord, ...]:
+        kept = [tick for tick in self._ticks if until is None or tick.at <= until]
+        return tuple(kept[-n:]) if n > 0 else ()
+
+    def _around(self, tick: TickRecord, n: int) -> tuple[TickRecord, ...]:
+        """Return `tick`, and of its neighbours those that are still kept."""
+        if n <= 0:
+            return ()
+        kept = list(self._ticks)
+        at = tick.tick - kept[0].tick  # they are numbered without a gap
+        if at < 0:
+            return (tick,)
+        first = max(0, min(at - n // 2, len(kept) - n))
+        return tuple(kept[first : first + n])
+
+
+def _record(story: _Story, now: float, reason: str = "", code: str | None = None) -> RequestRecord:
+    sequence = story.sequence
+    preempted_s, parked_s = story.preempted_s, story.parked_s
+    if story.preempted_at is not None:
+        preempted_s += now - story.preempted_at
+    if story.parked_at is not None:
+        parked_s += now - story.parked_at
+    return RequestRecord(
+        handle=sequence.handle,
+        lane=sequence.lane,
+        state=reason or sequence.report(now).state,
+        prompt_tokens=sequence.n_prompt,
+        completion_tokens=sequence.n_generated,
+        submitted=sequence.submit.submitted,
+        admitted=sequence.admitted,
+        first_token=sequence.first_token,
+        ended=now if reason else None,
+        queue_reason=story.queue_reason,
+        passed_over=sequence.passed_over,
+        preemptions=story.preemptions,
+        preempted_s=preempted_s,
+        parked_s=parked_s,
+        prefill=story.prefill.frozen(),
+        decode=story.decode.frozen(),
+        worst_gap=story.worst,
+        reason=reason,
+        code=code,
+    )

@@ -1,0 +1,112 @@
+"""What is remembered of ticks and requests: frozen values, in seconds on the engine's clock.
+
+They say who computed how much, when and why. No text and no token is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from uma_trio.policy.plan import Limit, PlanItem, Skip
+from uma_trio.policy.state import Lane
+
+
+@frozen
+class TickRecord:
+    """One tick. `items`, `skipped` and `limit` are the plan's own, not copies.
+
+    `at` is the end of its decode. From the decode before it to there it took `host_s` and
+    `decode_s`, which is what `predicted_s` (0 if unknown) foretold. `status` is what the backend
+    returned; if that was a failure, `recovery` says what was done about it.
+    """
+
+    tick: int
+    at: float
+    items: tuple[PlanItem, ...]
+    skipped: tuple[Skip, ...]
+    ballast: int
+    limit: Limit
+    predicted_s: float
+    moved_bytes: float
+    decode_s: float
+    host_s: float
+    status: int
+    recovery: str = ""
+
+    @property
+    def measured_s(self) -> float:
+        """The time that `predicted_s` foretold."""
+        return self.decode_s + self.host_s
+
+
+@frozen
+class Spent:
+    """What a request got in one phase: tokens in so many ticks, and the ticks without it.
+
+    `computing_s` is the time of the ticks that it had a part in, `waiting_s` of those that left
+    it out, and `skipped` how many those were, by reason.
+    """
+
+    tokens: int = 0
+    ticks: int = 0
+    computing_s: float = 0.0
+    waiting_s: float = 0.0
+    skipped: Mapping[str, int] = field(factory=dict)
+
+
+@frozen
+class Gap:
+    """The longest time between two tokens of a request. `tick` ended it.
+
+    `reason` is why it was left out of `skipped` ticks in between, or else what that tick's limit
+    was.
+    """
+
+    seconds: float
+    tick: TickRecord
+    reason: str
+    skipped: int = 0
+
+
+@frozen(kw_only=True)
+class RequestRecord:
+    """How the time of one request was spent, so far or in all.
+
+    `admitted`, `first_token` and `ended` are None until they happen. Up to the precision of a
+    tick, its time is the sum of what it waited in the queue, `preempted_s`, `parked_s` (its
+    reader was behind) and what it spent computing and waiting in the two phases.
+    """
+
+    handle: int
+    lane: Lane
+    state: str
+    prompt_tokens: int
+    completion_tokens: int
+    submitted: float
+    admitted: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    queue_reason: str = ""
+    passed_over: int = 0
+    preemptions: int = 0
+    preempted_s: float = 0.0
+    parked_s: float = 0.0
+    prefill: Spent = field(factory=Spent)
+    decode: Spent = field(factory=Spent)
+    worst_gap: Gap | None = None
+    reason: str = ""
+    code: str | None = None
+
+
+@frozen
+class Recorded:
+    """An answer to :class:`uma_trio.engine.messages.Explain`, oldest first.
+
+    `now` is when it was given. No request is in it when the one that was named is unknown.
+    """
+
+    now: float
+    requests: tuple[RequestRecord, ...]
+    ticks: tuple[TickRecord, ...]
