@@ -87,6 +87,7 @@ class Stream:
 
     clock: Clock
     arrived: float
+    handle: int
     prompt_tokens: int
     lane: Lane
     token_times: list[float] = Factory(list)
@@ -171,11 +172,12 @@ class Simulation:
         on_end: Callable[[], None] | None = None,
     ) -> Stream:
         """Submit a request with a prompt that nobody else has."""
-        stream = Stream(self.clock, self.clock.now, prompt_tokens, lane, on_end=on_end)
+        handle = next(self._handles)
+        stream = Stream(self.clock, self.clock.now, handle, prompt_tokens, lane, on_end=on_end)
         self.streams.append(stream)
         self.inbox.submit(
             Submit(
-                handle=next(self._handles),
+                handle=handle,
                 prompt=np.array([self.random.randrange(1, 250) for _ in range(prompt_tokens)]),
                 max_tokens=max_tokens,
                 params=SamplingParams(ignore_eos=True),
@@ -188,6 +190,13 @@ class Simulation:
             )
         )
         return stream
+
+    def computed(self, stream: Stream) -> int:
+        """Return how many tokens of this request the machine has computed so far."""
+        if stream.end is not None:
+            return stream.prompt_tokens + stream.end.completion_tokens
+        sequence = self.engine.registry.running.get(stream.handle)
+        return 0 if sequence is None else sequence.computed
 
     def run(self, seconds: float) -> None:
         """Let `seconds` pass."""

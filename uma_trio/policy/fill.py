@@ -77,7 +77,11 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
         for view in (*newcomers, *rest)
         if view.key not in shares
     )
-    guard = evolve(plan.memory.guard, loaded=bool(shares))
+    guard = evolve(
+        plan.memory.guard,
+        loaded=bool(shares),
+        background=sum(n for _, n in second) / max(1, sum(shares.values())),
+    )
     return evolve(
         plan,
         items=plan.items + items,

@@ -6,7 +6,8 @@ long. Since a gap earns less than a twentieth, long gaps stay under 5 % on every
 is within the cap, not only the average's (scheduling.md, 3.2). Credit is the hysteresis.
 
 Background work is owed a floor. Where the ledger leaves it less, a *grant* allows one longer
-tick now and then, counted and never hidden, and never within a stream's first seconds.
+tick now and then, counted and never hidden; within a stream's first seconds a grant stays
+within what such a stream was promised.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _share(guard: GuardMemory, took_s: float) -> float:
     """Move the background's share by the last tick: what it took beyond the streams alone."""
     if took_s <= 0:
         return guard.share
-    share = max(0.0, 1.0 - guard.solo_s / took_s) if guard.loaded else 0.0
+    share = guard.background * max(0.0, 1.0 - guard.solo_s / took_s)
     weight = 1.0 - math.exp(-took_s / SHARE_SECONDS)
     return guard.share + weight * (share - guard.share)
 
@@ -93,20 +94,24 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
         limit = Limit(hard * solo, f"long tick: every stream can bear {hard:g}x", solo)
     else:
         limit = Limit(contract.latency_cap * solo, f"within {contract.latency_cap:g}x", solo)
-    if _owed(state, guard, young=young) and limit.seconds < GRANT_CAP * solo:
-        limit = Limit(GRANT_CAP * solo, "floor grant: background got too little", solo)
+    grant = contract.young_cap if young else GRANT_CAP
+    if limit.seconds < grant * solo and _owed(state, guard, young=young):
+        limit = Limit(grant * solo, "floor grant: background got too little", solo)
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
     return _with(plan, limit, evolve(guard, solo_s=solo))
 
 
 def _owed(state: SchedulerState, guard: GuardMemory, *, young: bool) -> bool:
-    """Whether background work waits and has had less than its floor for too long."""
-    waits = any(view.lane == "background" or not view.decoding for view in state.sequences)
+    """Whether background work waits and has had less than its floor for too long.
+
+    While a stream is young the floor is owed rather than paid, until half of it is missing:
+    where short conversations follow each other, somebody is always young.
+    """
+    floor = state.contract.background_floor
     return (
-        waits
-        and not young
-        and guard.share < state.contract.background_floor
-        and guard.since_grant >= GAPS_BETWEEN_GRANTS
+        guard.since_grant >= GAPS_BETWEEN_GRANTS
+        and guard.share < (floor / 2 if young else floor)
+        and any(view.lane == "background" or not view.decoding for view in state.sequences)
     )
 
 
