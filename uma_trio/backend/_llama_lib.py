@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -95,6 +96,8 @@ _log: Final = _Log()
 @functools.cache
 def start() -> None:
     """Initialise llama.cpp, once for the process, and quiet its log."""
+    # On an assert, ggml would start a debugger on us to print where it was.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     _log.install()
     llama.llama_backend_init()
 

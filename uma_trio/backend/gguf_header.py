@@ -13,7 +13,9 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -41,6 +43,7 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
     12: "d",
 }
 _STRING: Final = 8
+_TOKENS: Final = "tokenizer.ggml.tokens"
 _ARRAY: Final = 9
 
 # ggml types: elements and bytes of a block (ggml/src/ggml-common.h); removed ones are missing.
@@ -176,7 +179,8 @@ class _Reader:
         metadata: dict[str, Value] = {}
         for _ in range(n_keys):
             key = self._string(limit=1 << 16)
-            value = self._value(self._take("<I")[0])
+            kind = self._take("<I")[0]
+            value = self._value(kind, distinct=key == _TOKENS)
             if value is not None and key is not None:
                 metadata[key] = value
         alignment = metadata.get("general.alignment", 32)
@@ -220,7 +224,7 @@ class _Reader:
             " get a newer file of this model, or a newer uma-trio."
         )
 
-    def _value(self, kind: int) -> Value | None:
+    def _value(self, kind: int, *, distinct: bool) -> Value | None:
         """Read one value; None if it is one that nobody asks for."""
         if kind in _SCALARS:
             return self._take("<" + _SCALARS[kind])[0]
@@ -230,7 +234,7 @@ class _Reader:
             raise self._damaged(f"a value has the type {kind}")
         item, count = self._take("<IQ")
         if item == _STRING:
-            self._skip_strings(count)
+            self._skip_strings(count, distinct=distinct)
             return None
         if item not in _SCALARS:
             raise self._damaged(f"an array has items of type {item}")
@@ -251,20 +255,40 @@ class _Reader:
             return None
         return self._data[start : start + length].decode("utf-8", "replace")
 
-    def _skip_strings(self, count: int) -> None:
-        """Step over an array of strings; the hot loop for a vocabulary of 152k."""
+    def _skip_strings(self, count: int, *, distinct: bool) -> None:
+        """Step over an array of strings; the hot loop for a vocabulary of 152k.
+
+        With `distinct` all of them must differ, but for empty ones: llama.cpp ends the process
+        on a vocabulary that has a token twice (llama-vocab.cpp, load).
+        """
         if count > _MAX_STRINGS or count * 8 > self._size - self._at:
             raise self._damaged(f"an array claims {count} strings")
         length = struct.Struct("<Q").unpack_from
         data, at, have = self._data, self._at, len(self._data)
+        begins = [at]
+        note = begins.append if distinct else None
         for _ in range(count):
             if at + 8 > have:
                 self._at = at
                 self._need(8)
                 have = len(data)
             at += 8 + length(data, at)[0]
+            if note is not None:
+                note(at)
         self._at = at
         self._need(0)
+        if distinct:
+            self._check_distinct(begins)
+
+    def _check_distinct(self, begins: Sequence[int]) -> None:
+        """Compare strings that are not empty, by where each begins (its length) and the next."""
+        first = begins[0]
+        copy = bytes(self._data[first : begins[-1]])
+        ends = [begin - first for begin in begins]
+        whole = [copy[a:b] for a, b in pairwise(ends) if b - a > 8]
+        if len(set(whole)) < len(whole):
+            twice = Counter(whole).most_common(1)[0][0][8:]
+            raise self._damaged(f"its vocabulary has the token {twice!r} twice")
 
     def _tensor(self, alignment: int) -> tuple[int, str]:
         """Read one tensor's entry; return where its data ends, and its name."""
