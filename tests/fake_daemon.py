@@ -1,6 +1,6 @@
 """A real daemon process on the fake model: ``python tests/fake_daemon.py SOCKET [key=value ...]``.
 
-Prints ``ready`` when clients can connect. Keys are fields of the configuration, and `cost`
+Prints ``ready`` when clients can connect, and ``computing`` at the first decode. Keys are fields of the configuration, and `cost`
 (seconds a tick takes) and `die` (the decode at which the engine breaks) of the fake.
 """
 
@@ -27,6 +27,8 @@ class SlowBackend(FakeBackend):
 
     def decode(self, n_tokens: int) -> int:
         """Compute, and take the time."""
+        if not self.decodes:
+            print("computing", flush=True)
         status = super().decode(n_tokens)
         time.sleep(self.tick_s)
         return status

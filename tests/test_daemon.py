@@ -45,8 +45,8 @@ class Daemon:
             text=True,
         )
 
-    def first_line(self) -> str:
-        """Wait for what it says first."""
+    def next_line(self) -> str:
+        """Wait for what it says next: ready, then computing."""
         if self.process.stdout is None:
             raise AssertionError
         return self.process.stdout.readline().strip()
@@ -105,7 +105,7 @@ def daemon(*options: str) -> Iterator[Daemon]:
     with tempfile.TemporaryDirectory(prefix="uma") as folder:
         running = Daemon(Path(folder) / "s", *options)
         try:
-            if running.first_line() != "ready":
+            if running.next_line() != "ready":
                 raise AssertionError("the daemon is not ready")
             yield running
             if running.process.poll() is None:
@@ -356,6 +356,7 @@ def test_a_second_signal_does_not_wait_for_a_long_tick() -> None:
     with daemon("cost=600", "drain_s=600") as running:
         with running.dial() as sock:
             send(sock, {"id": "r", "prompt": "p", "max_tokens": 4000})
+            assert running.next_line() == "computing"
             running.signal()
             eventually(lambda: _refused(running))
             running.signal()
@@ -396,7 +397,7 @@ def test_the_second_daemon_learns_that_it_is_one() -> None:
     """Exit 75, naming the process that serves; the first does not notice."""
     with daemon() as running:
         second = Daemon(Path(running.path))
-        said = second.first_line()
+        said = second.next_line()
         assert re.search(rf"pid {running.process.pid}\b", said)
         assert second.exit_code() == 75
         assert len(list(generate_sync("still here", running.path, max_tokens=3))) >= 3
@@ -409,7 +410,7 @@ def test_after_kill_nine_the_next_daemon_starts() -> None:
         running.process.communicate()
         assert Path(running.path).exists()
         again = Daemon(Path(running.path))
-        assert again.first_line() == "ready"
+        assert again.next_line() == "ready"
         list(generate_sync("hello", again.path, max_tokens=2))
         again.signal()
         assert again.exit_code() == 0

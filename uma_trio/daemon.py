@@ -11,7 +11,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import trio
@@ -26,13 +27,17 @@ from uma_trio.engine.calibrate import Calibration
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.task import EngineDied, run_engine
+from uma_trio.engine.trace import TraceFile
 from uma_trio.net.listener import Listener, claim
 from uma_trio.net.requests import Refusal
 from uma_trio.net.server import Server
 from uma_trio.net.shared import Prepare, Prompt, Settings, Shared, in_thread
+from uma_trio.options import ConfigError
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.pipeline import Policy, find_policy
+from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry import log
@@ -77,6 +82,7 @@ async def serve(
         uma_trio.net.listener.SocketTaken: another daemon serves there; nothing was loaded.
         uma_trio.net.listener.SocketUnusable: the socket cannot be made there.
         uma_trio.policy.pipeline.PolicyError: no policy has that name.
+        uma_trio.options.ConfigError: the trace cannot be written where it should be.
         uma_trio.backend.base.ModelError: the model cannot be used.
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
     """
@@ -88,9 +94,10 @@ async def serve(
             )
         try:
             settings = await trio.to_thread.run_sync(_engine_settings, config, backend)
-            daemon = _Daemon(config, backend, policy, settings)
-            with name.listen() as listener:
-                await daemon.run(listener, on_ready)
+            with _recorder(config, backend, settings) as recorder:
+                daemon = _Daemon(config, backend, policy, settings, recorder)
+                with name.listen() as listener:
+                    await daemon.run(listener, on_ready)
         finally:
             backend.close()
 
@@ -99,7 +106,12 @@ class _Daemon:
     """The parts, wired; and how they stop."""
 
     def __init__(
-        self, config: Config, backend: Backend, policy: Policy, settings: EngineSettings
+        self,
+        config: Config,
+        backend: Backend,
+        policy: Policy,
+        settings: EngineSettings,
+        recorder: Recorder,
     ) -> None:
         self._config = config
         self._backend = backend
@@ -130,6 +142,7 @@ class _Daemon:
             metrics,
             time.monotonic,
             settings=settings,
+            recorder=recorder,
         )
         shared = Shared(
             settings=_settings(config, backend),
@@ -142,6 +155,7 @@ class _Daemon:
         )
         self._server = Server(shared)
         self._stopping = trio.Event()
+        self._computed = trio.Event()
         self._died: EngineDied | None = None
         self._forced = False
         self._clients = trio.CancelScope()
@@ -160,7 +174,10 @@ class _Daemon:
                     await self._stopping.wait()
                     await self._drain()
                     clients.cancel_scope.deadline = trio.current_time() + _FLUSH_S
-            nursery.cancel_scope.cancel()  # which closes the inbox and waits for the tick
+            # The tick that is being computed has to end. A second signal must still be heard.
+            self._inbox.close()
+            await self._computed.wait()
+            nursery.cancel_scope.cancel()
         if self._died is not None:
             raise self._died
         if self._forced:
@@ -180,6 +197,8 @@ class _Daemon:
             # The streams have been told; their connections get a moment to pass it on.
             self._died = died
             self._stopping.set()
+        finally:
+            self._computed.set()
 
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
@@ -283,6 +302,22 @@ def cost_model(backend: Backend) -> CostModel:
         cost = Calibration(backend, time.perf_counter).measure()
         remember(path, cost)
     return cost
+
+
+@contextmanager
+def _recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iterator[Recorder]:
+    """Give the engine its memory, and a trace if one is wanted; the trace ends with the block."""
+    if config.trace is None:
+        yield Recorder()
+        return
+    header = Header(__version__, backend.model.name, config.policy, settings.contract)
+    try:
+        trace = TraceFile(config.trace, header)
+    except OSError as error:
+        message = f"--trace {config.trace}: {error.strerror}; name a file that can be written"
+        raise ConfigError(message) from error
+    with closing(trace):
+        yield Recorder(trace)
 
 
 def bundled_model() -> Path:
