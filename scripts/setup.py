@@ -61,7 +61,7 @@ def main() -> int:
         return 1
     try:
         if stamp.get("packages") != packages:
-            install_packages()
+            install_packages_somehow()
             stamp = {**read_stamp(), "packages": packages}
             write_stamp(stamp)
         if llama and engine and stamp.get("llama") != engine:
@@ -82,8 +82,7 @@ def say(text: str) -> None:
 def missing(*, llama: bool) -> list[str]:
     """Return one sentence for each thing that is not here, with what to do about it."""
     problems = []
-    uv = shutil.which("uv")
-    if not uv and not PYTHON.exists() and importlib.util.find_spec("ensurepip") is None:
+    if not uv_path() and not PYTHON.exists() and importlib.util.find_spec("ensurepip") is None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         problems.append(
             f"Python {version} has no venv module: sudo apt install python{version}-venv "
@@ -138,9 +137,30 @@ def llama_requirement() -> str:
     return next(spec for spec in project["dependencies"] if spec.startswith(LLAMA))
 
 
+def install_packages_somehow() -> None:
+    """Install with uv where it is; should that fail, as pip is set up.
+
+    A mirror or certificate that pip.conf names is not known to uv.
+    """
+    try:
+        install_packages()
+    except Failed as failure:
+        if not uv_path():
+            raise
+        say(f"{failure}\nuv could not do it; trying pip.")
+        os.environ["UMA_TRIO_SETUP_NO_UV"] = "1"
+        shutil.rmtree(VENV, ignore_errors=True)
+        install_packages()
+
+
+def uv_path() -> str | None:
+    """Return where uv is, if it is to be used."""
+    return None if os.environ.get("UMA_TRIO_SETUP_NO_UV") else shutil.which("uv")
+
+
 def install_packages() -> None:
     """Create the environment and install everything but llama.cpp."""
-    uv = shutil.which("uv")
+    uv = uv_path()
     if not PYTHON.exists():
         command = (
             [uv, "venv", "--seed", "--python", sys.executable, str(VENV)]
@@ -158,7 +178,7 @@ def install_packages() -> None:
 
 def installer() -> list[str]:
     """Return the command that installs into `.venv`."""
-    uv = shutil.which("uv")
+    uv = uv_path()
     if uv:
         return [uv, "pip", "install", "--python", str(PYTHON)]
     return [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
@@ -174,7 +194,7 @@ def install_llama(key: str) -> None:
     wheel = cached_wheel(key) or build_wheel(key)
     # --no-deps: its dependencies are ours, and installed; --force-reinstall: the version
     # says nothing about how it was compiled.
-    flags = ["--no-deps", "--reinstall" if shutil.which("uv") else "--force-reinstall"]
+    flags = ["--no-deps", "--reinstall" if uv_path() else "--force-reinstall"]
     watched("Installing llama.cpp", [*installer(), *flags, str(wheel)])
     extra = ["diskcache>=5.6.1", "typing-extensions>=4.5"]
     watched("Installing what llama.cpp's package needs", [*installer(), *extra])
