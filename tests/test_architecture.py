@@ -28,6 +28,7 @@ ALLOWED = {
     "uma_trio.models": set(),
     "uma_trio.cost_store": {"msgspec", "uma_trio.backend.base", "uma_trio.policy"},
     "uma_trio.policy": {"attrs", "numpy"},
+    "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},
     "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog"},
     "uma_trio.text": {
         *("attrs", "jinja2", "numpy"),
@@ -45,6 +46,7 @@ ALLOWED = {
     "uma_trio.net": {
         *("attrs", "trio", "msgspec", "numpy", "uma_protocol", "uma_trio.telemetry"),
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.outlet"),
+        "uma_trio.engine.records",
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.net"},
 }
@@ -53,6 +55,7 @@ UNBOUND = ("uma_trio.cli", "uma_trio.daemon")  # they put everything together
 THREADS = {
     "uma_trio.engine.inbox",  # the engine sleeps on its door
     "uma_trio.telemetry.log",  # one line at a time
+    "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
     "uma_trio.text.sandbox",  # a budget for each helper thread
 }

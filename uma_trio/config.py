@@ -267,6 +267,16 @@ class Config:
         since="0.1",
         help="On SIGTERM, how long running requests may go on before they are ended.",
     )
+    trace: Path | None = option(
+        None,
+        flag="--trace",
+        yaml=("logging.trace",),
+        shown_default="none",
+        metavar="FILE",
+        since="0.1",
+        help="Write every tick to this file, as lines of JSON that `uma-trio replay` plans again. "
+        "It holds no text; a file of that name is overwritten.",
+    )
     log_level: LogLevel = option(
         "info",
         flag="--log-level",

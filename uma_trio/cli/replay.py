@@ -1,0 +1,106 @@
+"""`uma-trio replay`: plan every tick of a trace again, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+from cyclopts import Parameter
+
+from uma_trio.cli.output import OK, USAGE, complain, harmless, print_json
+
+if TYPE_CHECKING:
+    from uma_trio.policy.portable import Header, TracedTick
+
+DIFFERENT = 1
+
+
+def replay(
+    file: Annotated[Path, Parameter(help="What `uma-trio serve --trace` wrote.")],
+    *,
+    policy: Annotated[
+        str | None, Parameter(help="Compare with this policy instead of the one that was traced.")
+    ] = None,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+) -> int:
+    """Plan every tick of a trace again: 0 if all plans are the same, 1 at the first that is not."""
+    from uma_trio.policy.pipeline import PolicyError
+    from uma_trio.policy.portable import TraceError
+
+    try:
+        with file.open("rb") as lines:
+            return _replay(file, lines, policy, json)
+    except OSError as error:
+        complain(f"{file}: {error.strerror}.")
+    except (TraceError, PolicyError) as error:
+        complain(f"{file}: {harmless(str(error))}.")
+    return USAGE
+
+
+def _replay(file: Path, lines: BinaryIO, name: str | None, as_json: bool) -> int:
+    import attrs
+
+    from uma_trio.policy.pipeline import find_policy
+    from uma_trio.policy.replay import replay as replay_ticks
+
+    ticks = _Ticks(lines)
+    header = ticks.header
+    name = name or header.policy
+    found = replay_ticks(find_policy(name), ticks)
+    if as_json:
+        print_json({"policy": name, **attrs.asdict(found), "complete": ticks.complete})
+        return OK if found.first is None else DIFFERENT
+    made = f"{header.model}, policy {header.policy}, uma-trio {header.version}"
+    print(harmless(f"{file}: {made}"))
+    if found.missing or not ticks.complete:
+        end = "" if ticks.complete else "; its end is missing, the daemon did not stop in order"
+        print(f"{found.missing} ticks are not in it{end}.")
+    if found.first is None:
+        print(f"All {found.ticks} plans are reproduced.")
+        return OK
+    first = found.first
+    print(f"Tick {first.tick}, the {found.ticks}. of the trace, is planned differently:")
+    print(harmless(f"  {first.where}: {first.recorded} was recorded, {first.replayed} comes out."))
+    return DIFFERENT
+
+
+class _Ticks:
+    """The ticks of a trace, read as they are wanted; its header is read at once."""
+
+    def __init__(self, lines: BinaryIO) -> None:
+        self._lines = enumerate(lines, start=1)
+        self.complete = False
+        self.header: Header = self._header()
+
+    def __iter__(self) -> Iterator[TracedTick]:
+        from uma_trio.policy.portable import Footer, TracedTick
+
+        for number, text in self._lines:
+            if not text.endswith(b"\n"):
+                return  # the daemon was killed while it wrote this line
+            line = _line(number, text)
+            if isinstance(line, TracedTick):
+                yield line
+            self.complete = isinstance(line, Footer)
+
+    def _header(self) -> Header:
+        from uma_trio.policy.portable import Header, TraceError
+
+        for number, text in self._lines:
+            line = _line(number, text)
+            if isinstance(line, Header):
+                return line
+            break
+        message = "it does not begin with the header of a trace"
+        raise TraceError(message)
+
+
+def _line(number: int, text: bytes) -> Any:
+    from uma_trio.policy.portable import TraceError, decode
+
+    try:
+        return decode(text)
+    except TraceError as error:
+        message = f"line {number}: {error}"
+        raise TraceError(message) from None

@@ -1,0 +1,74 @@
+"""Plan again what was planned, and see whether it comes out the same.
+
+A policy is a function of its state, so a trace can be checked: the same state has to give the
+same plan. Where it does not, the policy has changed, or it looks at something beyond its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.portable import TracedTick, plain
+
+
+@frozen
+class Difference:
+    """The first thing that is not as it was: in which tick, where in the plan, and how."""
+
+    tick: int
+    where: str
+    recorded: str
+    replayed: str
+
+
+@frozen
+class Replayed:
+    """What a replay found. `missing` ticks are not in the trace, which is no fault of the plans."""
+
+    ticks: int
+    missing: int
+    first: Difference | None
+
+
+def replay(policy: Policy, ticks: Iterable[TracedTick]) -> Replayed:
+    """Run `policy` on each state, up to the first plan that is not the recorded one."""
+    n = missing = 0
+    before: int | None = None
+    for traced in ticks:
+        n += 1
+        if before is not None:
+            missing += max(0, traced.state.tick - before - 1)
+        before = traced.state.tick
+        plan = policy(traced.state)
+        if plan != traced.plan:
+            found = _difference(plain(traced.plan), plain(plan), "plan")
+            # Equal in print and yet not equal: a value that is not equal to itself.
+            where, recorded, replayed = found or ("plan", "a value", "not a number")
+            return Replayed(n, missing, Difference(traced.state.tick, where, recorded, replayed))
+    return Replayed(n, missing, None)
+
+
+def _difference(recorded: Any, replayed: Any, path: str) -> tuple[str, str, str] | None:
+    """Return where two plain values begin to differ, and what stands there."""
+    if recorded == replayed:
+        return None
+    if isinstance(recorded, Mapping) and isinstance(replayed, Mapping):
+        for key in [*recorded, *(key for key in replayed if key not in recorded)]:
+            if key not in recorded or key not in replayed:
+                return f"{path}.{key}", _show(recorded.get(key)), _show(replayed.get(key))
+            if found := _difference(recorded[key], replayed[key], f"{path}.{key}"):
+                return found
+    elif isinstance(recorded, list | tuple) and isinstance(replayed, list | tuple):
+        for i, (one, other) in enumerate(zip(recorded, replayed, strict=False)):
+            if found := _difference(one, other, f"{path}[{i}]"):
+                return found
+        return f"{path}, how many", str(len(recorded)), str(len(replayed))
+    return path, _show(recorded), _show(replayed)
+
+
+def _show(value: Any) -> str:
+    return "nothing" if value is None else repr(value)
