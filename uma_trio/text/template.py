@@ -72,18 +72,18 @@ class ChatTemplate:
         """
         word = f"q{secrets.token_hex(12)}n"
         contents = [content for _, content in messages]
+        wanted = [i for i, content in enumerate(contents) if content.strip() or _VT in content]
+        shown = list(contents)
+        for index in wanted:
+            shown[index] = f"{_PAD}{word}{index}q{_PAD}"
         rendered = self._run(
             [
-                {
-                    "role": role,
-                    "content": f"{_PAD}{word}{index}q{_PAD}" if content.strip() else content,
-                }
-                for index, (role, content) in enumerate(messages)
+                {"role": role, "content": content}
+                for (role, _), content in zip(messages, shown, strict=True)
             ]
         )
         parts = re.split(f"{word}([0-9]+)q", rendered)
         found = [int(index) for index in parts[1::2]]
-        wanted = [index for index, content in enumerate(contents) if content.strip()]
         if sorted(found) != wanted:
             missing = sorted(set(wanted) - set(found))
             if missing:

@@ -1,0 +1,316 @@
+"""llama.cpp itself, on a random model of a few hundred kilobytes."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp")
+pytest.importorskip("gguf")
+
+from models.synthetic import write_model
+from uma_trio.backend._llama_lib import LogLevel, parse_features
+from uma_trio.backend._llama_vocab import cut_long_lines
+from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
+from uma_trio.backend.llama import LlamaBackend, system_info
+
+pytestmark = pytest.mark.real
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the model once."""
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+def load(path: Path, **options: object) -> LlamaBackend:
+    """Load with small sizes unless told otherwise."""
+    sizes: dict[str, object] = {"n_ctx": 256, "n_slots": 2, "n_batch": 32, "threads": 1}
+    return LlamaBackend.load(path, **(sizes | options))  # type: ignore[arg-type]
+
+
+def test_what_is_loaded_is_described(tiny: Path) -> None:
+    """Names, sizes and the compute backend are read from the model and the library."""
+    backend = load(tiny, kv_type="q8")
+    assert backend.model.name
+    assert backend.model.n_vocab == 260
+    assert backend.model.path == str(tiny)
+    assert "<|im_start|>" in (backend.model.chat_template or "")
+    assert backend.model.metadata["llama.block_count"] == "2"
+    assert "1 thread" in backend.description
+    assert "q8_0" in backend.description
+    backend.close()
+
+
+def test_one_sequence_is_no_longer_than_the_model_was_trained_for(tiny: Path) -> None:
+    """Cells beyond the trained length are for other sequences."""
+    backend = load(tiny, n_ctx=4096)
+    assert (backend.limits.n_ctx, backend.limits.n_ctx_seq) == (4096, 2048)
+    backend.close()
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl"])
+def test_every_kv_type_computes(tiny: Path, kv_type: str) -> None:
+    """Quantised caches work too, on flash attention."""
+    backend = load(tiny, kv_type=kv_type)
+    backend.batch.token[0], backend.batch.want[0] = 97, 1
+    assert backend.decode(1) == DecodeStatus.OK
+    assert backend.logits(1).shape == (1, 260)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"kv_type": "q6"}, "q8_0"),
+        ({"n_slots": 0}, "--parallel"),
+        ({"n_slots": 257}, "--parallel"),
+        ({"n_ctx": 0}, "--n-ctx"),
+        ({"threads": 0}, "--threads"),
+        ({"n_ctx": 1 << 31}, "try --n-ctx"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_are_one_sentence(
+    tiny: Path, options: dict[str, object], word: str
+) -> None:
+    """Bad sizes are refused by name before llama.cpp would end the process over them."""
+    with pytest.raises(ModelError, match=word):
+        load(tiny, **options)
+
+
+def test_more_rows_than_slots_are_invalid(tiny: Path) -> None:
+    """llama.cpp would end the process; we say that the batch is wrong."""
+    backend = load(tiny)
+    for i in range(3):
+        backend.batch.token[i], backend.batch.pos[i], backend.batch.want[i] = 97, i, 1
+    assert backend.decode(3) == DecodeStatus.INVALID
+    assert backend.kv_length(0) == 0
+    backend.close()
+
+
+def test_rows_that_are_not_there_cannot_be_read(tiny: Path) -> None:
+    """Logits of an earlier or failed decode are not mistaken for new ones."""
+    backend = load(tiny)
+    with pytest.raises(ValueError, match="rows"):
+        backend.logits(1)
+    backend.batch.token[0], backend.batch.want[0] = 97, 1
+    backend.decode(1)
+    assert backend.decode(1) == DecodeStatus.INVALID
+    with pytest.raises(ValueError, match="rows"):
+        backend.logits(1)
+    backend.close()
+
+
+@pytest.mark.parametrize("slot", [-1, 2, 256])
+def test_a_slot_that_does_not_exist_raises(tiny: Path, slot: int) -> None:
+    """llama.cpp would end the process."""
+    backend = load(tiny)
+    with pytest.raises(IndexError):
+        backend.kv_length(slot)
+    with pytest.raises(IndexError):
+        backend.kv_remove(slot)
+    backend.close()
+
+
+def test_a_closed_backend_is_dead_but_its_vocabulary_is_not(tiny: Path) -> None:
+    """A helper thread may still be tokenising while the daemon stops."""
+    backend = load(tiny)
+    vocabulary = backend.vocabulary
+    backend.close()
+    with pytest.raises(BackendDied):
+        backend.decode(1)
+    with pytest.raises(BackendDied):
+        backend.kv_length(0)
+    del backend
+    assert len(vocabulary.tokenize("abc", add_special=False, parse_special=False)) == 3
+
+
+def test_an_aborted_decode_is_reported_and_the_lengths_are_true_again(tiny: Path) -> None:
+    """Status 2 leaves the cache at a position that `kv_length` tells."""
+    import llama_cpp.llama_cpp as llama
+
+    backend = load(tiny, n_batch=32)
+    flag = ctypes.create_string_buffer(b"x")  # strlen of it is "abort now"
+    strlen = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
+    backend.batch.token[:20] = 97
+    backend.batch.pos[:20] = range(20)
+    backend.batch.want[19] = 1
+    llama.llama_set_abort_callback(backend._context, strlen, ctypes.addressof(flag))
+    assert backend.decode(20) == DecodeStatus.ABORTED
+    assert backend.kv_length(0) == 0
+    flag.value = b""
+    assert backend.decode(20) == DecodeStatus.OK
+    assert backend.kv_length(0) == 20
+    backend.close()
+
+
+def test_progress_rises_to_one_and_may_stop_the_loading(tiny: Path) -> None:
+    """The bar is fed, and an interrupt in it comes out of `load`."""
+    seen: list[float] = []
+    load(tiny, progress=seen.append).close()
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+    def stop(_share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(tiny, progress=stop)
+
+
+def test_warnings_go_to_the_sink_and_nowhere_else(
+    tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Information is dropped, warnings come as whole lines, nothing is printed."""
+    lines: list[tuple[LogLevel, str]] = []
+    backend = load(tiny, n_ctx=4096, log=lambda level, line: lines.append((level, line)))
+    assert any("n_ctx_train" in line for level, line in lines if level == "warning")
+    assert {level for level, _ in lines} <= {"warning", "error"}
+    assert not any("\n" in line for _, line in lines)
+    backend.close()
+    load(tiny, n_ctx=4096).close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_lacks_a_tensor_gives_llama_cpps_reason(tiny: Path, tmp_path: Path) -> None:
+    """What only llama.cpp can know is passed on, in our sentence."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
+    with pytest.raises(ModelError, match=r"cannot load .*ffn_up"):
+        load(path)
+
+
+BROKEN = """
+import random, sys
+from pathlib import Path
+from uma_trio.backend.base import ModelError
+from uma_trio.backend.llama import LlamaBackend
+good, path = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+head = good.index(b"token_embd.weight") + 1500
+rng = random.Random(int(sys.argv[4]))
+refused = 0
+for round in range(int(sys.argv[5])):
+    data = bytearray(good)
+    if sys.argv[3] == "cut":
+        del data[rng.choice((rng.randrange(head), rng.randrange(len(good)))):]
+    else:
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            data[rng.randrange(head)] = rng.randrange(256)
+    path.write_bytes(data)
+    try:
+        backend = LlamaBackend.load(path, n_ctx=256, n_slots=2, threads=1)
+        backend.batch.token[0] = 97
+        backend.decode(1)
+        backend.close()
+    except ModelError as error:
+        assert str(path) in str(error), error
+        refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.parametrize(("how", "rounds", "least"), [("cut", 100, 100), ("flip", 150, 75)])
+def test_broken_files_never_end_the_process(
+    tiny: Path, tmp_path: Path, how: str, rounds: int, least: int
+) -> None:
+    """Truncated anywhere the file is refused; with flipped bytes it is refused or computes."""
+    command = [sys.executable, "-c", BROKEN, tiny, tmp_path / "b.gguf", how, "1", str(rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= least
+
+
+def test_system_info_tells_what_computes() -> None:
+    """There is a CPU with its features and memory, and a version."""
+    info = system_info()
+    assert info.package_version.startswith("0.3")
+    assert info.features["CPU"]
+    cpu = next(device for device in info.devices if device.kind == "cpu")
+    assert cpu.total_bytes > 1 << 28
+    assert bool(info.gpus) <= info.gpu_offload
+
+
+def test_features_are_taken_apart_by_backend() -> None:
+    """A build for several backends lists each with its own."""
+    line = "CUDA : ARCHS = 750,800 | USE_GRAPHS = 1 | CPU : AVX2 = 1 | FMA = 0 | "
+    assert parse_features(line) == {
+        "CUDA": {"ARCHS": "750,800", "USE_GRAPHS": "1"},
+        "CPU": {"AVX2": "1", "FMA": "0"},
+    }
+
+
+LONG = {
+    "word": "a" * 65_536,
+    "dots": "!?." * 21_845,
+    "spaces": " " * 65_536 + "x",
+    "line ends": "\r\n" * 32_768,
+    "digits": "1" * 65_536,
+    "words": "ab " * 21_845,
+    "han": "漢字" * 10_922,
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG.keys())
+def test_a_long_line_does_not_end_the_process(tiny: Path, tmp_path: Path, text: str) -> None:
+    """With the patterns of another family, which recurse for each character, in a thread."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny.read_bytes().replace(b"smollm", b"tekken"))
+    backend = load(path)
+    vocabulary, pieces = backend.vocabulary, backend.vocabulary.pieces()
+    backend.close()
+    out: list[bytes] = []
+
+    def tokenize() -> None:
+        tokens = vocabulary.tokenize(text, add_special=True, parse_special=False)
+        out.append(b"".join(pieces[token] for token in tokens))
+
+    thread = threading.Thread(target=tokenize)
+    thread.start()
+    thread.join()
+    assert out == [text.encode()]
+
+
+@pytest.mark.parametrize("text", [*LONG.values(), "a\n" * 5000, "", "short"], ids=str)
+def test_long_lines_are_cut_between_words(text: str) -> None:
+    """Joined, the parts are the text; short lines are never cut."""
+    parts = cut_long_lines(text)
+    assert "".join(parts) == text
+    if text.count("\n") == 5000 or len(text) < 1000:
+        assert len(parts) <= 1
+    assert all(len(line) <= 1000 for part in parts for line in part.split("\n"))
+    if text.startswith("ab "):
+        assert all(part.startswith(" ab") for part in parts[1:])
+
+
+def test_threads_tokenise_side_by_side(tiny: Path) -> None:
+    """The vocabulary is safe from any thread."""
+    backend = load(tiny)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        said = f"text {seed} " * 200
+        want = list(said.encode())
+        for _ in range(50):
+            tokens = backend.vocabulary.tokenize(said, add_special=False, parse_special=False)
+            if tokens.tolist() != want:
+                wrong.append(seed)
+
+    run: Callable[[int], threading.Thread] = lambda seed: threading.Thread(  # noqa: E731
+        target=work, args=(seed,)
+    )
+    threads = [run(seed) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    backend.close()
