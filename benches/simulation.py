@@ -20,6 +20,7 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract, Lane
@@ -132,6 +133,7 @@ class Simulation:
         steps: Staircase | None = None,
         seed: int = 0,
         noise: float = 0.02,
+        recorder: Recorder | None = None,
     ) -> None:
         steps = steps or staircase(Q4_0)
         self.clock = Clock()
@@ -152,6 +154,7 @@ class Simulation:
             self.metrics,
             self.clock,
             settings=settings,
+            recorder=recorder,
         )
         self.streams: list[Stream] = []
         self.ticks = 0

@@ -14,6 +14,7 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Abort,
     Credit,
+    Explain,
     Finished,
     Inspect,
     PromptDone,
@@ -24,6 +25,8 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.records import Recorded
 from uma_trio.policy.pipeline import Policy, baseline
 from uma_trio.policy.state import Lane
 from uma_trio.telemetry.metrics import Metrics
@@ -73,6 +76,7 @@ class Bench:
         max_waiting: int = 256,
         clock: Callable[[], float] | None = None,
         wake: Callable[[], object] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -81,7 +85,13 @@ class Bench:
         self.metrics = Metrics()
         self.outlet = Outlet(lambda deliver: deliver())
         self.engine = Engine(
-            self.backend, policy, self.inbox, self.outlet, self.metrics, self.clock
+            self.backend,
+            policy,
+            self.inbox,
+            self.outlet,
+            self.metrics,
+            self.clock,
+            recorder=recorder,
         )
         self.handles = count(1)
 
@@ -143,6 +153,13 @@ class Bench:
         """Return what ``ps`` would show, by the way it really goes."""
         answers: list[tuple[SequenceReport, ...]] = []
         self.inbox.put(Inspect(answers.append))
+        self.engine.tick()
+        return answers[0]
+
+    def explain(self, handle: int | None = None, ticks: int = 0) -> Recorded:
+        """Return what the engine recorded, by the way it really goes."""
+        answers: list[Recorded] = []
+        self.inbox.put(Explain(answers.append, handle, ticks))
         self.engine.tick()
         return answers[0]
 
