@@ -10,6 +10,7 @@ import pytest
 from uma_protocol import (
     Cancel,
     Code,
+    Explain,
     Generate,
     GetMetrics,
     LocalProtocolError,
@@ -368,6 +369,10 @@ def test_a_bad_message_is_named(messages, field, words):
         ({"type": "priority", "id": "a"}, "priority", "is missing"),
         ({"type": "priority", "request": "r-1", "priority": "background"}, "request", "integer"),
         ({"type": "sessions", "all": True}, "all", "not a known field"),
+        ({"type": "explain", "request": 0}, "request", "from 1"),
+        ({"type": "explain", "ticks": 1001}, "ticks", "from 0 to 1000"),
+        ({"type": "explain", "ticks": True}, "ticks", "an integer"),
+        ({"type": "explain", "id": "a"}, "id", "not a known field"),
         ({"type": "metrics", "interval_ms": 9}, "interval_ms", "from 10"),
         ({"type": "metrics", "interval": 9}, "interval", "did you mean interval_ms?"),
         ({"type": 1, "id": "a"}, "type", "generate, cancel"),
@@ -435,6 +440,8 @@ def test_no_refusal_repeats_text(document):
         (Generate("a", prompt="p", metadata={"x": math.nan}), "metadata"),
         (Generate("a", prompt="p", stop=("",)), "stop[0]"),
         (SetPriority(priority="background"), "request"),
+        (Explain(request=0), "request"),
+        (Explain(ticks=1001), "ticks"),
         (GetMetrics(interval_ms=0), "interval_ms"),
     ],
 )

@@ -14,6 +14,8 @@ from uma_protocol import (
     ConnectionClosed,
     Eos,
     Error,
+    Explain,
+    Explanation,
     Generate,
     GetMetrics,
     ListSessions,
@@ -64,7 +66,13 @@ def _server(state=ServerState.RECV_REQ):
 
 
 RUNNING = [ServerState.PREFILL, ServerState.DECODE, ServerState.STREAM]
-ANSWERS = [Ok(), Sessions(()), Metrics({}), Error("E_PROTO_005", "m", False, False)]
+ANSWERS = [
+    Ok(),
+    Sessions(()),
+    Explanation(()),
+    Metrics({}),
+    Error("E_PROTO_005", "m", False, False),
+]
 
 
 def _refused(connection, payload):
@@ -199,6 +207,8 @@ def test_a_second_request_is_busy_and_harmless(state):
         SetPriority(id="a", priority="background"),
         SetPriority(request=9, priority="background"),
         ListSessions(),
+        Explain(),
+        Explain(request=9, ticks=1000),
         GetMetrics(),
     ],
 )
@@ -209,7 +219,9 @@ def test_admin_requests_are_heard_while_a_request_runs(state, admin):
     assert pair.server.state is state
 
 
-@pytest.mark.parametrize("admin", [ListSessions(), GetMetrics(), GetMetrics(interval_ms=100)])
+@pytest.mark.parametrize(
+    "admin", [ListSessions(), Explain(), GetMetrics(), GetMetrics(interval_ms=100)]
+)
 def test_admin_requests_are_heard_when_nothing_runs(admin):
     """They need no request beside them."""
     assert ConnectionPair().send(CLIENT, admin) == [admin]

@@ -3,10 +3,19 @@
 import msgspec
 import pytest
 
-from uma_protocol import Cancel, Generate, GetMetrics, ListSessions, Request, SetPriority, Token
+from uma_protocol import (
+    Cancel,
+    Explain,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    Request,
+    SetPriority,
+    Token,
+)
 from uma_protocol.fields import FIELDS
 
-REQUESTS = [Generate, Cancel, SetPriority, ListSessions, GetMetrics]
+REQUESTS = [Generate, Cancel, SetPriority, ListSessions, Explain, GetMetrics]
 
 
 @pytest.mark.parametrize("value", [Token("a", "b", 1), Generate("a", prompt="b")])

@@ -111,6 +111,7 @@ def test_the_samples_have_one_of_everything():
         "Cancel",
         "SetPriority",
         "ListSessions",
+        "Explain",
         "GetMetrics",
     }
     assert {type(event).__name__ for event, _ in EVENTS} == {
@@ -119,5 +120,6 @@ def test_the_samples_have_one_of_everything():
         "Error",
         "Ok",
         "Sessions",
+        "Explanation",
         "Metrics",
     }

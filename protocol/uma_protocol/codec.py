@@ -23,6 +23,8 @@ from .events import (
     Eos,
     Error,
     Event,
+    Explain,
+    Explanation,
     Generate,
     GetMetrics,
     ListSessions,
@@ -149,6 +151,7 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
     "cancel": lambda document: Cancel(**document),
     "priority": lambda document: SetPriority(**document),
     "sessions": lambda document: ListSessions(**document),
+    "explain": lambda document: Explain(**document),
     "metrics": lambda document: GetMetrics(**document),
 }
 
@@ -356,5 +359,11 @@ _SHAPES: dict[type, Callable[[Any], dict[str, Any]]] = {
     Error: _error,
     Ok: lambda event: _present(id=event.id, event="ok"),
     Sessions: lambda event: {"event": "sessions", "sessions": event.sessions},
+    Explanation: lambda event: {
+        "event": "explain",
+        "requests": event.requests,
+        "ticks": event.ticks,
+        "ticks_left_out": event.ticks_left_out,
+    },
     Metrics: lambda event: {"event": "metrics", "metrics": event.metrics},
 }

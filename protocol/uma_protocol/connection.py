@@ -29,6 +29,8 @@ from .events import (
     Eos,
     Error,
     Event,
+    Explain,
+    Explanation,
     Generate,
     GetMetrics,
     ListSessions,
@@ -75,6 +77,7 @@ _REQUESTS: dict[type, Input] = {
     Cancel: Input.ADMIN,
     SetPriority: Input.ADMIN,
     ListSessions: Input.ADMIN,
+    Explain: Input.ADMIN,
     GetMetrics: Input.ADMIN,
 }
 _EVENTS: dict[type, Input] = {
@@ -83,6 +86,7 @@ _EVENTS: dict[type, Input] = {
     Error: Input.REPLY,  # unless it is fatal
     Ok: Input.REPLY,
     Sessions: Input.REPLY,
+    Explanation: Input.REPLY,
     Metrics: Input.REPLY,
 }
 

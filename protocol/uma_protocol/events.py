@@ -71,6 +71,103 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     age_ms: float
 
 
+class PhaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request got while its prompt was computed, or while it was decoding.
+
+    It had its part in `ticks` ticks, which took `computing_ms`. Others left it out and took
+    `waiting_ms`; `skipped` counts those by their reason.
+    """
+
+    tokens: int = 0
+    ticks: int = 0
+    computing_ms: float = 0.0
+    waiting_ms: float = 0.0
+    skipped: dict[str, int] = {}
+
+
+class GapInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The longest time between two tokens. It ended with the tick `tick`.
+
+    `reason` is why the request was left out of `skipped` ticks before that, or what allowed the
+    tick to take so long.
+    """
+
+    gap_ms: float
+    tick: int
+    reason: str
+    skipped: int = 0
+
+
+class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the time of one request was spent, as the admin request `explain` tells it.
+
+    `age_ms` is how long ago it came, `total_ms` how long it lasted, so far or in all. `reason`
+    and `code` are those of its `eos`, absent while it runs.
+    """
+
+    request: int
+    id: str | None = None
+    app: str | None = None
+    state: str
+    lane: str
+    age_ms: float
+    total_ms: float
+    prompt_tokens: int
+    completion_tokens: int
+    queue_ms: float
+    queue_reason: str | None = None
+    passed_over: int = 0
+    ttft_ms: float | None = None
+    parked_ms: float = 0.0
+    preemptions: int = 0
+    preempted_ms: float = 0.0
+    prefill: PhaseInfo = PhaseInfo()
+    decode: PhaseInfo = PhaseInfo()
+    worst_gap: GapInfo | None = None
+    reason: str | None = None
+    code: str | None = None
+
+
+class ItemInfo(msgspec.Struct, frozen=True):
+    """What one request got in a tick, and why."""
+
+    request: int
+    phase: str
+    tokens: int
+    reason: str
+
+
+class SkipInfo(msgspec.Struct, frozen=True):
+    """A request that a tick left out, and why."""
+
+    request: int
+    reason: str
+
+
+class TickInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tick: who computed what, what it was expected to take and what it took.
+
+    `limit_ms` is absent when nothing limited it, `predicted_ms` when nothing was predicted.
+    `measured_ms` is the time from the decode before it to the end of its own, `host_ms` the part
+    that passed between the two. `status` is what the backend returned, 0 for success; after any
+    other, `recovery` says what was done. `age_ms` is how long ago it ended.
+    """
+
+    tick: int
+    age_ms: float
+    items: tuple[ItemInfo, ...] = ()
+    skipped: tuple[SkipInfo, ...] = ()
+    ballast: int = 0
+    limit_ms: float | None = None
+    limit_reason: str = ""
+    predicted_ms: float | None = None
+    measured_ms: float
+    host_ms: float = 0.0
+    moved_bytes: float = 0.0
+    status: int = 0
+    recovery: str | None = None
+
+
 class _Request(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
     """The common shape of requests: `type` comes first, and what is at its default is left out."""
 
@@ -114,6 +211,17 @@ class SetPriority(_Request, frozen=True, kw_only=True, tag="priority"):
 
 class ListSessions(_Request, frozen=True, tag="sessions"):
     """Ask for the live requests of the whole daemon."""
+
+
+class Explain(_Request, frozen=True, tag="explain"):
+    """Ask why a request waited, or how the latest ones spent their time.
+
+    `request` is the server's handle. `ticks` is how many ticks to show: around the worst gap of
+    that request, or the latest.
+    """
+
+    request: int | None = None
+    ticks: int | None = None
 
 
 class GetMetrics(_Request, frozen=True, tag="metrics"):
@@ -177,6 +285,17 @@ class Sessions(_Event, frozen=True, tag="sessions"):
     sessions: tuple[SessionInfo, ...]
 
 
+class Explanation(_Event, frozen=True, tag="explain"):
+    """The answer to `Explain`, oldest first.
+
+    `ticks_left_out` counts ticks that were asked for and did not fit into a frame.
+    """
+
+    requests: tuple[StoryInfo, ...]
+    ticks: tuple[TickInfo, ...] = ()
+    ticks_left_out: int = 0
+
+
 class Metrics(_Event, frozen=True, tag="metrics"):
     """The answer to `GetMetrics`: names and values, which the daemon declares, not the protocol."""
 
@@ -187,11 +306,11 @@ class ConnectionClosed(msgspec.Struct, frozen=True):
     """The peer has sent all it ever will. Not on the wire: it is what end of file means."""
 
 
-Request = Generate | Cancel | SetPriority | ListSessions | GetMetrics
+Request = Generate | Cancel | SetPriority | ListSessions | Explain | GetMetrics
 """What a client sends."""
 
-Admin = Cancel | SetPriority | ListSessions | GetMetrics
+Admin = Cancel | SetPriority | ListSessions | Explain | GetMetrics
 """Requests that ask for no text; they are answered also while a request runs."""
 
-Event = Token | Eos | Error | Ok | Sessions | Metrics
+Event = Token | Eos | Error | Ok | Sessions | Explanation | Metrics
 """What a server sends."""

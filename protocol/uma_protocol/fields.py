@@ -27,6 +27,7 @@ MAX_METADATA_BYTES = 4096
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_SHOWN = 40
+MAX_TICKS = 1000
 _HOUR_MS = 3_600_000
 
 # What a person would call a name. Anything else may be text that went astray.
@@ -270,6 +271,15 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field("priority", _LANE, "the lane to move to", True),
         ),
         "sessions": (),
+        "explain": (
+            Field("request", Integer(1, MAX_INT64), "the server's handle; absent: the latest ones"),
+            Field(
+                "ticks",
+                Integer(0, MAX_TICKS),
+                "how many ticks to show: around the worst gap of `request`, or the latest; "
+                "default: a few for one request, else none",
+            ),
+        ),
         "metrics": (
             Field("interval_ms", Integer(10, _HOUR_MS), "repeat; absent: answer once and close"),
         ),

@@ -17,16 +17,24 @@ from .events import (
     ConnectionClosed,
     Eos,
     Error,
+    Explain,
+    Explanation,
+    GapInfo,
     Generate,
     GetMetrics,
+    ItemInfo,
     ListSessions,
     Message,
     Metrics,
     Ok,
+    PhaseInfo,
     SessionInfo,
     Sessions,
     SetPriority,
+    SkipInfo,
     Slo,
+    StoryInfo,
+    TickInfo,
     Timings,
     Token,
     Usage,
@@ -84,6 +92,8 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         b'{"type":"priority","id":"a-1","priority":"interactive"}',
     ),
     (ListSessions(), b'{"type":"sessions"}'),
+    (Explain(), b'{"type":"explain"}'),
+    (Explain(request=3, ticks=0), b'{"type":"explain","request":3,"ticks":0}'),
     (GetMetrics(), b'{"type":"metrics"}'),
     (GetMetrics(interval_ms=500), b'{"type":"metrics","interval_ms":500}'),
 )
@@ -160,6 +170,50 @@ EVENTS: tuple[tuple[Event, bytes], ...] = (
             b'{"event":"sessions","sessions":[{"request":17,"id":"a-1","uid":1000,"state":"decode",'
             b'"lane":"interactive","prompt_tokens":5,"computed_tokens":5,"completion_tokens":2,'
             b'"tokens_per_s":50.0,"age_ms":40.0}]}'
+        ),
+    ),
+    (
+        Explanation(
+            (
+                StoryInfo(
+                    request=17,
+                    state="stop",
+                    lane="interactive",
+                    age_ms=90.0,
+                    total_ms=40.0,
+                    prompt_tokens=5,
+                    completion_tokens=2,
+                    queue_ms=1.5,
+                    queue_reason="all 8 slots were busy",
+                    ttft_ms=12.5,
+                    prefill=PhaseInfo(tokens=5, ticks=1, computing_ms=9.0, skipped={"full": 2}),
+                    worst_gap=GapInfo(gap_ms=9.5, tick=4, reason="long tick"),
+                    reason="stop",
+                ),
+            ),
+            (
+                TickInfo(
+                    tick=4,
+                    age_ms=50.0,
+                    items=(ItemInfo(17, "decode", 1, "one token each"),),
+                    skipped=(SkipInfo(18, "no room"),),
+                    limit_ms=10.5,
+                    limit_reason="within 1.2x",
+                    measured_ms=9.5,
+                ),
+            ),
+            1,
+        ),
+        (
+            b'{"event":"explain","requests":[{"request":17,"state":"stop","lane":"interactive",'
+            b'"age_ms":90.0,"total_ms":40.0,"prompt_tokens":5,"completion_tokens":2,'
+            b'"queue_ms":1.5,"queue_reason":"all 8 slots were busy","ttft_ms":12.5,'
+            b'"prefill":{"tokens":5,"ticks":1,"computing_ms":9.0,"skipped":{"full":2}},'
+            b'"worst_gap":{"gap_ms":9.5,"tick":4,"reason":"long tick"},"reason":"stop"}],'
+            b'"ticks":[{"tick":4,"age_ms":50.0,"items":[{"request":17,"phase":"decode","tokens":1,'
+            b'"reason":"one token each"}],"skipped":[{"request":18,"reason":"no room"}],'
+            b'"limit_ms":10.5,"limit_reason":"within 1.2x","measured_ms":9.5}],'
+            b'"ticks_left_out":1}'
         ),
     ),
     (Metrics({"tokens": 3, "up": 1.5}), b'{"event":"metrics","metrics":{"tokens":3,"up":1.5}}'),

@@ -22,7 +22,9 @@ _VERBS = {
     "serve": "Load the model and serve it on a Unix socket, until Ctrl-C.",
     "run": "Send one prompt and print the answer as it comes.",
     "ps": "Show the requests in progress.",
+    "explain": "Show how the latest requests spent their time, or why one waited.",
     "metrics": "Show the daemon's figures, once or repeatedly.",
+    "replay": "Plan every tick of a trace again, and say whether the plans are the same.",
     "doctor": "Look for what would keep the daemon from running, or from running fast.",
     "demo": "Start a private daemon and watch four clients stream at once.",
 }

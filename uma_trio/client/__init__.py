@@ -8,7 +8,7 @@
 Scripts without trio use :func:`generate_sync`.
 """
 
-from uma_protocol import Eos, Message, SessionInfo, Slo, Token
+from uma_protocol import Eos, Explanation, Message, SessionInfo, Slo, Token
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import DEFAULT_SOCKET
 from uma_trio.client.request import HELD_BACK, Chat, Params
@@ -22,6 +22,7 @@ __all__ = [
     "Client",
     "ConnectionFailed",
     "Eos",
+    "Explanation",
     "Generation",
     "Message",
     "Params",

@@ -19,6 +19,8 @@ from uma_protocol import (
     Eos,
     Error,
     Event,
+    Explain,
+    Explanation,
     Generate,
     GetMetrics,
     ListSessions,
@@ -94,6 +96,18 @@ class Client:
         """Return all requests that run or wait in the daemon, like `metrics`."""
         answer = await self._ask(ListSessions())
         return answer.sessions if isinstance(answer, Sessions) else ()
+
+    async def explain(self, request: int | None = None, *, ticks: int | None = None) -> Explanation:
+        """Return how the latest requests spent their time, or the one with this handle.
+
+        `ticks` ticks come with it, up to 1000: around the worst gap of that request, or the
+        latest; by default a few for one request and else none. Like `metrics` otherwise.
+
+        Raises:
+            ServerError: nothing is known of that request (``E_PROTO_005``).
+        """
+        answer = await self._ask(Explain(request=request, ticks=ticks))
+        return answer if isinstance(answer, Explanation) else Explanation(())
 
     async def set_priority(self, request: int, priority: Priority) -> None:
         """Move a request, named by the handle that :meth:`sessions` shows, to another lane.

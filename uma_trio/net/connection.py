@@ -24,6 +24,7 @@ from uma_protocol import (
     ConnectionClosed,
     Error,
     Event,
+    Explain,
     Generate,
     GetMetrics,
     ListSessions,
@@ -36,7 +37,8 @@ from uma_protocol import (
     Sessions,
     SetPriority,
 )
-from uma_trio.engine.messages import Inspect, SequenceReport
+from uma_trio.engine.messages import Inspect
+from uma_trio.net import explained
 from uma_trio.net.directory import Running
 from uma_trio.net.peers import Peer
 from uma_trio.net.relay import relay
@@ -79,6 +81,7 @@ class Connection:
             Cancel: self._on_cancel,
             SetPriority: self._on_priority,
             ListSessions: self._on_sessions,
+            Explain: self._on_explain,
             GetMetrics: self._on_metrics,
             ConnectionClosed: self._on_closed,
         }
@@ -263,13 +266,26 @@ class Connection:
         self._say(Ok(id=request.id))
 
     def _on_sessions(self, _: ListSessions) -> None:
+        directory = self._shared.directory
         self._inspected = trio.Event()
-        self._shared.inbox.put(Inspect(self._answer_sessions))
+        self._shared.inbox.put(
+            Inspect(lambda reports: self._answer(Sessions(directory.joined(reports))))
+        )
 
-    def _answer_sessions(self, reports: tuple[SequenceReport, ...]) -> None:
+    def _on_explain(self, request: Explain) -> None:
+        directory = self._shared.directory
+        self._inspected = trio.Event()
+        self._shared.inbox.put(
+            explained.question(
+                request,
+                lambda recorded: self._answer(explained.answer(request, recorded, directory)),
+            )
+        )
+
+    def _answer(self, event: Event) -> None:
         # Called by the outlet: an exception here would end the daemon.
         try:
-            self._say(Sessions(sessions=self._shared.directory.joined(reports)))
+            self._say(event)
         except LocalProtocolError as fault:
             self.end(error_event(fault.code, fault.message))
         if self._inspected is not None:

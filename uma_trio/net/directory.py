@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from uma_trio.net.peers import Peer
 
 
+_REMEMBERED = 256  # as many as the engine can explain
+
+
 @define(eq=False)
 class Running:
     """One request from its frame to its terminal event.
@@ -70,10 +73,11 @@ class Running:
 
 
 class Directory:
-    """All running requests by handle."""
+    """All running requests by handle, and how the latest of those that ran were called."""
 
     def __init__(self) -> None:
         self._running: dict[int, Running] = {}
+        self._past: dict[int, tuple[str, str | None]] = {}
         self._empty: trio.Event | None = None
 
     def __iter__(self) -> Iterator[Running]:
@@ -89,6 +93,9 @@ class Directory:
     def remove(self, running: Running) -> None:
         """Forget one whose terminal event is written, or whose client is gone."""
         self._running.pop(running.handle, None)
+        self._past[running.handle] = (running.generate.id, running.generate.app)
+        if len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
         if not self._running and self._empty is not None:
             self._empty.set()
             self._empty = None
@@ -96,6 +103,12 @@ class Directory:
     def get(self, handle: int) -> Running | None:
         """Return the request with this handle."""
         return self._running.get(handle)
+
+    def name_of(self, handle: int) -> tuple[str | None, str | None]:
+        """Return the id and the label that a request had, of the latest also when it is over."""
+        if (running := self._running.get(handle)) is not None:
+            return running.generate.id, running.generate.app
+        return self._past.get(handle, (None, None))
 
     async def wait_until_empty(self) -> None:
         """Wait until no request runs."""

@@ -1,0 +1,153 @@
+"""How a request spent its time, in sentences and in shares. Pure: values in, text out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uma_trio.cli.output import duration, harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from uma_protocol import GapInfo, PhaseInfo, StoryInfo, TickInfo
+
+PARTS = ("queued", "prefill", "decode", "parked", "preempted")
+_LEAST_MS = 0.5  # shorter than this is not worth a sentence
+
+
+def parts_ms(story: StoryInfo) -> dict[str, float]:
+    """Return the milliseconds that each of `PARTS` took."""
+    return {
+        "queued": story.queue_ms,
+        "prefill": story.prefill.computing_ms + story.prefill.waiting_ms,
+        "decode": story.decode.computing_ms + story.decode.waiting_ms,
+        "parked": story.parked_ms,
+        "preempted": story.preempted_ms,
+    }
+
+
+def shares(story: StoryInfo) -> dict[str, float]:
+    """Return the share of the request's time that each of `PARTS` took, 0 to 1."""
+    whole = max(story.total_ms, 1e-9)
+    return {name: min(1.0, ms / whole) for name, ms in parts_ms(story).items()}
+
+
+def sentences(story: StoryInfo) -> list[str]:
+    """Return the story of one request: the head, then a sentence for each part of its time."""
+    lines = [_head(story)]
+    if story.queue_ms >= _LEAST_MS or story.queue_reason:
+        lines.append(_queued(story))
+    lines += _phase("prefill", story.prefill)
+    if story.ttft_ms is not None:
+        lines.append(f"first token after {_time(story.ttft_ms)}")
+    lines += _phase("decode", story.decode)
+    if story.parked_ms >= _LEAST_MS:
+        lines.append(f"parked {_time(story.parked_ms)}: its reader was behind")
+    if story.preemptions:
+        lines.append(
+            f"preempted {_times(story.preemptions)}, {_time(story.preempted_ms)} without a slot: "
+            "the KV cache had no room; what it had computed was computed again"
+        )
+    if story.worst_gap is not None:
+        lines.append(f"worst gap {worst_gap(story.worst_gap)}")
+    return lines
+
+
+def worst_gap(gap: GapInfo) -> str:
+    """Return how long it was, and where and why."""
+    where = f"in tick {gap.tick}"
+    if gap.skipped:
+        where = f"until tick {gap.tick}, left out of {_ticks(gap.skipped)} before it"
+    return f"{_time(gap.gap_ms)} {where}: {harmless(gap.reason)}"
+
+
+def tick_row(tick: TickInfo, request: int | None) -> tuple[str, ...]:
+    """Return the cells of a tick: number, age, what the request got, all, times, reason."""
+    tokens = {"decode": 0, "prefill": 0}
+    for item in tick.items:
+        tokens[item.phase] = tokens.get(item.phase, 0) + item.tokens
+    whole = " + ".join(f"{n} {phase}" for phase, n in tokens.items() if n)
+    if tick.ballast:
+        whole += f" + {tick.ballast} ballast"
+    got, why = _part_of(tick, request)
+    if tick.status:
+        why = f"the decode failed ({tick.status}): {tick.recovery or 'nothing was done'}"
+    return (
+        str(tick.tick),
+        duration(tick.age_ms / 1e3),
+        got,
+        whole,
+        "-" if tick.limit_ms is None else f"{tick.limit_ms:.1f}",
+        "-" if tick.predicted_ms is None else f"{tick.predicted_ms:.1f}",
+        f"{tick.measured_ms:.1f}",
+        harmless(why),
+    )
+
+
+def _part_of(tick: TickInfo, request: int | None) -> tuple[str, str]:
+    for item in tick.items:
+        if item.request == request:
+            return f"{item.tokens} {item.phase}", item.reason
+    for skip in tick.skipped:
+        if skip.request == request:
+            return "-", skip.reason
+    return "-", tick.limit_reason
+
+
+def _head(story: StoryInfo) -> str:
+    names = [harmless(name) for name in (story.app, story.id) if name]
+    who = f"Request {story.request}" + (f" ({', '.join(names)})" if names else "")
+    if story.reason is None:
+        how = f"{story.state}, {_time(story.total_ms)} old"
+    else:
+        code = f" {story.code}" if story.code else ""
+        how = f"ended ({story.reason}{code}) after {_time(story.total_ms)}"
+    return (
+        f"{who}, {story.lane}: {how}; {_tokens(story.prompt_tokens)} of prompt, "
+        f"{story.completion_tokens} of answer."
+    )
+
+
+def _queued(story: StoryInfo) -> str:
+    text = f"queued {_time(story.queue_ms)}"
+    if story.queue_reason:
+        text += f": {harmless(story.queue_reason)}"
+    if story.passed_over:
+        text += f"; later requests were let in before it {_times(story.passed_over)}"
+    return text
+
+
+def _phase(name: str, phase: PhaseInfo) -> list[str]:
+    if not phase.ticks and not phase.skipped:
+        return []
+    text = f"{name} {_tokens(phase.tokens)} in {_ticks(phase.ticks)} over "
+    text += _time(phase.computing_ms)
+    if phase.skipped:
+        left_out = _ticks(sum(phase.skipped.values()))
+        text += f", left out of {left_out} over {_time(phase.waiting_ms)}: "
+        text += _reasons(phase.skipped)
+    return [text]
+
+
+def _reasons(skipped: Mapping[str, int]) -> str:
+    """Return the reasons, the most frequent first, each with its count if there are several."""
+    if len(skipped) == 1:
+        return harmless(next(iter(skipped)))
+    ordered = sorted(skipped.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{n} x {harmless(reason)}" for reason, n in ordered)
+
+
+def _time(ms: float) -> str:
+    return duration(ms / 1e3) if ms >= 100 else f"{ms:.1f} ms"
+
+
+def _tokens(n: int) -> str:
+    return "1 token" if n == 1 else f"{n} tokens"
+
+
+def _ticks(n: int) -> str:
+    return "1 tick" if n == 1 else f"{n} ticks"
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"

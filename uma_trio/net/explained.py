@@ -1,0 +1,160 @@
+"""The answer to `explain`: what the engine recorded, in the words of the wire.
+
+A frame has its limit and the requests and ticks of a busy daemon do not, so what is said is
+counted in bytes while it is put together. Requests come first, then ticks from the one that
+matters outwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from uma_protocol import (
+    DEFAULT_MAX_FRAME_BYTES,
+    Code,
+    Error,
+    Explain,
+    Explanation,
+    GapInfo,
+    ItemInfo,
+    PhaseInfo,
+    SkipInfo,
+    StoryInfo,
+    TickInfo,
+)
+from uma_trio.engine import messages
+from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
+from uma_trio.net.directory import Directory
+from uma_trio.net.requests import error_event
+
+TICKS_OF_ONE_REQUEST = 15
+MAX_BYTES = DEFAULT_MAX_FRAME_BYTES - (1 << 16)
+_MAX_REASON = 160  # characters; a policy may come from anybody
+
+
+def question(request: Explain, reply: Callable[[Recorded], None]) -> messages.Explain:
+    """Return what to ask the engine."""
+    ticks = request.ticks
+    if ticks is None:
+        ticks = 0 if request.request is None else TICKS_OF_ONE_REQUEST
+    return messages.Explain(reply, request.request, ticks)
+
+
+def answer(request: Explain, recorded: Recorded, directory: Directory) -> Explanation | Error:
+    """Return what to tell the client; it fits into a frame."""
+    if request.request is not None and not recorded.requests:
+        return error_event(
+            Code.E_PROTO_005, "nothing is known of that request, or not any more; see `explain`"
+        )
+    room = MAX_BYTES
+    stories: list[StoryInfo] = []
+    for record in reversed(recorded.requests):
+        story = _story(record, recorded.now, directory)
+        room -= len(msgspec.json.encode(story)) + 1
+        if room < 0:
+            break
+        stories.append(story)
+    ticks: dict[int, TickInfo] = {}
+    for i in _from_the_middle(request, recorded):
+        tick = _tick(recorded.ticks[i], recorded.now)
+        room -= len(msgspec.json.encode(tick)) + 1
+        if room < 0:
+            break
+        ticks[i] = tick
+    return Explanation(
+        tuple(reversed(stories)),
+        tuple(ticks[i] for i in sorted(ticks)),
+        len(recorded.ticks) - len(ticks),
+    )
+
+
+def _from_the_middle(request: Explain, recorded: Recorded) -> list[int]:
+    """Return the positions of the ticks, what matters most first."""
+    middle = len(recorded.ticks) - 1
+    if request.request is not None and (gap := recorded.requests[0].worst_gap) is not None:
+        numbers = [tick.tick for tick in recorded.ticks]
+        middle = numbers.index(gap.tick.tick) if gap.tick.tick in numbers else middle
+    return sorted(range(len(recorded.ticks)), key=lambda i: abs(i - middle))
+
+
+def _story(record: RequestRecord, now: float, directory: Directory) -> StoryInfo:
+    until = now if record.ended is None else record.ended
+    admitted = until if record.admitted is None else record.admitted
+    first = record.first_token
+    gap = record.worst_gap
+    name, app = directory.name_of(record.handle)
+    return StoryInfo(
+        request=record.handle,
+        id=name,
+        app=app,
+        state=record.state,
+        lane=record.lane,
+        age_ms=_ms(now - record.submitted),
+        total_ms=_ms(until - record.submitted),
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        queue_ms=_ms(admitted - record.submitted),
+        queue_reason=record.queue_reason or None,
+        passed_over=record.passed_over,
+        ttft_ms=None if first is None else _ms(first - record.submitted),
+        parked_ms=_ms(record.parked_s),
+        preemptions=record.preemptions,
+        preempted_ms=_ms(record.preempted_s),
+        prefill=_phase(record.prefill),
+        decode=_phase(record.decode),
+        worst_gap=None
+        if gap is None
+        else GapInfo(
+            gap_ms=_ms(gap.seconds),
+            tick=gap.tick.tick,
+            reason=_clipped(gap.reason),
+            skipped=gap.skipped,
+        ),
+        reason=record.reason or None,
+        code=record.code,
+    )
+
+
+def _phase(spent: Spent) -> PhaseInfo:
+    return PhaseInfo(
+        tokens=spent.tokens,
+        ticks=spent.ticks,
+        computing_ms=_ms(spent.computing_s),
+        waiting_ms=_ms(spent.waiting_s),
+        skipped={_clipped(reason): n for reason, n in spent.skipped.items()},
+    )
+
+
+def _tick(record: TickRecord, now: float) -> TickInfo:
+    limit = record.limit
+    return TickInfo(
+        tick=record.tick,
+        age_ms=_ms(now - record.at),
+        items=tuple(
+            ItemInfo(int(item.key), item.phase, int(item.n_tokens), _clipped(item.reason))
+            for item in record.items
+        ),
+        skipped=tuple(SkipInfo(int(skip.key), _clipped(skip.reason)) for skip in record.skipped),
+        ballast=record.ballast,
+        limit_ms=_ms(limit.seconds) if math.isfinite(limit.seconds) else None,
+        limit_reason=_clipped(limit.reason),
+        predicted_ms=_ms(record.predicted_s) if record.predicted_s > 0 else None,
+        measured_ms=_ms(record.measured_s),
+        host_ms=_ms(record.host_s),
+        moved_bytes=record.moved_bytes if math.isfinite(record.moved_bytes) else 0.0,
+        status=record.status,
+        recovery=record.recovery or None,
+    )
+
+
+def _clipped(reason: str) -> str:
+    """Return what a policy gave as its reason, as something that can surely be sent."""
+    text = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
