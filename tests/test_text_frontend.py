@@ -92,6 +92,23 @@ def test_parts_put_together_have_no_spaces_in_between() -> None:
     assert text(tokens) == f" [user: a b!][user: c!]<{IM_END}> go"
 
 
+def test_a_space_before_a_content_belongs_to_its_first_word() -> None:
+    """Words are in vocabularies with the space before them, so it is tokenised with them."""
+    seen: list[str] = []
+
+    class Listening(FakeVocabulary):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
+            seen.append(text)
+            return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    source = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+    front_end = FrontEnd(Listening(), source)
+    seen.clear()
+    tokens = front_end.prepare_messages([("user", "a"), ("user", "b")])
+    assert seen == ["[INST]", " a", " [/INST][INST]", " b", " [/INST]"]
+    assert text(tokens) == f"<{BOS}>[INST] a [/INST][INST] b [/INST]"
+
+
 def test_a_model_without_a_template_refuses_messages_with_a_hint() -> None:
     """The hint is to use `prompt`."""
     front_end = FrontEnd(FakeVocabulary(), None)

@@ -6,13 +6,14 @@ threads; nothing is changed after construction, so any number of them may.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Final
 
 import numpy as np
 
 from uma_trio.backend.base import IntArray, Vocabulary
-from uma_trio.text.template import ChatTemplate, Unrenderable
+from uma_trio.text.template import ChatTemplate, Part, Unrenderable
 
 _USE_PROMPT: Final = "send the text as `prompt` instead of `messages`"
 _MARKER: Final = "\n"
@@ -26,6 +27,21 @@ class Refused(Exception):
         self.code = code
         self.message = message
         self.field = field
+
+
+def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
+    """Move a space at the end of the template's text to the content behind it.
+
+    Vocabularies hold words with the space before them: ``[INST] Hello`` is ``[INST]`` and
+    `` Hello`` wherever the model was trained, not a lone space and ``Hello``.
+    """
+    space = ""
+    for part, following in zip_longest(parts, parts[1:]):
+        text, space = space + part.text, ""
+        if following is not None and following.is_content and text.endswith(" "):
+            text, space = text[:-1], " "
+        if text:
+            yield Part(text, part.is_content)
 
 
 class FrontEnd:
@@ -91,9 +107,9 @@ class FrontEnd:
             ) from error
         tokens: list[IntArray] = []
         after_text = False
-        for part in parts:
+        for part in _with_spaces(parts):
             tokens.append(self._part(part.text, special=not part.is_content, joined=after_text))
-            if len(tokens[-1]):
+            if len(tokens[-1]):  # a control token has no bytes
                 after_text = bool(self._pieces[int(tokens[-1][-1])])
         return self._finished(np.concatenate(tokens), "messages")
 
