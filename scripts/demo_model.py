@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from uma_trio.backend.base import ModelError
-from uma_trio.daemon import bundled_model
+from uma_trio.parts import bundled_model
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uma-trio"
 

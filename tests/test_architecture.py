@@ -50,7 +50,7 @@ ALLOWED = {
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.net"},
 }
-UNBOUND = ("uma_trio.cli", "uma_trio.daemon")  # they put everything together
+UNBOUND = ("uma_trio.cli", "uma_trio.daemon", "uma_trio.parts")  # they put everything together
 
 THREADS = {
     "uma_trio.engine.inbox",  # the engine sleeps on its door

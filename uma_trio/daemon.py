@@ -11,47 +11,41 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import trio
 from attrs import evolve, frozen
 
-from uma_protocol import Code, Generate
+from uma_protocol import Code
 from uma_trio import __version__
-from uma_trio.backend.base import Backend, Limits, ModelError, ModelInfo
+from uma_trio.backend.base import Backend, Limits, ModelInfo
 from uma_trio.config import Config
-from uma_trio.cost_store import cost_file, recall, remember
-from uma_trio.engine.calibrate import Calibration
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.task import EngineDied, run_engine
-from uma_trio.engine.trace import TraceFile
 from uma_trio.net.listener import Listener, claim
-from uma_trio.net.requests import Refusal
 from uma_trio.net.server import Server
-from uma_trio.net.shared import Prepare, Prompt, Settings, Shared, in_thread
-from uma_trio.options import ConfigError
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.net.shared import Shared, in_thread
+from uma_trio.parts import (
+    Progress,
+    engine_settings,
+    load_backend,
+    net_settings,
+    prepare_with,
+    recorder,
+)
 from uma_trio.policy.pipeline import Policy, find_policy
-from uma_trio.policy.portable import Header
-from uma_trio.policy.state import Contract
-from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.text.frontend import FrontEnd, Refused
+from uma_trio.text.frontend import FrontEnd
 
-MODELS = Path(__file__).parent / "models"
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
 _FORCED_S = 1.0
 _SPARE_DESCRIPTORS = 64
 _STOPPING = "the daemon is stopping; send the request again once it has restarted"
-
-Progress = Callable[[float], None]
 
 
 @frozen
@@ -90,12 +84,12 @@ async def serve(
     with claim(config.socket) as name:
         if backend is None:
             backend = await trio.to_thread.run_sync(
-                _load, config, on_progress, abandon_on_cancel=True
+                load_backend, config, on_progress, abandon_on_cancel=True
             )
         try:
-            settings = await trio.to_thread.run_sync(_engine_settings, config, backend)
-            with _recorder(config, backend, settings) as recorder:
-                daemon = _Daemon(config, backend, policy, settings, recorder)
+            settings = await trio.to_thread.run_sync(engine_settings, config, backend)
+            with recorder(config, backend, settings) as record:
+                daemon = _Daemon(config, backend, policy, settings, record)
                 with name.listen() as listener:
                     await daemon.run(listener, on_ready)
         finally:
@@ -125,13 +119,6 @@ class _Daemon:
             n_ctx=backend.limits.n_ctx,
             n_slots=config.parallel,
         )
-        front_end = FrontEnd(
-            backend.vocabulary,
-            backend.model.chat_template,
-            max_prompt_bytes=config.max_prompt_bytes,
-        )
-        if front_end.chat_problem is not None:
-            self._log.warning("messages are refused", why=front_end.chat_problem)
         self._inbox = Inbox(config.max_queue)
         outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
         self._engine = Engine(
@@ -145,9 +132,9 @@ class _Daemon:
             recorder=recorder,
         )
         shared = Shared(
-            settings=_settings(config, backend),
+            settings=net_settings(config, backend),
             inbox=self._inbox,
-            prepare=_prepare(front_end),
+            prepare=prepare_with(self._front_end()),
             recorder=metrics,
             clock=time.monotonic,
             run_blocking=in_thread(2),  # more would only take cores from the model
@@ -182,6 +169,16 @@ class _Daemon:
             raise self._died
         if self._forced:
             raise SystemExit(FORCED_EXIT)
+
+    def _front_end(self) -> FrontEnd:
+        front_end = FrontEnd(
+            self._backend.vocabulary,
+            self._backend.model.chat_template,
+            max_prompt_bytes=self._config.max_prompt_bytes,
+        )
+        if front_end.chat_problem is not None:
+            self._log.warning("messages are refused", why=front_end.chat_problem)
+        return front_end
 
     def _ready_info(self, listener: Listener) -> ReadyInfo:
         backend = self._backend
@@ -231,140 +228,6 @@ class _Daemon:
                 await trio.sleep(_FORCED_S)
                 listener.close()
                 os._exit(FORCED_EXIT)
-
-
-def _load(config: Config, on_progress: Progress | None) -> Backend:
-    from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
-
-    report = log.get("llama.cpp")
-    return LlamaBackend.load(
-        config.model or bundled_model(),
-        n_ctx=config.n_ctx,
-        n_slots=config.parallel + _scratch_slots(config),
-        threads=config.threads or physical_cores(),
-        kv_type=config.kv_type,
-        mlock=config.mlock,
-        mmap=config.mmap,
-        gpu_layers=config.gpu_layers,
-        progress=on_progress,
-        log=lambda level, text: report.info(text, level=level),
-    )
-
-
-def _scratch_slots(config: Config) -> int:
-    """Return how many slots are kept for ballast rows; only a policy with a cost model has any."""
-    return 0 if config.policy == "baseline" else 1
-
-
-def _engine_settings(config: Config, backend: Backend) -> EngineSettings:
-    """Put the options into the engine's words, and measure the machine for policies that ask.
-
-    Called before the engine's thread exists, which owns the backend from then on.
-    """
-    contract = Contract(
-        latency_cap=config.latency_cap,
-        pause_cap=config.pause_cap,
-        background_floor=config.background_floor,
-    )
-    budget_s = config.tick_budget_ms / 1e3
-    if not _scratch_slots(config):
-        return EngineSettings(tick_budget_s=budget_s, contract=contract)
-    cost = cost_model(backend)
-    traffic = _traffic(backend.model)
-    # What one token of a lone stream moves, over the time that takes: decoding alone is bound
-    # by memory, so this is the bandwidth there is.
-    probed = traffic.moved(1, 0) / cost.seconds(Work(1))
-    given = None if config.bmt_budget is None else config.bmt_budget * 1e9
-    return EngineSettings(
-        tick_budget_s=budget_s,
-        contract=evolve(contract, bmt_budget=given or probed or None),
-        scratch_slots=1,
-        cost=cost,
-        traffic=traffic,
-    )
-
-
-def _traffic(model: ModelInfo) -> Traffic:
-    return Traffic(
-        weight_bytes=model.weight_bytes,
-        cell_bytes=model.cell_bytes,
-        expert_bytes=model.expert_bytes,
-        experts=model.experts,
-        experts_used=model.experts_used,
-    )
-
-
-def cost_model(backend: Backend) -> CostModel:
-    """Return this machine's staircase, from the last start if nothing has changed since."""
-    path = cost_file(backend)
-    cost = recall(path)
-    if cost is None:
-        cost = Calibration(backend, time.perf_counter).measure()
-        remember(path, cost)
-    return cost
-
-
-@contextmanager
-def _recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iterator[Recorder]:
-    """Give the engine its memory, and a trace if one is wanted; the trace ends with the block."""
-    if config.trace is None:
-        yield Recorder()
-        return
-    header = Header(__version__, backend.model.name, config.policy, settings.contract)
-    try:
-        trace = TraceFile(config.trace, header)
-    except OSError as error:
-        message = f"--trace {config.trace}: {error.strerror}; name a file that can be written"
-        raise ConfigError(message) from error
-    with closing(trace):
-        yield Recorder(trace)
-
-
-def bundled_model() -> Path:
-    """Return the model that comes with the package. Raises :class:`ModelError` if none does."""
-    found = sorted(MODELS.glob("*.gguf"))
-    if not found:
-        raise ModelError("No model comes with this installation; name one with --model.")
-    return found[0]
-
-
-def physical_cores() -> int:
-    """Return how many cores this process may use, counting hyper-threads once."""
-    try:
-        allowed = os.sched_getaffinity(0)
-        siblings = {
-            Path(f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list").read_text()
-            for n in allowed
-        }
-    except (AttributeError, OSError):  # not Linux, or no /sys
-        return os.cpu_count() or 1
-    return max(1, len(siblings))
-
-
-def _settings(config: Config, backend: Backend) -> Settings:
-    return Settings(
-        model=backend.model.name,
-        n_ctx_seq=backend.limits.n_ctx_seq,
-        max_tokens=config.max_tokens,
-        max_tokens_cap=config.max_tokens_cap,
-        max_prompt_bytes=config.max_prompt_bytes,
-        max_sessions=config.max_sessions,
-        idle_timeout_s=config.idle_timeout_s,
-    )
-
-
-def _prepare(front_end: FrontEnd) -> Prepare:
-    """Put the text front end into the words of the socket side."""
-
-    def prepare(generate: Generate, /) -> Prompt:
-        try:
-            if generate.messages is None:
-                return front_end.prepare_prompt(generate.prompt or "")
-            return front_end.prepare_messages([(m.role, m.content) for m in generate.messages])
-        except Refused as refused:
-            raise Refusal(Code(refused.code), refused.message) from None
-
-    return prepare
 
 
 def _want_descriptors(n: int, warn: Callable[..., object]) -> None:

@@ -169,7 +169,7 @@ def check_model(config: Config) -> list[Finding]:
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
     from uma_trio.backend.kv_memory import available_memory, kv_bytes
-    from uma_trio.daemon import bundled_model
+    from uma_trio.parts import bundled_model
 
     try:
         path = config.model or bundled_model()

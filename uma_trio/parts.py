@@ -1,0 +1,159 @@
+"""The parts of the daemon, each made from the options: what :mod:`uma_trio.daemon` puts together.
+
+Whatever translates between two parts' words stands here, so that none of them knows the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from attrs import evolve
+
+from uma_protocol import Code, Generate
+from uma_trio import __version__
+from uma_trio.backend.base import Backend, ModelError, ModelInfo
+from uma_trio.config import Config
+from uma_trio.cost_store import cost_file, recall, remember
+from uma_trio.engine.calibrate import Calibration
+from uma_trio.engine.loop import EngineSettings
+from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.trace import TraceFile
+from uma_trio.machine import physical_cores
+from uma_trio.net.requests import Refusal
+from uma_trio.net.shared import Prepare, Prompt, Settings
+from uma_trio.options import ConfigError
+from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.portable import Header
+from uma_trio.policy.state import Contract
+from uma_trio.policy.traffic import Traffic
+from uma_trio.telemetry import log
+from uma_trio.text.frontend import FrontEnd, Refused
+
+BUNDLED = Path(__file__).parent / "models" / "storyteller.gguf"
+
+Progress = Callable[[float], None]
+
+
+def load_backend(config: Config, on_progress: Progress | None) -> Backend:
+    """Load the model. Raises :class:`ModelError`; takes as long as the disk does."""
+    from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
+
+    report = log.get("llama.cpp")
+    return LlamaBackend.load(
+        config.model or bundled_model(),
+        n_ctx=config.n_ctx,
+        n_slots=config.parallel + _scratch_slots(config),
+        threads=config.threads or physical_cores(),
+        kv_type=config.kv_type,
+        mlock=config.mlock,
+        mmap=config.mmap,
+        gpu_layers=config.gpu_layers,
+        progress=on_progress,
+        log=lambda level, text: report.info(text, level=level),
+    )
+
+
+def _scratch_slots(config: Config) -> int:
+    """Return how many slots are kept for ballast rows; only a policy with a cost model has any."""
+    return 0 if config.policy == "baseline" else 1
+
+
+def engine_settings(config: Config, backend: Backend) -> EngineSettings:
+    """Put the options into the engine's words, and measure the machine for policies that ask.
+
+    Called before the engine's thread exists, which owns the backend from then on.
+    """
+    contract = Contract(
+        latency_cap=config.latency_cap,
+        pause_cap=config.pause_cap,
+        background_floor=config.background_floor,
+    )
+    budget_s = config.tick_budget_ms / 1e3
+    if not _scratch_slots(config):
+        return EngineSettings(tick_budget_s=budget_s, contract=contract)
+    cost = cost_model(backend)
+    traffic = _traffic(backend.model)
+    # What one token of a lone stream moves, over the time that takes: decoding alone is bound
+    # by memory, so this is the bandwidth there is.
+    probed = traffic.moved(1, 0) / cost.seconds(Work(1))
+    given = None if config.bmt_budget is None else config.bmt_budget * 1e9
+    return EngineSettings(
+        tick_budget_s=budget_s,
+        contract=evolve(contract, bmt_budget=given or probed or None),
+        scratch_slots=1,
+        cost=cost,
+        traffic=traffic,
+    )
+
+
+def _traffic(model: ModelInfo) -> Traffic:
+    return Traffic(
+        weight_bytes=model.weight_bytes,
+        cell_bytes=model.cell_bytes,
+        expert_bytes=model.expert_bytes,
+        experts=model.experts,
+        experts_used=model.experts_used,
+    )
+
+
+def cost_model(backend: Backend) -> CostModel:
+    """Return this machine's staircase, from the last start if nothing has changed since."""
+    path = cost_file(backend)
+    cost = recall(path)
+    if cost is None:
+        cost = Calibration(backend, time.perf_counter).measure()
+        remember(path, cost)
+    return cost
+
+
+@contextmanager
+def recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iterator[Recorder]:
+    """Give the engine its memory, and a trace if one is wanted; the trace ends with the block."""
+    if config.trace is None:
+        yield Recorder()
+        return
+    header = Header(__version__, backend.model.name, config.policy, settings.contract)
+    try:
+        trace = TraceFile(config.trace, header)
+    except OSError as error:
+        message = f"--trace {config.trace}: {error.strerror}; name a file that can be written"
+        raise ConfigError(message) from error
+    with closing(trace):
+        yield Recorder(trace)
+
+
+def bundled_model() -> Path:
+    """Return the model that comes with the package. Raises :class:`ModelError` if none does."""
+    if not BUNDLED.exists():
+        raise ModelError("No model comes with this installation; name one with --model.")
+    return BUNDLED
+
+
+def net_settings(config: Config, backend: Backend) -> Settings:
+    """Put the options into the words of the socket side."""
+    return Settings(
+        model=backend.model.name,
+        n_ctx_seq=backend.limits.n_ctx_seq,
+        max_tokens=config.max_tokens,
+        max_tokens_cap=config.max_tokens_cap,
+        max_prompt_bytes=config.max_prompt_bytes,
+        max_sessions=config.max_sessions,
+        idle_timeout_s=config.idle_timeout_s,
+    )
+
+
+def prepare_with(front_end: FrontEnd) -> Prepare:
+    """Put the text front end into the words of the socket side."""
+
+    def prepare(generate: Generate, /) -> Prompt:
+        try:
+            if generate.messages is None:
+                return front_end.prepare_prompt(generate.prompt or "")
+            return front_end.prepare_messages([(m.role, m.content) for m in generate.messages])
+        except Refused as refused:
+            raise Refusal(Code(refused.code), refused.message) from None
+
+    return prepare
