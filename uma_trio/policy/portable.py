@@ -103,7 +103,7 @@ def structured(document: Any, kind: type[_T]) -> _T:
     """Return the value that :func:`plain` was given. Raises :class:`TraceError`."""
     try:
         return _converter.structure(document, kind)
-    except (BaseValidationError, ValueError, TypeError, KeyError) as error:
+    except (BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
         problems = "; ".join(transform_error(error, path="line"))
         message = f"it does not fit this version: {problems}"
         raise TraceError(message) from None
