@@ -49,6 +49,7 @@ class Recorder:
     opened: int = 0
     closed: int = 0
     failed_accepts: int = 0
+    first_chunks: list[float] = Factory(list)
     errors: list[str] = Factory(list)
 
     def session_opened(self) -> None:
@@ -62,6 +63,10 @@ class Recorder:
     def error_sent(self, code: str) -> None:
         """Keep the code."""
         self.errors.append(code)
+
+    def first_chunk(self, seconds: float) -> None:
+        """Keep how long the first token took to get out."""
+        self.first_chunks.append(seconds)
 
     def accept_failed(self) -> None:
         """Count it."""

@@ -37,6 +37,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.telemetry.promise import Promise
 from uma_trio.text.stream import TokenText
 
 _NOT_FINITE = (
@@ -58,6 +59,27 @@ class EngineSettings:
     scratch_slots: int = 0
     cost: CostModel | None = None
     traffic: Traffic | None = None
+
+
+def _promise(job: Job) -> Promise:
+    """Put what the plan promised into the words of the metrics."""
+    plan, guard = job.plan, job.plan.memory.guard
+    prompts = {view.key for view in job.state.sequences if not view.decoding and view.credit > 0}
+    cost = plan.memory.cost
+    return Promise(
+        limit_s=plan.limit.seconds,
+        solo_s=plan.limit.solo_s,
+        predicted_s=plan.predicted_s,
+        moved_bytes=plan.moved_bytes,
+        tokens=plan.n_tokens,
+        ballast=plan.ballast,
+        held_back=sum(skip.key in prompts for skip in plan.skipped),
+        floor_grants=guard.floor_grants,
+        infeasible=guard.infeasible,
+        background_share=guard.share,
+        cost_error=0.0 if cost is None else cost.error,
+        bmt_budget=job.state.contract.bmt_budget or 0.0,
+    )
 
 
 @frozen
@@ -284,8 +306,9 @@ class Engine:
             host_s=host_s,
             sampling_s=done - now,
             rows=len(job.filled.rows),
-            rows_in_place=len(job.filled.rows),
+            rows_in_place=sum(s.sampler.in_place for s in job.filled.rows),
         )
+        self._metrics.promise.tick(_promise(job), decode_s + host_s)
         self._publish_load()
 
     def _publish_load(self) -> None:

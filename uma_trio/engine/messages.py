@@ -111,7 +111,12 @@ InboxMessage = Submit | Abort | SetLane | Credit | Inspect | Explain
 
 @frozen
 class PromptDone:
-    """The whole prompt is in the KV cache; the next item is a token or the end."""
+    """The whole prompt is in the KV cache; the next item is a token or the end.
+
+    `at` is when its logits were there, on the engine's clock.
+    """
+
+    at: float = 0.0
 
 
 @frozen

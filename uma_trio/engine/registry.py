@@ -24,6 +24,9 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.policy.state import Lane
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.telemetry.promise import YOUNG_S
+
+FIRST_FEW = 5
 
 
 class Registry:
@@ -100,7 +103,7 @@ class Registry:
         first = sequence.first_token is None
         if first:
             sequence.first_token = now
-            self._outlet.emit(sequence.submit.sink, PromptDone())
+            self._outlet.emit(sequence.submit.sink, PromptDone(now))
             self._metrics.first_token(now - sequence.submit.submitted)
         if token in self._backend.vocabulary.end_tokens and not sequence.submit.params.ignore_eos:
             self.end(sequence, "stop", now)
@@ -108,6 +111,7 @@ class Registry:
         if sequence.last_token is not None:
             sequence.gap_s = now - sequence.last_token
             self._metrics.gap(sequence.gap_s)
+            self._note_youth(sequence, sequence.gap_s, now)
         sequence.last_token = now
         sequence.append(token)
         sequence.credit -= 1
@@ -122,6 +126,18 @@ class Registry:
             self.end(sequence, "stop", now)
         elif sequence.n_generated >= sequence.submit.max_tokens:
             self.end(sequence, "length", now)
+
+    def _note_youth(self, sequence: Sequence, gap_s: float, now: float) -> None:
+        """Record the worst pause of the first seconds once they are over, and the fifth token."""
+        if sequence.n_generated == FIRST_FEW - 1:  # this token is about to be the fifth
+            self._metrics.promise.first_five(now - sequence.submit.submitted)
+        if sequence.worst_young_s is None or sequence.first_token is None:
+            return
+        if now - sequence.first_token <= YOUNG_S:
+            sequence.worst_young_s = max(sequence.worst_young_s, gap_s)
+        else:
+            self._metrics.promise.young_pause(sequence.worst_young_s)
+            sequence.worst_young_s = None
 
     def preempt(self, handle: int) -> None:
         """Take the slot and the cells of a running sequence; it goes back to the queue.

@@ -60,7 +60,7 @@ class Sampler:
     else runs. Call it once for each token; the call draws at most one random number.
     """
 
-    __slots__ = ("_masked", "_params", "_random", "greedy")
+    __slots__ = ("_masked", "_params", "_random", "greedy", "in_place")
 
     def __init__(self, params: SamplingParams, end_tokens: Collection[int]) -> None:
         self._params = params
@@ -68,6 +68,8 @@ class Sampler:
         self._masked: IdArray | None = None
         if params.ignore_eos and end_tokens:
             self._masked = np.array(sorted(end_tokens), np.intp)
+        #: Whether rows are read where they lie; masking end tokens takes a copy.
+        self.in_place: bool = self._masked is None
         #: Whether a row of this sequence may go through the function :func:`greedy` instead.
         self.greedy: bool = params.temperature <= 0.0 and self._masked is None
 

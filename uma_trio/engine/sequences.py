@@ -41,6 +41,7 @@ class Sequence:
         "submit",
         "text",
         "tokens",
+        "worst_young_s",
     )
 
     def __init__(self, submit: Submit, sampler: Sampler, text: TokenText) -> None:
@@ -61,6 +62,7 @@ class Sequence:
         self.admitted: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
+        self.worst_young_s: float | None = 0.0  # longest gap of its first seconds; None: told
         self.gap_s: float | None = None  # of the token of the latest tick, if that gave it one
 
     @property

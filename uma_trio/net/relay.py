@@ -57,7 +57,7 @@ async def relay(
             writer.write(protocol.send(eos_event(running, finished, None)))
         else:
             _submit(submit, running, shared)
-            code = await _stream(running, stream, protocol, writer)
+            code = await _stream(running, stream, protocol, writer, shared)
             if code is not None:
                 shared.recorder.error_sent(code)
         await writer.flushed()
@@ -100,6 +100,7 @@ async def _stream(
     stream: trio.MemoryReceiveChannel[StreamItem],
     protocol: uma_protocol.Connection,
     writer: Writer,
+    shared: Shared,
 ) -> str | None:
     """Pass items on, a burst at a time, until the terminal one is handed to the writer.
 
@@ -108,6 +109,7 @@ async def _stream(
     generate, handle, inbox = running.generate, running.handle, running.inbox
     request_id, streams = generate.id, generate.stream
     whole: list[str] = []
+    logits_at: float | None = None
     while True:
         frames: list[bytes] = []
         n_tokens = 0
@@ -120,6 +122,7 @@ async def _stream(
                     whole.append(item.text)
             elif isinstance(item, PromptDone):
                 protocol.prompt_done()
+                logits_at = item.at
             else:
                 text = item.text or None if streams else "".join(whole) + item.text
                 frames.append(protocol.send(eos_event(running, item, text)))
@@ -128,6 +131,9 @@ async def _stream(
         if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
             await writer.flushed()
         protocol.flushed()
+        if logits_at is not None:
+            shared.recorder.first_chunk(shared.clock() - logits_at)
+            logits_at = None
         if n_tokens:
             inbox.put(Credit(handle, n_tokens))
 

@@ -55,6 +55,9 @@ class Recorder(Protocol):
     def error_sent(self, code: str) -> None:
         """An `error` event went out."""
 
+    def first_chunk(self, seconds: float) -> None:
+        """A first token went out, this long after its logits were there."""
+
     def accept_failed(self) -> None:
         """A client could not be accepted for want of descriptors or memory."""
 

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from uma_trio.telemetry.catalogue import METRICS, Metric
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
+from uma_trio.telemetry.promise import PromiseFigures
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 
@@ -54,6 +55,7 @@ class Metrics:
         self._gap_ms = Histogram(bounds_ms(0.1, 100_000))
         self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
         self._gaps = Recent(_RECENT_GAPS)
+        self.promise = PromiseFigures()
         self._outcomes = dict.fromkeys(_OUTCOMES, 0)
         # Written by trio's thread.
         self._open = self._accepted = self._accept_failures = 0
@@ -205,6 +207,7 @@ class Metrics:
             "kv_cells_reserved": reserved,
             "kv_cells_total": self._cells,
             "slots_total": self._slots,
+            **self.promise.values(),
         }
 
 
