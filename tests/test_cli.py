@@ -216,6 +216,11 @@ async def test_help_names_every_option_once() -> None:
         ("uma-cli", ["--metrics", "b"], "--metrics asks nothing"),
         ("uma-cli", [], "There is no prompt"),
         ("uma-trio", ["metrics", "--watch", "0"], "--watch"),
+        ("uma-trio", ["explain", "--ticks", "1001"], "0 to 1000"),
+        ("uma-trio", ["explain", "0"], "no handle"),
+        ("uma-trio", ["explain", "it"], "it"),
+        ("uma-trio", ["replay"], "FILE"),
+        ("uma-trio", ["replay", "no/such/file"], "No such file"),
     ],
 )
 async def test_bad_arguments_exit_with_1(program: str, arguments: list[str], said: str) -> None:
@@ -226,7 +231,7 @@ async def test_bad_arguments_exit_with_1(program: str, arguments: list[str], sai
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("verb", [["run", "hi"], ["ps"], ["metrics"]])
+@pytest.mark.parametrize("verb", [["run", "hi"], ["ps"], ["metrics"], ["explain"]])
 async def test_no_daemon_exits_with_3(folder: Path, verb: list[str]) -> None:
     """Who cannot be reached is named, with the command that would start it."""
     status, _, errors = await run("uma-trio", *verb, "--socket", str(folder / "none"))

@@ -406,11 +406,30 @@ async def test_admin_requests_beside_a_generation(autojump_clock: MockClock, pat
         assert text == daemon.expected("hello", 100)
 
 
+async def test_a_request_is_explained_while_it_runs_and_afterwards(
+    autojump_clock: MockClock, path: Path
+) -> None:
+    """By the handle that the terminal event carries too."""
+    async with client_of(path) as (client, _):
+        async with client.generate("hello", max_tokens=20, app="test") as generation:
+            await anext(generation)
+            (story,) = (await client.explain()).requests
+            assert (story.app, story.state) == ("test", "decode")
+            await generation.text()
+        assert client.last is not None
+        found = await client.explain(client.last.request, ticks=3)
+        (story,) = found.requests
+        assert (story.reason, story.completion_tokens) == ("length", 20)
+        assert len(found.ticks) == 3
+
+
 async def test_an_unknown_handle_is_an_error(autojump_clock: MockClock, path: Path) -> None:
     """The request may have ended a moment ago."""
     async with client_of(path) as (client, _):
         with pytest.raises(ServerError, match="E_PROTO_005"):
             await client.set_priority(99, "background")
+        with pytest.raises(ServerError, match="E_PROTO_005"):
+            await client.explain(99)
 
 
 # --- the rest ---

@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from uma_trio.cli.explain import explain as explain_verb
+from uma_trio.cli.replay import replay as replay_verb
 from uma_trio.client import Client, ConnectionFailed, ServerError, connect, generate_sync
 
 pytestmark = pytest.mark.daemon
@@ -459,6 +461,49 @@ async def test_many_streams_left_early_leave_nothing() -> None:
                 await _leave(client, n % 3)
             assert await client.sessions() == ()
         running.until_idle()
+
+
+# --- explain ---
+
+
+def test_a_request_is_explained_and_its_ticks_are_planned_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what `serve --trace` wrote, after the daemon has stopped in order."""
+    trace = tmp_path / "trace"
+    with daemon("cost=0.001", f"trace={trace}", "parallel=1") as running:
+        with running.dial() as first, running.dial() as second:
+            send(first, {"id": "a", "prompt": "SECRET", "max_tokens": 20, "app": "editor"})
+            receive(first)
+            send(second, {"id": "b", "prompt": "SECRET", "max_tokens": 20})
+            handle = receive_all(second)[-1]["request"]
+            receive_all(first)
+        assert explain_verb(socket=running.path) == 0
+        listed = capsys.readouterr().out
+        assert "editor" in listed
+        assert "QUEUED" in listed
+        assert explain_verb(int(str(handle)), ticks=5, socket=running.path) == 0
+        told = capsys.readouterr().out
+        assert "the slot was busy" in told
+        assert "prefill 7 tokens in 1 tick over" in told
+        assert "PREDICTED" in told
+        assert explain_verb(99, socket=running.path) == 2
+        assert "E_PROTO_005" in capsys.readouterr().err
+    assert b"SECRET" not in trace.read_bytes()
+    assert replay_verb(trace) == 0
+    assert "All 40 plans are reproduced." in capsys.readouterr().out
+
+
+def test_a_trace_that_cannot_be_written_keeps_the_daemon_from_starting(tmp_path: Path) -> None:
+    """Whoever wants one should not find out at the end that there is none."""
+    running = Daemon(tmp_path / "s", f"trace={tmp_path / 'no' / 'trace'}")
+    try:
+        _, errors = running.process.communicate(timeout=PATIENCE_S)
+        assert "--trace" in errors
+        assert "No such file or directory" in errors
+        assert not (tmp_path / "s").exists()
+    finally:
+        running.bury()
 
 
 async def _leave(client: Client, way: int) -> None:

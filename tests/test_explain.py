@@ -29,7 +29,7 @@ from uma_protocol import (
     decode_event,
     encode_event,
 )
-from uma_trio.cli.story import sentences, shares, tick_row
+from uma_trio.cli.story import aligned, sentences, shares, tick_row
 from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net import explained
@@ -301,7 +301,10 @@ def test_shares_are_of_the_whole_time() -> None:
 TICK = TickInfo(
     tick=812,
     age_ms=5000.0,
-    items=(ItemInfo(17, "decode", 1, "one token each"), ItemInfo(18, "prefill", 64, "rest")),
+    items=(
+        ItemInfo(17, "decode", 1, "one token each"),
+        ItemInfo(18, "prefill", 64, "the rest, within 1.2x"),
+    ),
     skipped=(SkipInfo(19, "no room"),),
     ballast=1,
     limit_ms=10.0,
@@ -313,12 +316,33 @@ TICK = TickInfo(
 
 @pytest.mark.parametrize(
     ("request_", "got", "why"),
-    [(17, "1 decode", "one token each"), (19, "-", "no room"), (None, "-", "within 1.2x")],
+    [
+        (17, "1 decode", "within 1.2x"),
+        (18, "64 prefill", "the rest, within 1.2x"),
+        (19, "-", "no room"),
+        (None, "-", "within 1.2x"),
+    ],
 )
 def test_a_tick_is_a_line(request_: int | None, got: str, why: str) -> None:
     """What the request got of it, what it was in all, and why."""
     whole = "1 decode + 64 prefill + 1 ballast"
     assert tick_row(TICK, request_) == ("812", "5.0 s", got, whole, "10.0", "9.5", "9.8", why)
+
+
+def test_without_a_limit_the_reason_is_that_of_the_item() -> None:
+    """Nothing else decided what it got."""
+    free = msgspec.structs.replace(TICK, limit_ms=None)
+    assert tick_row(free, 17)[-1] == "one token each"
+
+
+def test_a_table_is_aligned_and_its_last_column_is_whole() -> None:
+    """Also in a narrow terminal, or a pipe."""
+    rows = [("7", "x", "w" * 200), ("123", "yy", "")]
+    assert aligned(("N", "NAME", "WHY"), rows, {"N"}) == [
+        "  N  NAME  WHY",
+        f"  7  x     {'w' * 200}",
+        "123  yy",
+    ]
 
 
 def test_a_failed_tick_says_what_was_done() -> None:

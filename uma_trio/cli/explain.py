@@ -18,14 +18,13 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
-from uma_trio.cli.story import PARTS, sentences, shares, tick_row, worst_gap
+from uma_trio.cli.story import PARTS, aligned, sentences, shares, tick_row, worst_gap
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from uma_protocol import Explanation, StoryInfo, TickInfo
+    from uma_protocol import Explanation, StoryInfo
 
 _MOST_TICKS = 1000
+_LEAST_SHARE = 0.005
 
 
 def explain(
@@ -33,6 +32,7 @@ def explain(
         int | None,
         Parameter(help="The daemon's handle of a request, as `uma-trio ps` shows it."),
     ] = None,
+    /,
     *,
     ticks: Annotated[
         int | None,
@@ -75,56 +75,47 @@ def _show(found: Explanation, request: int | None) -> None:
         for line in rest:
             out.print(f"  {line}", soft_wrap=True)
     elif found.requests:
-        out.print(_requests(found.requests))
+        _print_table(*_requests(found.requests))
     else:
         out.print("Nothing has run yet.")
     if found.ticks:
         out.print()
-        out.print(_ticks(found.ticks, request))
+        _print_table(_TICK_HEADINGS, [tick_row(tick, request) for tick in found.ticks], _TICK_RIGHT)
     if found.ticks_left_out:
         out.print(f"{found.ticks_left_out} more ticks do not fit into one answer.")
 
 
-def _requests(stories: tuple[StoryInfo, ...]) -> Table:
+_TICK_HEADINGS = ("TICK", "AGO", "GOT", "TOKENS", "LIMIT", "PREDICTED", "TOOK", "WHY")
+_TICK_RIGHT = {"TICK", "AGO", "LIMIT", "PREDICTED", "TOOK"}  # the last three are milliseconds
+
+
+def _requests(
+    stories: tuple[StoryInfo, ...],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], set[str]]:
     """Return one line for each request; parts that took nobody's time are left out."""
-    parts = {story.request: shares(story) for story in stories}
-    shown = [name for name in PARTS if any(part[name] >= 0.005 for part in parts.values())]
-    table = _table(("REQUEST", "APP", "LANE", "STATE", "TIME"), right={"REQUEST", "TIME"})
-    for name in (*shown, "TTFT"):
-        table.add_column(name.upper(), justify="right", no_wrap=True)
-    table.add_column("WORST GAP", overflow="fold")
-    for story in stories:
-        ttft = "-" if story.ttft_ms is None else duration(story.ttft_ms / 1e3)
-        gap = "-" if story.worst_gap is None else worst_gap(story.worst_gap)
-        table.add_row(
+    parts = [shares(story) for story in stories]
+    shown = [name for name in PARTS if any(part[name] >= _LEAST_SHARE for part in parts)]
+    names = tuple(name.upper() for name in shown)
+    headings = ("REQUEST", "APP", "LANE", "STATE", "TIME", *names, "TTFT", "WORST GAP")
+    rows = [
+        (
             str(story.request),
             harmless(story.app or "-"),
             story.lane,
             story.state,
             duration(story.total_ms / 1e3),
-            *(f"{parts[story.request][name]:.0%}" for name in shown),
-            ttft,
-            gap,
+            *(f"{part[name]:.0%}" for name in shown),
+            "-" if story.ttft_ms is None else duration(story.ttft_ms / 1e3),
+            "-" if story.worst_gap is None else worst_gap(story.worst_gap),
         )
-    return table
+        for story, part in zip(stories, parts, strict=True)
+    ]
+    return headings, rows, {"REQUEST", "TIME", *names, "TTFT"}
 
 
-def _ticks(ticks: tuple[TickInfo, ...], request: int | None) -> Table:
-    """Return one line for each tick; times are milliseconds."""
-    table = _table(
-        ("TICK", "AGO", "GOT", "TOKENS", "LIMIT", "PREDICTED", "TOOK"),
-        right={"TICK", "AGO", "LIMIT", "PREDICTED", "TOOK"},
-    )
-    table.add_column("WHY", overflow="fold")
-    for tick in ticks:
-        table.add_row(*tick_row(tick, request))
-    return table
-
-
-def _table(headings: tuple[str, ...], right: set[str]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
-    return table
+def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]], right: set[str]) -> None:
+    out = console()
+    head, *rest = aligned(headings, rows, right)
+    out.print(head, style="bold", soft_wrap=True)
+    for line in rest:
+        out.print(line, soft_wrap=True)

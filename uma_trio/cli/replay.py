@@ -18,6 +18,7 @@ DIFFERENT = 1
 
 def replay(
     file: Annotated[Path, Parameter(help="What `uma-trio serve --trace` wrote.")],
+    /,
     *,
     policy: Annotated[
         str | None, Parameter(help="Compare with this policy instead of the one that was traced.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from uma_trio.cli.output import duration, harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from uma_protocol import GapInfo, PhaseInfo, StoryInfo, TickInfo
 
@@ -84,10 +84,25 @@ def tick_row(tick: TickInfo, request: int | None) -> tuple[str, ...]:
     )
 
 
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: set[str]) -> list[str]:
+    """Return a table as lines. The last column is as long as it is: a reason is not cut."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for heading, cell, width in zip(headings, row, widths, strict=True)
+        ).rstrip()
+        for row in (headings, *rows)
+    ]
+
+
 def _part_of(tick: TickInfo, request: int | None) -> tuple[str, str]:
     for item in tick.items:
         if item.request == request:
-            return f"{item.tokens} {item.phase}", item.reason
+            # What it got explains itself; how long that was allowed to take may not.
+            limited = tick.limit_ms is not None and tick.limit_reason not in item.reason
+            why = tick.limit_reason if limited else item.reason
+            return f"{item.tokens} {item.phase}", why
     for skip in tick.skipped:
         if skip.request == request:
             return "-", skip.reason
