@@ -39,7 +39,7 @@ def config() -> str:
         "(`n_ctx: 8192`) or in sections (`limits: {max_sessions: 64}`); durations take a unit "
         "(`300`, `300s`, `5m`, `500ms`). An unknown flag or key is refused, with the nearest "
         "known name; so is an environment variable that looks like a misspelt one of these.",
-        "Clients (`run`, `ps`, `metrics`, `uma-cli`) read `--socket`, `UMA_SOCK` and the YAML "
+        "Clients (`run`, `ps`, `explain`, `metrics`, `uma-cli`) read `--socket`, `UMA_SOCK` and the YAML "
         "file's socket, and nothing else.",
         "## Settings",
         _table(("flag", "environment", "YAML", "default", "bounds", "since", "what it does"), rows),
