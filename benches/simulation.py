@@ -18,7 +18,7 @@ from attrs import Factory, define
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings
-from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
+from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, Targets, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.cost import CostModel, Staircase
@@ -172,6 +172,7 @@ class Simulation:
         *,
         client: int,
         lane: Lane = "interactive",
+        targets: Targets | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> Stream:
         """Submit a request with a prompt that nobody else has."""
@@ -190,6 +191,7 @@ class Simulation:
                 credit=1_000_000,
                 sink=stream,
                 submitted=self.clock.now,
+                targets=targets or Targets(),
             )
         )
         return stream

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benches.simulation import HOST_S, Simulation, Stream, staircase
+from uma_trio.engine.messages import Targets
 from uma_trio.policy.pipeline import contract
 from uma_trio.policy.state import Contract
 
@@ -165,3 +166,21 @@ def test_infeasible_promises_are_counted() -> None:
     simulation.run(10.0)
     assert p95(stream) > 1.2
     assert simulation.engine.memory.guard.infeasible > 0
+
+
+def test_a_request_that_asks_for_shorter_gaps_gets_them_where_possible() -> None:
+    """An application's own target tightens the limit of every tick it is part of."""
+    simulation = Simulation(contract, Contract(latency_cap=5.0))
+    for client in range(3):
+        simulation.storm(100 + client)
+    stream = simulation.submit(20, 4000, client=1, targets=Targets(gap_s=0.0125))
+    simulation.run(10.0)
+    assert p95(stream) <= 0.0125 / SOLO_S
+
+
+def test_targets_that_were_missed_are_counted() -> None:
+    """Nobody has to take our word for it."""
+    simulation = Simulation(contract)
+    simulation.submit(500, 20, client=1, targets=Targets(ttft_s=0.001, gap_s=0.001))
+    simulation.run(5.0)
+    assert simulation.metrics.snapshot()["slo_violations_total"] == {"ttft": 1, "tbt": 19}

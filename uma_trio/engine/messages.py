@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import Recorded
@@ -30,6 +30,14 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
+
+
+@frozen
+class Targets:
+    """What an application asked for: seconds to the first token, seconds between tokens."""
+
+    ttft_s: float | None = None
+    gap_s: float | None = None
 
 
 class Sink(Protocol):
@@ -57,6 +65,7 @@ class Submit:
     credit: int
     sink: Sink
     submitted: float
+    targets: Targets = field(factory=Targets)
 
 
 @frozen

@@ -104,13 +104,16 @@ class Registry:
         if first:
             sequence.first_token = now
             self._outlet.emit(sequence.submit.sink, PromptDone(now))
-            self._metrics.first_token(now - sequence.submit.submitted)
+            waited = now - sequence.submit.submitted
+            self._metrics.first_token(waited)
+            self._metrics.promise.compare("ttft", waited, sequence.submit.targets.ttft_s)
         if token in self._backend.vocabulary.end_tokens and not sequence.submit.params.ignore_eos:
             self.end(sequence, "stop", now)
             return
         if sequence.last_token is not None:
             sequence.gap_s = now - sequence.last_token
             self._metrics.gap(sequence.gap_s)
+            self._metrics.promise.compare("tbt", sequence.gap_s, sequence.submit.targets.gap_s)
             self._note_youth(sequence, sequence.gap_s, now)
         sequence.last_token = now
         sequence.append(token)

@@ -112,6 +112,8 @@ class Sequence:
             client=self.submit.client,
             first_token_at=self.first_token,
             gap_s=self.gap_s,
+            target_ttft_s=self.submit.targets.ttft_s,
+            target_gap_s=self.submit.targets.gap_s,
         )
 
     def waiting(self) -> Waiting:

@@ -10,10 +10,10 @@ import random
 from typing import TYPE_CHECKING
 
 from uma_protocol import CODES, Code, Eos, Error, Timings, Usage
-from uma_trio.engine.messages import Finished, SamplingParams, Sink, Submit
+from uma_trio.engine.messages import Finished, SamplingParams, Sink, Submit, Targets
 
 if TYPE_CHECKING:
-    from uma_protocol import Generate
+    from uma_protocol import Generate, Slo
     from uma_trio.net.directory import Running
     from uma_trio.net.shared import Prompt, Settings
 
@@ -126,7 +126,15 @@ def submit_message(
         credit=credit,
         sink=sink,
         submitted=running.arrived,
+        targets=_targets(generate.slo),
     )
+
+
+def _targets(slo: Slo | None) -> Targets:
+    if slo is None:
+        return Targets()
+    ttft, gap = slo.target_ttft_ms, slo.target_tbt_ms
+    return Targets(None if ttft is None else ttft / 1e3, None if gap is None else gap / 1e3)
 
 
 def never_submitted(running: Running, now: float) -> Finished:

@@ -179,4 +179,6 @@ def _slack(view: SequenceView, now: float, cost: CostModel) -> float:
     """Return the share of its patience that is left; the least goes first."""
     whole = max(cost.seconds(Work(view.pending + view.computed)), 1e-6)
     left = cost.seconds(Work(view.pending))
+    if view.target_ttft_s is not None:
+        return (view.arrived + view.target_ttft_s - now - left) / whole
     return (view.arrived + GRACE_S + PATIENCE * whole - now - left) / whole

@@ -94,11 +94,20 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
         limit = Limit(hard * solo, f"long tick: every stream can bear {hard:g}x", solo)
     else:
         limit = Limit(contract.latency_cap * solo, f"within {contract.latency_cap:g}x", solo)
+    limit = _tightened(limit, streams)
     grant = contract.young_cap if young else GRANT_CAP
     if limit.seconds < grant * solo and _owed(state, guard, young=young):
         limit = Limit(grant * solo, "floor grant: background got too little", solo)
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
     return _with(plan, limit, evolve(guard, solo_s=solo))
+
+
+def _tightened(limit: Limit, streams: list[SequenceView]) -> Limit:
+    """Respect what applications asked for, as far as the streams alone would."""
+    asked = min((v.target_gap_s for v in streams if v.target_gap_s is not None), default=math.inf)
+    if asked >= limit.seconds:
+        return limit
+    return Limit(max(asked, limit.solo_s), "within a request's own slo", limit.solo_s)
 
 
 def _owed(state: SchedulerState, guard: GuardMemory, *, young: bool) -> bool:

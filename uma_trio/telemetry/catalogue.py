@@ -112,6 +112,13 @@ METRICS: tuple[Metric, ...] = (
         "Ticks of interactive streams alone that missed the cap: the promise cannot be kept.",
     ),
     _m("background_share", "gauge", "ratio", "Machine time that background work got of late."),
+    _m(
+        "slo_violations_total",
+        "counter",
+        "tokens",
+        "First tokens and gaps that took longer than their request's `slo` asked for.",
+        "target",
+    ),
     _m("ballast_rows_total", "counter", "rows", "Rows computed and thrown away, to be quicker."),
     _m("cost_error", "gauge", "ratio", "Smoothed error of the cost model's predictions."),
     _m("sum_bmt_mb_last", "gauge", "MB", "Bytes that the last tick moved, by the model's sizes."),

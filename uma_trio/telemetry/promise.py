@@ -43,6 +43,7 @@ class PromiseFigures:
     def __init__(self) -> None:
         self._last = Promise()
         self._over = self._held_back = self._ballast = 0
+        self._violations = {"ttft": 0, "tbt": 0}
         self._moved = 0.0
         self._tokens = 0
         self._protected_tokens = 0
@@ -61,6 +62,11 @@ class PromiseFigures:
             self._over += took_s > promise.limit_s
             self._protected_s += took_s
             self._protected_tokens += promise.tokens
+
+    def compare(self, kind: str, seconds: float, target_s: float | None) -> None:
+        """Count a first token ("ttft") or gap ("tbt") that came later than was asked for."""
+        if target_s is not None and seconds > target_s:
+            self._violations[kind] += 1
 
     def young_pause(self, seconds: float) -> None:
         """Record the longest gap of a stream's first three seconds."""
@@ -85,6 +91,7 @@ class PromiseFigures:
             "guard_infeasible_total": last.infeasible,
             "background_share": last.background_share,
             "ballast_rows_total": self._ballast,
+            "slo_violations_total": dict(self._violations),
             "cost_error": last.cost_error,
             "sum_bmt_mb_last": last.moved_bytes / 1e6,
             "sum_bmt_mb_per_token": self._moved / 1e6 / self._tokens if self._tokens else None,
