@@ -1,0 +1,1 @@
+"""The storyteller: everything that makes the bundled model, see README.md."""
