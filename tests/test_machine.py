@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.machine import cpu_features, cpu_quota, physical_cores
+from uma_trio.machine import cpu_features, cpu_quota, limit_spinning, physical_cores
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -61,3 +61,14 @@ def test_features_are_read_from_the_kernel(tmp_path: Path) -> None:
     write(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu avx2 fma\n\nflags : none\n")
     assert cpu_features(tmp_path) == {"fpu", "avx2", "fma"}
     assert cpu_features(tmp_path / "nowhere") == frozenset()
+
+
+def test_threads_spin_briefly_unless_somebody_said_otherwise() -> None:
+    """A user's own way of waiting is left alone."""
+    plain: dict[str, str] = {}
+    limit_spinning(plain)
+    assert plain == {"GOMP_SPINCOUNT": "1000"}
+    for own in ({"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+        kept = dict(own)
+        limit_spinning(kept)
+        assert kept == own

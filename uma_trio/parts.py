@@ -21,7 +21,7 @@ from uma_trio.engine.calibrate import Calibration
 from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
-from uma_trio.machine import physical_cores
+from uma_trio.machine import limit_spinning, physical_cores
 from uma_trio.net.requests import Refusal
 from uma_trio.net.shared import Prepare, Prompt, Settings
 from uma_trio.options import ConfigError
@@ -39,6 +39,7 @@ Progress = Callable[[float], None]
 
 def load_backend(config: Config, on_progress: Progress | None) -> Backend:
     """Load the model. Raises :class:`ModelError`; takes as long as the disk does."""
+    limit_spinning()
     from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
 
     report = log.get("llama.cpp")
