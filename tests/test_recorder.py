@@ -259,6 +259,84 @@ def test_a_parked_request_is_not_counted_as_left_out() -> None:
     assert record.parked_s > 0.01
 
 
+def test_a_request_whose_reader_never_came_was_parked_from_the_start() -> None:
+    """No credit is no credit, also before the first token."""
+    now = [0.0]
+    bench = Bench(clock=lambda: now[0])
+    handle, _ = bench.submit("hello", 6, credit=0)
+    bench.run()
+    now[0] = 3.0
+    bench.credit(handle, 100)
+    bench.run()
+    record = story(bench, handle)
+    assert (record.parked_s, record.prefill.waiting_s) == (3.0, 0.0)
+
+
+def test_one_that_is_preempted_while_parked_is_one_of_both_at_a_time() -> None:
+    """Without a slot its reader is not to blame."""
+    now = [0.0]
+    bench = Bench(clock=lambda: now[0])
+    handle, _ = bench.submit("hello", 6, credit=3)
+    bench.run()
+    now[0] = 5.0
+    bench.engine.registry.preempt(handle)
+    now[0] = 7.0
+    bench.ticks(2)  # nobody is admitted in the first
+    now[0] = 10.0
+    bench.credit(handle, 100)
+    bench.run()
+    record = story(bench, handle)
+    assert (record.parked_s, record.preempted_s) == (8.0, 2.0)
+    assert seconds(record) == record.ended == 10.0
+
+
+def test_what_passes_between_decodes_is_a_part_of_the_tick() -> None:
+    """From the first token to the last, nothing is missing."""
+    bench = Bench()
+    handle, _ = bench.submit("hello", 20)
+    bench.run()
+    record = story(bench, handle)
+    assert record.ended is not None
+    assert record.first_token is not None
+    assert record.decode.computing_s == pytest.approx(record.ended - record.first_token)
+
+
+def test_the_reason_to_wait_is_that_of_the_moment_it_came() -> None:
+    """What was missing later does not rewrite it."""
+    bench = Bench(FakeBackend(n_ctx=100, n_slots=2))
+    bench.submit("hello", 60)
+    bench.submit("hello", 4)
+    handle, _ = bench.submit("hello", 60)
+    bench.ticks(8)  # a slot is free by now, and the cells are not
+    assert story(bench, handle).queue_reason == "all 2 slots were busy"
+
+
+def test_the_worst_gap_forgets_what_happened_before_the_last_token() -> None:
+    """Left out twice, then served, then in a tick that was longer than all of that."""
+    now = [0.0]
+
+    def policy(state: SchedulerState) -> Plan:
+        now[0] += 10.0 if state.tick == 8 else 1.0
+        plan = baseline(state)
+        if state.tick not in (4, 5) or len(plan.items) < 2:
+            return plan
+        reason = "first" if state.tick == 4 else "second"
+        return evolve(plan, items=plan.items[:1], skipped=(Skip(plan.items[1].key, reason),))
+
+    bench = Bench(policy=policy, clock=lambda: now[0])
+    bench.submit("hello", 50)
+    handle, _ = bench.submit("hello", 50)
+    bench.ticks(7)
+    gap = story(bench, handle).worst_gap
+    assert gap is not None
+    assert (gap.seconds, gap.tick.tick, gap.skipped, gap.reason) == (3.0, 6, 2, "first")
+    bench.ticks(3)
+    gap = story(bench, handle).worst_gap
+    assert gap is not None
+    assert (gap.seconds, gap.tick.tick, gap.skipped) == (10.0, 8, 0)
+    assert gap.reason == gap.tick.limit.reason
+
+
 def test_a_preempted_request_knows_how_long_it_had_no_slot() -> None:
     """And that its worst gap was this."""
     bench = Bench(FakeBackend(n_ctx=200, n_slots=4))
