@@ -133,6 +133,7 @@ def facts(llama_server: Path | None = None) -> dict[str, str]:
         "machine": f"{_cpu_model()}, {os.cpu_count()} cores, {total_kib / (1 << 20):.0f} GiB",
         "kernel": platform.release(),
         "governor": _governor(),
+        "OpenMP": os.environ.get("GOMP_SPINCOUNT", "each program's own spinning"),
         "load_1m": f"{os.getloadavg()[0]:.2f}",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "uma-trio": _commit(),

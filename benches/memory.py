@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from benches import clients, host, report, servers
 from benches.model import NoVocabulary, bench_model
@@ -43,12 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.common_arguments(parser)
     given = parser.parse_args(argv)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
+    folder: Path | None = None
     try:
         model = bench_model(given.model, given.vocab)
         folder = None if given.no_peers else programs(given.peers)
-    except (NoVocabulary, NoPeers) as absence:
+    except NoVocabulary as absence:
         report.note(str(absence))
         return 1
+    except NoPeers as absence:
+        report.note(f"{absence}\nMeasuring the daemon alone.")
     setup = servers.Setup(model, given.threads or len(os.sched_getaffinity(0)), slots=_SLOTS)
     started = {"uma-trio": partial(servers.daemon, setup)}
     if folder is not None:

@@ -3,8 +3,9 @@
     python -m benches.metered METER serve --model … --socket …      the real daemon
     python -m benches.metered METER --tick-ms 20 serve --socket …   on the fake backend, paced
 
-The meter counts the CPU time that the engine's thread spends inside ``llama_decode``, and nothing
-else of the daemon is touched. With the CPU time of each thread from the operating system that
+The meter counts the CPU time that the engine's thread spends inside ``llama_decode``, and apart from
+it the time it spends choosing tokens, which is reading a row of the vocabulary's width for each.
+Nothing else of the daemon is touched. With the CPU time of each thread from the operating system that
 tells what the daemon itself costs: all of its Python threads less that. The threads of OpenMP are
 told from Python's by the list that the meter keeps.
 """
@@ -20,8 +21,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-_SUMS = struct.Struct("<ddqq")
+_SUMS = struct.Struct("<dddqq")
 _MOST_THREADS = 64
 _SIZE = _SUMS.size + 8 * _MOST_THREADS
 
@@ -32,6 +34,7 @@ class Reading:
 
     cpu_s: float
     wall_s: float
+    choosing_s: float
     calls: int
     engine: int  # the thread that decodes
     threads: frozenset[int]  # every thread of Python's
@@ -41,8 +44,8 @@ class Reading:
         """Read the meter of a running daemon."""
         data = path.read_bytes()
         threads = struct.unpack_from(f"<{_MOST_THREADS}q", data, _SUMS.size)
-        cpu_s, wall_s, calls, engine = _SUMS.unpack_from(data)
-        return cls(cpu_s, wall_s, calls, engine, frozenset(threads) - {0})
+        cpu_s, wall_s, choosing_s, calls, engine = _SUMS.unpack_from(data)
+        return cls(cpu_s, wall_s, choosing_s, calls, engine, frozenset(threads) - {0})
 
 
 class Meter:
@@ -55,6 +58,7 @@ class Meter:
         self._decode = decode
         self._cpu_ns = 0
         self._wall_ns = 0
+        self._choosing_ns = 0
         self._calls = 0
         self._alive = 0
         self._engine = 0
@@ -72,12 +76,25 @@ class Meter:
         now = time.thread_time_ns()
         self._cpu_ns += now - cpu
         _SUMS.pack_into(
-            self._shown, 0, self._cpu_ns / 1e9, self._wall_ns / 1e9, self._calls, self._engine
-        )
+            self._shown, 0, self._cpu_ns / 1e9, self._wall_ns / 1e9, self._choosing_ns / 1e9,
+            self._calls, self._engine,
+        )  # fmt: skip
         # What showing took is shown the next time: a sum that lags by a whole call would be wrong
         # by the difference between two calls, which is more than all of the daemon's own work.
         self._cpu_ns += time.thread_time_ns() - now
         return status
+
+    def choosing(self, choose: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `choose`, timed."""
+
+        def timed(*arguments: object) -> object:
+            began = time.thread_time_ns()
+            try:
+                return choose(*arguments)
+            finally:
+                self._choosing_ns += time.thread_time_ns() - began
+
+        return timed
 
     def _show_threads(self) -> None:
         self._engine = threading.get_native_id()
@@ -87,12 +104,23 @@ class Meter:
 
 
 def _serve_real(path: Path, arguments: list[str]) -> None:
+    from uma_trio.machine import limit_spinning
+
+    limit_spinning()  # as the daemon does, which would be too late once the library is loaded
     from uma_trio.backend import _llama_lib as lib
     from uma_trio.cli.main import main as cli
 
-    lib.decode = Meter(path, lib.decode)
+    lib.decode = meter = Meter(path, lib.decode)
+    _time_choosing(meter)
     sys.argv = ["uma-trio", *arguments]
     cli()
+
+
+def _time_choosing(meter: Meter) -> None:
+    from uma_trio.engine import loop, sampling
+
+    loop.greedy = meter.choosing(loop.greedy)  # type: ignore[attr-defined]
+    sampling.Sampler.__call__ = meter.choosing(sampling.Sampler.__call__)  # type: ignore[method-assign]
 
 
 def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
@@ -116,7 +144,8 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
         time.sleep(tick_s)  # lets go of the interpreter, as the call into llama.cpp does
         return status
 
-    backend.decode = Meter(path, paced)  # type: ignore[assignment,method-assign]
+    backend.decode = meter = Meter(path, paced)  # type: ignore[assignment,method-assign]
+    _time_choosing(meter)
     config = Config(socket=options.socket, parallel=options.parallel, n_ctx=1 << 16)
 
     async def serve() -> None:

@@ -33,6 +33,7 @@ from benches.rates import end_to_end, median, steady
 CEILING = "llama-batched-bench"
 OURS = "uma-trio"
 TARGET = 0.92
+DISTURBED_PCT = 5.0  # of all cores, taken by others: from here on a verdict says so
 _WARM_UP_TOKENS = 8
 
 
@@ -248,11 +249,13 @@ def verdicts(cells: dict[tuple[int, str], Cell], ks: Sequence[int]) -> Iterator[
             yield f"k={k}: not decided, something was not measured"
             continue
         best = max(rivals, key=lambda name: rivals[name])
+        others = max(cells[k, name].middle("foreign_pct") or 0.0 for name in (OURS, CEILING, best))
         of_top, of_best = ours / top, ours / rivals[best]
         yield (
             f"k={k}: {of_top:.3f} of {CEILING} (target {TARGET}: "
             f"{'met' if of_top >= TARGET else 'MISSED'}), {of_best:.3f} of the best {best} "
             f"(target above 1: {'met' if of_best > 1 else 'MISSED'})"
+            + (f"; DISTURBED, others took {others:.0f} %" if others >= DISTURBED_PCT else "")
         )
 
 

@@ -292,6 +292,14 @@ def test_verdict_names_both_targets(ours: float, rival: float, words: list[str])
     assert [word for word in line.replace(")", " ").split() if word in words] == words
 
 
+def test_verdict_on_a_disturbed_machine_says_so() -> None:
+    """When others took a share of the cores, the verdict carries it."""
+    measured = cells(93.0, 100.0, 80.0)
+    measured[4, throughput.CEILING].results[0].foreign_pct = 30.0
+    (line,) = throughput.verdicts(measured, [4])
+    assert "DISTURBED, others took 30 %" in line
+
+
 def test_nothing_is_decided_without_a_measurement() -> None:
     """A system that failed gives no verdict."""
     (line,) = throughput.verdicts(cells(None, 100.0, 80.0), [4])
@@ -314,13 +322,13 @@ def test_too_small_a_context_is_refused() -> None:
 
 def test_overhead_leaves_out_what_is_ggml() -> None:
     """Time inside of the decode call and threads that are not Python's are not the daemon's."""
-    before = ipc_overhead.Usage({10: 1.0, 11: 1.0}, Reading(0.5, 0, 0, 11, frozenset({10, 11})))
+    before = ipc_overhead.Usage({10: 1.0, 11: 1.0}, Reading(0.5, 0, 0, 0, 11, frozenset({10, 11})))
     after = ipc_overhead.Usage(
-        {10: 1.1, 11: 3.0, 12: 0.05, 77: 9.0}, Reading(2.4, 0, 9, 11, frozenset({10, 11, 12}))
+        {10: 1.1, 11: 3.0, 12: 0.05, 77: 9.0}, Reading(2.4, 0, 0.04, 9, 11, frozenset({10, 11, 12}))
     )
     found = ipc_overhead.cost(10, before, after, tokens=1000)
     assert found.trio == pytest.approx(100)
-    assert found.engine == pytest.approx(100)
+    assert (found.engine, found.choosing) == (pytest.approx(60), pytest.approx(40))
     assert found.helpers == pytest.approx(50)
     assert found.outside == pytest.approx(250)
     assert found.ggml == pytest.approx(10_900)
