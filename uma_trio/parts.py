@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from uma_protocol import Code, Generate
 from uma_trio import __version__
@@ -102,12 +102,27 @@ def _traffic(model: ModelInfo) -> Traffic:
 
 def cost_model(backend: Backend) -> CostModel:
     """Return this machine's staircase, from the last start if nothing has changed since."""
+    return measured_cost(backend).cost
+
+
+@frozen
+class Measured:
+    """A staircase, and whether it was measured before; `file` is where it is kept."""
+
+    cost: CostModel
+    recalled: bool
+    file: Path
+
+
+def measured_cost(backend: Backend, *, fresh: bool = False) -> Measured:
+    """Measure this machine's staircase, or recall it unless it has to be `fresh`."""
     path = cost_file(backend)
-    cost = recall(path)
-    if cost is None:
-        cost = Calibration(backend, time.perf_counter).measure()
-        remember(path, cost)
-    return cost
+    cost = None if fresh else recall(path)
+    if cost is not None:
+        return Measured(cost, recalled=True, file=path)
+    cost = Calibration(backend, time.perf_counter).measure()
+    remember(path, cost)
+    return Measured(cost, recalled=False, file=path)
 
 
 @contextmanager

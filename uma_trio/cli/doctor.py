@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from uma_trio import __version__, settings
 from uma_trio.cli import checks
 from uma_trio.cli.checks import Finding
-from uma_trio.cli.output import OK, USAGE, console, print_json
+from uma_trio.cli.output import OK, USAGE, complain, console, print_json
 from uma_trio.config import Config
 from uma_trio.options import ConfigError
 
@@ -23,6 +23,16 @@ def doctor(
     socket: Annotated[str | None, Parameter(help="The socket to look at; UMA_SOCK.")] = None,
     n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.")] = None,
     config: Annotated[str | None, Parameter(help="A YAML file; UMA_CONFIG.")] = None,
+    cost: Annotated[
+        bool,
+        Parameter(
+            help="Only tell what a tick of so many tokens takes on this machine; loads the model.",
+            negative="",
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool, Parameter(help="With --cost: measure anew what was measured before.", negative="")
+    ] = False,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> int:
     """Look for what would keep the daemon from running, or from running fast.
@@ -30,6 +40,13 @@ def doctor(
     Exit status: 0 if nothing blocks, 1 if something does.
     """
     flags = {"model": model, "socket": socket, "n_ctx": n_ctx, "config": config}
+    if cost:
+        from uma_trio.cli.cost import show_cost
+
+        return show_cost(settings.load(flags), fresh=fresh, as_json=json)
+    if fresh:
+        complain("--fresh goes with --cost.")
+        return USAGE
     findings = examine(flags)
     if json:
         print_json([attrs.asdict(finding) for finding in findings])

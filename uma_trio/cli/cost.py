@@ -1,0 +1,163 @@
+"""`uma-trio doctor --cost`: what a tick of so many tokens takes here, as a table with bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from uma_trio.cli.output import OK, USAGE, complain, console, print_json
+
+if TYPE_CHECKING:
+    from uma_trio.backend.base import Backend
+    from uma_trio.config import Config
+    from uma_trio.parts import Measured, Progress
+    from uma_trio.policy.cost import CostModel
+
+Load = Callable[["Config", "Progress | None"], "Backend"]
+
+_BAR = 32
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_DECODERS = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+@frozen
+class Step:
+    """One measured count of tokens. `note` says what is remarkable about it."""
+
+    tokens: int
+    ms: float
+    note: str = ""
+
+    @property
+    def per_s(self) -> float:
+        """Tokens per second in ticks of this size."""
+        return self.tokens / self.ms * 1e3
+
+    @property
+    def ms_per_token(self) -> float:
+        """Milliseconds that one of its tokens takes."""
+        return self.ms / self.tokens
+
+
+def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None = None) -> int:
+    """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
+    from uma_trio.backend.base import ModelError
+    from uma_trio.parts import load_backend, measured_cost
+
+    if config.policy == "baseline":
+        # It has no cost model. What is kept belongs to a set-up with a slot for ballast.
+        config = evolve(config, policy="contract")
+    try:
+        backend = (load or load_backend)(config, None)
+    except ModelError as error:
+        complain(str(error))
+        return USAGE
+    try:
+        measured = measured_cost(backend, fresh=fresh)
+        most = backend.limits.n_batch
+        about = f"{backend.model.name} on {backend.description}"
+    finally:
+        backend.close()
+    if as_json:
+        print_json({"about": about, **as_values(measured, most)})
+    else:
+        _show(about, measured, most)
+    return OK
+
+
+def steps(cost: CostModel, most: int) -> list[Step]:
+    """Return the measured counts, with a note where the staircase goes down or levels off."""
+    found: list[Step] = []
+    plateau = cost.plateau(most)
+    for tokens, seconds in cost.table().items():
+        notes = [] if tokens != plateau else ["plateau"]
+        if found and seconds * 1e3 < found[-1].ms:
+            notes.insert(0, f"less than {found[-1].tokens}")
+        found.append(Step(tokens, seconds * 1e3, ", ".join(notes)))
+    return found
+
+
+def decoders_ms(cost: CostModel, most: int) -> dict[int, float]:
+    """Return what one token for each of so many streams takes."""
+    from uma_trio.policy.cost import Work
+
+    return {n: cost.seconds(Work(n, n)) * 1e3 for n in _DECODERS if n <= most}
+
+
+def as_values(measured: Measured, most: int) -> dict[str, Any]:
+    """Return all there is to say, for JSON."""
+    cost = measured.cost
+    return {
+        "recalled": measured.recalled,
+        "file": str(measured.file),
+        "steps": [
+            {
+                "tokens": step.tokens,
+                "ms": step.ms,
+                "ms_per_token": step.ms_per_token,
+                "tokens_per_s": step.per_s,
+            }
+            for step in steps(cost, most)
+        ],
+        "plateau": cost.plateau(most),
+        "decoders_ms": decoders_ms(cost, most),
+    }
+
+
+def bar(value: float, most: float, width: int = _BAR) -> str:
+    """Return a bar whose length is `value` of `most`, to an eighth of a character."""
+    eighths = round(8 * width * value / most) if most > 0 else 0
+    whole, rest = divmod(max(0, min(eighths, 8 * width)), 8)
+    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+
+
+def _show(about: str, measured: Measured, most: int) -> None:
+    from rich.table import Table
+
+    found = steps(measured.cost, most)
+    best = max(step.per_s for step in found)
+    table = Table(box=None, pad_edge=False)
+    for name in ("tokens", "ms", "ms/token", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, style="cyan", min_width=_BAR)
+    table.add_column("", style="dim")
+    for step in found:
+        cells = [str(step.tokens), *(_figure(v) for v in (step.ms, step.ms_per_token, step.per_s))]
+        table.add_row(*cells, bar(step.per_s, best), step.note)
+    out = console()
+    out.print(f"One tick of so many tokens: {about}", soft_wrap=True)
+    out.print(table)
+    for line in summary(measured, most):
+        out.print(line, soft_wrap=True)
+
+
+def summary(measured: Measured, most: int) -> list[str]:
+    """Return what follows from the staircase, in sentences."""
+    cost = measured.cost
+    ms = decoders_ms(cost, most)
+    chunk = cost.plateau(most)
+    chunks = f"With nobody to protect, prompts go in chunks of {chunk}"
+    lines = [
+        f"{chunks}: the fewest tokens that reach 95 % of the best rate.",
+        f"Decoders: {', '.join(f'{n}: {_figure(v)} ms' for n, v in ms.items())}.",
+    ]
+    if 3 in ms and 4 in ms:
+        if ms[4] < ms[3]:
+            lines.append(
+                f"Four decoders ({_figure(ms[4])} ms) cost less than three ({_figure(ms[3])} ms): "
+                "the contract policy fills the row, with ballast if need be."
+            )
+        else:
+            more = 100 * (ms[4] / ms[3] - 1)
+            lines.append(f"A fourth decoder beside three costs {more:.0f} % more.")
+    if measured.recalled:
+        lines.append(f"Recalled from {measured.file}; --fresh measures anew.")
+    else:
+        lines.append(f"Measured now, and kept in {measured.file}.")
+    return lines
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
