@@ -44,8 +44,8 @@ docs: setup-checks
 
 .PHONY: bench
 bench: setup
-	@$(BIN)/python benches/throughput.py $(ARGS)
-	@$(BIN)/python benches/ipc_overhead.py $(ARGS)
+	@$(BIN)/python -m benches.throughput $(ARGS)
+	@$(BIN)/python -m benches.ipc_overhead $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup-checks

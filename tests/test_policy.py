@@ -78,13 +78,13 @@ def test_a_parked_sequence_is_left_out_with_a_reason() -> None:
 
 def test_prompts_without_a_first_token_go_before_recomputed_ones() -> None:
     """Who has seen nothing yet is served before who was preempted."""
-    plan = baseline(state(prompt(1, 200, started=True), prompt(2, 200), target=64))
+    plan = baseline(state(prompt(1, 200, started=True), prompt(2, 200), target=16))
     assert tokens(plan) == {2: 64}
 
 
 def test_interactive_prompts_go_before_background_ones() -> None:
     """A person's prompt is not behind a batch job's."""
-    plan = baseline(state(prompt(1, 200, lane="background"), prompt(2, 40), target=64))
+    plan = baseline(state(prompt(1, 200, lane="background"), prompt(2, 40), target=16))
     assert tokens(plan) == {2: 40, 1: 24}
 
 
@@ -123,8 +123,14 @@ def test_a_small_tick_says_nothing_about_the_budget() -> None:
     assert next_target(LastTick(3, 0.001)) == 32
 
 
+def test_prompts_alone_get_longer_ticks() -> None:
+    """When nobody waits for the next word, chunks are four times as large."""
+    assert tokens(baseline(state(prompt(1, 500), target=32))) == {1: 128}
+    assert tokens(baseline(state(prompt(1, 500), decoder(2), target=32))) == {1: 31, 2: 1}
+
+
 def test_the_budget_settles_near_the_tick_time() -> None:
-    """On a machine of one millisecond a token, ticks come to about thirty tokens."""
+    """On a machine of one millisecond a token, ticks of prompts come to four times thirty."""
     current = state(prompt(1, 100_000))
     for _ in range(50):
         plan = baseline(current)
@@ -137,7 +143,7 @@ def test_the_budget_settles_near_the_tick_time() -> None:
             last=LastTick(plan.n_tokens, plan.n_tokens / 1000),
             memory=plan.memory,
         )
-    assert 25 <= plan.n_tokens <= 34
+    assert 4 * 25 <= plan.n_tokens <= 4 * 34
 
 
 def test_transformers_are_applied_in_order() -> None:

@@ -25,6 +25,7 @@ from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.task import EngineDied, run_engine
+from uma_trio.machine import settle
 from uma_trio.net.listener import Listener, claim
 from uma_trio.net.server import Server
 from uma_trio.net.shared import Shared, in_thread
@@ -90,6 +91,7 @@ async def serve(
             settings = await trio.to_thread.run_sync(engine_settings, config, backend)
             with recorder(config, backend, settings) as record:
                 daemon = _Daemon(config, backend, policy, settings, record)
+                settle()
                 with name.listen() as listener:
                     await daemon.run(listener, on_ready)
         finally:

@@ -28,7 +28,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import NOT_FINITE, NonFinite, Sampler, greedy
+from uma_trio.engine.sampling import NonFinite, Sampler, greedy
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.admission import admit
 from uma_trio.policy.cost import CostModel
@@ -288,13 +288,11 @@ class Engine:
         likeliest = greedy(logits).tolist()
         for row, sequence in enumerate(rows):
             try:
-                token = likeliest[row] if sequence.sampler.greedy else sequence.sampler(logits[row])
+                token = sequence.sampler.choose(logits[row], likeliest[row])
             except NonFinite:
-                token = NOT_FINITE
-            if token == NOT_FINITE:
                 self.registry.end(sequence, "error", now, code="E_RUNTIME_003", message=_NOT_FINITE)
-            else:
-                self.registry.sampled(sequence, token, now)
+                continue
+            self.registry.sampled(sequence, token, now)
 
     def _record(self, job: Job, decode_s: float, host_s: float, now: float) -> None:
         decoders = sum(item.phase == "decode" for item in job.plan.items)
@@ -306,7 +304,7 @@ class Engine:
             host_s=host_s,
             sampling_s=done - now,
             rows=len(job.filled.rows),
-            rows_in_place=sum(s.sampler.in_place for s in job.filled.rows),
+            rows_in_place=len(job.filled.rows),  # no sampler of ours copies a row
         )
         self._metrics.promise.tick(_promise(job), decode_s + host_s)
         self._publish_load()

@@ -60,24 +60,42 @@ class Sampler:
     else runs. Call it once for each token; the call draws at most one random number.
     """
 
-    __slots__ = ("_masked", "_params", "_random", "greedy", "in_place")
+    __slots__ = ("_masked", "_never", "_params", "_random", "greedy")
 
     def __init__(self, params: SamplingParams, end_tokens: Collection[int]) -> None:
         self._params = params
         self._random = random.Random(params.seed)
-        self._masked: IdArray | None = None
-        if params.ignore_eos and end_tokens:
-            self._masked = np.array(sorted(end_tokens), np.intp)
-        #: Whether rows are read where they lie; masking end tokens takes a copy.
-        self.in_place: bool = self._masked is None
-        #: Whether a row of this sequence may go through the function :func:`greedy` instead.
-        self.greedy: bool = params.temperature <= 0.0 and self._masked is None
+        self._never = frozenset(end_tokens) if params.ignore_eos else frozenset[int]()
+        self._masked: IdArray | None = (
+            np.array(sorted(self._never), np.intp) if self._never else None
+        )
+        self.greedy = params.temperature <= 0.0
+
+    def choose(self, row: FloatArray, likeliest: int) -> int:
+        """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`.
+
+        `likeliest` is what :func:`greedy` says of this row; where that is what is asked for the
+        row is not read again.
+        """
+        if likeliest == NOT_FINITE:
+            raise NonFinite("the row has no finite maximum")
+        if self.greedy and likeliest not in self._never:
+            return likeliest
+        return self(row)
 
     def __call__(self, row: FloatArray) -> int:
         """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`."""
-        if self._masked is not None:
-            row = _without(row, self._masked)
-        if self._params.temperature <= 0.0:
+        if self._masked is None:
+            return self._choose(row)
+        hidden = row[self._masked]
+        row[self._masked] = -np.inf  # cheaper than a copy of the row, and undone
+        try:
+            return self._choose(row)
+        finally:
+            row[self._masked] = hidden
+
+    def _choose(self, row: FloatArray) -> int:
+        if self.greedy:
             best = int(row.argmax())
             _check(row[best])
             return best
@@ -93,7 +111,7 @@ class Sampler:
         """
         if self._masked is not None:
             row = _without(row, self._masked)
-        if self._params.temperature <= 0.0:
+        if self.greedy:
             best = row.argmax()
             _check(row[best])
             return np.array([best], np.intp), np.ones(1, np.float32)

@@ -25,8 +25,10 @@ def adapt_budget(state: SchedulerState, plan: Plan) -> Plan:
     ewma = last.decode_s if ewma == 0 else ewma + SMOOTHING * (last.decode_s - ewma)
     target = memory.target_tokens
     if last.n_tokens >= FULL * target:
-        if last.decode_s < (1 - TOLERANCE) * state.tick_budget_s:
+        # A tick of prompts alone may be several targets long, and takes as much longer.
+        budget_s = state.tick_budget_s * max(1.0, last.n_tokens / target)
+        if last.decode_s < (1 - TOLERANCE) * budget_s:
             target = min(state.n_batch, max(target + 1, int(target * GROW)))
-        elif last.decode_s > (1 + TOLERANCE) * state.tick_budget_s:
+        elif last.decode_s > (1 + TOLERANCE) * budget_s:
             target = max(SMALLEST_TARGET, int(target * SHRINK))
     return evolve(plan, memory=evolve(plan.memory, target_tokens=target, decode_ewma_s=ewma))

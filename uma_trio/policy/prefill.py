@@ -11,6 +11,9 @@ from uma_trio.policy.state import SchedulerState, SequenceView
 # When decoding alone fills the budget, prompts still move by this many tokens a tick: a
 # request that never starts is worse than a tick that is a little long.
 SMALLEST_CHUNK = 8
+# Ticks of prompts alone may be this many times as long: nobody is waiting for the next word, only
+# a newcomer for the end of the tick, and larger chunks are computed faster.
+ALONE = 4
 
 
 def _order(state: SchedulerState) -> list[SequenceView]:
@@ -26,7 +29,8 @@ def fill_with_prefill(state: SchedulerState, plan: Plan) -> Plan:
     if not ready:
         return plan
     used = plan.n_tokens
-    room = max(plan.memory.target_tokens - used, SMALLEST_CHUNK)
+    target = plan.memory.target_tokens * (1 if used else ALONE)
+    room = max(target - used, SMALLEST_CHUNK)
     room = min(room, state.n_batch - used)
     items: list[PlanItem] = []
     skipped: list[Skip] = []
