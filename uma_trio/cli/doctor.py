@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Callable
+from itertools import chain
 from typing import Annotated
 
 import attrs
@@ -15,6 +17,9 @@ from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, print_json
 from uma_trio.config import Config
 from uma_trio.options import ConfigError
+
+_MARGIN = " " * 8  # under the text beside the mark
+_LEAST_ROOM = 20  # columns
 
 
 def doctor(
@@ -51,7 +56,7 @@ def doctor(
     if json:
         print_json([attrs.asdict(finding) for finding in findings])
     else:
-        _show(findings)
+        _show(findings, flags)
     return USAGE if any(finding.weight == "blocks" for finding in findings) else OK
 
 
@@ -75,22 +80,31 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
     return findings
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: list[Finding], flags: dict[str, str | None]) -> None:
     from rich.text import Text
 
     marks = {"ok": ("ok    ", "green"), "slow": ("slow  ", "yellow"), "blocks": ("BLOCKS", "red")}
     out = console()
+    room = max(_LEAST_ROOM, out.width - len(_MARGIN))
     for finding in findings:
         mark, colour = marks[finding.weight]
-        line = Text.assemble((mark, colour), "  ", (f"{finding.about}: ", "bold"), finding.what)
-        out.print(line, soft_wrap=True)
-        if finding.fix:
-            out.print(Text.assemble("        fix: ", finding.fix), soft_wrap=True)
+        told = Text.assemble((f"{finding.about}: ", "bold"), finding.what)
+        first, *more = told.wrap(out, room)
+        out.print(Text.assemble((mark, colour), "  ", first), soft_wrap=True)
+        more += Text(f"fix: {finding.fix}").wrap(out, room) if finding.fix else []
+        for line in more:
+            out.print(Text.assemble(_MARGIN, line), soft_wrap=True)
+    out.print(_verdict(findings, flags), soft_wrap=True)
+
+
+def _verdict(findings: list[Finding], flags: dict[str, str | None]) -> str:
     blocking = sum(finding.weight == "blocks" for finding in findings)
     slowing = sum(finding.weight == "slow" for finding in findings)
     if blocking:
-        out.print(f"{blocking} of these must be fixed before the daemon can run.")
-    elif slowing:
-        out.print(f"The daemon can run; {slowing} of these would slow it down.")
-    else:
-        out.print("The daemon can run: uma-trio serve")
+        return f"{blocking} of these must be fixed before the daemon can run."
+    if any(finding.about == "socket" and "is served by" in finding.what for finding in findings):
+        return 'A daemon runs already: uma-trio run "Once upon a time"'
+    if slowing:
+        return f"The daemon can run; {slowing} of these would slow it down."
+    given = [(f"--{name.replace('_', '-')}", value) for name, value in flags.items() if value]
+    return "The daemon can run: " + shlex.join(["uma-trio", "serve", *chain(*given)])

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, USAGE, attempt, complain, console, print_json, socket_path
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_UNSPOKEN = {"ratio", "0 or 1"}  # units that say nothing behind a number
+_LEAST_ROOM = 30  # columns; less would cut every explanation
 
 
 def metrics(
@@ -43,25 +49,37 @@ async def _metrics(path: Path, as_json: bool, every: float | None) -> int:
 
 
 def _show(found: dict[str, Any], *, clear: bool) -> None:
-    from rich.table import Table
-
     from uma_trio.telemetry.catalogue import METRICS
 
     out = console()
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(no_wrap=True)
-    if out.is_terminal:  # a pipe gets what can be cut and compared
-        table.add_column(no_wrap=True, overflow="ellipsis", style="dim")
     meaning = {metric.name: metric for metric in METRICS}
+    rows = []
     for name, value in found.items():
         metric = meaning.get(name)
-        unit = metric.unit if metric and metric.kind in ("gauge", "histogram") else ""
-        cells = [name, _text(value, unit), metric.help if metric else ""]
-        table.add_row(*cells[: len(table.columns)])
+        speaks = metric and metric.kind in ("gauge", "histogram") and metric.unit not in _UNSPOKEN
+        unit = metric.unit if metric and speaks else ""
+        rows.append((name, _text(value, unit), metric.help if metric else ""))
     if clear and out.is_terminal:
         out.clear()
-    out.print(table)
+    _print(rows, out)
+
+
+def _print(rows: list[tuple[str, str, str]], out: Console) -> None:
+    """Print names and figures whole, and what they mean where there is room for it."""
+    from rich.text import Text
+
+    names, figures = (max(len(row[column]) for row in rows) for column in (0, 1))
+    # A pipe gets what can be cut and compared.
+    room = out.width - names - figures - 4 if out.is_terminal else 0
+    for name, figure, meaning in rows:
+        line = Text.assemble((name.ljust(names), "bold"), "  ", figure)
+        if room >= _LEAST_ROOM:
+            told = meaning if len(meaning) <= room else f"{meaning[: room - 3]}..."
+            line = Text.assemble(line, " " * (figures - len(figure)), "  ", (told, "dim"))
+        out.print(line, soft_wrap=True)
+    if out.is_terminal and room < _LEAST_ROOM:
+        wide = names + figures + 4 + _LEAST_ROOM
+        out.print(f"What they mean: in a window of {wide} columns, and in docs/METRICS.md.")
 
 
 def _text(value: Any, unit: str = "") -> str:

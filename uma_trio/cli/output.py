@@ -44,10 +44,15 @@ def print_json(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console that neither guesses at markup nor highlights numbers."""
+    """Return a rich console that neither guesses at markup nor highlights numbers.
+
+    What is not a terminal has no edge: nothing is cut or broken there.
+    """
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    file = sys.stderr if stderr else sys.stdout
+    width = None if file.isatty() else 10_000
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
 def duration(seconds: float) -> str:

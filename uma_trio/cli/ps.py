@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, attempt, console, duration, print_json, socket_path
+from uma_trio.cli.output import OK, attempt, console, duration, harmless, print_json, socket_path
 
 if TYPE_CHECKING:
     from uma_protocol import SessionInfo
@@ -40,12 +40,15 @@ async def _ps(path: Path, as_json: bool) -> int:
 
 def _table(sessions: tuple[SessionInfo, ...]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, side in _COLUMNS:
-        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+        # In a narrow window the names are cut, so that no figure is.
+        whole = heading not in {"APP", "PROCESS"}
+        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=whole)
     for info in sessions:
-        table.add_row(*_row(info))
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in _row(info)))
     console().print(table)
 
 
@@ -53,6 +56,7 @@ _COLUMNS = (
     ("REQUEST", "right"),
     ("APP", "left"),
     ("PROCESS", "left"),
+    ("PID", "right"),
     ("STATE", "left"),
     ("LANE", "left"),
     ("PROMPT", "right"),
@@ -65,8 +69,9 @@ _COLUMNS = (
 def _row(info: SessionInfo) -> tuple[str, ...]:
     return (
         str(info.request),
-        info.app or "-",
-        f"{_process_name(info.pid)} ({info.pid})" if info.pid else "-",
+        harmless(info.app or "-"),
+        _process_name(info.pid),
+        str(info.pid or "-"),
         info.state,
         info.lane,
         f"{min(info.computed_tokens, info.prompt_tokens)}/{info.prompt_tokens}",
@@ -76,8 +81,9 @@ def _row(info: SessionInfo) -> tuple[str, ...]:
     )
 
 
-def _process_name(pid: int) -> str:
+def _process_name(pid: int | None) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "pid"
+        return "-"
+    return harmless(name).strip()

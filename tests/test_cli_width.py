@@ -1,0 +1,115 @@
+"""What the listing verbs show in a narrow window, in a wide one and in a pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from uma_protocol import SessionInfo
+from uma_trio.cli import doctor, metrics, ps
+from uma_trio.cli.checks import Finding
+from uma_trio.cli.output import console
+
+FIGURES: dict[str, Any] = {
+    "decode_ms_last": 3.927,
+    "decode_ms_avg": 8.5,
+    "prefill_guard_active": 0,
+    "requests_total": {"stop": 39, "length": 50, "cancelled": 0, "error": 0},
+}
+SESSION = SessionInfo(
+    request=1234,
+    id="r-1",
+    app="a label of some length",
+    pid=None,
+    uid=0,
+    state="prefill",
+    lane="interactive",
+    prompt_tokens=16_800,
+    computed_tokens=16_000,
+    completion_tokens=0,
+    tokens_per_s=1234.5,
+    age_ms=98_000.0,
+)
+
+
+class Window:
+    """A terminal of a known width that remembers what was printed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+        self._file = io.StringIO()
+        screen = Console(
+            file=self._file, width=width, force_terminal=True, color_system=None, highlight=False
+        )
+        for module in (doctor, metrics, ps):
+            monkeypatch.setattr(module, "console", lambda: screen)
+
+    def lines(self) -> list[str]:
+        """Return what was printed, without trailing blanks."""
+        return [line.rstrip() for line in self._file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_metrics_are_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Names and figures are whole at any width; what they mean takes the room that is left."""
+    window = Window(monkeypatch, width)
+    metrics._show(FIGURES, clear=False)
+    *rows, last = window.lines()
+    whole = " ".join([*rows, last])
+    for name in FIGURES:
+        assert name in whole
+    assert "stop 39  length 50  cancelled 0  error 0" in whole
+    assert all(len(row) <= width for row in rows)
+    assert ("docs/METRICS.md" in last) == (width == 80)
+    assert ("The last batch" in whole) == (width == 120)
+
+
+def test_a_unit_that_says_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch is shown as 0 or 1, not as "0 0 or 1"."""
+    window = Window(monkeypatch, 120)
+    metrics._show({"prefill_guard_active": 0}, clear=False)
+    assert window.lines()[0].split()[:2] == ["prefill_guard_active", "0"]
+    assert "0 or 1" not in window.lines()[0]
+
+
+def test_ps_cuts_no_figure_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long label is cut before a state, a lane or a number loses a character."""
+    window = Window(monkeypatch, 80)
+    ps._table((SESSION,))
+    heading, row = window.lines()
+    shown = f"{heading} {row}"
+    for word in ("1234", "prefill", "interactive", "16000/16800", "1234.5", "98.0 s", "TOKENS/S"):
+        assert word in shown
+    assert row.count("…") == 1
+    assert max(len(heading), len(row)) <= 80
+
+
+def test_doctor_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding goes on under its beginning, and its fix too."""
+    window = Window(monkeypatch, 40)
+    doctor._show([Finding("model", "blocks", "word " * 12, "mend " * 12)], {})
+    first, *more = window.lines()
+    assert first.startswith("BLOCKS  model: word")
+    assert all(len(line) <= 40 for line in (first, *more[:-1]))
+    assert all(line.startswith("        ") for line in more[:-1])
+    assert more[-1] == "1 of these must be fixed before the daemon can run."
+
+
+def test_doctor_says_the_line_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the flags it was given, or, where a daemon runs, a question to that."""
+    window = Window(monkeypatch, 120)
+    doctor._show([], {"model": "my model.gguf", "n_ctx": "512", "config": None})
+    served = Finding("socket", "ok", "uma.sock is served by a daemon, pid 7")
+    doctor._show([served], {})
+    assert window.lines()[0] == (
+        "The daemon can run: uma-trio serve --model 'my model.gguf' --n-ctx 512"
+    )
+    assert window.lines()[-1] == 'A daemon runs already: uma-trio run "Once upon a time"'
+
+
+def test_a_pipe_has_no_edge(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not a terminal gets every line whole."""
+    console().print("word " * 100)
+    assert capsys.readouterr().out.count("\n") == 1
