@@ -37,7 +37,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.promise import Promise
+from uma_trio.telemetry.promise import NO_PROMISE, Promise
 from uma_trio.text.stream import TokenText
 
 _NOT_FINITE = (
@@ -64,8 +64,9 @@ class EngineSettings:
 def _promise(job: Job) -> Promise:
     """Put what the plan promised into the words of the metrics."""
     plan, guard = job.plan, job.plan.memory.guard
+    if plan.memory.cost is None:
+        return NO_PROMISE
     prompts = {view.key for view in job.state.sequences if not view.decoding and view.credit > 0}
-    cost = plan.memory.cost
     return Promise(
         limit_s=plan.limit.seconds,
         solo_s=plan.limit.solo_s,
@@ -77,7 +78,7 @@ def _promise(job: Job) -> Promise:
         floor_grants=guard.floor_grants,
         infeasible=guard.infeasible,
         background_share=guard.share,
-        cost_error=0.0 if cost is None else cost.error,
+        cost_error=plan.memory.cost.error,
         bmt_budget=job.state.contract.bmt_budget or 0.0,
     )
 
@@ -310,11 +311,15 @@ class Engine:
         self._publish_load()
 
     def _publish_load(self) -> None:
-        running = self.registry.running.values()
+        running = self.registry.running
+        parked = cells = 0
+        for sequence in running.values():
+            cells += sequence.computed
+            parked += sequence.credit <= 0
         self._metrics.load(
             running=len(running),
             waiting=len(self.registry.waiting),
-            parked=sum(sequence.credit <= 0 for sequence in running),
-            cells_used=sum(sequence.computed for sequence in running),
+            parked=parked,
+            cells_used=cells,
             cells_reserved=self.registry.ledger.reserved_cells,
         )

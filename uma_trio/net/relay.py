@@ -110,10 +110,11 @@ async def _stream(
     request_id, streams = generate.id, generate.stream
     whole: list[str] = []
     logits_at: float | None = None
+    behind = False
     while True:
         frames: list[bytes] = []
         n_tokens = 0
-        for item in await _burst(stream):
+        for item in await _burst(stream, behind=behind):
             if isinstance(item, TokenOut):
                 n_tokens += 1
                 if streams:
@@ -128,8 +129,10 @@ async def _stream(
                 frames.append(protocol.send(eos_event(running, item, text)))
                 writer.write(b"".join(frames))
                 return item.code
+        behind = not frames  # the end of the prompt comes with its first token
         if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
             await writer.flushed()
+            behind = True
         protocol.flushed()
         if logits_at is not None:
             shared.recorder.first_chunk(shared.clock() - logits_at)
@@ -138,11 +141,17 @@ async def _stream(
             inbox.put(Credit(handle, n_tokens))
 
 
-async def _burst(stream: trio.MemoryReceiveChannel[StreamItem]) -> list[StreamItem]:
-    """Return everything that is there, at least one item."""
+async def _burst(
+    stream: trio.MemoryReceiveChannel[StreamItem], *, behind: bool
+) -> list[StreamItem]:
+    """Wait for an item; return it, with all others that are there when the stream is `behind`.
+
+    A stream that keeps up has one item a tick, and asking for a second costs an exception.
+    """
     items = [await stream.receive()]
     try:
-        while True:
+        while behind:
             items.append(stream.receive_nowait())
     except trio.WouldBlock:
         return items
+    return items

@@ -37,11 +37,14 @@ class Promise:
     bmt_budget: float = 0.0
 
 
+NO_PROMISE = Promise()
+
+
 class PromiseFigures:
     """What is kept of it. Called on the engine's thread; read by anybody."""
 
     def __init__(self) -> None:
-        self._last = Promise()
+        self._last = NO_PROMISE
         self._over = self._held_back = self._ballast = 0
         self._violations = {"ttft": 0, "tbt": 0}
         self._moved = 0.0
@@ -53,6 +56,8 @@ class PromiseFigures:
 
     def tick(self, promise: Promise, took_s: float) -> None:
         """Record one tick that took `took_s` from token to token."""
+        if promise is NO_PROMISE:
+            return
         self._last = promise
         self._held_back += promise.held_back
         self._ballast += promise.ballast
