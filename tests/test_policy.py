@@ -59,6 +59,11 @@ def test_every_decoder_gets_one_token_before_any_prompt() -> None:
     assert [(item.key, item.n_tokens) for item in plan.items] == [(2, 1), (3, 1), (1, 30)]
 
 
+def test_it_does_not_say_that_nobody_decodes() -> None:
+    """A policy without a limit says so, and nothing about streams that it does not watch."""
+    assert baseline(state(decoder(1))).limit.reason == "this policy sets no limit"
+
+
 def test_decoders_beyond_the_batch_take_turns() -> None:
     """With more decoders than rows, those left out are first the next time."""
     first = baseline(state(*(decoder(k) for k in range(6)), n_batch=4))

@@ -383,7 +383,7 @@ def test_a_trace_that_was_cut_off_is_replayed_as_far_as_it_goes(
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1])[:-10])
     assert replay_verb(path) == 0
     said = capsys.readouterr().out
-    assert "its end is missing" in said
+    assert "Its end is missing" in said
     assert "All 4 plans" in said
 
 

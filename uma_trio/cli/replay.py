@@ -54,14 +54,15 @@ def _replay(file: Path, lines: BinaryIO, name: str | None, as_json: bool) -> int
         return OK if found.first is None else DIFFERENT
     made = f"{header.model}, policy {header.policy}, uma-trio {header.version}"
     print(harmless(f"{file}: {made}"))
-    if found.missing or not ticks.complete:
-        end = "" if ticks.complete else "; its end is missing, the daemon did not stop in order"
-        print(f"{found.missing} ticks are not in it{end}.")
+    if found.missing:
+        print(f"{found.missing} ticks are not in it.")
+    if not ticks.complete:
+        print("Its end is missing: the daemon still runs, or did not stop in order.")
     if found.first is None:
         print(f"All {found.ticks} plans are reproduced.")
         return OK
     first = found.first
-    print(f"Tick {first.tick}, the {found.ticks}. of the trace, is planned differently:")
+    print(f"Tick {first.tick}, number {found.ticks} of the trace, is planned differently:")
     print(harmless(f"  {first.where}: {first.recorded} was recorded, {first.replayed} comes out."))
     return DIFFERENT
 

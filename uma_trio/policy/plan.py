@@ -34,7 +34,7 @@ class Limit:
     """How long this tick may take, and whose patience that is measured by.
 
     `solo_s` is what the interactive streams alone would cost; `seconds` is infinite when no
-    interactive stream is decoding.
+    interactive stream is decoding, and under a policy that watches none.
     """
 
     seconds: float
@@ -43,6 +43,7 @@ class Limit:
 
 
 NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")
+UNGUARDED = Limit(float("inf"), "this policy sets no limit")
 
 
 @frozen
@@ -57,7 +58,7 @@ class Plan:
     items: tuple[PlanItem, ...] = ()
     skipped: tuple[Skip, ...] = ()
     ballast: int = 0
-    limit: Limit = NO_LIMIT
+    limit: Limit = UNGUARDED
     predicted_s: float = 0.0
     moved_bytes: float = 0.0
     memory: Memory = field(factory=Memory)
