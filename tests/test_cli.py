@@ -205,6 +205,7 @@ async def test_help_names_every_option_once() -> None:
         ("uma-trio", ["serv"], 'Did you mean "serve"?'),
         ("uma-trio", ["serve", "--n-ct", "3"], "Did you mean --n-ctx?"),
         ("uma-trio", ["serve", "--n-ctx", "3"], "--n-ctx: 3 is out of range"),
+        ("uma-trio", ["serve", "some model"], "Nothing takes 'some model'."),
         ("umad", ["--n-ctx"], "--n-ctx"),
         ("umad", ["serve", "--kv-type", "q6"], "q8_0"),
         ("umad", ["--http", "on"], "it comes with the HTTP gateway"),

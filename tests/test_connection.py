@@ -169,6 +169,21 @@ async def test_a_context_error_names_the_numbers(autojump_clock: MockClock) -> N
         assert all(number in error.message for number in ("6", "1020", "1024", "1018"))
 
 
+async def test_a_prompt_that_is_too_long_is_told_how_long_it_may_be(
+    autojump_clock: MockClock,
+) -> None:
+    """In bytes and in tokens, each with its bound and the way out."""
+    async with house(max_prompt_bytes=3000) as daemon:
+        client, other = daemon.connect(), daemon.connect()
+        await client.ask(prompt="x" * 2000)
+        await other.ask(prompt="x" * 3001)
+        ((tokens,), (size,)) = (await client.rest(), await other.rest())
+        assert isinstance(tokens, Error)
+        assert isinstance(size, Error)
+        assert "shorten it to 1023 or fewer" in tokens.message
+        assert "--max-prompt-bytes" in size.message
+
+
 async def test_without_max_tokens_the_answer_is_trimmed_to_the_room(
     autojump_clock: MockClock,
 ) -> None:

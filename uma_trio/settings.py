@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, RESERVED, Config
 from uma_trio.options import ConfigError, Option, nearest
+
+if TYPE_CHECKING:
+    from yaml.nodes import Node
 
 
 def flag_key(flag: str) -> str:
@@ -104,12 +108,15 @@ def read_yaml(path: Path) -> dict[str, object]:
     import yaml  # here, so that `--help` does not wait for it
 
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if problem := _ambiguity(yaml.compose(text, yaml.SafeLoader), ()):
+            raise ConfigError(f"{CONFIG_FLAG} {path}: {problem}")
+        document = yaml.safe_load(text)
     except OSError as error:
         message = f"{CONFIG_FLAG} {path}: {error.strerror}; check the path"
         raise ConfigError(message) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"{CONFIG_FLAG} {path} is not YAML: {' '.join(str(error).split())}"
+        message = f"{CONFIG_FLAG} {path} is not YAML: {_where(error)}"
         raise ConfigError(message) from error
     if document is None:
         return {}
@@ -119,11 +126,43 @@ def read_yaml(path: Path) -> dict[str, object]:
     return dict(_settings(document, path))
 
 
+def _where(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}: {problem}"
+
+
+def _ambiguity(node: Node | None, around: tuple[Node, ...]) -> str:
+    """Return what YAML would quietly resolve: a key given twice, a section inside itself."""
+    if node is None or isinstance(node.value, str):
+        return ""
+    line = node.start_mark.line + 1
+    if any(node is other for other in around):
+        return f"line {line}: a section contains itself"
+    seen: dict[str, int] = {}
+    for child in node.value:
+        key, value = child if isinstance(child, tuple) else (None, child)
+        if key is not None and isinstance(key.value, str):
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                return f"{key.value} is in lines {seen[key.value]} and {line}; keep one of them"
+            seen[key.value] = line
+        if problem := _ambiguity(value, (*around, node)):
+            return problem
+    return ""
+
+
 def _settings(document: Mapping[object, object], path: Path) -> Iterator[tuple[str, object]]:
     known = known_keys()
     for key, value in _flatten(document, ""):
         if key == "ipc" and str(value).lower() == "uds":
             continue  # the flat spelling of --ipc, beside the section of the same name
+        if key not in known and _is_section(key):
+            message = (
+                f"{path}: {key} is a section, and its settings go below it; see docs/CONFIG.md"
+            )
+            raise ConfigError(message)
         if key not in known:
             message = f"{path}: no such key {key}{nearest(key, known)}; see docs/CONFIG.md"
             raise ConfigError(message)

@@ -128,11 +128,11 @@ def test_any_unicode_text_is_a_prompt(text):
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
-        (b"", "not valid JSON"),
+        (b"", "too early"),
         (b"nonsense", "not valid JSON"),
         (b'{"id":"a",}', "trailing comma"),
         (b'{"id":"a"} {}', "trailing characters"),
-        (b'{"id":"a"', "not valid JSON"),
+        (b'{"id":"a"', "too early"),
         (b'{"id":"a\n"}', "not valid JSON"),
         (b"]]]]", "not valid JSON"),
         (b'{"id":"a","temperature":NaN}', "not valid JSON"),
@@ -146,7 +146,8 @@ def test_any_unicode_text_is_a_prompt(text):
         ('{"id":"a"}'.encode("utf-16-le"), "UTF-16"),
         ('{"id":"a"}'.encode("utf-16-be"), "UTF-16"),
         ('{"id":"a"}'.encode("utf-32-be"), "UTF-32"),
-        (b'{"id":"\\ud800"}', "not valid JSON"),
+        (b'{"id":"\\ud800"}', "half a surrogate pair"),
+        (b'{"id":"a","prompt":"\\uD83D and more"}', "surrogate pair"),
         (b'{"id":"a","prompt":"\\udc00x"}', "not valid JSON"),
         (b'{"id":"a","prompt":"\\ud83d\\u0041"}', "not valid JSON"),
     ],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -55,6 +56,7 @@ _decode_event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 _BRACKETS_ONLY = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SPACE = b" \t\r\n"
+_LAST_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}\Z")
 _BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -72,6 +74,10 @@ def encode_request(request: Request) -> bytes:
     try:
         document = msgspec.to_builtins(request)
         payload = _encode(request)
+    except UnicodeEncodeError:
+        raise LocalProtocolError(
+            Code.E_PROTO_003, "the request contains half a surrogate pair, which no text may"
+        ) from None
     except (TypeError, ValueError, RecursionError) as exc:
         raise LocalProtocolError(
             Code.E_PROTO_003, f"the request cannot be written as JSON ({type(exc).__name__})"
@@ -245,6 +251,10 @@ def _explain(payload: bytes, exc: Exception) -> str:
     detail = str(exc)
     if "out of range" in detail:
         return "the document contains a number that is too large"
+    if "truncated" in detail:
+        # The parser also looks in vain for the second half of a surrogate pair.
+        half = _LAST_SURROGATE.search(payload) is not None
+        detail = "half a surrogate pair" if half else "it ends too early"
     return f"the document is not valid JSON: {detail.removeprefix('JSON is malformed: ')}"
 
 

@@ -9,10 +9,11 @@ socket belongs to another daemon.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from uma_trio import __version__
 from uma_trio.cli.output import INTERRUPTED, OK, USAGE, complain
@@ -86,6 +87,8 @@ def answer(app: App, arguments: Sequence[str]) -> int:
 
 def _usage(error: CycloptsError, name: str) -> str:
     text = " ".join(str(error).split())
+    if isinstance(error, UnusedCliTokensError):
+        text = f"Nothing takes {shlex.join(error.unused_tokens or ())}."
     verb = " ".join([name, *(error.command_chain or ())])
     return f"{text} See {verb} --help."
 

@@ -47,7 +47,8 @@ def answer(request: Explain, recorded: Recorded, directory: Directory) -> Explan
     """Return what to tell the client; it fits into a frame."""
     if request.request is not None and not recorded.requests:
         return error_event(
-            Code.E_PROTO_005, "nothing is known of that request, or not any more; see `explain`"
+            Code.E_PROTO_005,
+            "nothing is known of that request, or not any more; `explain` without one lists them",
         )
     room = MAX_BYTES
     stories: list[StoryInfo] = []

@@ -28,6 +28,7 @@ _PATH_MAX = 108 if sys.platform == "linux" else 104
 # The accept errors that say "not now" rather than "never"; trio.serve_listeners has the same.
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _ACCEPT_PAUSE_S = 0.1
+_ELSEWHERE = "choose another path with --socket"
 
 
 class SocketTaken(Exception):
@@ -35,7 +36,7 @@ class SocketTaken(Exception):
 
     def __init__(self, path: str, pid: int | None) -> None:
         who = f"pid {pid}" if pid is not None else "another process"
-        super().__init__(f"{path} is already served by {who}")
+        super().__init__(f"{path} is already served by {who}; use that, or {_ELSEWHERE}")
         self.path = path
         self.pid = pid
 
@@ -173,8 +174,15 @@ def _take_lock(path: str) -> int:
     try:
         fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
+        if exc.errno == errno.ENOENT:
+            folder = os.path.dirname(path)
+            raise SocketUnusable(
+                f"there is no folder {folder}; create it, or {_ELSEWHERE}"
+            ) from exc
         why = "it is a symbolic link" if exc.errno == errno.ELOOP else exc.strerror
-        raise SocketUnusable(f"cannot open the lock file {lock_path}: {why}") from exc
+        raise SocketUnusable(
+            f"cannot open the lock file {lock_path}: {why}; mend that, or {_ELSEWHERE}"
+        ) from exc
     try:
         info = os.fstat(fd)
         # A second link could be any file of ours, and we are about to write into it.

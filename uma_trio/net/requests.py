@@ -69,7 +69,8 @@ def check_untokenised(generate: Generate, settings: Settings) -> None:
     if n_bytes > settings.max_prompt_bytes:
         raise Refusal(
             Code.E_LIMIT_001,
-            f"the prompt is {n_bytes} bytes long, the daemon takes {settings.max_prompt_bytes}",
+            f"the prompt is {n_bytes} bytes long, the daemon takes {settings.max_prompt_bytes}; "
+            "shorten it, or raise the daemon's --max-prompt-bytes",
         )
     cap, asked = settings.max_tokens_cap, generate.max_tokens
     if cap is not None and asked is not None and asked > cap:
@@ -89,14 +90,15 @@ def max_tokens_for(generate: Generate, n_prompt: int, settings: Settings) -> int
     if room < 1:
         raise Refusal(
             Code.E_LIMIT_004,
-            f"the prompt has {n_prompt} tokens and fills the context of {settings.n_ctx_seq}",
+            f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of "
+            f"{settings.n_ctx_seq}; shorten it to {settings.n_ctx_seq - 1} or fewer",
         )
     if asked is None:
         return min(settings.max_tokens, room)
     if asked > room:
         raise Refusal(
             Code.E_LIMIT_004,
-            f"{n_prompt} prompt tokens and max_tokens {asked} exceed the context of "
+            f"a prompt of {n_prompt} and max_tokens {asked} exceed the context of "
             f"{settings.n_ctx_seq}; at most {room} tokens can follow this prompt",
         )
     return asked

@@ -110,7 +110,10 @@ class Server:
             return Code.E_AUTH_001, f"user {peer.uid} may not use this daemon"
         most = self._shared.settings.max_sessions
         if len(self._connections) >= most:
-            return Code.E_LIMIT_002, f"{most} connections are open already"
+            return (
+                Code.E_LIMIT_002,
+                f"{most} connections are open already; close one, or raise --max-sessions",
+            )
         return None, ""
 
     async def _run(self, connection: Connection) -> None:
