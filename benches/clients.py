@@ -43,19 +43,29 @@ WORDS = tuple(_TEXT.split())
 
 @dataclass(frozen=True)
 class Job:
-    """One greedy request of fixed length."""
+    """One greedy request of fixed length.
+
+    `priority` is the daemon's lane; a server without lanes is not told. With `progress`, a server
+    that can is asked to say how much of the prompt it has computed.
+    """
 
     id: str
     prompt: str
     max_tokens: int
+    priority: str | None = None
+    progress: bool = False
 
 
 @dataclass
 class Answer:
-    """What became of a job. `times` has the moment at which each token was read."""
+    """What became of a job. `times` has the moment at which each token was read.
+
+    `progress` has, by moment, how many prompt tokens had been computed, where the server says so.
+    """
 
     sent: float
     times: list[float] = field(default_factory=list)
+    progress: list[tuple[float, int]] = field(default_factory=list)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     error: str | None = None
@@ -95,6 +105,9 @@ class Wire(Protocol):
     def note(self, answer: Answer, at: float, event: dict[str, Any]) -> None:
         """Add what `event` says to `answer`."""
 
+    def watch(self, interval_ms: int) -> bytes | None:
+        """Return what asks for the server's counters at intervals, or None where it cannot."""
+
 
 class FramedWire:
     """The daemon's own: length-prefixed JSON through a Unix socket."""
@@ -114,6 +127,7 @@ class FramedWire:
 
     def request(self, job: Job) -> bytes:
         """Return one `generate` frame."""
+        lane = {} if job.priority is None else {"priority": job.priority}
         return frame(
             {
                 "type": "generate",
@@ -121,9 +135,14 @@ class FramedWire:
                 "max_tokens": job.max_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
+                **lane,
                 "prompt": job.prompt,
             }
         )
+
+    def watch(self, interval_ms: int) -> bytes | None:
+        """Ask for the metrics, again and again."""
+        return frame({"type": "metrics", "interval_ms": interval_ms})
 
     def end_detector(self) -> Callable[[bytes], bool]:
         """Look at each frame for the terminal event."""
@@ -190,6 +209,7 @@ class SseWire:
                 "temperature": 0,
                 "ignore_eos": True,
                 "stream": True,
+                **({"return_progress": True} if job.progress else {}),
             }
         ).encode()
         head = (
@@ -197,6 +217,10 @@ class SseWire:
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
+
+    def watch(self, interval_ms: int) -> bytes | None:
+        """Ask for nothing: each request tells its own progress."""
+        return None
 
     def end_detector(self) -> Callable[[bytes], bool]:
         """Wait for the end of file."""
@@ -226,6 +250,8 @@ class SseWire:
         if "error" in event:
             answer.error = str(event["error"])
             return
+        if found := event.get("prompt_progress"):
+            answer.progress.append((at, found["processed"] - found["cache"]))
         count = event.get("tokens_predicted", 0)
         answer.times.extend([at] * (count - len(answer.times)))
         if event.get("stop"):
@@ -330,7 +356,10 @@ def drive(
         selector.close()
         for stream in streams:
             stream.sock.close()
-    return [_answer(wire, job, stream) for job, stream in zip(work, streams, strict=True)]
+    return [
+        read_out(wire, job, stream.sent, stream.reads)
+        for job, stream in zip(work, streams, strict=True)
+    ]
 
 
 def _read_all(
@@ -349,11 +378,15 @@ def _read_all(
                 selector.unregister(stream.sock)
 
 
-def _answer(wire: Wire, job: Job, stream: _Stream) -> Answer:
-    answer = Answer(stream.sent)
-    for at, event in wire.events(stream.reads):
+def read_out(
+    wire: Wire, job: Job, sent: float, reads: Sequence[Read], *, whole: bool = True
+) -> Answer:
+    """Return what `reads` say of a job; if it is not `whole`, fewer tokens are no error."""
+    answer = Answer(sent)
+    for at, event in wire.events(reads):
         wire.note(answer, at, event)
-    answer.check(job)
+    if whole:
+        answer.check(job)
     return answer
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,18 +49,26 @@ class Running:
 
 @contextlib.contextmanager
 def daemon(
-    setup: Setup, launcher: Sequence[str] = ("-m", "uma_trio.cli.main")
+    setup: Setup,
+    launcher: Sequence[str] = ("-m", "uma_trio.cli.main"),
+    extra: Sequence[str] = (),
+    cache: Path | None = None,
 ) -> Iterator[Running]:
-    """Run our daemon; `launcher` is what Python is given before ``serve``."""
+    """Run our daemon with `extra` flags; `launcher` is what Python is given before ``serve``.
+
+    With a `cache` of its own it knows nothing of this machine but what it measured since that
+    folder was made.
+    """
+    own = {} if cache is None else {"XDG_CACHE_HOME": str(cache)}
     with tempfile.TemporaryDirectory(prefix="uma-") as folder:
         path = Path(folder) / "s"
         command = [
             sys.executable, *launcher, "serve",
             "--model", str(setup.model), "--socket", str(path), "--n-ctx", str(setup.n_ctx),
-            "--parallel", str(setup.slots), "--threads", str(setup.threads),
+            "--parallel", str(setup.slots), "--threads", str(setup.threads), *extra,
         ]  # fmt: skip
         wire = FramedWire(path)
-        with _process(command, Path(folder) / "log", lambda: _connects(wire)) as pid:
+        with _process(command, Path(folder) / "log", lambda: _connects(wire), own) as pid:
             yield Running(pid, wire)
 
 
@@ -122,10 +130,15 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[int]:
+def _process(
+    command: Sequence[str],
+    log: Path,
+    ready: Callable[[], bool],
+    own: Mapping[str, str] | None = None,
+) -> Iterator[int]:
     # What the user's own environment says to the daemon is not part of the comparison.
     env = {key: value for key, value in os.environ.items() if not key.startswith("UMA_")}
-    env["PYTHONPATH"] = str(ROOT)
+    env |= {"PYTHONPATH": str(ROOT), **(own or {})}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT

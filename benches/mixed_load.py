@@ -1,0 +1,179 @@
+"""Three people chat, and a program has a long document summed up: when each token arrived.
+
+    python -m benches.mixed_load            every server once, each alone first
+    python -m benches.mixed_load --quick
+    python -m benches.mixed_load --unlabelled    the document comes without `priority`
+
+For each server a CSV with exactly the columns ``session_id,token_idx,ts_ms,is_interactive``, time
+counted from the first request sent; a summary is printed and written beside them. Sessions 0 to 2
+are the chats, the next is the document, sent half a second after them. The chats are measured
+alone first, on the same server. benches/storm.py says how far a load may go; this shows one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from benches import clients, host, report, servers
+from benches.clients import Answer, Job, Wire
+from benches.live import Live
+from benches.model import NoVocabulary, bench_model
+from benches.pace import pace, ratios
+from benches.peers import NoPeers, programs
+
+COLUMNS = ("session_id", "token_idx", "ts_ms", "is_interactive")
+_CHAT_TOKENS, _DOCUMENT_AFTER_S, _MOST_S = 30, 0.5, 60.0
+
+Start = Callable[[], AbstractContextManager[servers.Running]]
+
+
+def token_rows(
+    answers: Sequence[Answer], interactive: int
+) -> Iterator[tuple[int, int, float, int]]:
+    """Yield one row for each token; the first `interactive` answers are the chats."""
+    began = min(answer.sent for answer in answers)
+    for session, answer in enumerate(answers):
+        for i, at in enumerate(answer.times):
+            yield session, i, 1e3 * (at - began), int(session < interactive)
+
+
+def write_tokens(name: str, answers: Sequence[Answer], interactive: int) -> Path:
+    """Write the tokens of one server to ``benches/out`` and return the file."""
+    report.OUT.mkdir(exist_ok=True)
+    stem = "-".join("".join(c if c.isalnum() or c == "." else " " for c in name).split())
+    path = report.OUT / f"mixed_load-{stem}-{time.strftime('%Y%m%dT%H%M%S')}.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for session, i, ms, chat in token_rows(answers, interactive):
+            writer.writerow((session, i, f"{ms:.3f}", chat))
+    return path
+
+
+def play(wire: Wire, given: argparse.Namespace, seed: str) -> tuple[list[Answer], list[Answer]]:
+    """Return the answers of the chats alone, and of chats and document together."""
+    chats = clients.jobs(2 * given.interactive + 1, _CHAT_TOKENS, given.gen_tokens, seed)
+    clients.drive(wire, [chats.pop()], timeout_s=_MOST_S)  # warms up
+    chats = [Job(c.id, c.prompt, c.max_tokens, "interactive") for c in chats]
+    alone = clients.drive(wire, chats[: given.interactive], timeout_s=_MOST_S)
+    (text,) = clients.jobs(1, given.document_tokens, given.gen_tokens, f"{seed}/document")
+    lane = None if given.unlabelled else "background"
+    with Live(wire) as live:
+        streams = [live.start(job) for job in chats[given.interactive :]]
+        live.run(_DOCUMENT_AFTER_S)
+        streams.append(live.start(Job("document", text.prompt, text.max_tokens, lane)))
+        live.run(_MOST_S, lambda: all(stream.over for stream in streams))
+    answers = live.answers(streams)
+    for stream, answer in zip(streams, answers, strict=True):
+        if not stream.whole:
+            answer.error = answer.error or f"not done after {_MOST_S:g} s"
+    return alone, answers
+
+
+def summarise(alone: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, object]:
+    """Return what the chats felt and what the document took."""
+    *chats, document = answers
+    solo = pace([a.sent for a in alone], [a.times for a in alone])
+    beside = pace([a.sent for a in chats], [a.times for a in chats])
+    ends = [a.times[-1] for a in answers if a.times]
+    seconds = max(ends) - min(a.sent for a in answers) if ends else 0.0
+    return {
+        "n": beside.n if beside else 0,
+        "solo_p95": solo.p95 if solo else None,
+        **{name: getattr(beside, name, None) for name in ("p50", "p95", "p99", "worst")},
+        **ratios(beside, solo),
+        "document_ttft_s": document.ttft_s,
+        "tokens_per_s": sum(len(a.times) for a in answers) / seconds if seconds else None,
+        "error": clients.first_error([*alone, *answers]),
+    }
+
+
+def systems(setup: servers.Setup, folder: Path | None) -> dict[str, Start]:
+    """Return everything that is compared, by name."""
+    found: dict[str, Start] = {
+        "uma-trio contract": lambda: servers.daemon(setup, extra=("--policy", "contract")),
+        "uma-trio baseline": lambda: servers.daemon(setup, extra=("--policy", "baseline")),
+    }
+    if folder is not None:
+        flags = ("--parallel", str(setup.slots), "--kv-unified")
+        for size in ((), ("-b", "64"), ("-b", "16")):
+            name = " ".join(("llama-server -kvu", *size))
+            found[name] = lambda size=size: servers.llama_server(folder, setup, (*flags, *size))  # type: ignore[misc]
+    return found
+
+
+HEADERS = (
+    "system", "n", "p50 ms", "p95 ms", "p99 ms", "worst ms", "p50 x", "p95 x", "p99 x",
+    "worst 3 s x", "document's TTFT s", "all t/s",
+)  # fmt: skip
+_SHOWN = (
+    "n", "p50", "p95", "p99", "worst", "p50_x", "p95_x", "p99_x", "worst_young_x",
+    "document_ttft_s", "tokens_per_s",
+)  # fmt: skip
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benches.mixed_load", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    report.common_arguments(parser)
+    add = parser.add_argument
+    add("--interactive", type=int, default=3, metavar="N", help="how many chat")
+    add("--document-tokens", type=int, default=3000, metavar="N", help="length of the document")
+    add("--gen-tokens", type=int, metavar="N", help="tokens of each answer")
+    add("--unlabelled", action="store_true", help="the document names no priority")
+    given = parser.parse_args(argv)
+    given.gen_tokens = given.gen_tokens or (150 if given.quick else 400)
+    return given
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure each server, print the summary, write the CSVs."""
+    given = arguments(argv)
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
+    folder: Path | None = None
+    try:
+        model = bench_model(given.model, given.vocab)
+        folder = None if given.no_peers else programs(given.peers)
+    except NoVocabulary as absence:
+        report.note(str(absence))
+        return 1
+    except NoPeers as absence:
+        report.note(f"{absence}\nMeasuring the daemon alone.")
+    cells = given.interactive * (given.gen_tokens + 64) + given.document_tokens + given.gen_tokens
+    slots = given.interactive + 1
+    threads = given.threads or len(os.sched_getaffinity(0))
+    setup = servers.Setup(model, threads, -(-(cells + 256) // 1024) * 1024, slots)
+    facts = host.facts(folder / "llama-server" if folder else None)
+    facts |= {"model": model.name, "threads": str(threads), "seed": str(seed)}
+    report.print_facts(facts)
+    rows: list[dict[str, object]] = []
+    files: list[Path] = []
+    for name, start in systems(setup, folder).items():
+        try:
+            with start() as running:
+                alone, answers = play(running.wire, given, str(seed))
+            files.append(write_tokens(name, answers, given.interactive))
+            rows.append({"system": name, **summarise(alone, answers)})
+        except (servers.DidNotStart, OSError, subprocess.SubprocessError) as failure:
+            rows.append({"system": name, "error": str(failure)})
+        report.note(f"  {name}: {rows[-1]['error'] or 'done'}")
+    print("Gaps of the chats, and their ratio to the same chats alone:\n")
+    lines = [[row["system"], *(row.get(name) for name in _SHOWN)] for row in rows]
+    print(report.table(HEADERS, lines))
+    for path in (*files, report.write_csv("mixed_load_summary", rows, facts)):
+        print(path)
+    return 1 if any(row["error"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

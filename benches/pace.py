@@ -1,0 +1,123 @@
+"""How a reader experiences an answer, from timestamps alone; and what a load left of it.
+
+Pure functions: every figure of the mixed benchmarks can be tested by hand.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benches.live import Series
+from benches.rates import Times, gaps, median, percentile
+
+YOUNG_S = 3.0  # a reader's first impression
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The gaps of some streams together, in milliseconds; `n` is how many there are."""
+
+    n: int
+    p50: float
+    p95: float
+    p99: float
+    worst: float
+    worst_young: float  # within the first three seconds of a stream
+    ttft: float
+    ttf5: float | None  # None where no stream had five tokens
+
+
+def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
+    """Return the pace of `streams` sent at `sent`; None unless there is a gap to speak of."""
+    all_gaps = [1e3 * gap for times in streams for gap in gaps(times)]
+    if not all_gaps:
+        return None
+    young = [1e3 * gap for times in streams for gap in young_gaps(times)]
+    firsts = [1e3 * (t[0] - at) for at, t in zip(sent, streams, strict=True) if t]
+    fifths = [1e3 * (t[4] - at) for at, t in zip(sent, streams, strict=True) if len(t) >= 5]
+    return Pace(
+        n=len(all_gaps),
+        p50=percentile(all_gaps, 50),
+        p95=percentile(all_gaps, 95),
+        p99=percentile(all_gaps, 99),
+        worst=max(all_gaps),
+        worst_young=max(young, default=max(all_gaps)),
+        ttft=median(firsts),
+        ttf5=median(fifths) if fifths else None,
+    )
+
+
+def young_gaps(times: Times) -> list[float]:
+    """Return the gaps that began within three seconds of a stream's first token.
+
+    A pause that begins there belongs to the first impression however late it ends.
+    """
+    found = gaps(times)
+    return [gap for at, gap in zip(times, found, strict=False) if at < times[0] + YOUNG_S]
+
+
+def ratios(loaded: Pace | None, solo: Pace | None) -> dict[str, float | None]:
+    """Return each figure of `loaded` by the same figure of `solo`, as ``p95_x`` and so on."""
+    names = ("p50", "p95", "p99", "worst_young", "ttft", "ttf5")
+    found: dict[str, float | None] = {}
+    for name in names:
+        above, below = getattr(loaded, name, None), getattr(solo, name, None)
+        found[f"{name}_x"] = above / below if above is not None and below else None
+    return found
+
+
+def rate(series: Series, begin: float, end: float) -> float | None:
+    """Return how much a counter grew per second from `begin` to `end`; None if nobody knows.
+
+    Between two readings it is taken to grow evenly. Before the first it was what it was then,
+    and after the last it stood still.
+    """
+    if end <= begin or not series:
+        return None
+    return (_at(series, end) - _at(series, begin)) / (end - begin)
+
+
+def _at(series: Series, moment: float) -> float:
+    i = bisect_right([at for at, _ in series], moment)
+    if i == 0:
+        return series[0][1]
+    if i == len(series):
+        return series[-1][1]
+    (t0, v0), (t1, v1) = series[i - 1], series[i]
+    return v0 + (v1 - v0) * (moment - t0) / (t1 - t0) if t1 > t0 else v1
+
+
+def tokens_within(streams: Iterable[Times], begin: float, end: float) -> int:
+    """Return how many tokens were read from `begin` to `end`."""
+    return sum(begin <= at <= end for times in streams for at in times)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One server at one setting: what it cost the reader, and what others got for it."""
+
+    family: str
+    knob: str
+    p95_x: float
+    background: float
+
+
+def rivals(ours: Point, points: Iterable[Point]) -> list[Point]:
+    """Return the points of other families whose reader is at least as well off as ours."""
+    return [p for p in points if p.family != ours.family and p.p95_x <= ours.p95_x]
+
+
+def judge(ours: Point, points: Iterable[Point], unit: str) -> str:
+    """Return whether no other server gives the background more at that p95 or a better one."""
+    against = rivals(ours, points)
+    said = f"{ours.family} {ours.knob}: p95 {ours.p95_x:.2f}x, {ours.background:.2f} {unit}"
+    if not against:
+        return f"{said}; no other server reaches that p95"
+    best = max(against, key=lambda p: p.background)
+    word = "at least as much" if ours.background >= best.background else "LESS"
+    return (
+        f"{said}; {word}: {best.family} {best.knob} gives {best.background:.2f} "
+        f"at {best.p95_x:.2f}x"
+    )

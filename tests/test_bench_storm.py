@@ -1,0 +1,280 @@
+"""The arithmetic of the mixed benchmarks, and the way through their scenes on a fake model."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from benches import mixed_load, scenes, servers, storm
+from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
+from benches.live import Live
+from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within, young_gaps
+
+SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_young=20, ttft=50, ttf5=80)
+
+
+def test_pace_is_of_all_streams_together() -> None:
+    """Gaps are pooled, and the fifth token counts from sending the request."""
+    found = pace([0.0, 0.0], [[1.0, 1.1, 1.2], [1.0, 1.2, 1.4, 1.6, 1.8]])
+    assert found is not None
+    assert (found.n, found.p50, found.ttft, found.ttf5) == pytest.approx((6, 200, 1000, 1800))
+
+
+def test_a_stream_without_gaps_has_no_pace() -> None:
+    """One token says nothing about gaps."""
+    assert pace([0.0], [[1.0]]) is None
+    assert pace([], []) is None
+
+
+def test_a_pause_that_begins_in_the_first_three_seconds_is_part_of_them() -> None:
+    """A stall is a bad first impression however late it ends."""
+    assert young_gaps([0.0, 2.9, 9.0, 10.0]) == pytest.approx([2.9, 6.1])
+
+
+def test_ratios_are_of_like_with_like() -> None:
+    """p95 is held against the solo's p95, the worst pause against its worst."""
+    twice = Pace(n=9, p50=16, p95=20, p99=24, worst=40, worst_young=40, ttft=100, ttf5=None)
+    found = ratios(twice, SOLO)
+    assert (found["p95_x"], found["worst_young_x"], found["ttft_x"]) == (2, 2, 2)
+    assert found["ttf5_x"] is None
+    assert set(ratios(None, SOLO).values()) == {None}
+
+
+def test_a_counter_is_read_between_its_readings() -> None:
+    """Work done in a window is known although the counter is read before and after it."""
+    series = [(0.0, 0.0), (1.0, 100.0), (3.0, 500.0)]
+    assert rate(series, 0.5, 2.0) == pytest.approx((300 - 50) / 1.5)
+    assert rate(series, 3.0, 4.0) == 0
+    assert rate([], 0, 1) is None
+    assert rate(series, 1, 1) is None
+
+
+def test_tokens_are_counted_inside_of_a_window() -> None:
+    """What came before or after is not what the load got meanwhile."""
+    assert tokens_within([[0.5, 1.0, 2.0], [2.1]], 1.0, 2.0) == 2
+
+
+def test_only_peers_with_as_good_a_p95_are_compared() -> None:
+    """A server that gives much and hurts the reader more is no rival."""
+    ours = Point("uma-trio", "cap 2", 2.0, 0.6)
+    peers = [Point("peer", "-b 8", 1.9, 0.5), Point("peer", "-b 64", 9.0, 0.9)]
+    assert judge(ours, peers, "prompts/s").endswith(
+        "at least as much: peer -b 8 gives 0.50 at 1.90x"
+    )
+    better = [Point("peer", "-b 4", 1.5, 0.7)]
+    assert "LESS: peer -b 4" in judge(ours, better, "prompts/s")
+    assert "no other server" in judge(ours, peers[1:], "prompts/s")
+
+
+def test_the_daemon_is_told_the_lane_and_a_peer_is_not() -> None:
+    """A server without lanes gets a request that it knows."""
+    job = Job("a", "x", 1, "background", progress=True)
+    assert json.loads(FramedWire(Path("x")).request(job)[4:])["priority"] == "background"
+    assert b"priority" not in SseWire(1).request(job)
+    assert b'"return_progress": true' in SseWire(1).request(job)
+
+
+class Paired:
+    """A framed wire to socket pairs; the test writes the far ends."""
+
+    def __init__(self) -> None:
+        self._wire = FramedWire(Path("x"))
+        self.far: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        """Return one end, keep the other."""
+        near, far = socket.socketpair()
+        self.far.append(far)
+        return near
+
+    def request(self, job: Job) -> bytes:
+        """Ask as the real one."""
+        return self._wire.request(job)
+
+    def watch(self, interval_ms: int) -> bytes | None:
+        """Watch as the real one."""
+        return self._wire.watch(interval_ms)
+
+    def end_detector(self) -> Callable[[bytes], bool]:
+        """End as the real one."""
+        return self._wire.end_detector()
+
+    def events(self, reads: Sequence[Read]) -> Iterator[Event]:
+        """Parse as the real one."""
+        return self._wire.events(reads)
+
+    def note(self, answer: Answer, at: float, event: dict[str, object]) -> None:
+        """Count as the real one."""
+        self._wire.note(answer, at, event)
+
+
+@pytest.fixture
+def wire() -> Iterator[Paired]:
+    """A wire whose far ends are closed when the test is over."""
+    paired = Paired()
+    yield paired
+    for far in paired.far:
+        far.close()
+
+
+def packed(message: dict[str, object]) -> bytes:
+    """The compact JSON of our encoder, framed."""
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    return len(payload).to_bytes(4, "little") + payload
+
+
+END = packed(
+    {
+        "event": "eos",
+        "id": "a",
+        "reason": "length",
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1},
+    }
+)
+
+
+def test_who_has_ended_is_followed_by_the_next(wire: Paired) -> None:
+    """A client of the storm sends its next prompt when the last was answered."""
+    with Live(wire) as live:
+        prompts = scenes.Storm(live, lambda: Job("a", "x", 1))
+        prompts.send()
+        wire.far[0].sendall(packed({"event": "token", "id": "a"}) + END)
+        live.run(5.0, lambda: len(prompts.streams) == 2)
+    first, second = live.answers(prompts.streams)
+    assert (len(first.times), first.error) == (1, None)
+    assert second.times == []
+
+
+def test_a_stream_that_was_given_up_is_no_error(wire: Paired) -> None:
+    """A reader who leaves has read fewer tokens than were asked for."""
+    with Live(wire) as live:
+        stream = live.start(Job("a", "x", 9))
+        wire.far[0].sendall(packed({"event": "token", "id": "a"}))
+        live.run(5.0, lambda: len(stream.reads) > 0)
+    (answer,) = live.answers([stream])
+    assert (len(answer.times), answer.error) == (1, None)
+
+
+def test_the_daemons_own_counter_says_what_was_computed(wire: Paired) -> None:
+    """Prompts that are only half done count too."""
+    with Live(wire) as live:
+        live.watch()
+        wire.far[0].sendall(frame({"event": "metrics", "metrics": {"prompt_tokens_total": 7}}))
+        live.run(5.0, lambda: bool(live.told()))
+    assert [count for _, count in live.prompt_tokens([])] == [7.0]
+
+
+def test_a_peer_tells_the_progress_of_each_prompt() -> None:
+    """Progress of several prompts adds up, and what a cache held is not work."""
+    answers = [
+        Answer(0.0, progress=[(1.0, 0), (2.0, 10)]),
+        Answer(0.0, progress=[(1.5, 4), (3.0, 6)]),
+    ]
+    with Live(SseWire(1)) as live:
+        pass
+    series = live.prompt_tokens(answers)
+    assert series == [(1.0, 0.0), (1.5, 4.0), (2.0, 14.0), (3.0, 16.0)]
+    answer = Answer(0.0)
+    progress = {"total": 9, "cache": 1, "processed": 5, "time_ms": 3}
+    SseWire(1).note(answer, 2.0, {"tokens_predicted": 0, "prompt_progress": progress})
+    assert answer.progress == [(2.0, 4)]
+
+
+def test_a_mixed_load_has_a_row_for_each_token() -> None:
+    """The columns are those of the scenario, times count from the first request."""
+    answers = [Answer(10.0, times=[10.1, 10.2]), Answer(10.5, times=[11.0])]
+    rows = list(mixed_load.token_rows(answers, interactive=1))
+    assert [(s, i, chat) for s, i, _, chat in rows] == [(0, 0, 1), (0, 1, 1), (1, 0, 0)]
+    assert [ms for _, _, ms, _ in rows] == pytest.approx([100, 200, 1000])
+
+
+def test_a_quick_run_and_a_whole_one_are_bounded() -> None:
+    """Somebody who starts it knows when it is over at the latest."""
+    quick, _ = storm.arguments(["--quick"])
+    whole, script = storm.arguments([])
+    assert quick.minutes < 4
+    assert whole.minutes < 12
+    systems = len(storm.CAPS) + 1 + len(storm.BATCHES)
+    assert script.seconds * systems * whole.repetitions / 60 <= whole.minutes
+
+
+def test_every_scene_fits_into_the_context() -> None:
+    """No request may be refused for want of room."""
+    _, script = storm.arguments(["--interactive", "3", "--paste"])
+    streams = 6 * (script.stream_tokens + script.chat_tokens)
+    assert script.cells >= streams + 3 * script.prompt_tokens + script.paste_tokens
+    assert script.slots == 7
+
+
+def system(family: str, knob: str) -> storm.System:
+    """A system that is never started."""
+    return storm.System(family, knob, lambda _cache: pytest.fail("started"))
+
+
+def medians(*p95: tuple[storm.System, float, float]) -> storm.Medians:
+    """What one repetition of the storm found: p95 ratio and prompts/s of each."""
+    rows = [
+        {
+            "family": s.family,
+            "knob": s.knob,
+            "storm_n": 5,
+            "storm_p95_x": x,
+            "storm_prompts_s": gain,
+        }
+        for s, x, gain in p95
+    ]
+    return storm.Medians([s for s, _, _ in p95], rows)
+
+
+def test_verdicts_name_targets_and_rivals() -> None:
+    """A target that is missed, and a cap that is beaten, are said plainly."""
+    ours, peer = system(storm.CONTRACT, "cap 1.2"), system(storm.PEER, "-b 4")
+    lines = list(storm.verdicts(medians((ours, 1.3, 0.2), (peer, 1.1, 0.4))))
+    assert "storm: p95 gap / solo: 1.30 (target 1.2: MISSED)" in lines
+    assert any("LESS: llama-server -kvu -b 4" in line for line in lines)
+    assert any(line.endswith("not measured") for line in lines)
+
+
+def test_a_table_shows_only_what_was_measured() -> None:
+    """A scene that was not played has no table, and n is beside every figure."""
+    (text,) = storm.tables(medians((system(storm.CONTRACT, "cap 2"), 1.9, 0.5)))
+    assert "| uma-trio cap 2 |" in text
+    assert "1.90" in text
+
+
+def test_each_cap_and_batch_is_a_system() -> None:
+    """The knobs of the command line are what is compared; without peers there is only us."""
+    given, script = storm.arguments(["--caps", "2", "--batch", "0", "16"])
+    setup = servers.Setup(Path("m.gguf"), 2, script.cells, script.slots)
+    names = [s.name for s in storm.systems(setup, Path("bin"), given)]
+    assert names == [
+        "uma-trio cap 2",
+        "uma-trio baseline",
+        "llama-server -kvu -b 2048",
+        "llama-server -kvu -b 16",
+    ]
+    assert len(storm.systems(setup, None, given)) == 2
+
+
+@pytest.mark.daemon
+def test_all_scenes_are_played_on_a_fake_model() -> None:
+    """The whole way, from a daemon that is started to the figures of a row."""
+    script = scenes.Script(
+        solo_s=0.3,
+        storm_s=0.3,
+        newcomers_s=0.2,
+        decoders_s=0.3,
+        paste_s=0.2,
+        prompt_tokens=40,
+        paste_tokens=100,
+        stream_tokens=6000,
+    )
+    setup = servers.Setup(Path("fake"), 1, 1 << 16, script.slots)
+    with servers.fake_daemon(setup) as running:
+        found = scenes.Scenes(running.wire, script, "1").play()
+    for name in ("storm_p95_x", "newcomer_x", "decoders_tokens_s", "paste_p95_x", "drift"):
+        assert found[name] is not None, name
