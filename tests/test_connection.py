@@ -6,6 +6,8 @@ fake model takes 20 ms of it.
 
 from __future__ import annotations
 
+import errno
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -127,6 +129,29 @@ async def test_more_connections_than_slots_queue_up(autojump_clock: MockClock) -
                 nursery.start_soon(run, client)
         assert [len(client.ends) for client in clients] == [1] * 40
     assert daemon.recorder.closed == 40
+
+
+class FullListener:
+    """A listener whose process is out of descriptors for two minutes."""
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Fail as often as the real one would."""
+        for _ in range(1200):
+            failed(OSError(errno.EMFILE, "Too many open files"))
+            await trio.sleep(0.1)
+
+    def stop(self) -> None:
+        """Hold nothing."""
+
+
+async def test_running_out_of_descriptors_is_told_once_a_minute(autojump_clock: MockClock) -> None:
+    """Every failure is counted; the log is not flooded with them."""
+    async with house() as daemon:
+        await daemon.server.serve(FullListener())  # type: ignore[arg-type]
+        assert daemon.recorder.failed_accepts == 1200
+        assert daemon.log.lines == ["cannot accept clients"] * 2
 
 
 # --- refusals ---

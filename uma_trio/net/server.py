@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Clients being told that they cannot come in. More at once than this are just closed.
 _MAX_TURNED_AWAY = 64
+# It fails ten times a second while it lasts; the metric counts each, the log tells it this often.
+_ACCEPT_TOLD_S = 60.0
 
 
 class Server:
@@ -35,6 +38,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._numbers = itertools.count(1)
         self._turned_away = 0
+        self._told_again = -math.inf
         self._accepting = trio.CancelScope()
 
     @property
@@ -145,5 +149,8 @@ class Server:
             transport.close()
 
     def _accept_failed(self, exc: OSError) -> None:
-        self._shared.log.warning("cannot accept a client", why=exc.strerror)
         self._shared.recorder.accept_failed()
+        if trio.current_time() >= self._told_again:
+            self._told_again = trio.current_time() + _ACCEPT_TOLD_S
+            fix = "raise ulimit -n, or lower --max-sessions"
+            self._shared.log.warning("cannot accept clients", why=exc.strerror, fix=fix)
