@@ -134,7 +134,9 @@ class Simulation:
         seed: int = 0,
         noise: float = 0.02,
         recorder: Recorder | None = None,
+        believed: Staircase | None = None,
     ) -> None:
+        """Make a machine of `steps`; the policy begins with what it `believed` of it, if given."""
         steps = steps or staircase(Q4_0)
         self.clock = Clock()
         self.random = random.Random(seed)
@@ -144,7 +146,7 @@ class Simulation:
         settings = EngineSettings(
             contract=contract or Contract(),
             scratch_slots=1,
-            cost=CostModel(steps, host_s=HOST_S),
+            cost=CostModel(believed or steps, host_s=HOST_S),
         )
         self.engine = Engine(
             self.machine,

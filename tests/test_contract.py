@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benches.simulation import HOST_S, Simulation, Stream, staircase
+from benches.simulation import HOST_S, Q4_0, Simulation, Stream, staircase
 from uma_trio.engine.messages import Targets
 from uma_trio.policy.pipeline import contract
 from uma_trio.policy.state import Contract
@@ -157,6 +157,19 @@ def test_on_a_machine_without_stairs_the_contract_holds_too() -> None:
     simulation.run(15.0)
     assert p95(stream, 0.00382 + HOST_S) <= 1.2
     assert background_prompts(simulation) >= 5
+
+
+@pytest.mark.parametrize("wrong", [0.5, 0.7, 1.5])
+def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
+    """What the streams cost alone is known from ticks of theirs alone, whatever larger ones take."""
+    believed = staircase({n: ms * (wrong if n > 4 else 1) for n, ms in Q4_0.items()})
+    simulation = Simulation(contract, Contract(latency_cap=2.0), believed=believed)
+    for client in range(3):
+        simulation.storm(100 + client)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(15.0)
+    assert simulation.engine.memory.guard.solo_s == pytest.approx(SOLO_S, rel=0.08)
+    assert p95(stream) <= 2.1
 
 
 def test_infeasible_promises_are_counted() -> None:

@@ -106,8 +106,19 @@ class CostModel:
         extra = self.output(work.rows) if work.rows > 1 else 0.0
         return self.computing(work.tokens) + extra + self.depth_s * work.cells
 
-    def learn(self, work: Work, decode_s: float, host_s: float) -> CostModel:
-        """Return the model corrected by one measured tick."""
+    def learn(
+        self,
+        work: Work,
+        decode_s: float,
+        host_s: float,
+        *,
+        scale_rate: float = SCALE_RATE,
+        step_rate: float = STEP_RATE,
+    ) -> CostModel:
+        """Return the model corrected by one measured tick.
+
+        The rates say how much of a miss is the machine's mood, and how much this step's own.
+        """
         expected = self._compute(work)
         if expected <= 0 or decode_s <= 0:
             return self
@@ -118,10 +129,10 @@ class CostModel:
         if miss <= -OUTLIER:
             return evolve(self, computing=self.computing.times(math.exp(miss)), error=error)
         low, high = SCALE_BOUNDS
-        scale = min(max(self.scale * math.exp(SCALE_RATE * miss), low), high)
+        scale = min(max(self.scale * math.exp(scale_rate * miss), low), high)
         return evolve(
             self,
-            computing=self.computing.corrected(work.tokens, math.exp(STEP_RATE * miss)),
+            computing=self.computing.corrected(work.tokens, math.exp(step_rate * miss)),
             scale=scale,
             host_s=self.host_s + SCALE_RATE * (min(host_s, decode_s) - self.host_s),
             error=error,

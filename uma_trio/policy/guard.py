@@ -26,6 +26,12 @@ DEEPEST_DEBT = -3.0  # one bad stretch must not starve the background for ever
 GAPS_BETWEEN_GRANTS = 25
 SHARE_SECONDS = 2.0  # over which the background's share is smoothed
 GRANT_CAP = 4.0
+# What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
+# it: one in so many is kept free of others. Such a tick tells the machine's mood; a tick with
+# others tells about its own step, or a step that was measured too low would raise the measure.
+MOST_LOADED_TICKS = 20
+ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
+LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 
 
 def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
@@ -33,7 +39,11 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
     cost, last = plan.memory.cost, state.last
     if cost is None or last.n_tokens == 0:
         return plan
-    learnt = cost.learn(last.work, last.decode_s, last.host_s)
+    guard = plan.memory.guard
+    rates: dict[str, float] = {}  # with nobody to protect, both at once
+    if guard.solo_s > 0:
+        rates = LOADED_RATES if guard.loaded else ALONE_RATES
+    learnt = cost.learn(last.work, last.decode_s, last.host_s, **rates)
     return evolve(plan, memory=evolve(plan.memory, cost=learnt))
 
 
@@ -99,7 +109,11 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     if limit.seconds < grant * solo and _owed(state, guard, young=young):
         limit = Limit(grant * solo, "floor grant: background got too little", solo)
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
-    return _with(plan, limit, evolve(guard, solo_s=solo))
+    loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
+    if loaded_ticks >= MOST_LOADED_TICKS:
+        limit = Limit(solo, "alone: to measure what the streams cost by themselves", solo)
+        loaded_ticks = 0
+    return _with(plan, limit, evolve(guard, solo_s=solo, loaded_ticks=loaded_ticks))
 
 
 def _tightened(limit: Limit, streams: list[SequenceView]) -> Limit:

@@ -93,6 +93,7 @@ class GuardMemory:
     credits: Mapping[int, float] = field(factory=dict)
     solo_s: float = 0.0  # what the last tick would have cost the interactive streams alone
     loaded: bool = False  # whether it carried anything else
+    loaded_ticks: int = 0  # in a row, since the streams last ran alone
     background: float = 0.0  # what part of that else was not a newcomer's
     share: float = 1.0
     since_grant: int = 1_000_000
