@@ -25,7 +25,7 @@ setup-checks:
 
 .PHONY: demo
 demo: setup
-	@model="$$($(BIN)/python scripts/demo_model.py)" && $(BIN)/uma-trio demo $${model:+"$$model"}
+	@$(BIN)/uma-trio demo
 
 .PHONY: test
 test: setup

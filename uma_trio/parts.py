@@ -22,6 +22,7 @@ from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
 from uma_trio.machine import limit_spinning, physical_cores
+from uma_trio.models import bundled_model
 from uma_trio.net.requests import Refusal
 from uma_trio.net.shared import Prepare, Prompt, Settings
 from uma_trio.options import ConfigError
@@ -31,8 +32,6 @@ from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry import log
 from uma_trio.text.frontend import FrontEnd, Refused
-
-BUNDLED = Path(__file__).parent / "models" / "storyteller.gguf"
 
 Progress = Callable[[float], None]
 
@@ -44,7 +43,7 @@ def load_backend(config: Config, on_progress: Progress | None) -> Backend:
 
     report = log.get("llama.cpp")
     return LlamaBackend.load(
-        config.model or bundled_model(),
+        model_path(config),
         n_ctx=config.n_ctx,
         n_slots=config.parallel + _scratch_slots(config),
         threads=config.threads or physical_cores(),
@@ -141,11 +140,17 @@ def recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iter
         yield Recorder(trace)
 
 
-def bundled_model() -> Path:
-    """Return the model that comes with the package. Raises :class:`ModelError` if none does."""
-    if not BUNDLED.exists():
-        raise ModelError("No model comes with this installation; name one with --model.")
-    return BUNDLED
+def model_path(config: Config) -> Path:
+    """Return the model to serve: the one that is named, or the bundled one.
+
+    Raises :class:`ModelError` if neither is there.
+    """
+    if config.model is not None:
+        return config.model
+    try:
+        return bundled_model()
+    except FileNotFoundError as missing:
+        raise ModelError(f"{missing}; name a model with --model.") from None
 
 
 def net_settings(config: Config, backend: Backend) -> Settings:

@@ -169,10 +169,10 @@ def check_model(config: Config) -> list[Finding]:
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
     from uma_trio.backend.kv_memory import available_memory, kv_bytes
-    from uma_trio.parts import bundled_model
+    from uma_trio.parts import model_path
 
     try:
-        path = config.model or bundled_model()
+        path = model_path(config)
         header = read_header(path)
     except ModelError as error:
         return [Finding("model", "blocks", str(error))]

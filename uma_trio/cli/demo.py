@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from uma_trio.client import Client
 
 _PATIENCE_S = 120.0
-_STORY = "One day the little fox walked to the river to look for her friend the old heron. "
-_OPENINGS = (
-    "Once upon a time there was a small robot who",
-    "The old lighthouse keeper opened the door and",
-    "Lily found a tiny key in the garden. She",
+_REQUESTS = (
+    "Tell me a story about a fox and a lantern.",
+    "Tell me a story about a penguin and a violin.",
+    "Write a short tale about a baker and a kite.",
 )
-_TOKENS = 160
+_QUESTION = "\n\nWhat is the first sentence of this text?"
+_SENTENCE = "One day the little fox walked to the river to look for her friend the old heron. "
+_TOKENS = 240
 _LONG_CHARACTERS = 3000
 _UNDER_WAY = 8  # tokens that each of the three has before the fourth comes
 
@@ -59,8 +60,9 @@ async def _demo(model: str | None, lines: bool) -> int:
 
     from uma_trio.cli.demo_view import LineView, PaneView, summary
 
-    panes = [Pane(f"client {n}", text) for n, text in enumerate(_OPENINGS, 1)]
-    panes.append(Pane("client 4, long prompt", _STORY * (_LONG_CHARACTERS // len(_STORY))))
+    panes = [Pane(f"client {n}", text) for n, text in enumerate(_REQUESTS, 1)]
+    text = _SENTENCE * (_LONG_CHARACTERS // len(_SENTENCE))
+    panes.append(Pane("client 4, long prompt", text + _QUESTION))
     view = LineView(panes) if lines else PaneView(panes)
     with tempfile.TemporaryDirectory(prefix="uma-") as folder:
         async with _daemon(Path(folder), model) as path:
@@ -160,24 +162,33 @@ async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
             async with connect(path) as client:
                 await _stream(client, pane, under_way)
         except ServerError as error:
-            # A model of a short context: the long prompt is as long as it can take.
-            if error.code != "E_LIMIT_004" or len(pane.prompt) < 200 or pane.tokens:
+            if pane.tokens or not _made_easier(pane, error.code):
                 raise
-            pane.prompt = pane.prompt[: len(pane.prompt) * 2 // 3]
         else:
             under_way.set()
             return
+
+
+def _made_easier(pane: Pane, code: str) -> bool:
+    """Ask for less, if that is what the model needs; False if there is nothing to be done."""
+    if code == "E_MODEL_002" and pane.chat:
+        pane.chat = False  # no chat template: the prompt goes as it is
+        return True
+    if code == "E_LIMIT_004" and len(pane.prompt) >= 200:
+        pane.prompt = pane.prompt[len(pane.prompt) // 3 :]
+        return True
+    return False
 
 
 async def _stream(client: Client, pane: Pane, under_way: trio.Event) -> None:
     from uma_trio.client import HELD_BACK
 
     generation = client.generate(
-        pane.prompt,
+        None if pane.chat else pane.prompt,
+        messages=[{"role": "user", "content": pane.prompt}] if pane.chat else None,
         max_tokens=_TOKENS,
-        temperature=0.8,
+        temperature=0.7,
         seed=len(pane.prompt),
-        ignore_eos=True,
         app="uma-trio demo",
     )
     async for token in generation:

@@ -11,6 +11,7 @@ class Pane:
 
     name: str
     prompt: str
+    chat: bool = True
     text: str = ""
     tokens: int = 0
     asked: float = 0.0
