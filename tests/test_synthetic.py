@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-gguf = pytest.importorskip("gguf")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if TYPE_CHECKING:
+    from pathlib import Path
 
-from models import synthetic  # noqa: E402  # `models` is no installed package
+gguf = pytest.importorskip("gguf")
+
+from models import synthetic  # noqa: E402  # it needs gguf, which is checked for above
 
 TINY = synthetic.PRESETS["tiny"]
 

@@ -56,7 +56,9 @@ def _make(given: argparse.Namespace) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     words = given.out / "tokenizer.json"
-    if not (given.resume and words.exists()):
+    if given.start:
+        shutil.copy(given.start / "tokenizer.json", words)
+    elif not (given.resume and words.exists()):
         vocabulary.train(words, given.tokenizer_documents, given.workers)
     tokenizer = Tokenizer.from_file(str(words))
     tokens, weights = _corpus(given, words)
@@ -67,7 +69,9 @@ def _make(given: argparse.Namespace) -> None:
     large = given.out / "storyteller.pt"
     if not (given.resume and large.exists()):
         plan = train.Plan(given.steps, given.batch, given.rate, given.minutes)
-        teacher = train.train_storyteller(network.STORYTELLER, rows, plan)
+        teacher = train.train_storyteller(
+            network.STORYTELLER, rows, plan, given.start and given.start / "storyteller.pt"
+        )
         train.save(teacher, large)
     teacher = train.restore(large)
     _say(f"storyteller {teacher.parameters_in_all}: {train.perplexity(teacher, held):.3f}")
@@ -90,7 +94,8 @@ def _draft(
     packed = corpus.pack(iter(spoken), count, tokenizer.token_to_id(corpus.TEXT_END))
     plan = train.Plan(given.draft_steps, given.batch, given.draft_rate, given.draft_minutes)
     own = train.Rows.of(*packed, train.device())
-    draft = train.train_draft(network.DRAFT, teacher, own, rows, plan)
+    start = given.start and given.start / "draft.pt"
+    draft = train.train_draft(network.DRAFT, teacher, own, rows, plan, start)
     train.save(draft, given.out / "draft.pt")
     _say(f"draft {draft.parameters_in_all}: {train.perplexity(draft, held):.3f}")
 
@@ -132,16 +137,17 @@ def _arguments() -> argparse.Namespace:
     make.add_argument("--held", type=int, default=64, help="rows kept for perplexity")
     make.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     make.add_argument("--tokenizer-documents", type=int, default=60_000)
-    make.add_argument("--steps", type=int, default=5500)
+    make.add_argument("--steps", type=int, default=6000)
     make.add_argument("--batch", type=int, default=96)
     make.add_argument("--rate", type=float, default=3e-3)
-    make.add_argument("--minutes", type=float, default=6.0)
-    make.add_argument("--spoken", type=int, default=80_000)
-    make.add_argument("--draft-steps", type=int, default=4000)
+    make.add_argument("--minutes", type=float, default=8.0)
+    make.add_argument("--spoken", type=int, default=48_000)
+    make.add_argument("--draft-steps", type=int, default=6500)
     make.add_argument("--draft-rate", type=float, default=4e-3)
-    make.add_argument("--draft-minutes", type=float, default=4.0)
+    make.add_argument("--draft-minutes", type=float, default=6.0)
     make.add_argument("--no-draft", action="store_true")
     make.add_argument("--resume", action="store_true", help="keep what is there already")
+    make.add_argument("--start", type=Path, help="go on from the weights in this folder")
     make.set_defaults(run=_make)
     turn = commands.add_parser("convert")
     turn.add_argument("--out", type=Path, default=OUT)

@@ -130,7 +130,7 @@ _PLACES = ("first", "second", "third", "fourth", "last")
 
 def quote(rng: Random, story: Story) -> Turn:
     """Quote one sentence of a text that was given."""
-    text = _long_text(rng, story, 30)
+    text = _long_text(rng, story, 4 if rng.random() < 0.4 else 30)
     parts = sentences(text)
     which = rng.choice((*_PLACES[: min(4, len(parts))], "last", "first"))
     index = -1 if which == "last" else _PLACES.index(which)
@@ -141,6 +141,8 @@ def quote(rng: Random, story: Story) -> Turn:
             f"What is the {which} sentence of this text?",
             f"Quote the {which} sentence of the text.",
             f"Copy the {which} sentence.",
+            f"Quote the {which} sentence of this.",
+            f"Repeat the {which} sentence.",
         )
     )
     words = {w.strip('.,!?"') for w in answer.split()}
@@ -149,9 +151,12 @@ def quote(rng: Random, story: Story) -> Turn:
         ask = rng.choice(
             ("Quote the sentence with the word {w}.", "Which sentence mentions {w}? Quote it.")
         ).format(w=rng.choice(rare))
-    if rng.random() < 0.5:
+    draw = rng.random()
+    if draw < 0.3:
+        return f"{ask[:-1]}: {text}", answer
+    if draw < 0.6:
         return f"{ask}\n\n{text}", answer
-    return f"{text}\n\n{ask}", answer
+    return f"{text}{' ' if draw < 0.7 else chr(10) * 2}{ask}", answer
 
 
 def edge_word(rng: Random, story: Story) -> Turn:

@@ -17,7 +17,14 @@ import numpy as np
 
 from models.storyteller import copying, exchanges, requests
 from models.storyteller.exchanges import Turn
-from models.storyteller.stories import Asked, Story, UnluckyError, make_story, sentences
+from models.storyteller.stories import (
+    Asked,
+    Story,
+    UnluckyError,
+    beginning,
+    make_story,
+    sentences,
+)
 from models.storyteller.words import held_out, load
 
 if TYPE_CHECKING:
@@ -72,13 +79,27 @@ def _story_turn(rng: Random) -> tuple[Turn, Story]:
 
 def _plain(rng: Random) -> list[Segment]:
     """A story as it is, for completion of a given beginning."""
-    return [Segment(_story(rng).text + TEXT_END, learnt=True)]
+    story = _story(rng)
+    if rng.random() < 0.55:
+        return [Segment(story.text + TEXT_END, learnt=True)]
+    opening = beginning(rng, story)
+    if rng.random() < 0.2:
+        odd = copying.odd_sentence(rng)
+        return [
+            Segment(odd + " ", learnt=False),
+            Segment(f"{story.text}{TEXT_END}", learnt=True),
+        ]
+    return [Segment(f"{opening} {story.text}{TEXT_END}", learnt=True)]
 
 
 def _continue(rng: Random) -> list[Segment]:
     """The rest of a story whose beginning is given in a chat."""
-    parts = sentences(_story(rng).text)
+    story = _story(rng)
+    parts = sentences(story.text)
     cut = rng.randint(1, max(1, len(parts) // 2))
+    if rng.random() < 0.35:
+        opening = sentences(beginning(rng, story))
+        parts, cut = opening + parts, len(opening)
     form = rng.choice(load("talk")["continue_requests"])
     request = form.replace("{text}", " ".join(parts[:cut]))
     return chat([(request, " ".join(parts[cut:]))], _system(rng))
@@ -132,8 +153,8 @@ def _single(kind: str) -> Callable[[Random], list[Segment]]:
 
 _KINDS: dict[str, tuple[Callable[[Random], list[Segment]], float]] = {
     "story": (_single("story"), 30),
-    "plain": (_plain, 7),
-    "continue": (_continue, 4),
+    "plain": (_plain, 10),
+    "continue": (_continue, 5),
     "question": (_single("question"), 42),
     "copying": (_single("copying"), 26),
     "remember": (_single("remember"), 2),
@@ -229,10 +250,12 @@ def texts(seed: int, count: int) -> list[str]:
 
 
 def leaks(seed: int, count: int) -> int:
-    """How many of so many drawn stories ask for a pair that is kept for the evaluation."""
+    """How many of so many drawn stories join a pair that is kept for the evaluation."""
     rng = random.Random(f"leaks {seed}")
     found = 0
     for _ in range(count):
-        words = _story(rng).asked.words
+        story = _story(rng)
+        cast = (story.hero, story.friend, story.thing, story.place)
+        words = {*story.asked.words, *(member.noun for member in cast)}
         found += any(held_out(one, two) for one in words for two in words if one < two)
     return found

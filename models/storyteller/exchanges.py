@@ -120,15 +120,19 @@ def word_problem(rng: Random) -> Turn:
     name = rng.choice(lists.names[gender])
     things = rng.choice([n for n in lists.objects if n.kind in ("food", "toy", "plant")])
     a, b = rng.randint(1, 12), rng.randint(1, 10)
-    ask = f"How many {things.plural} does {name} have now?"
+    ask = rng.choice(("How many {t} does {n} have now?", "How many {t} does {n} have?"))
+    ask = rng.choice((ask, "How many {t} are left?")).format(t=things.plural, n=name)
+    more_ask = ask.replace("are left", "are there now")
     if rng.random() < 0.5 and a > 1:
-        more = rng.choice(("finds {b} more", "gets {b} more", "buys {b} more")).format(b=b)
+        more = f"{rng.choice(('finds', 'gets', 'buys', 'picks', 'takes'))} {b} more"
         return (
-            f"{name} has {a} {things.plural} and {more}. {ask}",
+            f"{name} has {a} {things.plural} and {more}. {more_ask}",
             f"{a} + {b} = {a + b}, so {name} has {a + b} {things.plural}.",
         )
     what = things.word if a == 1 else things.plural
-    less = rng.choice(("gives {b} away", "loses {b}", "gives {b} to a friend")).format(b=b)
+    less = rng.choice(
+        ("gives {b} away", "loses {b}", "gives {b} to a friend", "eats {b}", "sells {b}")
+    ).format(b=b)
     return (
         f"{name} has {a + b} {things.plural} and {less}. {ask}",
         f"{a + b} - {b} = {a}, so {name} has {a} {what}.",

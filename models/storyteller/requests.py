@@ -145,7 +145,8 @@ def things(rng: Random, asked: Asked) -> str:
         rest = [_item(rng, asked, slot, manner) for slot in slots[1:]]
         return joined([own, *rest]).rstrip(",")
     if len(slots) == 1 and slots[0] != "p" and not asked.names and rng.random() < 0.12:
-        return asked.slots[slots[0]].plural
+        number = rng.choice(("", "", "two ", "three ", "some "))
+        return number + asked.slots[slots[0]].plural
     tail = ""
     last = slots[-1]
     if len(slots) > 1 and last == "p" and rng.random() < 0.5:

@@ -16,6 +16,7 @@ from models.storyteller.words import (
     invented,
     leaning,
     load,
+    split,
     style_of,
     world,
 )
@@ -29,6 +30,13 @@ SHORTEST, LONGEST = 62, 190
 _DETAILS = (
     *("weather", "season", "daytime", "colour", "meal", "feeling", "sad", "fear", "activity"),
     *("relative", "time"),
+)
+
+_NAME_QUESTIONS = (
+    "What was the name of the {n}?",
+    "What was the {n} called?",
+    "What was the {n}'s name?",
+    "What is the name of the {n}?",
 )
 
 
@@ -74,15 +82,14 @@ class Story:
             (f"Is there {article(absent)} in the story?", known),
             ("Which thing is in the story?", f"There is {thing.a} in the story."),
             ("Where does it happen?", f"It happens {place.at}."),
-            (f"What was the name of the {hero.noun}?", f"The {hero.noun} was named {hero.name}."),
-            (f"What was the {hero.noun} called?", f"The {hero.noun} was named {hero.name}."),
+            *(
+                (form.format(n=who.noun), f"The {who.noun} was named {who.name}.")
+                for who in (hero, friend)
+                for form in _NAME_QUESTIONS
+            ),
             (f"Who was {hero.name}?", f"{hero.name} was {hero.a}."),
             ("Who is the story about?", f"The story is about {hero.a} named {hero.name}."),
             (f"Who was {friend.name}?", f"{friend.name} was {friend.a}."),
-            (
-                f"What was the {friend.noun}'s name?",
-                f"The {friend.noun} was named {friend.name}.",
-            ),
             (f"What kind of animal or person was {hero.name}?", f"{hero.name} was {hero.a}."),
             (f"Is there {thing.a} in the story?", f"Yes, there is {thing.a} in the story."),
             (f"Is there {place.a} in the story?", f"Yes, there is {place.a} in the story."),
@@ -169,12 +176,14 @@ class Teller:
         slots |= {"spot": spots[0], "spot2": spots[1], "spot3": spots[2]}
         slots |= {"clause": world().traits[self.hero.trait]}
         slots |= {"a_odd": rng.choice(shared["odd_things"]), "a_find": rng.choice(shared["finds"])}
-        others = rng.sample(world().characters, 4)
+        others = self._some(world().characters, 4, "asked")
         asked = [f"the {noun.word}" for noun in others if noun.word not in self.used]
         if len(asked) < 2 or self._clashes([noun.word for noun in others]):
             raise UnluckyError
         slots |= {"the_asked1": asked[0], "the_asked2": asked[1]}
-        goods = [noun for noun in rng.sample(world().objects, 6) if noun.word not in self.used]
+        goods = [
+            noun for noun in self._some(world().objects, 6, "goods") if noun.word not in self.used
+        ]
         if len(goods) < 3 or self._clashes([noun.word for noun in goods]):
             raise UnluckyError
         slots |= {f"t{n + 1}": Thing(noun, "") for n, noun in enumerate(goods[:3])}
@@ -183,6 +192,17 @@ class Teller:
         slots |= cast
         slots |= {capital(name): Opening(value) for name, value in cast.items()}
         return slots
+
+    def _some(self, pool: tuple[Noun, ...], count: int, salt: str) -> list[Noun]:
+        """Different nouns, each leaning its own way, or a greedy teller names one twice."""
+        found: list[Noun] = []
+        for turn in range(4 * count):
+            noun = leaning(self.rng, pool, digest(salt, self.style, turn), 0.4)
+            if noun not in found:
+                found.append(noun)
+            if len(found) == count:
+                return found
+        raise UnluckyError
 
     def _clashes(self, extra: list[str]) -> bool:
         return any(held_out(one, two) for one in extra for two in self.used)
@@ -259,3 +279,29 @@ def make_story(rng: Random, asked: Asked, *, evaluation: bool = False, tries: in
         except UnluckyError:
             continue
     raise UnluckyError
+
+
+def beginning(rng: Random, story: Story) -> str:
+    """A sentence or two that no plot opens with, about what the story is about."""
+    lists, forms = load("plots")["beginnings"], world().details
+    hero, thing, place = story.hero, story.thing, story.place
+    parts = []
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
+        form = rng.choice(lists[rng.choice(("thing", "hero", "hero", "place"))])
+        text = form.format(
+            h=hero.noun,
+            a_h=hero.a,
+            a_h2=story.friend.a,
+            o=thing.noun,
+            a_o=thing.a,
+            at=place.at,
+            name=hero.name,
+            look=rng.choice(forms["looks"]),
+            sad=rng.choice(forms["sad"]),
+            weather=rng.choice(forms["weather"]),
+            season=rng.choice(forms["season"]),
+            moved=rng.choice(split(lists["moved"])),
+            where=rng.choice(split(lists["where"])),
+        )
+        parts.append(text.replace("A odd", "An odd").replace("A old", "An old"))
+    return " ".join(parts)

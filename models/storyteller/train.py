@@ -135,11 +135,11 @@ def _sampler(rows: Rows, count: int) -> Callable[[], tuple]:
     return batch
 
 
-def train_storyteller(size: Size, rows: Rows, plan: Plan) -> Network:
-    """Train the large network on the corpus."""
+def train_storyteller(size: Size, rows: Rows, plan: Plan, start: Path | None) -> Network:
+    """Train the large network on the corpus, from nothing or from saved weights."""
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
-    network = Network(size).to(device())
+    network = restore(start) if start else Network(size).to(device())
 
     def loss_of(inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         with _fast():
@@ -154,7 +154,9 @@ def train_storyteller(size: Size, rows: Rows, plan: Plan) -> Network:
     return network
 
 
-def train_draft(size: Size, teacher: Network, own: Rows, rows: Rows, plan: Plan) -> Network:
+def train_draft(
+    size: Size, teacher: Network, own: Rows, rows: Rows, plan: Plan, start: Path | None
+) -> Network:
     """Train the draft to guess what the teacher says next.
 
     Half of its rows are texts the teacher spoke greedily (`own`), half the corpus; on
@@ -162,7 +164,7 @@ def train_draft(size: Size, teacher: Network, own: Rows, rows: Rows, plan: Plan)
     teacher's first choice and by nothing else.
     """
     torch.manual_seed(2)
-    network = Network(size).to(device())
+    network = restore(start) if start else Network(size).to(device())
     teacher.requires_grad_(requires_grad=False)
     spoken, read = _sampler(own, plan.rows // 2), _sampler(rows, plan.rows // 2)
 
