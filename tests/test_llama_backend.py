@@ -10,15 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
 from models.synthetic import write_model
+from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_lib import LogLevel, parse_features
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
 from uma_trio.backend.llama import LlamaBackend, system_info
+from uma_trio.config import Config
+from uma_trio.parts import load_backend
 
 pytestmark = pytest.mark.real
 
@@ -172,13 +176,40 @@ def test_warnings_go_to_the_sink_and_nowhere_else(
 ) -> None:
     """Information is dropped, warnings come as whole lines, nothing is printed."""
     lines: list[tuple[LogLevel, str]] = []
-    backend = load(tiny, n_ctx=4096, log=lambda level, line: lines.append((level, line)))
-    assert any("n_ctx_train" in line for level, line in lines if level == "warning")
-    assert {level for level, _ in lines} <= {"warning", "error"}
-    assert not any("\n" in line for _, line in lines)
+    backend = load(tiny, log=lambda level, line: lines.append((level, line)))
+    lines.clear()
+    for level, part in ((2, b"nothing\n"), (3, b"something "), (5, b"odd\n"), (4, b"worse\n")):
+        _llama_lib._log._receive(level, part, None)
+    assert lines == [("warning", "something odd"), ("error", "worse")]
     backend.close()
+
+
+def test_a_context_that_the_model_was_not_trained_for_is_no_warning(
+    tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One sequence gets no more than the model can do, whatever all together have."""
+    lines: list[str] = []
+    for n_ctx in (512, 4096):
+        load(tiny, n_ctx=n_ctx, log=lambda _, line: lines.append(line)).close()
+    assert lines == []
     load(tiny, n_ctx=4096).close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_of_llama_cpp_is_an_error_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines keep their level, so that `--log-level warning` shows what went wrong."""
+
+    def speak(*_: object, log: Callable[[LogLevel, str], None], **__: object) -> None:
+        log("warning", "odd")
+        log("error", "no memory")
+
+    monkeypatch.setattr(LlamaBackend, "load", speak)
+    with capture_logs() as lines:
+        load_backend(Config(model=ROOT), None)
+    assert [(line["log_level"], line["event"]) for line in lines] == [
+        ("warning", "odd"),
+        ("error", "no memory"),
+    ]
 
 
 def test_a_model_that_lacks_a_tensor_gives_llama_cpps_reason(tiny: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def load_backend(config: Config, on_progress: Progress | None) -> Backend:
         mmap=config.mmap,
         gpu_layers=config.gpu_layers,
         progress=on_progress,
-        log=lambda level, text: report.info(text, level=level),
+        log=lambda level, text: getattr(report, level)(text),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -53,6 +54,9 @@ is_eog = ctypes.PYFUNCTYPE(_bool)(("llama_vocab_is_eog", _LIB))
 # ggml/include/ggml.h, enum ggml_log_level (the package's own table is off by one from here on).
 _LEVELS: Final[Mapping[int, LogLevel]] = {1: "debug", 2: "info", 3: "warning", 4: "error"}
 _CONTINUE: Final = 5  # GGML_LOG_LEVEL_CONT: the rest of the line before
+# That all cells together are more or fewer than the model was trained for. One sequence never
+# gets more than that (`LlamaBackend.load`), and how much it gets is told when the daemon is ready.
+_EXPECTED: Final = re.compile(r"n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\)")
 
 
 def _drop(_level: LogLevel, _text: str) -> None:
@@ -86,7 +90,7 @@ class _Log:
             line, self._line = self._line.strip(), ""
             if self._level == "error" and line:
                 self.recent_errors.append(line)
-            if line:
+            if line and not _EXPECTED.search(line):
                 self.sink(self._level, line)
 
 
