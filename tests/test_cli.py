@@ -417,6 +417,8 @@ def test_doctor_names_processor_features_that_are_not_used() -> None:
     *_, slow = compare_features(used, frozenset({"avx", "avx2", "fma"}))
     assert slow.weight == "slow"
     assert slow.what.endswith("AVX2 FMA")
+    *_, broken = compare_features({"AMX_INT8": "miscompiled"}, frozenset({"amx_int8"}))
+    assert (broken.weight, "a GCC that gets it wrong" in broken.what) == ("slow", True)
     everything = compare_features({"AVX": "1", "AVX2": "1"}, frozenset({"avx", "avx2"}))
     assert all(finding.weight == "ok" for finding in everything)
 

@@ -8,8 +8,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import evolve
 from structlog.testing import capture_logs
 
 pytest.importorskip("llama_cpp")
@@ -20,7 +22,7 @@ from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_lib import LogLevel, parse_features
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
-from uma_trio.backend.llama import LlamaBackend, system_info
+from uma_trio.backend.llama import LlamaBackend, _describe, system_info
 from uma_trio.config import Config
 from uma_trio.parts import load_backend
 
@@ -277,6 +279,46 @@ def test_features_are_taken_apart_by_backend() -> None:
         "CUDA": {"ARCHS": "750,800", "USE_GRAPHS": "1"},
         "CPU": {"AVX2": "1", "FMA": "0"},
     }
+
+
+@pytest.mark.parametrize(
+    ("signature", "wrong"),
+    [
+        (b"GCC: (Debian 12.2.0-14+deb12u1) 12.2.0", True),
+        (b"GCC: (GNU) 11.4.1 20231218", True),
+        (b"GCC: (Ubuntu 13.2.0-23ubuntu4) 13.2.0", True),
+        (b"GCC: (conda-forge gcc 12.4.0-2) 12.4.0", False),
+        (b"GCC: (Ubuntu 13.3.0-6ubuntu2) 13.3.0", False),
+        (b"GCC: (Debian 14.2.0-19) 14.2.0", False),
+        (b"GCC: (Debian 12.2.0-14) 12.2.0\0Debian clang version 19.1.7", False),
+        (b"", False),
+    ],
+)
+def test_a_compiler_that_gets_amx_wrong_is_known_by_its_signature(
+    signature: bytes, wrong: bool
+) -> None:
+    """GCC PR target/114098: the first prompt would be a segmentation fault."""
+    assert _llama_lib.gets_amx_wrong(b"\x7fELF" + signature + b"\0") is wrong
+
+
+def test_a_build_with_broken_amx_does_without(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights stay where AMX does not find them, and nobody is told that it is used."""
+    llama = _llama_lib.llama
+    loaded, said = [], []
+    real = llama.llama_model_load_from_file
+
+    def load_from_file(path: bytes, params: Any) -> object:
+        loaded.append(params.use_extra_bufts)
+        return real(path, params)
+
+    monkeypatch.setattr(llama, "llama_model_load_from_file", load_from_file)
+    for broken in (False, True):
+        monkeypatch.setattr(_llama_lib, "amx_is_miscompiled", lambda broken=broken: broken)
+        load(tiny, log=lambda _, line: said.append(line)).close()
+    assert loaded == [True, False]
+    assert ["uma-trio doctor" in line for line in said] == [True]
+    features = {"CPU": {"AMX_INT8": _llama_lib.MISCOMPILED, "AVX2": "1"}}
+    assert "AMX" not in _describe(evolve(system_info(), features=features, devices=()), 2, "f16")
 
 
 LONG = {

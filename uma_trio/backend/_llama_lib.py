@@ -14,12 +14,14 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import llama_cpp.llama_cpp as llama
 from attrs import frozen
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+MISCOMPILED: Final = "miscompiled"  # in place of a feature's 1
 LogSink = Callable[[LogLevel, str], None]
 
 _void_p = ctypes.c_void_p
@@ -170,6 +172,34 @@ def parse_features(line: str) -> dict[str, dict[str, str]]:
     return features
 
 
+def _features() -> dict[str, dict[str, str]]:
+    found = parse_features(llama.llama_print_system_info().decode("utf-8", "replace"))
+    if amx_is_miscompiled():
+        found["CPU"]["AMX_INT8"] = MISCOMPILED
+    return found
+
+
+@functools.cache
+def amx_is_miscompiled() -> bool:
+    """Whether this build would crash in AMX, on the first prompt of a quantised model."""
+    if b"AMX_INT8 = 1" not in llama.llama_print_system_info():
+        return False
+    files = Path(llama.__file__).parent.glob("lib/libggml-cpu*")
+    return any(gets_amx_wrong(file.read_bytes()) for file in files)
+
+
+def gets_amx_wrong(library: bytes) -> bool:
+    """Whether a library was made by a GCC that optimises AMX's tile configuration away.
+
+    GCC PR target/114098, fixed in 12.4, 13.3 and 14. Compilers sign what they make.
+    """
+    if b"clang version" in library:
+        return False
+    signatures = re.findall(rb"GCC: \([^)]*\) (\d+)\.(\d+)", library)
+    versions = [(int(major), int(minor)) for major, minor in signatures]
+    return any(v < (12, 4) or (13, 0) <= v < (13, 3) for v in versions)
+
+
 def system_info() -> SystemInfo:
     """Ask llama.cpp about itself and its devices. Needs no model."""
     import llama_cpp
@@ -179,7 +209,7 @@ def system_info() -> SystemInfo:
         package_version=str(llama_cpp.__version__),
         ggml_version=_string("ggml_version"),
         ggml_commit=_string("ggml_commit"),
-        features=parse_features(llama.llama_print_system_info().decode("utf-8", "replace")),
+        features=_features(),
         devices=_devices(),
         gpu_offload=bool(llama.llama_supports_gpu_offload()),
         mmap=bool(llama.llama_supports_mmap()),

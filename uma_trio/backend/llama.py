@@ -107,6 +107,8 @@ class LlamaBackend:
         """
         lib.start()
         lib.set_log_sink(log)
+        if log is not None and lib.amx_is_miscompiled():
+            log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
         path = Path(path)
         header = read_header(path)
         kv_type = _checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
@@ -280,6 +282,8 @@ def _load_model(
 
     params = llama.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
+    if lib.amx_is_miscompiled():
+        params.use_extra_bufts = False  # keeps weights out of AMX's layout, and of other ones
     params.load_mode = _LOAD_MODE[mmap, mlock]
     callback = llama.llama_progress_callback(report)
     params.progress_callback = callback
@@ -393,6 +397,8 @@ def _describe(system: SystemInfo, threads: int, kv_type: str) -> str:
     where = ", ".join(gpu.description or gpu.name for gpu in system.gpus)
     if not where:
         cpu = system.features.get("CPU", {})
-        telling = [name for name in _TELLING if cpu.get(name, "0") != "0"][:2]
+        telling = [name for name in _TELLING if cpu.get(name, "0") not in ("0", lib.MISCOMPILED)][
+            :2
+        ]
         where = " ".join(["CPU", f"({', '.join(telling)})"] if telling else ["CPU"])
     return f"{where}, {threads} thread{'s' * (threads != 1)}, KV {kv_type}"

@@ -85,6 +85,11 @@ def compare_features(compiled: Mapping[str, str], present: frozenset[str]) -> li
     used = [name for name, value in compiled.items() if value == "1"]
     unused = [ours for kernel, ours in _FEATURES.items() if kernel in present and ours not in used]
     found = [Finding("CPU features", "ok", f"in use: {' '.join(used) or 'none'}")]
+    if compiled.get("AMX_INT8") == "miscompiled":
+        unused.remove("AMX_INT8")
+        what = "AMX was compiled in by a GCC that gets it wrong, so it and repacking are left out"
+        fix = "use GCC 12.4, 13.3, 14 or clang, or leave AMX out as `make setup` does"
+        found.append(Finding("CPU features", "slow", what, fix))
     if "AMX_INT8" in unused:
         # Deliberate where setup.py met a compiler that gets AMX wrong.
         unused.remove("AMX_INT8")
