@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from uma_protocol import SessionInfo
-from uma_trio.cli import doctor, metrics, ps
+from uma_trio.cli import demo_view, doctor, metrics, ps
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import console
 
@@ -72,6 +72,19 @@ def test_a_unit_that_says_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     metrics._show({"prefill_guard_active": 0}, clear=False)
     assert window.lines()[0].split()[:2] == ["prefill_guard_active", "0"]
     assert "0 or 1" not in window.lines()[0]
+
+
+def test_a_histogram_without_a_value_is_a_dash() -> None:
+    """A unit behind three dashes says nothing."""
+    assert metrics._text({"p50": None, "p95": None, "p99": None}, "ms") == "-"
+    assert metrics._text({"p50": 1.5, "p95": None, "p99": None}, "ms") == "p50 1.5  p95 -  p99 - ms"
+
+
+def test_a_pane_breaks_between_words_and_shows_the_end() -> None:
+    """A story is read while it comes; only what is longer than a line is broken."""
+    assert demo_view._tail(" one two three\n\nfour", 8, 3) == "three\n\nfour"
+    assert demo_view._tail("abcdefghij", 4, 9) == "abcd\nefgh\nij"
+    assert demo_view._tail("", 4, 9) == ""
 
 
 def test_ps_cuts_no_figure_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import trio
 from rich.console import Group
 from rich.live import Live
@@ -62,7 +64,7 @@ def _tail(text: str, width: int, height: int) -> str:
     """Return the end of `text` that fits; what scrolled away is gone, as in a terminal."""
     lines = []
     for line in text.splitlines() or [""]:
-        lines += [line[at : at + width] for at in range(0, max(len(line), 1), max(width, 1))]
+        lines += textwrap.wrap(line, max(width, 1)) or [""]
     return "\n".join(lines[-max(height, 1) :])
 
 

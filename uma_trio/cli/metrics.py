@@ -86,6 +86,8 @@ def _text(value: Any, unit: str = "") -> str:
     if value is None or value == {}:
         return "-"
     if isinstance(value, dict):
+        if all(number is None for number in value.values()):
+            return "-"
         shown = {name: value[name] for name in ("p50", "p95", "p99") if name in value} or value
         parts = [f"{name} {_text(number)}" for name, number in shown.items()]
         return "  ".join(parts) + (f" {unit}" if unit else "")
