@@ -327,13 +327,14 @@ def test_sigterm_under_load_finishes_what_runs() -> None:
         assert not Path(running.path).exists()
 
 
-def test_a_drain_that_takes_too_long_ends_the_rest_with_a_code() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_drain_that_takes_too_long_ends_the_rest_with_a_code(number: signal.Signals) -> None:
     """After ``drain_s`` what still runs gets its terminal event, and the exit code is still 0."""
     with daemon("cost=0.02", "drain_s=0.2", "n_ctx=8192") as running:
         sock = running.dial()
         send(sock, {"id": "r", "prompt": "p", "max_tokens": 4000})
         receive(sock)
-        running.signal(signal.SIGINT)
+        running.signal(number)
         events = receive_all(sock)
         assert (events[-1]["reason"], events[-1]["code"]) == ("error", "E_LIFECYCLE_001")
         sock.close()

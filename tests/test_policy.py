@@ -84,13 +84,13 @@ def test_a_parked_sequence_is_left_out_with_a_reason() -> None:
 def test_prompts_without_a_first_token_go_before_recomputed_ones() -> None:
     """Who has seen nothing yet is served before who was preempted."""
     plan = baseline(state(prompt(1, 200, started=True), prompt(2, 200), target=16))
-    assert tokens(plan) == {2: 64}
+    assert tokens(plan) == {2: 128}
 
 
 def test_interactive_prompts_go_before_background_ones() -> None:
     """A person's prompt is not behind a batch job's."""
     plan = baseline(state(prompt(1, 200, lane="background"), prompt(2, 40), target=16))
-    assert tokens(plan) == {2: 40, 1: 24}
+    assert tokens(plan) == {2: 40, 1: 88}
 
 
 def test_prompts_of_one_kind_take_turns() -> None:
@@ -129,8 +129,9 @@ def test_a_small_tick_says_nothing_about_the_budget() -> None:
 
 
 def test_prompts_alone_get_longer_ticks() -> None:
-    """When nobody waits for the next word, chunks are four times as large."""
-    assert tokens(baseline(state(prompt(1, 500), target=32))) == {1: 128}
+    """When nobody waits for the next word, chunks are four times as large, and never small."""
+    assert tokens(baseline(state(prompt(1, 500), target=64))) == {1: 256}
+    assert tokens(baseline(state(prompt(1, 500), target=8))) == {1: 128}
     assert tokens(baseline(state(prompt(1, 500), decoder(2), target=32))) == {1: 31, 2: 1}
 
 

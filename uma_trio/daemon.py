@@ -218,7 +218,7 @@ class _Daemon:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*_ending_signals()) as signals:
             task_status.started()
             async for _ in signals:
                 if not self._stopping.is_set():
@@ -230,6 +230,14 @@ class _Daemon:
                 await trio.sleep(_FORCED_S)
                 listener.close()
                 os._exit(FORCED_EXIT)
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """Return what ends the daemon in order. A closed terminal is one, unless `nohup` said not."""
+    ending = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    return ending
 
 
 def _want_descriptors(n: int, warn: Callable[..., object]) -> None:

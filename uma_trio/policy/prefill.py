@@ -11,9 +11,10 @@ from uma_trio.policy.state import SchedulerState, SequenceView
 # When decoding alone fills the budget, prompts still move by this many tokens a tick: a
 # request that never starts is worse than a tick that is a little long.
 SMALLEST_CHUNK = 8
-# Ticks of prompts alone may be this many times as long: nobody is waiting for the next word, only
-# a newcomer for the end of the tick, and larger chunks are computed faster.
-ALONE = 4
+# Ticks of prompts alone may be this many times as long, and hold at least so many tokens: nobody
+# is waiting for the next word, only a newcomer for the end of the tick, and on slow machines a
+# small chunk costs as much as a large one (32 tokens took 345 ms where 128 took 233).
+ALONE, SMALLEST_ALONE = 4, 128
 
 
 def _order(state: SchedulerState) -> list[SequenceView]:
@@ -29,8 +30,8 @@ def fill_with_prefill(state: SchedulerState, plan: Plan) -> Plan:
     if not ready:
         return plan
     used = plan.n_tokens
-    target = plan.memory.target_tokens * (1 if used else ALONE)
-    room = max(target - used, SMALLEST_CHUNK)
+    target = plan.memory.target_tokens
+    room = max(target - used, SMALLEST_CHUNK) if used else max(ALONE * target, SMALLEST_ALONE)
     room = min(room, state.n_batch - used)
     items: list[PlanItem] = []
     skipped: list[Skip] = []
