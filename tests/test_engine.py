@@ -208,6 +208,16 @@ def test_an_interactive_request_keeps_the_room_it_was_promised() -> None:
     assert batch.tokens == bench.expected("batch", 120)
 
 
+def test_a_preempted_request_goes_on_when_the_others_are_parked() -> None:
+    """Nobody may sleep on a request that could run: it does not wait for a stranger's message."""
+    bench = Bench(FakeBackend(faults={8: Fault(status=DecodeStatus.NO_KV_ROOM)}))
+    bench.submit("parked soon", 50, credit=4)
+    _, other = bench.submit("preempted", 30, lane="background")
+    bench.run()
+    assert bench.metrics.snapshot()["preemptions_total"] == 1
+    assert other.tokens == bench.expected("preempted", 30)
+
+
 def test_a_request_alone_that_cannot_fit_fails_alone() -> None:
     """When nothing is left to give up, one request ends with E_RUNTIME_002."""
     faults = {i: Fault(status=DecodeStatus.NO_KV_ROOM) for i in range(30)}

@@ -20,6 +20,7 @@ from uma_protocol import Code
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelInfo
 from uma_trio.config import Config
+from uma_trio.cost_store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.outlet import Outlet
@@ -167,6 +168,9 @@ class _Daemon:
             self._inbox.close()
             await self._computed.wait()
             nursery.cancel_scope.cancel()
+        learnt = self._engine.memory.cost
+        if learnt is not None and learnt.trusted and self._died is None:
+            remember(cost_file(self._backend), learnt.settled())
         if self._died is not None:
             raise self._died
         if self._forced:

@@ -231,8 +231,11 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         registry = self.registry
-        if not registry.waiting or not registry.ledger.free_slots or registry.just_preempted:
-            registry.just_preempted = False
+        preempted, registry.just_preempted = registry.just_preempted, False
+        if not registry.waiting or not registry.ledger.free_slots:
+            return
+        # Admission right after a preemption would undo it, unless there is nobody it was for.
+        if preempted and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
         state = AdmissionState(
             now=now,
