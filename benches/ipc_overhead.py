@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import random
 import sys
 import tempfile
 import time
@@ -35,9 +33,9 @@ from pathlib import Path
 
 from benches import clients, frames, host, report, servers
 from benches.metered import Reading
-from benches.model import NoVocabulary, bench_model, tiny_model
-from benches.peers import NoPeers, programs
+from benches.model import tiny_model
 from benches.rates import end_to_end, median
+from benches.setting import model_or_exit, setting
 
 TARGET_US = 60.0
 TARGET_K = 8
@@ -251,27 +249,21 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the tables, write the CSV."""
     given = arguments(argv)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
-    threads = given.threads or len(os.sched_getaffinity(0))
-    folder: Path | None = None
-    try:
-        model = None if given.skip_real else bench_model(given.model, given.vocab)
-        folder = None if given.no_peers else programs(given.peers)
-    except NoVocabulary as absence:
-        report.note(str(absence))
-        return 1
-    except NoPeers as absence:
-        report.note(f"{absence}\nMeasuring the daemon alone.")
-    facts = host.facts(folder / "llama-server" if folder else None)
-    facts |= {"seed": str(seed), "threads": str(threads), "gen_tokens": str(given.gen_tokens)}
+    here, model = setting(given), None if given.skip_real else model_or_exit(given)
+    facts = host.facts(here.peers / "llama-server" if here.peers else None)
+    facts |= {
+        "seed": str(here.seed),
+        "threads": str(here.threads),
+        "gen_tokens": str(given.gen_tokens),
+    }
     report.print_facts(facts)
-    wanted = list(cases(given, model, folder, threads))
+    wanted = list(cases(given, model, here.peers, here.threads))
     runs: dict[int, list[Run]] = {}
     failed = False
     for repetition in range(given.repetitions):
         for i, case in enumerate(wanted):
             try:
-                runs.setdefault(i, []).append(run(case, given, f"{seed}/{repetition}"))
+                runs.setdefault(i, []).append(run(case, given, f"{here.seed}/{repetition}"))
             except (servers.DidNotStart, RuntimeError, OSError) as failure:
                 failed = True
                 report.note(f"{case.look}, {case.path}, k={case.k}: {failure}")

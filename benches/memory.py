@@ -10,16 +10,12 @@ that maps it only by its share.
 from __future__ import annotations
 
 import argparse
-import os
-import random
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from benches import clients, host, report, servers
-from benches.model import NoVocabulary, bench_model
-from benches.peers import NoPeers, programs
+from benches.setting import model_or_exit, setting
 
 TARGET_MIB = 150.0
 _SLOTS = 8
@@ -43,30 +39,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     report.common_arguments(parser)
     given = parser.parse_args(argv)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
-    folder: Path | None = None
-    try:
-        model = bench_model(given.model, given.vocab)
-        folder = None if given.no_peers else programs(given.peers)
-    except NoVocabulary as absence:
-        report.note(str(absence))
-        return 1
-    except NoPeers as absence:
-        report.note(f"{absence}\nMeasuring the daemon alone.")
-    setup = servers.Setup(model, given.threads or len(os.sched_getaffinity(0)), slots=_SLOTS)
+    here, model = setting(given), model_or_exit(given)
+    setup = servers.Setup(model, here.threads, slots=_SLOTS)
     started = {"uma-trio": partial(servers.daemon, setup)}
-    if folder is not None:
+    if here.peers is not None:
         for variant in ("stock", "np-kvu"):
             flags = servers.server_flags(variant, _SLOTS)
             name = " ".join(["llama-server", *flags])
-            started[name] = partial(servers.llama_server, folder, setup, flags)
-    facts = host.facts(folder / "llama-server" if folder else None)
-    facts |= {"model": model.name, "context": str(setup.n_ctx), "seed": str(seed)}
+            started[name] = partial(servers.llama_server, here.peers, setup, flags)
+    facts = host.facts(here.peers / "llama-server" if here.peers else None)
+    facts |= {"model": model.name, "context": str(setup.n_ctx), "seed": str(here.seed)}
     report.print_facts(facts)
     rows = []
     for name, start in started.items():
         with start() as running:
-            rows.append({"system": name, **vars(measure(running, _SLOTS, seed))})
+            rows.append({"system": name, **vars(measure(running, _SLOTS, here.seed))})
     columns = ("system", "pss", "anonymous", "file")
     print("MiB:\n")
     print(report.table(columns, [[found[column] for column in columns] for found in rows]))

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
-import random
 import subprocess
 import sys
 import time
@@ -26,9 +24,8 @@ from pathlib import Path
 from benches import clients, host, report, servers
 from benches.clients import Answer, Job, Wire
 from benches.live import Live
-from benches.model import NoVocabulary, bench_model
 from benches.pace import pace, ratios
-from benches.peers import NoPeers, programs
+from benches.setting import model_or_exit, setting
 
 COLUMNS = ("session_id", "token_idx", "ts_ms", "is_interactive")
 _CHAT_TOKENS, _DOCUMENT_AFTER_S, _MOST_S = 30, 0.5, 60.0
@@ -139,29 +136,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure each server, print the summary, write the CSVs."""
     given = arguments(argv)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
-    folder: Path | None = None
-    try:
-        model = bench_model(given.model, given.vocab)
-        folder = None if given.no_peers else programs(given.peers)
-    except NoVocabulary as absence:
-        report.note(str(absence))
-        return 1
-    except NoPeers as absence:
-        report.note(f"{absence}\nMeasuring the daemon alone.")
+    here, model = setting(given), model_or_exit(given)
     cells = given.interactive * (given.gen_tokens + 64) + given.document_tokens + given.gen_tokens
     slots = given.interactive + 1
-    threads = given.threads or len(os.sched_getaffinity(0))
-    setup = servers.Setup(model, threads, -(-(cells + 256) // 1024) * 1024, slots)
-    facts = host.facts(folder / "llama-server" if folder else None)
-    facts |= {"model": model.name, "threads": str(threads), "seed": str(seed)}
+    setup = servers.Setup(model, here.threads, -(-(cells + 256) // 1024) * 1024, slots)
+    facts = host.facts(here.peers / "llama-server" if here.peers else None)
+    facts |= {"model": model.name, "threads": str(here.threads), "seed": str(here.seed)}
     report.print_facts(facts)
     rows: list[dict[str, object]] = []
     files: list[Path] = []
-    for name, start in systems(setup, folder).items():
+    for name, start in systems(setup, here.peers).items():
         try:
             with start() as running:
-                alone, answers = play(running.wire, given, str(seed))
+                alone, answers = play(running.wire, given, str(here.seed))
             files.append(write_tokens(name, answers, given.interactive))
             rows.append({"system": name, **summarise(alone, answers)})
         except (servers.DidNotStart, OSError, subprocess.SubprocessError) as failure:

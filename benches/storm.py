@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -29,11 +27,10 @@ from functools import partial
 from pathlib import Path
 
 from benches import chart, host, report, servers
-from benches.model import NoVocabulary, bench_model
 from benches.pace import Point, judge
-from benches.peers import NoPeers, programs
 from benches.rates import median
 from benches.scenes import SAYS, SceneFailed, Scenes, Script
+from benches.setting import model_or_exit, setting
 from benches.throughput import order
 
 CONTRACT, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
@@ -284,26 +281,14 @@ def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Sc
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print tables and verdicts, write the CSV and the chart."""
     given, script = arguments(argv)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
-    folder: Path | None = None
-    try:
-        if not given.no_peers:
-            folder = programs(given.peers)
-        model = bench_model(given.model, given.vocab)
-    except NoPeers as absence:
-        report.note(f"{absence}\nMeasuring the daemon alone: without a peer it is no result.")
-        model = bench_model(given.model, given.vocab)
-    except NoVocabulary as absence:
-        report.note(str(absence))
-        return 1
-    threads = given.threads or len(os.sched_getaffinity(0))
-    setup = servers.Setup(model, threads, script.cells, script.slots)
-    compared = systems(setup, folder, given)
-    facts = host.facts(folder / "llama-server" if folder else None)
+    here, model = setting(given), model_or_exit(given)
+    setup = servers.Setup(model, here.threads, script.cells, script.slots)
+    compared = systems(setup, here.peers, given)
+    facts = host.facts(here.peers / "llama-server" if here.peers else None)
     facts |= {
         "model": model.name,
-        "threads": str(threads),
-        "seed": str(seed),
+        "threads": str(here.threads),
+        "seed": str(here.seed),
         "script": f"{script}, context {script.cells}, {script.slots} slots",
         "repetitions": str(given.repetitions),
         "noise": _noise(),
@@ -311,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.print_facts(facts)
     minutes = script.seconds * len(compared) * given.repetitions / 60
     report.note(f"{len(compared)} systems, {given.repetitions} times: about {minutes:.0f} minutes")
-    rows = run(compared, script, given.repetitions, seed, given.minutes)
+    rows = run(compared, script, given.repetitions, here.seed, given.minutes)
     medians = Medians(compared, rows)
     for text in tables(medians):
         print(f"{text}\n")

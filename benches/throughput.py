@@ -26,9 +26,8 @@ from functools import partial
 from pathlib import Path
 
 from benches import clients, host, report, servers
-from benches.model import NoVocabulary, bench_model
-from benches.peers import NoPeers, programs
 from benches.rates import end_to_end, median, steady
+from benches.setting import model_or_exit, setting
 
 CEILING = "llama-batched-bench"
 OURS = "uma-trio"
@@ -283,36 +282,25 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table and the verdicts, write the CSV."""
     given = arguments(argv)
-    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
-    threads = given.threads or len(os.sched_getaffinity(0))
-    folder: Path | None = None
-    try:
-        if not given.no_peers and not given.dry_run:
-            folder = programs(given.peers)
-    except NoPeers as absence:
-        report.note(f"{absence}\nMeasuring the daemon alone: without a peer it is no result.")
-    try:
-        model = Path("fake") if given.dry_run else bench_model(given.model, given.vocab)
-    except NoVocabulary as absence:
-        report.note(str(absence))
-        return 1
-    setup = servers.Setup(model, threads, given.n_ctx, max(given.k))
+    here = setting(given, peers=not given.dry_run)
+    model = Path("fake") if given.dry_run else model_or_exit(given)
+    setup = servers.Setup(model, here.threads, given.n_ctx, max(given.k))
     if given.dry_run:
         compared: dict[str, Measure] = {
             OURS: partial(measure_server, lambda _load: servers.fake_daemon(setup))
         }
     else:
-        compared = systems(setup, folder, given.quick)
-    facts = host.facts(folder / "llama-server" if folder else None)
+        compared = systems(setup, here.peers, given.quick)
+    facts = host.facts(here.peers / "llama-server" if here.peers else None)
     facts |= {
         "model": model.name,
-        "threads": str(threads),
-        "seed": str(seed),
+        "threads": str(here.threads),
+        "seed": str(here.seed),
         "load": f"{given.prompt_tokens} prompt tokens, {given.gen_tokens} generated, "
         f"context {given.n_ctx}, {given.repetitions} repetitions",
     }
     report.print_facts(facts)
-    cells, rows = run(compared, given, seed)
+    cells, rows = run(compared, given, here.seed)
     print(report.table(HEADERS, table_rows(cells, given.k, list(compared))))
     print()
     for line in verdicts(cells, given.k):
