@@ -32,10 +32,10 @@ def test_the_saw_tooth_is_kept() -> None:
     assert STAIRS(4) < STAIRS(3)
 
 
-def test_rows_depth_and_host_add_up() -> None:
+def test_rows_and_host_add_up() -> None:
     """Each part of a tick has its price."""
-    model = CostModel(STAIRS, output=Staircase((1, 4), (0.0, 0.003)), depth_s=1e-6, host_s=0.001)
-    assert model.seconds(Work(4, 4, 1000)) == pytest.approx(0.0111 + 0.003 + 0.001 + 0.001)
+    model = CostModel(STAIRS, output=Staircase((1, 4), (0.0, 0.003)), host_s=0.001)
+    assert model.seconds(Work(4, 4)) == pytest.approx(0.0111 + 0.003 + 0.001)
 
 
 def test_a_slower_machine_is_learnt_within_a_few_ticks() -> None:

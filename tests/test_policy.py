@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
+from uma_trio.policy.cost import Work
 from uma_trio.policy.pipeline import baseline, check_plan, compose
 from uma_trio.policy.plan import Plan, Skip
 from uma_trio.policy.state import LastTick, SchedulerState, SequenceView
@@ -107,6 +108,11 @@ def test_prompts_move_even_when_decoding_fills_the_budget() -> None:
     assert tokens(plan)[99] == 8
 
 
+def ticked(n_tokens: int, decode_s: float) -> LastTick:
+    """Return a tick of that many tokens."""
+    return LastTick(decode_s, work=Work(n_tokens))
+
+
 def next_target(last: LastTick, target: int = 32) -> int:
     """Return what the budget becomes after a tick."""
     return baseline(state(decoder(1), last=last, target=target)).memory.target_tokens
@@ -114,18 +120,18 @@ def next_target(last: LastTick, target: int = 32) -> int:
 
 def test_the_budget_grows_while_full_ticks_are_quick() -> None:
     """A full tick under the time budget lets the next one hold more."""
-    assert next_target(LastTick(32, 0.010)) == 40
+    assert next_target(ticked(32, 0.010)) == 40
 
 
 def test_the_budget_shrinks_when_full_ticks_are_slow() -> None:
     """A full tick over the time budget makes the next one smaller, down to a floor."""
-    assert next_target(LastTick(32, 0.060)) == 25
-    assert next_target(LastTick(8, 9.9), target=8) == 8
+    assert next_target(ticked(32, 0.060)) == 25
+    assert next_target(ticked(8, 9.9), target=8) == 8
 
 
 def test_a_small_tick_says_nothing_about_the_budget() -> None:
     """Three quick decoders do not prove that a big chunk would be quick."""
-    assert next_target(LastTick(3, 0.001)) == 32
+    assert next_target(ticked(3, 0.001)) == 32
 
 
 def test_prompts_alone_get_longer_ticks() -> None:
@@ -146,7 +152,7 @@ def test_the_budget_settles_near_the_tick_time() -> None:
             sequences=current.sequences,
             n_batch=512,
             free_cells=0,
-            last=LastTick(plan.n_tokens, plan.n_tokens / 1000),
+            last=ticked(plan.n_tokens, plan.n_tokens / 1000),
             memory=plan.memory,
         )
     assert 4 * 25 <= plan.n_tokens <= 4 * 34

@@ -14,12 +14,11 @@ from uma_trio.policy.cost import Work
 
 @frozen
 class Filled:
-    """What a batch holds: its length, and whose logits rows come back, in order.
+    """What a batch holds: whose logits rows come back, in order, and what it costs to compute.
 
     Ballast rows stand last, so that they move nobody's row.
     """
 
-    n_tokens: int
     rows: tuple[Sequence, ...]
     work: Work
 
@@ -41,10 +40,9 @@ class BatchBuilder:
 
         `ballast` rows of the scratch slot follow; whoever decodes must empty it after.
         """
-        batch, at, cells, rows = self._batch, 0, 0, []
+        batch, at, rows = self._batch, 0, []
         for sequence, n in shares:
             start, stop = sequence.computed, sequence.computed + n
-            cells += n * start + n * (n - 1) // 2
             end = at + n
             batch.token[at:end] = sequence.tokens[start:stop]
             batch.pos[at:end] = self._positions[start:stop]
@@ -61,4 +59,4 @@ class BatchBuilder:
             batch.slot[at:end] = self._scratch_slot
             batch.want[at:end] = 1
             at = end
-        return Filled(at, tuple(rows), Work(at, len(rows) + ballast, cells))
+        return Filled(tuple(rows), Work(at, len(rows) + ballast))

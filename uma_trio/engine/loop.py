@@ -171,7 +171,7 @@ class Engine:
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long."""
         self._decoding_since = self._clock()
-        return self._backend.decode(job.filled.n_tokens)
+        return self._backend.decode(job.filled.work.tokens)
 
     def finish(self, job: Job, status: int) -> None:
         """Sample, move every sequence on, and deliver what there is to say with one wake."""
@@ -189,7 +189,7 @@ class Engine:
             self._recovery.succeeded()
             self._advance(job.plan)
             self._sample(job.filled.rows, now)
-            self._last = LastTick(job.filled.n_tokens, decode_s, host_s, job.filled.work)
+            self._last = LastTick(decode_s, host_s, job.filled.work)
             self._memory = job.plan.memory
         else:
             views = tuple(s.view() for s in self.registry.running.values())

@@ -13,6 +13,7 @@ from attrs import evolve
 
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import SchedulerState, SequenceView
+from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
 
 
@@ -26,7 +27,9 @@ def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
         return evolve(plan, moved_bytes=_moved(traffic, plan.items, views))
     time_s = plan.limit.seconds
     if math.isinf(time_s):
-        time_s = max(state.tick_budget_s, plan.predicted_s)
+        cost = plan.memory.cost
+        expected_s = cost.seconds(planned_work(state, plan)) if cost is not None else 0.0
+        time_s = max(state.tick_budget_s, expected_s)
     items, skipped = list(plan.items), list(plan.skipped)
     while _moved(traffic, items, views) > budget * time_s:
         item = _last_trimmable(items, views)

@@ -4,11 +4,10 @@ The time of one decode of n tokens is no line. On one CPU build four rows cost l
 since matrix kernels take rows in fours; elsewhere two cost twice one. So the model is a table,
 measured at start-up (:mod:`uma_trio.engine.calibrate`) and corrected by every tick:
 
-    seconds = scale * (computing(n) + output(rows) + depth * cells) + host
+    seconds = scale * (computing(n) + output(rows)) + host
 
 `computing` is the time of n tokens of which one wants logits, `output` what further logits rows
-add, `cells` the KV positions that the tokens look back at, `host` what passes between two
-decodes. The model is a value; learning returns a new one.
+add, `host` what passes between two decodes. The model is a value; learning returns a new one.
 """
 
 from __future__ import annotations
@@ -71,11 +70,10 @@ class Staircase:
 
 @frozen
 class Work:
-    """What of a tick costs time: its tokens, its logits rows, the positions they look back at."""
+    """What of a tick costs time: its tokens, and how many of them want logits."""
 
     tokens: int
     rows: int = 1
-    cells: int = 0
 
 
 @frozen
@@ -84,7 +82,6 @@ class CostModel:
 
     computing: Staircase
     output: Staircase = field(factory=lambda: Staircase((1,), (0.0,)))
-    depth_s: float = 0.0
     scale: float = 1.0
     host_s: float = 0.0
     error: float = 0.0
@@ -104,7 +101,7 @@ class CostModel:
 
     def _compute(self, work: Work) -> float:
         extra = self.output(work.rows) if work.rows > 1 else 0.0
-        return self.computing(work.tokens) + extra + self.depth_s * work.cells
+        return self.computing(work.tokens) + extra
 
     def learn(
         self,
@@ -149,9 +146,7 @@ class CostModel:
 
     def settled(self) -> CostModel:
         """Return the model with today's factor written into its table, to be stored."""
-        return CostModel(
-            self.computing.times(self.scale), self.output.times(self.scale), self.depth_s
-        )
+        return CostModel(self.computing.times(self.scale), output=self.output.times(self.scale))
 
     def table(self) -> Mapping[int, float]:
         """Return the measured seconds by tokens, for people."""

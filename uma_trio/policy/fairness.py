@@ -8,12 +8,9 @@ have work differ by at most two ticks' time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import evolve
-
-from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.plan import PlanItem
 
 
 def lift(used_s: Mapping[int, float], clients: Iterable[int]) -> dict[int, float]:
@@ -24,13 +21,18 @@ def lift(used_s: Mapping[int, float], clients: Iterable[int]) -> dict[int, float
     return {client: known.get(client, least) for client in present}
 
 
-def charge(state: SchedulerState, plan: Plan) -> Plan:
-    """Share the tick's predicted time among its items by their tokens."""
-    if not plan.items:
-        return plan
-    clients = {view.key: view.client for view in state.sequences}
-    used = lift(plan.memory.used_s, clients.values())
-    per_token = (plan.predicted_s or plan.n_tokens) / plan.n_tokens
-    for item in plan.items:
+def charged(
+    used_s: Mapping[int, float],
+    clients: Mapping[int, int],
+    items: Sequence[PlanItem],
+    took_s: float,
+) -> dict[int, float]:
+    """Return the counters after a tick of `took_s`, shared among its items by their tokens.
+
+    `clients` names the client of each sequence that owns a slot.
+    """
+    used = lift(used_s, clients.values())
+    per_token = took_s / sum(item.n_tokens for item in items)
+    for item in items:
         used[clients[item.key]] += per_token * item.n_tokens
-    return evolve(plan, memory=evolve(plan.memory, used_s=used))
+    return used

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.fairness import lift
-from uma_trio.policy.guard import interactive_decoders
 from uma_trio.policy.plan import Plan, PlanItem, Skip
+from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.state import SchedulerState, SequenceView
+from uma_trio.policy.tally import planned_work
 
 # People's prompts are ordered by how much of the time they can expect is left, relative to that
 # time: seconds of grace, and how many times its own prefill a prompt may take.
@@ -27,40 +28,16 @@ FINE = 32  # up to here every count is tried, above it only steps
 Share = tuple[SequenceView, int]
 
 
-@frozen
-class _Tick:
-    """The work of a tick so far."""
-
-    tokens: int
-    rows: int
-    cells: int
-
-    def plus(self, shares: Sequence[Share]) -> _Tick:
-        tokens, rows, cells = self.tokens, self.rows, self.cells
-        for view, n in shares:
-            tokens += n
-            rows += n == view.pending
-            cells += n * view.computed + n * (n - 1) // 2
-        return _Tick(tokens, rows, cells)
-
-    @property
-    def work(self) -> Work:
-        return Work(self.tokens, max(1, self.rows), self.cells)
-
-
 def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     """Add what the limit allows: newcomers, then everyone else."""
     cost = plan.memory.cost
     if cost is None:
         return plan
-    streams = interactive_decoders(state)
-    alone = _Tick(len(streams), len(streams), sum(view.computed for view in streams))
+    alone = planned_work(state, plan)
     newcomers, rest = _candidates(state, plan, cost)
     patience = max(plan.limit.seconds, state.contract.young_cap * plan.limit.solo_s)
     first = _choose(state, cost, alone, newcomers, patience)
-    tick = alone.plus(first)
-    second = _choose(state, cost, tick, rest, plan.limit.seconds)
-    tick = tick.plus(second)
+    second = _choose(state, cost, _with(alone, first), rest, plan.limit.seconds)
     shares = {view.key: n for view, n in (*first, *second)}
     items = tuple(
         PlanItem(
@@ -77,24 +54,21 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
         for view in (*newcomers, *rest)
         if view.key not in shares
     )
-    guard = evolve(
-        plan.memory.guard,
-        loaded=bool(shares),
-        background=sum(n for _, n in second) / max(1, sum(shares.values())),
-    )
-    return evolve(
-        plan,
-        items=plan.items + items,
-        skipped=plan.skipped + skipped,
-        predicted_s=cost.seconds(tick.work) if tick.tokens else 0.0,
-        memory=evolve(plan.memory, guard=guard),
+    return evolve(plan, items=plan.items + items, skipped=plan.skipped + skipped)
+
+
+def _with(work: Work, shares: Sequence[Share]) -> Work:
+    """Return `work` with those shares added."""
+    return Work(
+        work.tokens + sum(n for _, n in shares),
+        work.rows + sum(n == view.pending for view, n in shares),
     )
 
 
 def _choose(
     state: SchedulerState,
     cost: CostModel,
-    tick: _Tick,
+    tick: Work,
     candidates: list[SequenceView],
     limit_s: float,
 ) -> list[Share]:
@@ -108,10 +82,10 @@ def _choose(
         chunk = max(cost.plateau(state.n_batch) - tick.tokens, decoders)
         return _deal(candidates, min(demand, chunk))
     for n in _counts(demand, tick.tokens):
-        if cost.careful(Work(tick.tokens + n, tick.rows or 1, tick.cells)) > limit_s:
+        if cost.careful(Work(tick.tokens + n, tick.rows)) > limit_s:
             continue
         shares = _deal(candidates, n)
-        if cost.careful(tick.plus(shares).work) <= limit_s:
+        if cost.careful(_with(tick, shares)) <= limit_s:
             return shares
     return []
 
@@ -152,7 +126,7 @@ def _candidates(
     """
     planned = {item.key for item in plan.items}
     ready = [v for v in state.sequences if v.credit > 0 and v.key not in planned]
-    newcomers = [view for view in ready if _is_newcomer(view, state.contract.newcomer_tokens)]
+    newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]
     newcomers.sort(key=lambda view: (_slack(view, state.now, cost), view.key))
     keys = {view.key for view in newcomers}
     used = lift(plan.memory.used_s, (view.client for view in state.sequences))
@@ -168,11 +142,6 @@ def _candidates(
         ),
     )
     return newcomers, rest
-
-
-def _is_newcomer(view: SequenceView, most: int) -> bool:
-    """Whether it is a person's prompt, and not yet so far into it that it is a document."""
-    return view.lane == "interactive" and not view.decoding and view.computed < most
 
 
 def _slack(view: SequenceView, now: float, cost: CostModel) -> float:

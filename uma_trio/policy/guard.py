@@ -18,6 +18,8 @@ from attrs import evolve
 
 from uma_trio.policy.cost import Work
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
+from uma_trio.policy.roles import protected
+from uma_trio.policy.stairs import ballast_for
 from uma_trio.policy.state import GuardMemory, SchedulerState, SequenceView
 
 EARNED_PER_GAP = 0.035
@@ -50,7 +52,7 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
 def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     """Enter the last tick's gaps into the ledger of each stream, and its time into the share."""
     guard, cap = plan.memory.guard, state.contract.latency_cap
-    streams = interactive_decoders(state)
+    streams = protected(state)
     balance = {view.key: guard.credits.get(view.key, 0.0) for view in streams}
     late = False
     for view in streams:
@@ -80,26 +82,22 @@ def _share(guard: GuardMemory, took_s: float) -> float:
     return guard.share + weight * (share - guard.share)
 
 
-def interactive_decoders(state: SchedulerState) -> list[SequenceView]:
-    """Return the streams that the contract protects now."""
-    return [
-        view
-        for view in state.sequences
-        if view.lane == "interactive" and view.decoding and view.credit > 0
-    ]
-
-
 def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     """Say how long this tick may take."""
-    streams, cost = interactive_decoders(state), plan.memory.cost
+    streams, cost = protected(state), plan.memory.cost
     guard = plan.memory.guard
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0))
-    work = Work(len(streams), len(streams), sum(view.computed for view in streams))
-    solo = cost.seconds(work)
+    work = Work(len(streams), len(streams))
+    ballast = ballast_for(cost, work, state.spare_rows)
+    solo = cost.seconds(Work(work.tokens + ballast, work.rows + ballast))
     contract = state.contract
     young = any(_age(view, state.now) < contract.young_s for view in streams)
     hard = contract.young_cap if young else contract.pause_cap
+    loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
+    if loaded_ticks >= MOST_LOADED_TICKS:
+        limit = Limit(solo, "alone: to measure what the streams cost by themselves", solo)
+        return _with(plan, limit, evolve(guard, solo_s=solo, loaded_ticks=0))
     if all(guard.credits.get(view.key, 0.0) >= 1.0 for view in streams):
         limit = Limit(hard * solo, f"long tick: every stream can bear {hard:g}x", solo)
     else:
@@ -109,10 +107,6 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     if limit.seconds < grant * solo and _owed(state, guard, young=young):
         limit = Limit(grant * solo, "floor grant: background got too little", solo)
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
-    loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
-    if loaded_ticks >= MOST_LOADED_TICKS:
-        limit = Limit(solo, "alone: to measure what the streams cost by themselves", solo)
-        loaded_ticks = 0
     return _with(plan, limit, evolve(guard, solo_s=solo, loaded_ticks=loaded_ticks))
 
 

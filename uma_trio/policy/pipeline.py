@@ -14,7 +14,6 @@ from importlib.metadata import entry_points
 from uma_trio.policy.bandwidth import guard_bandwidth
 from uma_trio.policy.budget import adapt_budget
 from uma_trio.policy.decode import select_decoders, select_interactive
-from uma_trio.policy.fairness import charge
 from uma_trio.policy.fill import fill_within_limit
 from uma_trio.policy.guard import keep_ledger, learn_cost, set_limit
 from uma_trio.policy.parking import leave_out_parked
@@ -22,6 +21,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefill import fill_with_prefill
 from uma_trio.policy.stairs import add_ballast
 from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.tally import tally
 
 Policy = Callable[[SchedulerState], Plan]
 Transformer = Callable[[SchedulerState, Plan], Plan]
@@ -57,7 +57,7 @@ contract = compose(
     fill_within_limit,
     guard_bandwidth,
     add_ballast,
-    charge,
+    tally,
 )
 """The latency contract: interactive streams first, the rest as their patience allows."""
 

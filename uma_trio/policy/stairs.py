@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from uma_trio.policy.cost import Work
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.tally import planned_work
 
 MOST_BALLAST = 3
 WORTH = 0.97  # below this part of the time without; measuring is no finer
+
+
+def ballast_for(cost: CostModel, work: Work, room: int) -> int:
+    """Return how many rows to throw in, at most `room`, so that `work` takes least time."""
+    best, least = 0, cost.seconds(work) * WORTH
+    for extra in range(1, min(MOST_BALLAST, room) + 1):
+        seconds = cost.seconds(Work(work.tokens + extra, work.rows + extra))
+        if seconds < least:
+            best, least = extra, seconds
+    return best
 
 
 def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
@@ -18,17 +29,8 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     Useful rows were added before, as far as there were any and the limit allowed.
     """
     cost = plan.memory.cost
-    n = plan.n_tokens
-    if cost is None or not plan.items or state.spare_rows <= 0:
+    if cost is None or not plan.items:
         return plan
-    rows = sum(item.n_tokens == _pending(state, item.key) for item in plan.items)
-    best, least = 0, cost.seconds(Work(n, max(1, rows))) * WORTH
-    for extra in range(1, min(MOST_BALLAST, state.spare_rows, state.n_batch - n) + 1):
-        seconds = cost.seconds(Work(n + extra, rows + extra))
-        if seconds < least:
-            best, least = extra, seconds
+    room = min(state.spare_rows, state.n_batch - plan.n_tokens)
+    best = ballast_for(cost, planned_work(state, plan), room)
     return evolve(plan, ballast=best) if best else plan
-
-
-def _pending(state: SchedulerState, key: int) -> int:
-    return next(view.pending for view in state.sequences if view.key == key)

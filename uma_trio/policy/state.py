@@ -57,10 +57,14 @@ class Waiting:
 class LastTick:
     """The measured tick before this one; zeros before the first."""
 
-    n_tokens: int = 0
     decode_s: float = 0.0
     host_s: float = 0.0  # between the decode before it and its own
-    work: Work = field(factory=lambda: Work(0))
+    work: Work = field(factory=lambda: Work(0, 0))
+
+    @property
+    def n_tokens(self) -> int:
+        """How many rows its batch had, ballast included."""
+        return self.work.tokens
 
 
 @frozen
