@@ -48,6 +48,7 @@ METRICS: tuple[Metric, ...] = (
         "accept_failures_total", "counter", "connections", "Connections that could not be accepted."
     ),
     _m("preemptions_total", "counter", "requests", "Times a request lost its KV to let others on."),
+    _m("aborted_ticks_total", "counter", "ticks", "Ticks given up for an interactive newcomer."),
     # What was computed.
     _m("tokens_total", "counter", "tokens", "Tokens computed, prompts included."),
     _m("prompt_tokens_total", "counter", "tokens", "Prompt tokens computed."),

@@ -47,7 +47,7 @@ class Metrics:
         self._decode_s = self._host_s = 0.0
         self._decode_last = self._decode_ewma = self._host_last = self._sampling_last = 0.0
         self._first_chunk: float | None = None
-        self._preempted = 0
+        self._preempted = self._aborted = 0
         self._load = (0, 0, 0, 0, 0)
         self._decode_ms = Histogram(bounds_ms(0.1, 10_000))
         self._batch_size = Histogram(tuple(float(1 << n) for n in range(15)))
@@ -123,6 +123,10 @@ class Metrics:
         """Record that a request lost its KV cells and will be computed again."""
         self._preempted += 1
 
+    def aborted(self) -> None:
+        """Record a tick that was given up for an interactive newcomer: nothing was computed."""
+        self._aborted += 1
+
     def load(
         self, *, running: int, waiting: int, parked: int, cells_used: int, cells_reserved: int
     ) -> None:
@@ -177,6 +181,7 @@ class Metrics:
             "errors_total": dict(self._errors),
             "accept_failures_total": self._accept_failures,
             "preemptions_total": self._preempted,
+            "aborted_ticks_total": self._aborted,
             "tokens_total": computed,
             "prompt_tokens_total": self._prefilled,
             "tokens_generated_total": self._rows,
