@@ -16,15 +16,18 @@ import trio
 from net_kit import TICK_S, Client, House, house, slowly
 from trio.testing import MockClock
 
+import uma_protocol
 from uma_protocol import (
     Cancel,
     Code,
     Eos,
     Error,
+    Explanation,
     GetMetrics,
     ListSessions,
     Metrics,
     Ok,
+    Role,
     ServerState,
     Sessions,
     SetPriority,
@@ -93,6 +96,80 @@ async def test_a_request_sent_ahead_is_refused_while_one_runs(autojump_clock: Mo
         assert (error.code, error.fatal, error.id) == ("E_PROTO_004", False, "b")
         await client.until(Eos)
         assert client.text == daemon.expected("hello", 6)
+
+
+async def test_what_was_sent_ahead_is_answered_to_the_last_frame(
+    autojump_clock: MockClock,
+) -> None:
+    """Frames that wait for the end of a request are all read then, though answers take a tick."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await _end_unread(client)
+        assert server_state(daemon) is ServerState.DONE
+        ahead = [b'{"type":"sessions"}', b'{"type":"explain"}', b'{"id":"b","prompt":"p"}']
+        await client.send_bytes(b"".join(map(_frame, ahead)))
+        await client.until(Eos)
+        assert await client.until(Sessions) == Sessions(())
+        await client.until(Explanation)
+        data = await _raw_until(client, b'"eos"')
+        assert b'"id":"b"' in data
+
+
+async def test_after_what_was_sent_ahead_a_client_idles_as_long_as_any(
+    autojump_clock: MockClock,
+) -> None:
+    """The clock of idleness is wound again when the last of it is answered."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await _end_unread(client)
+        await client.send_bytes(2 * _frame(b'{"type":"sessions"}'))
+        await client.until(Eos)
+        ended = trio.current_time()
+        assert isinstance((await client.rest())[-1], Error)
+        assert trio.current_time() - ended == pytest.approx(300, abs=2)
+
+
+async def test_an_answer_longer_than_a_frame_ends_with_a_code(autojump_clock: MockClock) -> None:
+    """Unstreamed text that no frame can hold: the client learns that, and what to do."""
+    async with house() as daemon:
+        client = daemon.connect()
+        (connection,) = daemon.server._connections
+        connection._protocol = uma_protocol.Connection(Role.SERVER, max_frame_bytes=600)
+        await client.ask(max_tokens=900, stream=False)
+        eos = await client.until(Eos)
+        assert (eos.reason, eos.code, eos.text) == ("error", "E_LIMIT_005", None)
+        assert '"stream": true' in eos.message
+        assert "600" in eos.message
+        assert eos.usage.completion_tokens == 900
+        assert daemon.recorder.errors == ["E_LIMIT_005"]
+        await client.ask("again", max_tokens=3, stream=False)
+        assert (await client.until(Eos)).reason == "length"
+
+
+async def test_a_first_token_is_out_when_its_reader_has_made_room(
+    autojump_clock: MockClock,
+) -> None:
+    """What is measured from the logits to the first chunk ends when the kernel has the chunk."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await _stop_reading(client)
+        await client.ask(max_tokens=3)
+        await trio.sleep(5)
+        assert daemon.recorder.first_chunks == []
+        await client.until(Eos)
+        assert daemon.recorder.first_chunks == [pytest.approx(5, abs=0.1)]
+
+
+@pytest.mark.parametrize(("max_tokens", "stream", "n"), [(1, True, 1), (9, True, 1), (9, False, 0)])
+async def test_only_a_stream_has_a_first_chunk(
+    autojump_clock: MockClock, max_tokens: int, stream: bool, n: int
+) -> None:
+    """One for each stream, however short; none where all text comes with the end."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(max_tokens=max_tokens, stream=stream)
+        await client.until(Eos)
+        assert len(daemon.recorder.first_chunks) == n
 
 
 async def test_four_clients_do_not_mix(autojump_clock: MockClock) -> None:
@@ -388,6 +465,19 @@ async def test_cancel_while_parked(autojump_clock: MockClock) -> None:
         client = daemon.connect()
         await client.ask(max_tokens=500)
         await trio.sleep(5)
+        await client.send(Cancel("r"))
+        await trio.sleep(1)
+        daemon.check_idle_engine()
+        assert (await client.until(Eos)).reason == "cancelled"
+
+
+async def test_cancel_while_parked_behind_another_question(autojump_clock: MockClock) -> None:
+    """An answer that waits for the reader does not keep the cancel behind it from being heard."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(max_tokens=500)
+        await trio.sleep(5)
+        await client.send(ListSessions())
         await client.send(Cancel("r"))
         await trio.sleep(1)
         daemon.check_idle_engine()
@@ -888,6 +978,19 @@ async def test_an_answer_for_a_connection_that_is_over_is_dropped(
         client.close()
         await trio.sleep(3 * TICK_S)
         assert daemon.log.faults == []
+
+
+async def _stop_reading(client: Client) -> None:
+    """Fill what the kernel holds for the client with answers that it leaves there."""
+    await client.send_bytes(60 * _frame(b'{"type":"sessions"}'))
+    await trio.sleep(60 * TICK_S)
+
+
+async def _end_unread(client: Client) -> None:
+    """Let a request end whose terminal event has to wait for the client."""
+    await _stop_reading(client)
+    await client.ask("a", max_tokens=3, stream=False)
+    await trio.sleep(10 * TICK_S)
 
 
 def _frame(payload: bytes) -> bytes:

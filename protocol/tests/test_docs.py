@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "PROTOCOL.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", TEXT)))
+RULES = re.findall(r"^\d+\. .*?(?=^\d+\. |^\n|^#|\Z)", TEXT, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(name="script")
@@ -54,12 +55,20 @@ def test_a_missing_block_is_noticed(script):
 def test_every_test_that_is_named_exists(path, name):
     """A rule points at a test that holds it, not at one that used to."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    assert name in {node.name for node in tree.body if isinstance(node, functions)}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[f"rule-{n}" for n in range(len(RULES))])
+def test_every_rule_names_a_test(rule):
+    """What nothing holds is a wish."""
+    assert re.search(r"`[\w/]+\.py::\w+`", rule), rule
 
 
 def test_the_document_names_tests_for_its_rules():
-    """The pattern that finds ids still finds them."""
-    assert len(NAMED) > 30
+    """The patterns that find rules and ids still find them."""
+    assert len(RULES) > 25
+    assert len(NAMED) > 40
 
 
 def test_every_code_and_field_is_in_the_document():

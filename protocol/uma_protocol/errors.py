@@ -30,6 +30,7 @@ class Code(StrEnum):
     E_LIMIT_002 = "E_LIMIT_002"
     E_LIMIT_003 = "E_LIMIT_003"
     E_LIMIT_004 = "E_LIMIT_004"
+    E_LIMIT_005 = "E_LIMIT_005"
     E_LIMIT_006 = "E_LIMIT_006"
     E_IO_001 = "E_IO_001"
     E_MODEL_001 = "E_MODEL_001"
@@ -116,6 +117,12 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             _WHEN_IDLE,
             False,
             "shorten the prompt, lower max_tokens or raise the daemon's context",
+        ),
+        Code.E_LIMIT_005: CodeInfo(
+            "answer too long for a frame",
+            _TERMINAL,
+            False,
+            "ask with stream true, or for fewer max_tokens",
         ),
         Code.E_LIMIT_006: CodeInfo("connection idle", _ALWAYS, True, "reconnect when needed"),
         Code.E_IO_001: CodeInfo(

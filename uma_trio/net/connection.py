@@ -161,15 +161,19 @@ class Connection:
             if not data and self._transport.is_gone():
                 self._gone()
                 return
-            self._pump()
-            while self._congested:
-                await self._wait_for_room()
-                self._pump()
+            await self._catch_up()
             if not data:
                 # The client has said all it will and still reads: finish what runs.
                 await self._transport.wait_until_gone()
                 self._gone()
                 return
+
+    async def _catch_up(self) -> None:
+        """Act on every frame that is there, as fast as the answers go out."""
+        self._pump()
+        while self._congested and not self._over:
+            await self._wait_for_room()
+            self._pump()
 
     def _pump(self) -> None:
         """Act on every frame that is there, unless answers pile up."""
@@ -208,7 +212,8 @@ class Connection:
     async def _wait_for_room(self) -> None:
         if self._inspected is not None:
             await self._inspected.wait()
-        await self._writer.flushed()
+        else:
+            await self._writer.flushed()
 
     @property
     def _is_idle(self) -> bool:
@@ -330,15 +335,15 @@ class Connection:
                 if self._over:
                     return  # the last word was said while this task was on its way
                 raise
-            self._finished(running)
+            if not self._over:
+                await self._go_on_after(running)
 
-    def _finished(self, running: Running) -> None:
-        """Go on after a terminal event that is wholly written."""
-        if self._over:
-            return
+    async def _go_on_after(self, running: Running) -> None:
+        """Begin the next cycle: the terminal event of `running` is wholly written."""
         self._shared.directory.remove(running)
         self._running = None
         self._idle_since = trio.current_time()
         self._protocol.start_next_cycle()
-        self._pump()
+        # The reader may be waiting for bytes, so what was sent ahead of them is read here.
+        await self._catch_up()
         self._reading.deadline = self._deadline()

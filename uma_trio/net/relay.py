@@ -9,10 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
+from attrs import evolve
 
-from uma_protocol import Code, Token
+from uma_protocol import Code, LocalProtocolError, Token
 from uma_trio.engine.inbox import EngineStopped, QueueFull
-from uma_trio.engine.messages import Credit, PromptDone, Sink, StreamItem, Submit, TokenOut
+from uma_trio.engine.messages import (
+    Credit,
+    Finished,
+    PromptDone,
+    Sink,
+    StreamItem,
+    Submit,
+    TokenOut,
+)
 from uma_trio.net.requests import (
     Refusal,
     check_untokenised,
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
     from uma_trio.net.writer import Writer
 
 _DRAINING = "the daemon is stopping; connect again once it has restarted"
+_TOO_LONG = 'ask with "stream": true, or for fewer max_tokens'
 _STOPPED = "the engine has stopped; the daemon is going down"
 
 
@@ -55,13 +65,13 @@ async def relay(
         if submit is None:
             finished = never_submitted(running, shared.clock())
             writer.write(protocol.send(eos_event(running, finished, None)))
+            await writer.flushed()
+            protocol.flushed()
         else:
             _submit(submit, running, shared)
-            code = await _stream(running, stream, protocol, writer, shared)
-            if code is not None:
-                shared.recorder.error_sent(code)
-        await writer.flushed()
-        protocol.flushed()
+            finished = await _stream(running, stream, protocol, writer, shared)
+    if finished.code is not None:
+        shared.recorder.error_sent(finished.code)
 
 
 async def _prepare(running: Running, sink: Sink, shared: Shared, number: int) -> Submit | None:
@@ -101,11 +111,8 @@ async def _stream(
     protocol: uma_protocol.Connection,
     writer: Writer,
     shared: Shared,
-) -> str | None:
-    """Pass items on, a burst at a time, until the terminal one is handed to the writer.
-
-    Returns the code of its error, if it ended by one.
-    """
+) -> Finished:
+    """Pass items on, a burst at a time, until the terminal one is wholly written; return that."""
     generate, handle, inbox = running.generate, running.handle, running.inbox
     request_id, streams = generate.id, generate.stream
     whole: list[str] = []
@@ -114,6 +121,7 @@ async def _stream(
     while True:
         frames: list[bytes] = []
         n_tokens = 0
+        finished: Finished | None = None
         for item in await _burst(stream, behind=behind):
             if isinstance(item, TokenOut):
                 n_tokens += 1
@@ -126,19 +134,34 @@ async def _stream(
                 logits_at = item.at
             else:
                 text = item.text or None if streams else "".join(whole) + item.text
-                frames.append(protocol.send(eos_event(running, item, text)))
-                writer.write(b"".join(frames))
-                return item.code
+                finished, frame = _last_frame(running, item, text, protocol)
+                frames.append(frame)
         behind = not frames  # the end of the prompt comes with its first token
         if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
             await writer.flushed()
             behind = True
         protocol.flushed()
-        if logits_at is not None:
+        if logits_at is not None and n_tokens and streams:
             shared.recorder.first_chunk(shared.clock() - logits_at)
             logits_at = None
+        if finished is not None:
+            return finished
         if n_tokens:
             inbox.put(Credit(handle, n_tokens))
+
+
+def _last_frame(
+    running: Running, finished: Finished, text: str | None, protocol: uma_protocol.Connection
+) -> tuple[Finished, bytes]:
+    """Return how the request ends and the frame that says so; a text too long for one is left out."""
+    try:
+        return finished, protocol.send(eos_event(running, finished, text))
+    except LocalProtocolError as fault:
+        if fault.code is not Code.E_PROTO_002:
+            raise
+        why = f"the answer is too long to be sent at once: {fault.message}; {_TOO_LONG}"
+    finished = evolve(finished, reason="error", code=Code.E_LIMIT_005.value, message=why)
+    return finished, protocol.send(eos_event(running, finished, None))
 
 
 async def _burst(

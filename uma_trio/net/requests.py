@@ -28,30 +28,30 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
 
 
-def error_event(code: Code, message: str, *, id: str | None = None) -> Error:  # noqa: A002
+def error_event(
+    code: Code,
+    message: str,
+    *,
+    id: str | None = None,  # noqa: A002
+    retry_after_s: float | None = None,
+) -> Error:
     """Build the `error` event of a connection on which nothing else runs."""
     info = CODES[code]
     return Error(
         code=code.value,
         message=message,
+        # A client that waits only for `eos` or end of file has to see one of them.
         fatal=info.fatality.ends(idle=True),
         retryable=info.retryable,
         id=id,
+        retry_after_ms=None if retry_after_s is None else max(1, round(retry_after_s * 1e3)),
     )
 
 
 def refusal_event(refusal: Refusal, request_id: str) -> Error:
     """Build the event that tells the client about a refusal."""
-    info = CODES[refusal.code]
-    wait = refusal.retry_after_s
-    return Error(
-        code=refusal.code.value,
-        message=refusal.message,
-        # A client that waits only for `eos` or end of file has to see one of them.
-        fatal=info.fatality.ends(idle=True),
-        retryable=info.retryable,
-        id=request_id,
-        retry_after_ms=None if wait is None else max(1, round(wait * 1e3)),
+    return error_event(
+        refusal.code, refusal.message, id=request_id, retry_after_s=refusal.retry_after_s
     )
 
 
