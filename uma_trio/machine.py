@@ -33,19 +33,21 @@ def physical_cores(root: Path = Path("/")) -> int:
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return how many CPUs' worth of time the cgroup grants, or None if it sets no limit."""
-    for path in (root / "sys/fs/cgroup/cpu.max",):
-        try:
-            limit, period = path.read_text(encoding="ascii").split()
-            return int(limit) / int(period)
-        except (OSError, ValueError):
-            continue
+    group = root / "sys/fs/cgroup"
+    older = group / "cpu"
+    return _share(group / "cpu.max") or _share(
+        older / "cpu.cfs_quota_us", older / "cpu.cfs_period_us"
+    )
+
+
+def _share(*files: Path) -> float | None:
+    """Return the quota over the period, which stand in `files`; None if one is not there."""
     try:
-        group = root / "sys/fs/cgroup/cpu"
-        limit_us = int((group / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        period_us = int((group / "cpu.cfs_period_us").read_text(encoding="ascii"))
+        quota, period = " ".join(file.read_text(encoding="ascii") for file in files).split()
+        share = int(quota) / int(period)
     except (OSError, ValueError):
-        return None
-    return limit_us / period_us if limit_us > 0 and period_us > 0 else None
+        return None  # "max" is no number either
+    return share if share > 0 else None
 
 
 def cpu_features(root: Path = Path("/")) -> frozenset[str]:

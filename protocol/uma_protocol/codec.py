@@ -25,15 +25,12 @@ from .events import (
     Error,
     Event,
     Explain,
-    Explanation,
     Generate,
     GetMetrics,
     ListSessions,
     Message,
-    Metrics,
     Ok,
     Request,
-    Sessions,
     SetPriority,
     Slo,
     Token,
@@ -299,7 +296,8 @@ def encode_event(event: Event) -> bytes:
         LocalProtocolError: a value cannot be expressed in JSON. Nothing has happened.
     """
     try:
-        return _encode(_SHAPES[type(event)](event))
+        shape = _SHAPES.get(type(event))
+        return _encode(event if shape is None else shape(event))
     except (TypeError, ValueError, RecursionError) as exc:
         raise LocalProtocolError(
             Code.E_RUNTIME_004, f"the event cannot be written as JSON ({type(exc).__name__})"
@@ -323,8 +321,8 @@ def decode_event(payload: bytes) -> Event:
         raise _not_json("the daemon sent something that is not JSON") from None
 
 
-# The order of an event's fields on the wire begins with `id`, which is not where msgspec writes
-# the tag of a struct. A dict keeps the order that it is built in.
+# The fields of an event that has an `id` begin with it on the wire, which is not where msgspec writes
+# the tag of a struct. A dict keeps the order that it is built in. Other events go as they are.
 
 
 def _token(event: Token) -> dict[str, Any]:
@@ -368,12 +366,4 @@ _SHAPES: dict[type, Callable[[Any], dict[str, Any]]] = {
     Eos: _eos,
     Error: _error,
     Ok: lambda event: _present(id=event.id, event="ok"),
-    Sessions: lambda event: {"event": "sessions", "sessions": event.sessions},
-    Explanation: lambda event: {
-        "event": "explain",
-        "requests": event.requests,
-        "ticks": event.ticks,
-        "ticks_left_out": event.ticks_left_out,
-    },
-    Metrics: lambda event: {"event": "metrics", "metrics": event.metrics},
 }

@@ -14,11 +14,11 @@ import sys
 import trio
 from attrs import frozen
 
-# sys/un.h on macOS: level 0 is SOL_LOCAL; struct xucred begins version, uid, ngroups, groups.
+# sys/un.h on macOS: level 0 is SOL_LOCAL; struct xucred begins with version and uid.
 _SOL_LOCAL = 0
 _LOCAL_PEERCRED = 0x001
 _LOCAL_PEERPID = 0x002
-_XUCRED_HEAD = struct.Struct("=IIh2xI")
+_XUCRED_HEAD = struct.Struct("=II")
 _XUCRED_SIZE = 76
 
 _GONE_POLL_S = 0.1
@@ -33,7 +33,6 @@ class Peer:
     """
 
     uid: int
-    gid: int
     pid: int | None
 
 
@@ -45,22 +44,22 @@ def peer_of(sock: socket.socket) -> Peer:
     """
     if sys.platform == "linux":
         size = struct.calcsize("iII")
-        pid, uid, gid = struct.unpack(
+        pid, uid, _ = struct.unpack(
             "iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         )
-        return Peer(uid, gid, pid if pid > 0 else None)
+        return Peer(uid, pid if pid > 0 else None)
     else:  # noqa: RET505 - the platform check has to span both for the type checker
         return _peer_of_bsd(sock)
 
 
 def _peer_of_bsd(sock: socket.socket) -> Peer:
     raw = sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE)
-    _, uid, _, gid = _XUCRED_HEAD.unpack_from(raw)
+    _, uid = _XUCRED_HEAD.unpack_from(raw)
     try:
         pid: int | None = sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID)
     except OSError:
         pid = None
-    return Peer(uid, gid, pid)
+    return Peer(uid, pid)
 
 
 def is_gone(sock: socket.socket) -> bool:
