@@ -367,6 +367,22 @@ def test_a_trace_that_is_not_exits_with_1(
     assert '"where": "plan.ballast"' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_difference_says_nothing_about_the_end_of_the_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: bool
+) -> None:
+    """Comparing stops there, and yet a trace is called cut off only if it is."""
+    ticks = [traced(evolve(state(decoder(1)), tick=n)) for n in range(5)]
+    wrong = evolve(ticks[1], plan=evolve(ticks[1].plan, ballast=1))
+    path = write(tmp_path / "trace", [ticks[0], wrong, *ticks[2:]])
+    if not whole:
+        path.write_bytes(path.read_bytes()[:-40])
+    assert replay_verb(path) == 1
+    assert ("Its end is missing" in capsys.readouterr().out) is not whole
+    replay_verb(path, json=True)
+    assert f'"complete": {str(whole).lower()}' in capsys.readouterr().out
+
+
 def test_another_policy_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What would it have done in the same tick?"""
     path = write(tmp_path / "trace", [traced(state(prompt(1, 500)))])

@@ -50,13 +50,13 @@ def _replay(file: Path, lines: BinaryIO, name: str | None, as_json: bool) -> int
     name = name or header.policy
     found = replay_ticks(find_policy(name), ticks)
     if as_json:
-        print_json({"policy": name, **attrs.asdict(found), "complete": ticks.complete})
+        print_json({"policy": name, **attrs.asdict(found), "complete": ticks.are_complete()})
         return OK if found.first is None else DIFFERENT
     made = f"{header.model}, policy {header.policy}, uma-trio {header.version}"
     print(harmless(f"{file}: {made}"))
     if found.missing:
         print(f"{found.missing} ticks are not in it.")
-    if not ticks.complete:
+    if not ticks.are_complete():
         print("Its end is missing: the daemon still runs, or did not stop in order.")
     if found.first is None:
         print(f"All {found.ticks} plans are reproduced.")
@@ -72,19 +72,30 @@ class _Ticks:
 
     def __init__(self, lines: BinaryIO) -> None:
         self._lines = enumerate(lines, start=1)
-        self.complete = False
+        self._last = b""
         self.header: Header = self._header()
 
     def __iter__(self) -> Iterator[TracedTick]:
-        from uma_trio.policy.portable import Footer, TracedTick
+        from uma_trio.policy.portable import TracedTick
 
         for number, text in self._lines:
+            self._last = text
             if not text.endswith(b"\n"):
                 return  # the daemon was killed while it wrote this line
             line = _line(number, text)
             if isinstance(line, TracedTick):
                 yield line
-            self.complete = isinstance(line, Footer)
+
+    def are_complete(self) -> bool:
+        """Tell whether the trace was closed in order. Reads it to its end, for the last line only."""
+        from uma_trio.policy.portable import Footer, TraceError, decode
+
+        for _, text in self._lines:
+            self._last = text
+        try:
+            return isinstance(decode(self._last), Footer)
+        except TraceError:
+            return False
 
     def _header(self) -> Header:
         from uma_trio.policy.portable import Header, TraceError
