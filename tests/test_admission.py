@@ -13,7 +13,7 @@ from uma_trio.policy.state import AdmissionState, Waiting
 def admitted(*requests: Waiting, slots: int = 1, cells: int = 100, **running: int) -> list[int]:
     """Return who is admitted; ``c3=2`` says that client 3 has two requests running."""
     by_client = {int(name[1:]): n for name, n in running.items()}
-    return list(admit(AdmissionState(0.0, requests, by_client, slots, cells)))
+    return list(admit(AdmissionState(requests, by_client, slots, cells)))
 
 
 def test_first_come_first_served_within_a_lane() -> None:
@@ -70,7 +70,7 @@ def test_admission_never_promises_what_is_not_there(
     requests: list[Waiting], slots: int, cells: int
 ) -> None:
     """The admitted fit into the slots and cells that are free, each once."""
-    keys = admit(AdmissionState(0.0, tuple(requests), {}, slots, cells))
+    keys = admit(AdmissionState(tuple(requests), {}, slots, cells))
     chosen = [w for w in requests if w.key in keys]
     assert len(keys) == len(set(keys)) == len(chosen) <= slots
     assert sum(w.cells for w in chosen) <= cells

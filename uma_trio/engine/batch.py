@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from attrs import frozen
 
 from uma_trio.backend.base import Batch, IntArray
 from uma_trio.engine.sequences import Sequence
-from uma_trio.policy.cost import Work
-
-
-@frozen
-class Filled:
-    """What a batch holds: whose logits rows come back, in order, and what it costs to compute.
-
-    Ballast rows stand last, so that they move nobody's row.
-    """
-
-    rows: tuple[Sequence, ...]
-    work: Work
 
 
 class BatchBuilder:
@@ -35,10 +22,13 @@ class BatchBuilder:
         self._scratch_slot = scratch_slot
         self._positions: IntArray = np.arange(n_ctx, dtype=np.int32)
 
-    def fill(self, shares: Iterable[tuple[Sequence, int]], ballast: int = 0) -> Filled:
-        """Write `n` tokens of each sequence from where it stands; return what was written.
+    def fill(
+        self, shares: Iterable[tuple[Sequence, int]], ballast: int = 0
+    ) -> tuple[Sequence, ...]:
+        """Write `n` tokens of each sequence from where it stands; return whose rows come back.
 
-        `ballast` rows of the scratch slot follow; whoever decodes must empty it after.
+        `ballast` rows of the scratch slot follow, last, so that they move nobody's row; whoever
+        decodes must empty that slot after.
         """
         batch, at, rows = self._batch, 0, []
         for sequence, n in shares:
@@ -58,5 +48,4 @@ class BatchBuilder:
             batch.pos[at:end] = self._positions[:ballast]
             batch.slot[at:end] = self._scratch_slot
             batch.want[at:end] = 1
-            at = end
-        return Filled(tuple(rows), Work(at, len(rows) + ballast))
+        return tuple(rows)

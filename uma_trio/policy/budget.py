@@ -7,9 +7,7 @@ from attrs import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
-# The seeds smooth the decode time and let the batch drift towards ~30 ms; they name neither
-# rate. A quarter of each new reading forgets a spike within four ticks.
-SMOOTHING = 0.25
+# The seeds let the batch drift towards ~30 ms, and name no rate.
 GROW, SHRINK = 1.25, 0.8
 TOLERANCE = 0.1
 FULL = 0.75  # a tick tells something about the target only when it nearly reached it
@@ -21,8 +19,6 @@ def adapt_budget(state: SchedulerState, plan: Plan) -> Plan:
     last, memory = state.last, state.memory
     if last.n_tokens == 0:
         return plan
-    ewma = memory.decode_ewma_s
-    ewma = last.decode_s if ewma == 0 else ewma + SMOOTHING * (last.decode_s - ewma)
     target = memory.target_tokens
     if last.n_tokens >= FULL * target:
         # A tick of prompts alone may be several targets long, and takes as much longer.
@@ -31,4 +27,4 @@ def adapt_budget(state: SchedulerState, plan: Plan) -> Plan:
             target = min(state.n_batch, max(target + 1, int(target * GROW)))
         elif last.decode_s > (1 + TOLERANCE) * budget_s:
             target = max(SMALLEST_TARGET, int(target * SHRINK))
-    return evolve(plan, memory=evolve(plan.memory, target_tokens=target, decode_ewma_s=ewma))
+    return evolve(plan, memory=evolve(plan.memory, target_tokens=target))

@@ -4,23 +4,29 @@ The time of one decode of n tokens is no line. On one CPU build four rows cost l
 since matrix kernels take rows in fours; elsewhere two cost twice one. So the model is a table,
 measured at start-up (:mod:`uma_trio.engine.calibrate`) and corrected by every tick:
 
-    seconds = scale * (computing(n) + output(rows)) + host
+    seconds = scale * (computing(n) + output(rows) + depth * looked + crowd * n * resident) + host
 
-`computing` is the time of n tokens of which one wants logits, `output` what further logits rows
-add, `host` what passes between two decodes. The model is a value; learning returns a new one.
+`computing` is the time of n tokens of which one wants logits, in an empty context; `output` what
+further logits rows add; `depth` what it costs a token to look back at one KV cell of its own,
+`crowd` what one cell of anybody costs it, since attention runs over the whole cache and masks
+what is not its own (``get_n_kv`` in llama.cpp); `host` what passes between two decodes. The model
+is a value; learning returns a new one.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 # How quickly the model follows: the common factor within about ten ticks (another program takes
 # a core), a single step of the staircase within twenty of its own ticks.
 SCALE_RATE, STEP_RATE, ERROR_RATE = 0.1, 0.05, 0.05
+# A term takes its share of the blame: where looking back is half of a tick, half of this.
+DEPTH_RATE = 0.2
 SCALE_BOUNDS = (0.5, 3.0)
 # One tick that took three times what we thought was not slow by its own doing (a page fault, a
 # frozen machine) and must not teach the model anything, unless it happens all the time. One that
@@ -28,6 +34,8 @@ SCALE_BOUNDS = (0.5, 3.0)
 OUTLIER = math.log(3.0)
 # A limit that may be missed by one tick in a hundred: the 99th percentile of a normal error.
 CAREFUL_SIGMAS = 2.33
+# Chunks need not be larger than what reaches this part of the largest one's rate.
+PLATEAU = 0.95
 # Beyond this the model says so and is not used to promise anything (scheduling.md, 3.1).
 UNTRUSTED_ERROR = 0.15
 
@@ -70,26 +78,55 @@ class Staircase:
 
 @frozen
 class Work:
-    """What of a tick costs time: its tokens, and how many of them want logits."""
+    """What of a tick costs time: its tokens, and how many of them want logits.
+
+    `looked` is how many KV cells, computed before this tick, its tokens look back at, summed over
+    the tokens. `resident` is how many cells the cache holds, whosever they are.
+    """
 
     tokens: int
     rows: int = 1
+    looked: int = 0
+    resident: int = 0
+
+    def plus(self, tokens: int, rows: int = 0, looked: int = 0) -> Work:
+        """Return this work with more of it in the same context."""
+        return Work(self.tokens + tokens, self.rows + rows, self.looked + looked, self.resident)
 
 
 @frozen
 class CostModel:
-    """See the module. `error` is the smoothed absolute log error of its latest predictions."""
+    """See the module. `error` is the smoothed absolute log error of its latest predictions.
+
+    `measured` is the table as it was measured, and `table_error` the error that its predictions
+    would have had without the corrections that ticks made to single steps. When what was learnt
+    cannot be trusted and the table does better, the model falls back to it.
+    """
 
     computing: Staircase
     output: Staircase = field(factory=lambda: Staircase((1,), (0.0,)))
+    depth_s: float = 0.0
+    crowd_s: float = 0.0
     scale: float = 1.0
     host_s: float = 0.0
     error: float = 0.0
+    table_error: float = 0.0
+    measured: Staircase = field(default=Factory(lambda self: self.computing, takes_self=True))
 
     @property
     def trusted(self) -> bool:
         """Whether its predictions may carry a promise."""
-        return self.error <= UNTRUSTED_ERROR
+        return min(self.error, self.table_error) <= UNTRUSTED_ERROR
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether it predicts by the table as it was measured."""
+        return self.error > max(UNTRUSTED_ERROR, self.table_error)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The numbers of tokens at which it knows the time; between them it is a line."""
+        return self.computing.at
 
     def seconds(self, work: Work) -> float:
         """Return how long a tick with this work should take, from decode to decode."""
@@ -100,8 +137,14 @@ class CostModel:
         return self.seconds(work) * math.exp(CAREFUL_SIGMAS * min(self.error, UNTRUSTED_ERROR))
 
     def _compute(self, work: Work) -> float:
-        extra = self.output(work.rows) if work.rows > 1 else 0.0
-        return self.computing(work.tokens) + extra
+        return self._by(self.measured if self.fell_back else self.computing, work)
+
+    def _by(self, table: Staircase, work: Work) -> float:
+        seconds = table(work.tokens) + self._attention(work)
+        return seconds + self.output(work.rows) if work.rows > 1 else seconds
+
+    def _attention(self, work: Work) -> float:
+        return self.depth_s * work.looked + self.crowd_s * work.tokens * work.resident
 
     def learn(
         self,
@@ -116,38 +159,71 @@ class CostModel:
 
         The rates say how much of a miss is the machine's mood, and how much this step's own.
         """
-        expected = self._compute(work)
+        expected = self._by(self.computing, work)
         if expected <= 0 or decode_s <= 0:
             return self
         miss = math.log(decode_s / (self.scale * expected))
-        error = self.error + ERROR_RATE * (min(abs(miss), OUTLIER) - self.error)
-        if miss >= OUTLIER and self.trusted:
-            return evolve(self, error=error)
-        if miss <= -OUTLIER:
-            return evolve(self, computing=self.computing.times(math.exp(miss)), error=error)
-        low, high = SCALE_BOUNDS
-        scale = min(max(self.scale * math.exp(scale_rate * miss), low), high)
-        return evolve(
+        by_table = max(self._by(self.measured, work), sys.float_info.min)
+        seen = evolve(
             self,
-            computing=self.computing.corrected(work.tokens, math.exp(step_rate * miss)),
-            scale=scale,
+            error=_smoothed(self.error, miss),
+            table_error=_smoothed(self.table_error, math.log(decode_s / (self.scale * by_table))),
+        )
+        if miss >= OUTLIER and self.trusted:
+            return seen
+        if miss <= -OUTLIER:
+            return seen.times(math.exp(miss))
+        low, high = SCALE_BOUNDS
+        blame = self._attention(work) / expected
+        deeper = math.exp(DEPTH_RATE * blame * miss)
+        return evolve(
+            seen,
+            computing=self.computing.corrected(
+                work.tokens, math.exp(step_rate * (1.0 - blame) * miss)
+            ),
+            depth_s=self.depth_s * deeper,
+            crowd_s=self.crowd_s * deeper,
+            scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
             host_s=self.host_s + SCALE_RATE * (min(host_s, decode_s) - self.host_s),
-            error=error,
         )
 
-    def plateau(self, largest: int, share: float = 0.95) -> int:
-        """Return the smallest chunk that prefills at `share` of the best rate there is."""
-        best = max(n / self.computing(n) for n in self._counts(largest))
-        return min(n for n in self._counts(largest) if n / self.computing(n) >= share * best)
+    def times(self, factor: float) -> CostModel:
+        """Return a model by which every decode takes `factor` times as long."""
+        return evolve(
+            self,
+            computing=self.computing.times(factor),
+            measured=self.measured.times(factor),
+            output=self.output.times(factor),
+            depth_s=self.depth_s * factor,
+            crowd_s=self.crowd_s * factor,
+        )
 
-    def _counts(self, largest: int) -> list[int]:
-        counts = [n for n in self.computing.at if n <= largest and self.computing(n) > 0]
-        return counts or [max(1, largest)]
+    def plateau(self, largest: int) -> int:
+        """Return the smallest chunk that prefills about as fast as the largest."""
+        rates = self._rates(largest)
+        enough = PLATEAU * rates[max(rates)]
+        return min(n for n, rate in rates.items() if rate >= enough)
+
+    def quickest(self, largest: int) -> int:
+        """Return the chunk that prefills fastest."""
+        rates = self._rates(largest)
+        return max(rates, key=rates.__getitem__)
+
+    def _rates(self, largest: int) -> dict[int, float]:
+        counts = {n for n in self.computing.at if n <= largest} | {largest}
+        return {n: n / (self.computing(n) + self.host_s) for n in sorted(counts)}
 
     def settled(self) -> CostModel:
-        """Return the model with today's factor written into its table, to be stored."""
-        return CostModel(self.computing.times(self.scale), output=self.output.times(self.scale))
+        """Return the model with today's factor written into its figures, to be stored."""
+        now = self.times(self.scale)
+        return evolve(
+            now, scale=1.0, host_s=0.0, error=0.0, table_error=0.0, measured=now.computing
+        )
 
     def table(self) -> Mapping[int, float]:
-        """Return the measured seconds by tokens, for people."""
+        """Return the seconds by tokens as they are believed now, for people."""
         return self.computing.table()
+
+
+def _smoothed(error: float, miss: float) -> float:
+    return error + ERROR_RATE * (min(abs(miss), OUTLIER) - error)

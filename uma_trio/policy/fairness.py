@@ -1,38 +1,38 @@
-"""Machine time, shared evenly among clients.
+"""Machine time, shared evenly among clients, and among lanes by their weights.
 
-Each client has a counter of the machine seconds it was given. Who has least is served first. A
-client that comes back after a pause starts at the least of those that stayed, so that nobody
-saves up a claim by being idle (the lift of Sheng et al., OSDI 2024). Two clients that always
-have work differ by at most two ticks' time.
+Each client has a counter of the machine seconds it was given, each lane one of its seconds over
+its weight. Who has least is served first. Whoever could use nothing for a while comes back with
+what it had, but at the least of those that stayed: nobody saves up a claim by being idle, and
+nobody sheds what it used by leaving between two requests (the lift of Sheng et al., OSDI 2024).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
-from uma_trio.policy.plan import PlanItem
+K = TypeVar("K")
 
 
-def lift(used_s: Mapping[int, float], clients: Iterable[int]) -> dict[int, float]:
-    """Return the counters of `clients`, newcomers at the least of those known."""
-    present = set(clients)
-    known = {client: used for client, used in used_s.items() if client in present}
-    least = min(known.values(), default=0.0)
-    return {client: known.get(client, least) for client in present}
+def lift(used_s: Mapping[K, float], ready: Iterable[K]) -> dict[K, float]:
+    """Return the counters once those `ready` are no lower than the least of them that was known.
+
+    Of the others only who is above that is remembered: the rest would be lifted to it.
+    """
+    present = set(ready)
+    known = [used_s[key] for key in present if key in used_s]
+    least = min(known, default=max(used_s.values(), default=0.0))
+    counters = {key: used for key, used in used_s.items() if used > least and key not in present}
+    for key in present:
+        counters[key] = max(used_s.get(key, least), least)
+    return counters
 
 
 def charged(
-    used_s: Mapping[int, float],
-    clients: Mapping[int, int],
-    items: Sequence[PlanItem],
-    took_s: float,
-) -> dict[int, float]:
-    """Return the counters after a tick of `took_s`, shared among its items by their tokens.
-
-    `clients` names the client of each sequence that owns a slot.
-    """
-    used = lift(used_s, clients.values())
-    per_token = took_s / sum(item.n_tokens for item in items)
-    for item in items:
-        used[clients[item.key]] += per_token * item.n_tokens
-    return used
+    used_s: Mapping[K, float], ready: Iterable[K], shares: Iterable[tuple[K, float]]
+) -> dict[K, float]:
+    """Return the counters after `shares`: the seconds that each of those `ready` was given."""
+    counters = lift(used_s, ready)
+    for key, seconds in shares:
+        counters[key] += seconds
+    return counters

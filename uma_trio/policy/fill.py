@@ -1,119 +1,134 @@
 """Who rides along: newcomers, background decoders and prompts, within the tick's limit.
 
 The interactive streams have their rows already. What is added must keep the tick within its
-limit, by the cost model's careful prediction. Since the staircase goes up and down, the choice
-is made for whole ticks: the largest number of further tokens that stays within the limit, given
-out in the order of who is next.
+limit. Since the staircase goes up and down, the choice is made among whole ticks, of the sizes
+whose time is known, and then given out in the order of who is next.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from attrs import evolve
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.fairness import lift
-from uma_trio.policy.plan import Plan, PlanItem, Skip
-from uma_trio.policy.roles import is_newcomer
+from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
+from uma_trio.policy.roles import is_newcomer, ready_clients, riding_lanes
+from uma_trio.policy.served import burst, next_served, sweet_spot
 from uma_trio.policy.state import SchedulerState, SequenceView
 from uma_trio.policy.tally import planned_work
 
 # People's prompts are ordered by how much of the time they can expect is left, relative to that
 # time: seconds of grace, and how many times its own prefill a prompt may take.
 GRACE_S, PATIENCE = 0.3, 2.0
-FINE = 32  # up to here every count is tried, above it only steps
+# A limit for every tick is aimed at from below: predictions are a little off, and half of the
+# ticks take longer than expected.
+AIM = 0.97
 
-Share = tuple[SequenceView, int]
+
+class Line:
+    """Sequences in the order of who is next, and what serving the first tokens adds to a tick."""
+
+    def __init__(self, tick: Work, views: Sequence[SequenceView]) -> None:
+        self.tick = tick
+        self.views = views
+        self._ends = list(accumulate((view.pending for view in views), initial=0))
+        looked = (view.pending * view.computed for view in views)
+        self._looked = list(accumulate(looked, initial=0))
+
+    @property
+    def demand(self) -> int:
+        """How many tokens they all could use."""
+        return self._ends[-1]
+
+    def work(self, n: int) -> Work:
+        """Return the tick with the first `n` tokens in it."""
+        whole = bisect_right(self._ends, n) - 1  # so many sequences get all they can use
+        looked = self._looked[whole]
+        if whole < len(self.views):
+            looked += (n - self._ends[whole]) * self.views[whole].computed
+        return self.tick.plus(n, rows=whole, looked=looked)
+
+    def shares(self, n: int) -> list[tuple[SequenceView, int]]:
+        """Return who gets how many of `n` tokens: each as many as it can use."""
+        ends = zip(self.views, self._ends, strict=False)
+        return [(view, min(view.pending, n - begin)) for view, begin in ends if begin < n]
 
 
 def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     """Add what the limit allows: newcomers, then everyone else."""
-    cost = plan.memory.cost
+    cost, limit = plan.memory.cost, plan.limit
     if cost is None:
         return plan
-    alone = planned_work(state, plan)
     newcomers, rest = _candidates(state, plan, cost)
-    patience = max(plan.limit.seconds, state.contract.young_cap * plan.limit.solo_s)
-    first = _choose(state, cost, alone, newcomers, patience)
-    second = _choose(state, cost, _with(alone, first), rest, plan.limit.seconds)
-    shares = {view.key: n for view, n in (*first, *second)}
+    first = Line(planned_work(state, plan), newcomers)
+    n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
+    second = Line(first.work(n), rest)
+    m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
+    given = [("newcomer", *share) for share in first.shares(n)]
+    given += [("background", *share) for share in second.shares(m)]
     items = tuple(
         PlanItem(
             view.key,
-            shares[view.key],
+            tokens,
             "decode" if view.decoding else "prefill",
-            f"{'newcomer' if view in newcomers else 'background'}: {plan.limit.reason}",
+            f"{who}: {limit.reason}",
         )
-        for view in (*newcomers, *rest)
-        if view.key in shares
+        for who, view, tokens in given
     )
+    served = {item.key for item in items}
     skipped = tuple(
-        Skip(view.key, f"does not fit into this tick ({plan.limit.reason})")
+        Skip(view.key, f"does not fit into this tick ({limit.reason})")
         for view in (*newcomers, *rest)
-        if view.key not in shares
+        if view.key not in served
     )
-    return evolve(plan, items=plan.items + items, skipped=plan.skipped + skipped)
-
-
-def _with(work: Work, shares: Sequence[Share]) -> Work:
-    """Return `work` with those shares added."""
-    return Work(
-        work.tokens + sum(n for _, n in shares),
-        work.rows + sum(n == view.pending for view, n in shares),
+    decoders = [v.key for _, v, _ in given if v.lane == "background" and v.decoding]
+    total = state.memory.served.tokens if limit.rare else second.tick.tokens + m
+    return evolve(
+        plan,
+        items=plan.items + items,
+        skipped=plan.skipped + skipped,
+        memory=evolve(plan.memory, served=next_served(state, decoders, total)),
     )
 
 
-def _choose(
-    state: SchedulerState,
-    cost: CostModel,
-    tick: Work,
-    candidates: list[SequenceView],
-    limit_s: float,
-) -> list[Share]:
-    """Return the shares of the largest tick within `limit_s`."""
-    demand = min(sum(view.pending for view in candidates), state.n_batch - tick.tokens)
-    if demand <= 0:
-        return []
-    if math.isinf(limit_s):
-        # Nobody waits for this tick, but the next newcomer waits for its end.
-        decoders = sum(view.decoding for view in candidates)
-        chunk = max(cost.plateau(state.n_batch) - tick.tokens, decoders)
-        return _deal(candidates, min(demand, chunk))
-    for n in _counts(demand, tick.tokens):
-        if cost.careful(Work(tick.tokens + n, tick.rows)) > limit_s:
-            continue
-        shares = _deal(candidates, n)
-        if cost.careful(_with(tick, shares)) <= limit_s:
-            return shares
-    return []
+def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Line) -> int:
+    """Return how many tokens of newcomers to compute: as many as the streams can bear."""
+    most = min(line.demand, state.n_batch - line.tick.tokens)
+    seconds = max(limit.seconds, limit.newcomer_s)
+    if math.isinf(seconds):
+        return min(most, cost.quickest(state.n_batch))
+    sizes = _sizes(cost, line.tick.tokens, most)
+    return max((n for n in sizes if cost.careful(line.work(n)) <= seconds), default=0)
 
 
-def _deal(candidates: list[SequenceView], n: int) -> list[Share]:
-    """Give out `n` tokens in order, to each as many as it can use."""
-    shares: list[Share] = []
-    for view in candidates:
-        if n <= 0:
-            break
-        share = min(view.pending, n)
-        shares.append((view, share))
-        n -= share
-    return shares
+def _size(
+    state: SchedulerState, cost: CostModel, limit: Limit, line: Line, *, beside_newcomers: bool
+) -> int:
+    """Return how many tokens of everyone else to compute.
 
-
-def _counts(top: int, used: int) -> list[int]:
-    """Return counts to try, the largest first: every small one, and few of the large.
-
-    Wide steps of the staircase are at multiples of the whole batch, so those are among them.
+    With nobody to protect but a newcomer who waits for the first word, only what costs nothing.
     """
-    counts = set(range(1, min(top, FINE) + 1))
-    n = FINE
-    while n < top:
-        n = min(top, n + max(8, n // 4))
-        counts.add(n)
-    counts.update(range(64 - used % 64, top + 1, 64))
-    return sorted((n for n in counts if 0 < n <= top), reverse=True)
+    sizes = _sizes(cost, line.tick.tokens, min(line.demand, state.n_batch - line.tick.tokens))
+    expect = cost.careful if limit.rare else cost.seconds
+    took = {n: expect(line.work(n)) for n in sizes}
+    most = limit.seconds if limit.rare else AIM * limit.seconds
+    if beside_newcomers and math.isinf(most):
+        most = cost.seconds(line.tick)
+    sizes = [n for n in sizes if took[n] <= most]
+    if limit.rare:
+        return max(sizes, default=0)
+    return sweet_spot(state, sizes, line.tick.tokens, took.__getitem__)
+
+
+def _sizes(cost: CostModel, total: int, most: int) -> list[int]:
+    """Return how many tokens may be added to `total`: up to each known step, or all there are."""
+    sizes = [step - total for step in cost.steps if 0 < step - total < most]
+    return [*sizes, most] if most > 0 else sizes
 
 
 def _candidates(
@@ -121,21 +136,25 @@ def _candidates(
 ) -> tuple[list[SequenceView], list[SequenceView]]:
     """Return the interactive newcomers by slack, and everyone else by need.
 
-    The rest of a person's long paste goes before background work; within each, decoders and
-    prompts of whoever had least machine time first. With nobody to protect, decoders first.
+    The lane that had least of its share goes first, then decoders whose burst is not over, then
+    whoever had least machine time. With nobody to protect, decoders before prompts.
     """
     planned = {item.key for item in plan.items}
     ready = [v for v in state.sequences if v.credit > 0 and v.key not in planned]
     newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]
     newcomers.sort(key=lambda view: (_slack(view, state.now, cost), view.key))
     keys = {view.key for view in newcomers}
-    used = lift(plan.memory.used_s, (view.client for view in state.sequences))
+    used = lift(plan.memory.used_s, ready_clients(state))
+    lanes = lift(plan.memory.lane_s, riding_lanes(state))
+    running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)
     rest = sorted(
         (view for view in ready if view.key not in keys),
         key=lambda view: (
             unlimited and not view.decoding,
+            lanes[view.lane],
             view.lane == "background",
+            view.key not in running,
             used[view.client],
             view.arrived,
             view.key,

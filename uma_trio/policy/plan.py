@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from attrs import field, frozen
@@ -34,12 +35,17 @@ class Limit:
     """How long this tick may take, and whose patience that is measured by.
 
     `solo_s` is what the interactive streams alone would cost; `seconds` is infinite when no
-    interactive stream is decoding, and under a policy that watches none.
+    interactive stream is decoding, and under a policy that watches none. A `rare` limit is for
+    one tick in many, which makes the most of it and must not exceed it. Prompts of newcomers may
+    take the tick to `newcomer_s`. Nothing rides along in a `closed` tick.
     """
 
     seconds: float
     reason: str
     solo_s: float = 0.0
+    rare: bool = False
+    newcomer_s: float = math.inf
+    closed: bool = False
 
 
 NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")

@@ -17,7 +17,7 @@ def ballast_for(cost: CostModel, work: Work, room: int) -> int:
     """Return how many rows to throw in, at most `room`, so that `work` takes least time."""
     best, least = 0, cost.seconds(work) * WORTH
     for extra in range(1, min(MOST_BALLAST, room) + 1):
-        seconds = cost.seconds(Work(work.tokens + extra, work.rows + extra))
+        seconds = cost.seconds(work.plus(extra, rows=extra))
         if seconds < least:
             best, least = extra, seconds
     return best

@@ -83,6 +83,8 @@ class Contract:
     young_s: float = 3.0
     background_floor: float = 0.05
     newcomer_tokens: int = 512
+    interactive_weight: float = 10.0  # how lanes share what is left beside the streams
+    background_weight: float = 1.0
     bmt_budget: float | None = None  # bytes per second; None is no limit
 
 
@@ -90,11 +92,14 @@ class Contract:
 class GuardMemory:
     """What the latency guard remembers.
 
-    `credits` holds, by stream, how many long gaps it can bear now. `share` is the smoothed part
-    of machine time that background work got. `owed` gaps have passed since the last grant.
+    `credits` holds, by stream, how many long gaps it can bear now. `jitter` is how many times
+    longer than expected the p95 gap of streams alone is: the machine's own unrest. `share` is the
+    smoothed part of machine time that background work got; `since_grant` gaps have passed since
+    the last grant.
     """
 
     credits: Mapping[int, float] = field(factory=dict)
+    jitter: float = 1.0
     solo_s: float = 0.0  # what the last tick would have cost the interactive streams alone
     loaded: bool = False  # whether it carried anything else
     loaded_ticks: int = 0  # in a row, since the streams last ran alone
@@ -106,16 +111,26 @@ class GuardMemory:
 
 
 @frozen
+class Served:
+    """Which background decoders had a row last, since which tick, and how large that tick was."""
+
+    keys: tuple[int, ...] = ()
+    since: int = 0
+    tokens: int = 0
+
+
+@frozen
 class Memory:
     """What a policy remembers between ticks; it returns the next one in its plan."""
 
     target_tokens: int = 32
-    decode_ewma_s: float = 0.0
     decode_cursor: int = -1  # key served last, round robin goes on behind it
     prefill_cursor: int = -1
     cost: CostModel | None = None
     guard: GuardMemory = field(factory=GuardMemory)
     used_s: Mapping[int, float] = field(factory=dict)  # machine seconds by client, for fairness
+    lane_s: Mapping[Lane, float] = field(factory=dict)  # the same by lane, over its weight
+    served: Served = field(factory=Served)
 
 
 @frozen
@@ -139,7 +154,6 @@ class SchedulerState:
 class AdmissionState:
     """What admission may depend on: who waits, who runs, and what room there is."""
 
-    now: float
     waiting: tuple[Waiting, ...]
     running_by_client: dict[int, int] = field(factory=dict)
     free_slots: int = 0

@@ -6,20 +6,31 @@ computed and not of one that was considered.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
 from uma_trio.policy.cost import Work
 from uma_trio.policy.fairness import charged
-from uma_trio.policy.plan import Plan
-from uma_trio.policy.roles import is_newcomer, is_protected
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.roles import is_newcomer, is_protected, ready_clients, riding_lanes
+from uma_trio.policy.state import Lane, Memory, SchedulerState
 
 
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
     """Return what of `plan` costs time, ballast included."""
-    pending = {view.key: view.pending for view in state.sequences}
-    rows = sum(item.n_tokens == pending[item.key] for item in plan.items)
-    return Work(plan.n_tokens + plan.ballast, rows + plan.ballast)
+    views = {view.key: view for view in state.sequences}
+    rows = looked = 0
+    for item in plan.items:
+        view = views[item.key]
+        rows += item.n_tokens == view.pending
+        looked += item.n_tokens * view.computed
+    return Work(
+        tokens=plan.n_tokens + plan.ballast,
+        rows=rows + plan.ballast,
+        looked=looked,
+        resident=sum(view.computed for view in state.sequences),
+    )
 
 
 def tally(state: SchedulerState, plan: Plan) -> Plan:
@@ -37,7 +48,25 @@ def tally(state: SchedulerState, plan: Plan) -> Plan:
         loaded=bool(riders),
         background=others / max(1, sum(item.n_tokens for item in riders)),
     )
-    clients = {key: view.client for key, view in views.items()}
-    used_s = charged(plan.memory.used_s, clients, plan.items, predicted_s)
-    memory = evolve(plan.memory, guard=guard, used_s=used_s)
+    memory = evolve(_charge(state, plan, predicted_s / plan.n_tokens, riders), guard=guard)
     return evolve(plan, predicted_s=predicted_s, memory=memory)
+
+
+def _charge(
+    state: SchedulerState, plan: Plan, per_token_s: float, riders: Sequence[PlanItem]
+) -> Memory:
+    """Book the tick: all of it to the clients, what rode along to the lanes, by their weights."""
+    views = {view.key: view for view in state.sequences}
+    contract = state.contract
+    weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
+    by_client = [(views[i.key].client, per_token_s * i.n_tokens) for i in plan.items]
+    by_lane: list[tuple[Lane, float]] = [
+        (lane, per_token_s * item.n_tokens / weight[lane])
+        for item in riders
+        for lane in [views[item.key].lane]
+    ]
+    return evolve(
+        plan.memory,
+        used_s=charged(plan.memory.used_s, ready_clients(state), by_client),
+        lane_s=charged(plan.memory.lane_s, riding_lanes(state), by_lane),
+    )

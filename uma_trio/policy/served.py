@@ -1,0 +1,57 @@
+"""How much to add to a tick: the staircase's sweet spot, and the same decoders for a while.
+
+Useful tokens per second, of all sizes that the limit allows, by the time each size took here.
+Among sizes that are nearly as good as the best the smallest is taken, since it keeps everyone
+else's next word least waiting, and a size that is in use is not given up for a small gain. Now
+and then a neighbour is tried, since only ticks of a size tell what that size costs.
+
+Decoders that share a tick go on together for a burst: the same sequences route to the same
+experts, and a batch of the same shape reuses its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from uma_trio.policy.cost import PLATEAU
+from uma_trio.policy.state import SchedulerState, Served
+
+DEAD_BAND = 1.03  # a size in use is worth this much more than it is
+PROBE_EVERY = 64  # ticks; one in so many may be a neighbour of the best
+BURST = 16  # ticks that background decoders are served before others have their turn
+EXPERT_BURST = 32  # the same for a mixture of experts
+
+
+def sweet_spot(
+    state: SchedulerState, sizes: Sequence[int], total: int, seconds: Callable[[int], float]
+) -> int:
+    """Return which of `sizes` to add to a tick that has `total` tokens already; 0 if there is none.
+
+    `seconds` says what the tick takes with so many more. The sizes ascend. In an empty tick, which
+    nobody waits for but the next to come, it is enough to be as quick as the largest.
+    """
+    if not sizes:
+        return 0
+    in_use = state.memory.served.tokens - total
+    rates = [n / seconds(n) * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
+    enough = PLATEAU * (max(rates) if total else rates[-1])
+    best = next(i for i, rate in enumerate(rates) if rate >= enough)
+    if state.tick % PROBE_EVERY == 0:
+        other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
+        best = other if 0 <= other < len(sizes) else best
+    return sizes[best]
+
+
+def burst(state: SchedulerState) -> frozenset[int]:
+    """Return the background decoders whose burst is not over."""
+    served = state.memory.served
+    mixture = state.traffic is not None and state.traffic.experts > 0
+    length = EXPERT_BURST if mixture else BURST
+    return frozenset(served.keys) if state.tick - served.since < length else frozenset()
+
+
+def next_served(state: SchedulerState, keys: Sequence[int], tokens: int) -> Served:
+    """Return what to remember of a tick that serves these background decoders."""
+    running = burst(state)
+    since = state.memory.served.since if running and running.issuperset(keys) else state.tick
+    return Served(tuple(keys), since, tokens)
