@@ -30,6 +30,7 @@ ALLOWED = {
     "uma_trio.policy": {"attrs", "numpy"},
     "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},
     "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog"},
+    "uma_trio.telemetry.scorekeeper": {"trio", "uma_trio.telemetry"},
     "uma_trio.text": {
         *("attrs", "jinja2", "numpy"),
         *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),

@@ -81,6 +81,14 @@ def test_the_trackers_yaml_is_read_as_it_stands(tmp_path: Path) -> None:
     assert config.tick_budget_ms == 30
 
 
+def test_the_scorecard_is_set_by_the_keys_of_both_layouts(tmp_path: Path) -> None:
+    """The tracker's tick and the brief's interval mean what they say there."""
+    text = "metrics: {tick_interval_ms: 250}\nlogging: {scorecard: c.csv, scorecard_interval_s: 30}"
+    config = from_yaml(tmp_path, text)
+    assert config.scorecard == Path("c.csv")
+    assert (config.scorecard_interval_s, config.metrics_tick_ms) == (30, 250)
+
+
 def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
     """The layout of the second seed works, as far as it asks for what is there."""
     assert from_yaml(tmp_path, BRIEF) == Config()

@@ -509,6 +509,45 @@ def test_a_trace_that_cannot_be_written_keeps_the_daemon_from_starting(tmp_path:
         running.bury()
 
 
+# --- the scorecard ---
+
+
+def test_the_scorecard_grows_while_the_daemon_serves_and_once_more_when_it_stops(
+    tmp_path: Path,
+) -> None:
+    """Its lines add up to the whole life of the daemon, and the metrics show the latest."""
+    card = tmp_path / "card.csv"
+    options = (f"scorecard={card}", "scorecard_interval_s=0.2", "metrics_tick_ms=100")
+    with daemon("cost=0.005", *options) as running:
+        list(generate_sync("hello", running.path, max_tokens=30))
+        eventually(lambda: card.read_text(encoding="utf-8").count("\n") >= 3)
+        assert running.metrics()["scorecard"]["interval_s"] >= 0.2  # type: ignore[index]
+        computed = int(str(running.metrics()["tokens_total"]))
+        before = card.read_text(encoding="utf-8")
+        running.signal()
+        assert running.exit_code() == 0
+    head, *rows = card.read_text(encoding="utf-8").splitlines()
+    assert len(rows) >= before.count("\n")
+    lines = [dict(zip(head.split(","), row.split(","), strict=True)) for row in rows]
+    told = sum(float(line["tokens_per_s"]) * float(line["interval_s"]) for line in lines)
+    assert told == pytest.approx(computed, rel=0.001)
+
+
+def test_a_scorecard_that_cannot_be_written_keeps_the_daemon_from_starting(tmp_path: Path) -> None:
+    """Nor is a table of somebody else's spoiled."""
+    strange = tmp_path / "strange.csv"
+    strange.write_text("a,b\n", encoding="utf-8")
+    for path, said in ((tmp_path / "no" / "c", "No such file"), (strange, "other columns")):
+        running = Daemon(tmp_path / "s", f"scorecard={path}")
+        try:
+            _, errors = running.process.communicate(timeout=PATIENCE_S)
+            assert "--scorecard" in errors
+            assert said in errors
+            assert not (tmp_path / "s").exists()
+        finally:
+            running.bury()
+
+
 async def _leave(client: Client, way: int) -> None:
     if way == 0:
         async with client.generate("hello", max_tokens=500) as generation:

@@ -5,32 +5,52 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from uma_trio.telemetry.catalogue import METRICS
+from uma_trio.telemetry.exposition import prometheus
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
-from uma_trio.telemetry.metrics import Metrics, resident_bytes
+from uma_trio.telemetry.memory import SharedMemory, proportional_bytes, resident_bytes
+from uma_trio.telemetry.metrics import Metrics
 
 SEEDS = (
     *("tokens_generated_total", "batch_calls_total", "last_batch_size", "decode_ms_last"),
     *("decode_ms_ewma", "model", "sessions", "tokens_total", "avg_batch", "p50_ms", "p95_ms"),
     *("p99_ms", "decode_ms_avg", "copy_free_ratio", "rss_gb", "served_decoders"),
     *("parked_sessions", "active_sessions", "sampling_ms_last", "time_logits_to_first_chunk"),
+    *("tokens_per_tick_decode", "tokens_per_tick_prefill", "prefill_guard_active", "ttf5_ms"),
+    *("ticks_over_budget", "sum_bmt_mb_last", "sum_bmt_mb_per_token", "worst_pause_ms"),
+    *("sum_bmt_budget_mb_last", "sum_bmt_budget_mb_per_token", "bmt_budget_gbps", "latency_cap"),
+    *("slo_violations_total", "skipped_prefill_due_to_latency_total", "tokens_per_s_at_cap"),
+    *("budget_target", "budget_used", "queued_interactive", "queued_background"),
+    *("ttft_ms", "inter_token_ms", "decode_ms", "batch_size", "scheduler_efficiency"),
+    *("cost_error", "cost_trusted", "cost_scale", "cost_staircase_ms", "scorecard"),
 )
+
+
+BATCH: dict[str, Any] = {
+    "decode_tokens": 3,
+    "prefill_tokens": 5,
+    "rows": 3,
+    "rows_in_place": 3,
+    "decode_s": 0.020,
+    "host_s": 0.001,
+    "sampling_s": 0.0005,
+}
+
+
+def summary(value: object) -> dict[str, Any]:
+    """Return a histogram as the snapshot shows it."""
+    assert isinstance(value, dict)
+    return value
 
 
 def ticked(metrics: Metrics, *, decode: int = 3, prefill: int = 5, ms: float = 20.0) -> None:
     """Record one batch."""
-    metrics.tick(
-        decode_tokens=decode,
-        prefill_tokens=prefill,
-        decode_s=ms / 1e3,
-        host_s=0.001,
-        sampling_s=0.0005,
-        rows=decode,
-        rows_in_place=decode,
-    )
+    batch = {"decode_tokens": decode, "prefill_tokens": prefill, "rows": decode}
+    metrics.tick(**{**BATCH, **batch, "rows_in_place": decode, "decode_s": ms / 1e3})
 
 
 def test_every_declared_metric_is_in_the_snapshot_and_no_other() -> None:
@@ -76,6 +96,50 @@ def test_who_is_there_is_what_was_said_last() -> None:
     assert [shown[f"{what}_sessions"] for what in ("active", "queued", "parked")] == [3, 2, 1]
     assert (shown["kv_cells_used"], shown["kv_cells_reserved"]) == (100, 400)
     assert (shown["kv_cells_total"], shown["slots_total"], shown["model"]) == (4096, 8, "m")
+
+
+def test_who_waits_and_who_runs_is_told_by_lane() -> None:
+    """A lane that nobody is in has a length of 0, and an engine that tells no lanes has none."""
+    metrics = Metrics()
+    counts = {"running": 2, "waiting": 3, "parked": 0, "cells_used": 0, "cells_reserved": 0}
+    metrics.load(**counts)
+    assert metrics.snapshot()["queued_background"] is None
+    metrics.load(**counts, active={"interactive": 2}, queued={"interactive": 1, "background": 2})
+    shown = metrics.snapshot()
+    assert (shown["active_interactive"], shown["active_background"]) == (2, 0)
+    assert (shown["queued_interactive"], shown["queued_background"]) == (1, 2)
+
+
+def test_tokens_are_told_by_lane_and_gaps_of_the_interactive_one() -> None:
+    """What a batch job gets is not mixed up with what a reader waits for."""
+    metrics = Metrics()
+    metrics.tick(**BATCH, lane_tokens={"interactive": 3, "background": 5})
+    metrics.tick(**BATCH, lane_tokens={"background": 8})
+    metrics.gap(0.010, "interactive")
+    metrics.gap(0.500, "background")
+    shown = metrics.snapshot()
+    assert shown["tokens_by_lane_total"] == {"interactive": 3, "background": 13}
+    assert (summary(shown["inter_token_ms"])["count"], metrics.interactive_gap_ms.count) == (2, 1)
+    assert summary(shown["interactive_gap_ms"])["p99"] == pytest.approx(10, rel=0.02)
+
+
+def test_a_budget_of_tokens_is_shown_beside_what_was_used() -> None:
+    """Under a policy that budgets time there is no such target, and nothing to compare."""
+    metrics = Metrics()
+    metrics.tick(**BATCH, budget_target=32)
+    shown = metrics.snapshot()
+    assert (shown["budget_target"], shown["budget_used"]) == (32, 8)
+    metrics.tick(**BATCH)
+    shown = metrics.snapshot()
+    assert (shown["budget_target"], shown["budget_used"]) == (None, None)
+
+
+def test_rows_that_were_copied_lower_the_copy_free_ratio() -> None:
+    """The ratio is of rows, not of ticks."""
+    metrics = Metrics()
+    metrics.tick(**{**BATCH, "rows": 3, "rows_in_place": 1})
+    metrics.tick(**{**BATCH, "rows": 1, "rows_in_place": 1})
+    assert metrics.snapshot()["copy_free_ratio"] == 0.5
 
 
 def test_connections_requests_and_errors_are_counted_by_kind() -> None:
@@ -124,13 +188,22 @@ def test_prometheus_text_has_every_metric_that_is_known() -> None:
     metrics.first_token(0.1)
     metrics.gap(0.012)
     metrics.finished("length", 0.0)
-    text = metrics.prometheus()
+    text = prometheus(json.loads(json.dumps(metrics.snapshot())))
     assert "# TYPE uma_tokens_generated_total counter" in text
     assert 'uma_requests_total{outcome="length"} 1.0' in text
     assert 'uma_inter_token_ms_bucket{le="20"} 1.0' in text
     assert 'uma_inter_token_ms_bucket{le="10"} 0.0' in text
+    assert 'uma_inter_token_ms_bucket{le="+Inf"} 1.0' in text
     assert "uma_ttft_ms_count 1.0" in text
     assert "time_logits_to_first_chunk" not in text
+    assert "scorecard" not in text
+
+
+def test_prometheus_text_takes_the_figures_of_another_version() -> None:
+    """A figure that this client does not know is left out, and one that is missing too."""
+    text = prometheus({"sessions": 3, "p95_ms": None, "figure_of_tomorrow": {"a": [1]}})
+    assert "uma_sessions 3.0" in text
+    assert "tomorrow" not in text
 
 
 def test_histogram_bounds_are_exact() -> None:
@@ -183,9 +256,33 @@ def test_recording_never_raises(record: Callable[[Metrics], None]) -> None:
     """A figure out of the ordinary is not worth a failed request."""
     metrics = Metrics()
     record(metrics)
-    metrics.prometheus()
+    prometheus(metrics.snapshot())
 
 
 def test_memory_is_that_of_this_process() -> None:
     """A Python with numpy in it takes between a megabyte and a terabyte."""
     assert 1e6 < resident_bytes() < 1e12
+
+
+def test_what_is_shared_is_counted_in_parts() -> None:
+    """The fair part of a process is no more than all that it has in memory, and not nothing."""
+    share = proportional_bytes()
+    assert share is None or 1e6 < share < 2 * resident_bytes()
+
+
+def test_reading_what_is_shared_rests_a_thousand_times_as_long_as_it_took() -> None:
+    """The kernel walks all pages for it, which for a large model takes long."""
+    now = [0.0]
+
+    def slow() -> int:
+        now[0] += 0.3
+        return 7
+
+    memory = SharedMemory(slow, lambda: now[0])
+    assert memory.due
+    memory.refresh()
+    assert memory.bytes == 7
+    now[0] += 299
+    assert not memory.due
+    now[0] += 2
+    assert memory.due

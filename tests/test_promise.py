@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benches.simulation import Simulation
+from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import contract
 from uma_trio.telemetry.promise import Promise, PromiseFigures
+
+COST = CostModel(Staircase((1, 4, 16), (0.010, 0.020, 0.040)), scale=1.5, host_s=0.002)
 
 
 def test_ticks_beyond_their_limit_are_counted_and_unlimited_ones_never() -> None:
@@ -26,6 +29,56 @@ def test_bytes_are_told_per_tick_and_per_token() -> None:
     figures.tick(Promise(moved_bytes=2e6, tokens=2), 0.01)
     assert figures.values()["sum_bmt_mb_last"] == 2.0
     assert figures.values()["sum_bmt_mb_per_token"] == 1.0
+
+
+def test_the_budget_of_bytes_is_what_fits_into_the_time_a_tick_may_take() -> None:
+    """Its limit, or what it is expected to take where nobody sets one; also for each token."""
+    figures = PromiseFigures()
+    figures.tick(Promise(bmt_budget=1e9, limit_s=0.010, predicted_s=0.005, tokens=4), 0.005)
+    assert figures.values()["sum_bmt_budget_mb_last"] == pytest.approx(10.0)
+    figures.tick(Promise(bmt_budget=1e9, predicted_s=0.030, tokens=6), 0.030)
+    assert figures.values()["sum_bmt_budget_mb_last"] == pytest.approx(30.0)
+    assert figures.values()["sum_bmt_budget_mb_per_token"] == pytest.approx(4.0)
+
+
+def test_a_gap_is_compared_with_all_streams_alone_and_with_one_wholly_alone() -> None:
+    """Company of its own kind is no fault of the background's, and is told beside it."""
+    figures = PromiseFigures()
+    for _ in range(20):
+        figures.tick(Promise(limit_s=0.024, solo_s=0.020, alone_s=0.010), 0.022)
+    figures.tick(Promise(solo_s=0.020, alone_s=0.010), 5.0)
+    values = figures.values()
+    assert values["solo_ratio_p95"] == pytest.approx(1.1)
+    assert values["alone_ratio_p95"] == pytest.approx(2.2)
+    figures.tick(Promise(limit_s=0.024, solo_s=0.020, alone_s=0.010), 0.022)
+    assert figures.values()["alone_ms"] == pytest.approx(10)
+
+
+def test_the_cost_model_tells_its_steps_and_how_far_it_can_be_believed() -> None:
+    """Steps at today's scale; its error as it says itself, and as ticks found it."""
+    figures = PromiseFigures()
+    for took in (0.100, 0.104, 0.095):
+        figures.tick(Promise(predicted_s=0.100, cost=COST), took)
+    values = figures.values()
+    assert values["cost_staircase_ms"] == pytest.approx({"1": 15.0, "4": 30.0, "16": 60.0})
+    assert (values["cost_scale"], values["cost_trusted"], values["cost_error"]) == (1.5, 1, 0.0)
+    assert values["cost_error_p50"] == pytest.approx(0.04)
+    assert values["cost_error_p95"] == pytest.approx(0.05)
+
+
+def test_without_a_cost_model_nothing_is_said_about_one() -> None:
+    """A policy that predicts nothing has no error, and no efficiency either."""
+    values = PromiseFigures().values()
+    for name in ("cost_trusted", "cost_scale", "cost_staircase_ms", "cost_error_p95"):
+        assert values[name] is None
+    assert values["scheduler_efficiency"] is None
+
+
+def test_efficiency_is_what_the_staircase_allows_over_what_ticks_took() -> None:
+    """Time between decodes is lost, whether the model expected it or not."""
+    figures = PromiseFigures()
+    figures.tick(Promise(predicted_s=0.022, cost=COST), 0.025)
+    assert figures.values()["scheduler_efficiency"] == pytest.approx(0.8)
 
 
 def test_a_run_under_the_contract_fills_every_figure() -> None:

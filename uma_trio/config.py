@@ -277,6 +277,38 @@ class Config:
         help="Write every tick to this file, as lines of JSON that `uma-trio replay` plans again. "
         "It holds no text; a file of that name is overwritten.",
     )
+    scorecard: Path | None = option(
+        None,
+        flag="--scorecard",
+        yaml=("logging.scorecard",),
+        shown_default="none",
+        metavar="FILE",
+        since="0.1",
+        help="Append a line of figures to this CSV file each --scorecard-interval: tokens/s, gaps, "
+        "bytes moved, memory. Its columns are in docs/METRICS.md.",
+    )
+    scorecard_interval_s: float = option(
+        5.0,
+        flag="--scorecard-interval",
+        yaml=("logging.scorecard_interval_s",),
+        read=seconds,
+        minimum=0.1,
+        maximum=86_400,
+        unit="s",
+        since="0.1",
+        help="How long a time each line of the scorecard is about, and the one in the metrics.",
+    )
+    metrics_tick_ms: float = option(
+        1000.0,
+        flag="--metrics-tick-ms",
+        yaml=("metrics.tick_interval_ms",),
+        minimum=10,
+        maximum=3_600_000,
+        unit="ms",
+        since="0.1",
+        help="How often the scorecard in the metrics is brought up to date; no less often than "
+        "its interval.",
+    )
     log_level: LogLevel = option(
         "info",
         flag="--log-level",
@@ -333,7 +365,6 @@ class Reserved:
 
 
 _CONTRACT = "the latency contract"
-_SCORECARD = "the scorecard"
 RESERVED: tuple[Reserved, ...] = (
     Reserved("--kv-pack", ("default",), "the work on KV layouts", ("kv_pack",)),
     Reserved("--ipc", ("uds",), "other transports"),
@@ -344,8 +375,6 @@ RESERVED: tuple[Reserved, ...] = (
     Reserved(None, ("on", "true"), _CONTRACT, ("scheduler.preempt_at_token",)),
     Reserved(None, ("10",), _CONTRACT, ("qos.interactive.priority",)),
     Reserved(None, ("1",), _CONTRACT, ("qos.background.priority",)),
-    Reserved(None, ("1000",), _SCORECARD, ("metrics.tick_interval_ms",)),
-    Reserved(None, ("5",), _SCORECARD, ("logging.scorecard_interval_s",)),
 )
 
 CONFIG_FLAG = "--config"

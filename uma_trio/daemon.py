@@ -37,10 +37,13 @@ from uma_trio.parts import (
     net_settings,
     prepare_with,
     recorder,
+    scorecard_file,
 )
 from uma_trio.policy.pipeline import Policy, find_policy
 from uma_trio.telemetry import log
+from uma_trio.telemetry.csv_file import CsvFile
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.telemetry.scorekeeper import ScoreKeeper
 from uma_trio.text.frontend import FrontEnd
 
 FORCED_EXIT = 130
@@ -78,12 +81,13 @@ async def serve(
         uma_trio.net.listener.SocketTaken: another daemon serves there; nothing was loaded.
         uma_trio.net.listener.SocketUnusable: the socket cannot be made there.
         uma_trio.policy.pipeline.PolicyError: no policy has that name.
-        uma_trio.options.ConfigError: the trace cannot be written where it should be.
+        uma_trio.options.ConfigError: the trace or the scorecard cannot be written where they
+            should be.
         uma_trio.backend.base.ModelError: the model cannot be used.
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
     """
     policy = find_policy(config.policy)
-    with claim(config.socket) as name:
+    with claim(config.socket) as name, scorecard_file(config) as table:
         if backend is None:
             backend = await trio.to_thread.run_sync(
                 load_backend, config, on_progress, abandon_on_cancel=True
@@ -91,7 +95,7 @@ async def serve(
         try:
             settings = await trio.to_thread.run_sync(engine_settings, config, backend)
             with recorder(config, backend, settings) as record:
-                daemon = _Daemon(config, backend, policy, settings, record)
+                daemon = _Daemon(config, backend, policy, settings, record, table)
                 settle()
                 with name.listen() as listener:
                     await daemon.run(listener, on_ready)
@@ -109,18 +113,14 @@ class _Daemon:
         policy: Policy,
         settings: EngineSettings,
         recorder: Recorder,
+        table: CsvFile | None,
     ) -> None:
         self._config = config
         self._backend = backend
         self._log = log.get("daemon")
-        metrics = Metrics()
-        metrics.describe(
-            model=backend.model.name,
-            backend=backend.description,
-            policy=config.policy,
-            version=__version__,
-            n_ctx=backend.limits.n_ctx,
-            n_slots=config.parallel,
+        metrics = _described(config, backend, settings)
+        self._scorekeeper = ScoreKeeper(
+            metrics, config.scorecard_interval_s, config.metrics_tick_ms / 1e3, table
         )
         self._inbox = Inbox(config.max_queue)
         outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
@@ -155,6 +155,7 @@ class _Daemon:
         _want_descriptors(2 * self._config.max_sessions + _SPARE_DESCRIPTORS, self._log.warning)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._compute)
+            nursery.start_soon(self._scorekeeper.run)
             await nursery.start(self._obey_signals, listener)
             with self._clients:
                 async with trio.open_nursery() as clients:
@@ -234,6 +235,21 @@ class _Daemon:
                 await trio.sleep(_FORCED_S)
                 listener.close()
                 os._exit(FORCED_EXIT)
+
+
+def _described(config: Config, backend: Backend, settings: EngineSettings) -> Metrics:
+    """Return metrics that know what is running, and what was promised if anything was."""
+    metrics = Metrics()
+    metrics.describe(
+        model=backend.model.name,
+        backend=backend.description,
+        policy=config.policy,
+        version=__version__,
+        n_ctx=backend.limits.n_ctx,
+        n_slots=config.parallel,
+        latency_cap=None if settings.cost is None else config.latency_cap,
+    )
+    return metrics
 
 
 def _ending_signals() -> list[signal.Signals]:

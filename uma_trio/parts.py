@@ -31,6 +31,8 @@ from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry import log
+from uma_trio.telemetry.csv_file import AnotherTable, CsvFile
+from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.text.frontend import FrontEnd, Refused
 
 Progress = Callable[[float], None]
@@ -138,6 +140,26 @@ def recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iter
         raise ConfigError(message) from error
     with closing(trace):
         yield Recorder(trace)
+
+
+@contextmanager
+def scorecard_file(config: Config) -> Iterator[CsvFile | None]:
+    """Open the table that the scorecard's lines go to, if one is wanted, until the block ends."""
+    if config.scorecard is None:
+        yield None
+        return
+    try:
+        file = CsvFile(config.scorecard, COLUMNS)
+    except OSError as error:
+        message = (
+            f"--scorecard {config.scorecard}: {error.strerror}; name a file that can be written"
+        )
+        raise ConfigError(message) from error
+    except AnotherTable as error:
+        message = f"--scorecard {config.scorecard}: {error}; name another file"
+        raise ConfigError(message) from error
+    with closing(file):
+        yield file
 
 
 def model_path(config: Config) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +15,8 @@ from uma_trio.cli.output import OK, USAGE, attempt, complain, console, print_jso
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from uma_trio.telemetry.catalogue import Metric
+
 _UNSPOKEN = {"ratio", "0 or 1"}  # units that say nothing behind a number
 _LEAST_ROOM = 30  # columns; less would cut every explanation
 
@@ -19,6 +24,9 @@ _LEAST_ROOM = 30  # columns; less would cut every explanation
 def metrics(
     *,
     json: Annotated[bool, Parameter(help="Print JSON, one line each time.", negative="")] = False,
+    prometheus: Annotated[
+        bool, Parameter(help="Print Prometheus' text format, once.", negative="")
+    ] = False,
     watch: Annotated[
         float | None, Parameter(help="Again every so many seconds, until Ctrl-C.")
     ] = None,
@@ -28,40 +36,74 @@ def metrics(
     if watch is not None and not 0.1 <= watch <= 86_400:
         complain(f"--watch: {watch:g} is out of range, 0.1 to 86400 seconds.")
         return USAGE
-    return attempt(_metrics, socket_path(socket), json, watch)
+    if prometheus and (json or watch is not None):
+        complain("--prometheus is one text by itself; leave out --json and --watch.")
+        return USAGE
+    show = partial(_show, clear=watch is not None)
+    write = _write_prometheus if prometheus else print_json if json else show
+    return attempt(_metrics, socket_path(socket), write, watch)
 
 
-async def _metrics(path: Path, as_json: bool, every: float | None) -> int:
+async def _metrics(path: Path, write: Callable[[dict[str, Any]], None], every: float | None) -> int:
     import trio
 
     from uma_trio.client import connect
 
     async with connect(path) as client:
         while True:
-            found = await client.metrics()
-            if as_json:
-                print_json(found)
-            else:
-                _show(found, clear=every is not None)
+            write(await client.metrics())
             if every is None:
                 return OK
             await trio.sleep(every)
 
 
-def _show(found: dict[str, Any], *, clear: bool) -> None:
-    from uma_trio.telemetry.catalogue import METRICS
+def _write_prometheus(found: dict[str, Any]) -> None:
+    from uma_trio.telemetry.exposition import prometheus
 
+    sys.stdout.write(prometheus(found))
+
+
+def _show(found: dict[str, Any], *, clear: bool) -> None:
     out = console()
-    meaning = {metric.name: metric for metric in METRICS}
-    rows = []
-    for name, value in found.items():
-        metric = meaning.get(name)
-        speaks = metric and metric.kind in ("gauge", "histogram") and metric.unit not in _UNSPOKEN
-        unit = metric.unit if metric and speaks else ""
-        rows.append((name, _text(value, unit), metric.help if metric else ""))
+    rows = list(_rows(found))
     if clear and out.is_terminal:
         out.clear()
     _print(rows, out)
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    from uma_trio.telemetry.catalogue import METRICS, SCORECARD
+
+    meaning = {metric.name: metric for metric in METRICS}
+    columns = {column.name: column for column in SCORECARD}
+    for name, value in found.items():
+        metric = meaning.get(name)
+        if metric and metric.kind == "scorecard" and value:
+            for column, figure in value.items():
+                yield _row(f"{name}.{column}", figure, columns.get(column))
+        else:
+            yield _row(name, value, metric)
+
+
+def _row(name: str, value: Any, metric: Metric | None) -> tuple[str, str, str]:
+    if metric is None:
+        return name, _text(value), ""
+    speaks = metric.kind in ("gauge", "histogram") and metric.unit not in _UNSPOKEN
+    unit = metric.unit if speaks else ""
+    return (
+        name,
+        _steps(value, unit) if metric.label == "tokens" else _text(value, unit),
+        metric.help,
+    )
+
+
+def _steps(value: dict[str, float] | None, unit: str) -> str:
+    """Return both ends of a staircase; `uma-trio doctor --cost` draws the whole of it."""
+    if not value:
+        return "-"
+    (low, first), *_ = value.items()
+    *_, (high, last) = value.items()
+    return f"{low}: {_text(first)}  ...  {high}: {_text(last)} {unit}"
 
 
 def _print(rows: list[tuple[str, str, str]], out: Console) -> None:
@@ -86,9 +128,9 @@ def _text(value: Any, unit: str = "") -> str:
     if value is None or value == {}:
         return "-"
     if isinstance(value, dict):
-        if all(number is None for number in value.values()):
-            return "-"
         shown = {name: value[name] for name in ("p50", "p95", "p99") if name in value} or value
+        if all(number is None for number in shown.values()):
+            return "-"
         parts = [f"{name} {_text(number)}" for name, number in shown.items()]
         return "  ".join(parts) + (f" {unit}" if unit else "")
     if isinstance(value, float):

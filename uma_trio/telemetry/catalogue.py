@@ -1,7 +1,7 @@
 """Every metric, declared once: its name, type, unit and meaning.
 
 A name means the same in the JSON of a ``metrics`` request and, with ``uma_`` before it, in the
-Prometheus text. docs/METRICS.md is rendered from here.
+Prometheus text. docs/METRICS.md is rendered from here, the scorecard's columns among it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-Kind = Literal["counter", "gauge", "histogram", "info"]
+Kind = Literal["counter", "gauge", "histogram", "info", "scorecard"]
 
 
 @frozen
@@ -42,6 +42,10 @@ METRICS: tuple[Metric, ...] = (
     _m("active_sessions", "gauge", "requests", "Requests that own a KV slot."),
     _m("queued_sessions", "gauge", "requests", "Requests that wait for a slot."),
     _m("parked_sessions", "gauge", "requests", "Requests left out because their reader is behind."),
+    _m("active_interactive", "gauge", "requests", "Of `active_sessions`, the interactive lane."),
+    _m("active_background", "gauge", "requests", "Of `active_sessions`, the background lane."),
+    _m("queued_interactive", "gauge", "requests", "Of `queued_sessions`, the interactive lane."),
+    _m("queued_background", "gauge", "requests", "Of `queued_sessions`, the background lane."),
     _m("requests_total", "counter", "requests", "Requests that ended, by how.", "outcome"),
     _m("errors_total", "counter", "events", "Errors sent to clients, by code.", "code"),
     _m(
@@ -51,6 +55,7 @@ METRICS: tuple[Metric, ...] = (
     _m("aborted_ticks_total", "counter", "ticks", "Ticks given up for an interactive newcomer."),
     # What was computed.
     _m("tokens_total", "counter", "tokens", "Tokens computed, prompts included."),
+    _m("tokens_by_lane_total", "counter", "tokens", "The same, by lane.", "lane"),
     _m("prompt_tokens_total", "counter", "tokens", "Prompt tokens computed."),
     _m("tokens_generated_total", "counter", "tokens", "Tokens sampled."),
     _m("batch_calls_total", "counter", "calls", "Batches computed (one llama_decode each)."),
@@ -66,7 +71,20 @@ METRICS: tuple[Metric, ...] = (
     _m(
         "tokens_per_tick_prefill", "gauge", "tokens", "Of the last batch, the part that was prompt."
     ),
-    _m("copy_free_ratio", "gauge", "ratio", "Logits rows sampled where they lie, of all sampled."),
+    _m(
+        "budget_target",
+        "gauge",
+        "tokens",
+        "How many tokens the policy wanted in the last batch; empty under one that budgets time.",
+    ),
+    _m("budget_used", "gauge", "tokens", "How many it then had, to be compared with the target."),
+    _m(
+        "copy_free_ratio",
+        "gauge",
+        "ratio",
+        "Logits rows sampled where the backend wrote them, of all sampled; others were copied, "
+        "for temperature without a filter or top_p without top_k need the whole row changed.",
+    ),
     # How long it took.
     _m("decode_ms_last", "gauge", "ms", "The last batch: time inside llama_decode."),
     _m("decode_ms_ewma", "gauge", "ms", "The same, as a moving average (a fifth of each new one)."),
@@ -86,6 +104,7 @@ METRICS: tuple[Metric, ...] = (
     _m("p99_ms", "gauge", "ms", "The same, 99th percentile."),
     _m("ttft_ms", "histogram", "ms", "From a request's arrival to its first token."),
     _m("inter_token_ms", "histogram", "ms", "Gap between a stream's tokens."),
+    _m("interactive_gap_ms", "histogram", "ms", "The same, of the interactive lane alone."),
     _m("decode_ms", "histogram", "ms", "Time inside llama_decode, each batch."),
     _m("queue_ms", "histogram", "ms", "From a request's arrival to its KV slot."),
     _m("batch_size", "histogram", "tokens", "Tokens in each batch."),
@@ -94,8 +113,22 @@ METRICS: tuple[Metric, ...] = (
     _m("kv_cells_reserved", "gauge", "cells", "KV cells promised to admitted requests."),
     _m("kv_cells_total", "gauge", "cells", "KV cells there are."),
     # The latency contract (docs/POLICY.md); empty under a policy without a limit.
+    _m("latency_cap", "gauge", "ratio", "What was promised: an interactive gap over `solo_ms`."),
     _m("tick_limit_ms", "gauge", "ms", "How long the last tick was allowed to take."),
     _m("solo_ms", "gauge", "ms", "What the interactive streams alone would have cost."),
+    _m("alone_ms", "gauge", "ms", "What one interactive stream wholly alone would have cost."),
+    _m(
+        "solo_ratio_p95",
+        "gauge",
+        "ratio",
+        "Measured time over `solo_ms`, 95th percentile of the latest 1,024 ticks with a limit.",
+    ),
+    _m(
+        "alone_ratio_p95",
+        "gauge",
+        "ratio",
+        "The same over `alone_ms`: what company costs a stream, that of its own kind included.",
+    ),
     _m("predicted_ms_last", "gauge", "ms", "What the cost model expected of the last tick."),
     _m("ticks_over_budget", "counter", "ticks", "Ticks that took longer than allowed."),
     _m("prefill_guard_active", "gauge", "0 or 1", "Whether the last tick left a prompt out."),
@@ -122,9 +155,41 @@ METRICS: tuple[Metric, ...] = (
     ),
     _m("ballast_rows_total", "counter", "rows", "Rows computed and thrown away, to be quicker."),
     _m("cost_error", "gauge", "ratio", "Smoothed error of the cost model's predictions."),
+    _m(
+        "cost_error_p50",
+        "gauge",
+        "ratio",
+        "How far a tick was from its prediction, up or down; median of the latest 1,024.",
+    ),
+    _m("cost_error_p95", "gauge", "ratio", "The same, 95th percentile."),
+    _m("cost_trusted", "gauge", "0 or 1", "Whether the model's error lets it carry a promise."),
+    _m("cost_scale", "gauge", "ratio", "Today's mood of the machine: a factor on all steps."),
+    _m(
+        "cost_staircase_ms",
+        "gauge",
+        "ms",
+        "What a batch of so many tokens is expected to take now, in an empty context and with one "
+        "row of logits.",
+        "tokens",
+    ),
+    _m(
+        "scheduler_efficiency",
+        "gauge",
+        "ratio",
+        "What the staircase allows for the batches that were computed, over the time from decode "
+        "to decode that they took; right to `cost_error`.",
+    ),
     _m("sum_bmt_mb_last", "gauge", "MB", "Bytes that the last tick moved, by the model's sizes."),
     _m("sum_bmt_mb_per_token", "gauge", "MB", "The same for each token, since the start."),
     _m("bmt_budget_gbps", "gauge", "GB/s", "Memory bandwidth that ticks may use."),
+    _m(
+        "sum_bmt_budget_mb_last",
+        "gauge",
+        "MB",
+        "Bytes that the last tick might have moved at that bandwidth within its limit, or within "
+        "its predicted time where it had none.",
+    ),
+    _m("sum_bmt_budget_mb_per_token", "gauge", "MB", "The same for each token, since the start."),
     _m(
         "tokens_per_s_at_cap",
         "gauge",
@@ -134,4 +199,42 @@ METRICS: tuple[Metric, ...] = (
     _m("worst_pause_ms", "histogram", "ms", "The longest gap of each stream's first 3 s."),
     _m("ttf5_ms", "histogram", "ms", "From submitting a request to its fifth token."),
     _m("slots_total", "gauge", "slots", "KV slots there are."),
+    _m(
+        "scorecard",
+        "scorecard",
+        "",
+        "An object with the columns below; JSON only. Empty until the first second is over.",
+    ),
+)
+
+SCORECARD: tuple[Metric, ...] = (
+    _m("time", "info", "UTC", "When the interval ended, ISO 8601."),
+    _m("interval_s", "gauge", "seconds", "How long it was; the last one of a file may be short."),
+    _m("busy_ratio", "gauge", "ratio", "The part of it that ticks took, host time included."),
+    _m("tokens_per_s", "gauge", "tokens/s", "All tokens computed in it, prompts included."),
+    _m("interactive_tokens_per_s", "gauge", "tokens/s", "Of these, the interactive lane."),
+    _m("background_tokens_per_s", "gauge", "tokens/s", "Of these, the background lane."),
+    _m("tokens_generated_per_s", "gauge", "tokens/s", "Tokens sampled in it, of both lanes."),
+    _m(
+        "tokens_per_s_at_cap",
+        "gauge",
+        "tokens/s",
+        "All tokens of its ticks that had a limit, over the time of these ticks.",
+    ),
+    _m("interactive_gaps", "gauge", "gaps", "Gaps between tokens of interactive streams in it."),
+    _m("interactive_p95_ms", "gauge", "ms", "95th percentile of these gaps, right to 1 %."),
+    _m("interactive_p99_ms", "gauge", "ms", "99th percentile of these gaps, right to 1 %."),
+    _m("ticks_over_budget", "gauge", "ticks", "Ticks in it that took longer than their limit."),
+    _m("sum_bmt_mb_per_token", "gauge", "MB", "Bytes moved for each token computed in it."),
+    _m("sum_bmt_mb_per_tick", "gauge", "MB", "Bytes moved by each tick in it, on average."),
+    _m("scheduler_efficiency", "gauge", "ratio", "The metric of that name, of its ticks."),
+    _m("copy_free_ratio", "gauge", "ratio", "The metric of that name, of rows sampled in it."),
+    _m("rss_gb", "gauge", "GB", "Resident memory at its end, model included."),
+    _m(
+        "pss_gb",
+        "gauge",
+        "GB",
+        "Of that, this process's fair part: a page that n processes map counts as 1/n. Linux "
+        "only; read seldom where reading takes long.",
+    ),
 )

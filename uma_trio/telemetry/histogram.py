@@ -55,12 +55,17 @@ class Histogram:
         found.append((float("inf"), reached + sum(counts[position:])))
         return found
 
-    def quantile(self, share: float) -> float | None:
+    def counts(self) -> list[int]:
+        """Return how many values each step holds now, to be subtracted from later ones."""
+        return list(self._counts)
+
+    def quantile(self, share: float, counts: Sequence[int] | None = None) -> float | None:
         """Return the value below which `share` of all lie, to 1 %; None while empty.
 
-        Beyond the last bound nothing is resolved and the bound itself is returned.
+        `counts` are all, or the difference of two :meth:`counts`. Beyond the last bound nothing
+        is resolved and the bound itself is returned.
         """
-        counts = list(self._counts)
+        counts = self.counts() if counts is None else counts
         wanted, reached = share * sum(counts), 0
         if not wanted:
             return None

@@ -7,30 +7,37 @@ recorded, which no figure here is spoiled by.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
-from prometheus_client.registry import Collector
+from attrs import field, frozen
 
-from uma_trio.telemetry.catalogue import METRICS, Metric
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
-from uma_trio.telemetry.promise import PromiseFigures
-
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
+from uma_trio.telemetry.memory import resident_bytes
+from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 
 _EWMA_SHARE = 0.2
 _RECENT_GAPS = 4096
 _OUTCOMES = ("stop", "length", "cancelled", "error")
+_LANES = ("interactive", "background")
+
+
+@frozen
+class Totals:
+    """What has added up since the start; two of them make an interval. Times in seconds.
+
+    `gaps` are the interactive ones, by step of their histogram. `lanes` is empty while nobody
+    said which lane tokens were of.
+    """
+
+    at: float
+    tokens: int
+    sampled: int
+    in_place: int
+    busy_s: float
+    lanes: Mapping[str, int]
+    gaps: list[int]
+    promise: PromiseTotals = field(factory=PromiseTotals)
 
 
 class Metrics:
@@ -41,18 +48,24 @@ class Metrics:
         self._started = clock()
         self._info: dict[str, str] = {"model": "", "backend": "", "policy": "", "version": ""}
         self._slots = self._cells = 0
+        self._latency_cap: float | None = None
         # Written by the engine's thread.
         self._batches = self._decoded = self._prefilled = self._rows = self._in_place = 0
         self._last_decode = self._last_prefill = 0
+        self._lane_tokens: dict[str, int] = {}
+        self._budget_target: int | None = None
         self._decode_s = self._host_s = 0.0
         self._decode_last = self._decode_ewma = self._host_last = self._sampling_last = 0.0
         self._first_chunk: float | None = None
         self._preempted = self._aborted = 0
         self._load = (0, 0, 0, 0, 0)
+        self._active: Mapping[str, int] = {}
+        self._queued: Mapping[str, int] = {}
         self._decode_ms = Histogram(bounds_ms(0.1, 10_000))
         self._batch_size = Histogram(tuple(float(1 << n) for n in range(15)))
         self._ttft_ms = Histogram(bounds_ms(1, 1_000_000))
         self._gap_ms = Histogram(bounds_ms(0.1, 100_000))
+        self.interactive_gap_ms = Histogram(bounds_ms(0.1, 100_000))
         self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
         self._gaps = Recent(_RECENT_GAPS)
         self.promise = PromiseFigures()
@@ -60,15 +73,26 @@ class Metrics:
         # Written by trio's thread.
         self._open = self._accepted = self._accept_failures = 0
         self._errors: dict[str, int] = {}
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Exposition(self))
+        self.scorecard: Mapping[str, object] | None = None
 
     def describe(
-        self, *, model: str, backend: str, policy: str, version: str, n_ctx: int, n_slots: int
+        self,
+        *,
+        model: str,
+        backend: str,
+        policy: str,
+        version: str,
+        n_ctx: int,
+        n_slots: int,
+        latency_cap: float | None = None,
     ) -> None:
-        """Say once what is running; `uptime_s` counts from here."""
+        """Say once what is running; `uptime_s` counts from here.
+
+        `latency_cap` is what the policy promises, None if it promises nothing.
+        """
         self._info = {"model": model, "backend": backend, "policy": policy, "version": version}
         self._cells, self._slots = n_ctx, n_slots
+        self._latency_cap = latency_cap
         self._started = self._clock()
 
     def tick(
@@ -81,8 +105,14 @@ class Metrics:
         sampling_s: float,
         rows: int,
         rows_in_place: int,
+        lane_tokens: Mapping[str, int] | None = None,
+        budget_target: int | None = None,
     ) -> None:
-        """Record one computed batch: `rows` tokens were sampled, `rows_in_place` uncopied."""
+        """Record one computed batch: `rows` tokens were sampled, `rows_in_place` uncopied.
+
+        `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
+        it budgets tokens.
+        """
         decode_ms = decode_s * 1e3
         first = not self._batches
         self._batches += 1
@@ -91,6 +121,9 @@ class Metrics:
         self._rows += rows
         self._in_place += rows_in_place
         self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
+        for lane, n in (lane_tokens or {}).items():
+            self._lane_tokens[lane] = self._lane_tokens.get(lane, 0) + n
+        self._budget_target = budget_target
         self._decode_s += decode_s
         self._host_s += host_s
         self._decode_last, self._host_last = decode_ms, host_s * 1e3
@@ -108,10 +141,12 @@ class Metrics:
         """Record how long a first token took from its logits to its connection."""
         self._first_chunk = seconds * 1e3
 
-    def gap(self, seconds: float) -> None:
-        """Record the time between two tokens of one stream."""
+    def gap(self, seconds: float, lane: str = "") -> None:
+        """Record the time between two tokens of one stream, of a lane if it is known."""
         milliseconds = seconds * 1e3
         self._gap_ms.record(milliseconds)
+        if lane == "interactive":
+            self.interactive_gap_ms.record(milliseconds)
         self._gaps.record(milliseconds)
 
     def finished(self, outcome: str, queue_s: float) -> None:
@@ -128,10 +163,25 @@ class Metrics:
         self._aborted += 1
 
     def load(
-        self, *, running: int, waiting: int, parked: int, cells_used: int, cells_reserved: int
+        self,
+        *,
+        running: int,
+        waiting: int,
+        parked: int,
+        cells_used: int,
+        cells_reserved: int,
+        active: Mapping[str, int] | None = None,
+        queued: Mapping[str, int] | None = None,
     ) -> None:
-        """Record who is there and how full the KV cache is, now."""
+        """Record who is there and how full the KV cache is, now.
+
+        `active` and `queued` are `running` and `waiting` by lane; a lane left out has nobody.
+        """
         self._load = (running, waiting, parked, cells_used, cells_reserved)
+        if active is not None:
+            self._active = dict.fromkeys(_LANES, 0) | dict(active)
+        if queued is not None:
+            self._queued = dict.fromkeys(_LANES, 0) | dict(queued)
 
     def session_opened(self) -> None:
         """Record a client connection that was accepted."""
@@ -158,43 +208,77 @@ class Metrics:
             for name, value in values.items()
         }
 
-    def prometheus(self) -> str:
-        """Return every metric in Prometheus' text format."""
-        return generate_latest(self._registry).decode()
+    def totals(self) -> Totals:
+        """Return what has added up until now."""
+        return Totals(
+            at=self._clock(),
+            tokens=self._decoded + self._prefilled,
+            sampled=self._rows,
+            in_place=self._in_place,
+            busy_s=self._decode_s + self._host_s,
+            lanes=dict(self._lane_tokens),
+            gaps=self.interactive_gap_ms.counts(),
+            promise=self.promise.totals(),
+        )
 
     def values(self) -> dict[str, object]:
         """Return every metric of the catalogue by its name; histograms as they are."""
-        computed = self._decoded + self._prefilled
-        batches = self._batches
-        p50, p95, p99 = self._gaps.quantiles((0.50, 0.95, 0.99))
-        running, waiting, parked, used, reserved = self._load
         return {
             **self._info,
             "uptime_s": self._clock() - self._started,
             "rss_gb": resident_bytes() / 1e9,
+            **self._people(),
+            **self._batches_so_far(),
+            **self._times(),
+            **self._cells_now(),
+            "latency_cap": self._latency_cap,
+            **self.promise.values(),
+            "scorecard": self.scorecard,
+        }
+
+    def _people(self) -> dict[str, object]:
+        running, waiting, parked, _, _ = self._load
+        return {
             "sessions": self._open,
             "sessions_total": self._accepted,
             "active_sessions": running,
             "queued_sessions": waiting,
             "parked_sessions": parked,
+            **{f"active_{lane}": self._active.get(lane) for lane in _LANES},
+            **{f"queued_{lane}": self._queued.get(lane) for lane in _LANES},
             "requests_total": dict(self._outcomes),
             "errors_total": dict(self._errors),
             "accept_failures_total": self._accept_failures,
             "preemptions_total": self._preempted,
             "aborted_ticks_total": self._aborted,
+        }
+
+    def _batches_so_far(self) -> dict[str, object]:
+        computed, last = self._decoded + self._prefilled, self._last_decode + self._last_prefill
+        target = self._budget_target
+        return {
             "tokens_total": computed,
+            "tokens_by_lane_total": dict(self._lane_tokens),
             "prompt_tokens_total": self._prefilled,
             "tokens_generated_total": self._rows,
-            "batch_calls_total": batches,
-            "last_batch_size": self._last_decode + self._last_prefill,
-            "avg_batch": computed / batches if batches else None,
+            "batch_calls_total": self._batches,
+            "last_batch_size": last,
+            "avg_batch": computed / self._batches if self._batches else None,
             "served_decoders": self._last_decode,
             "tokens_per_tick_decode": self._last_decode,
             "tokens_per_tick_prefill": self._last_prefill,
+            "budget_target": target,
+            "budget_used": None if target is None else last,
             "copy_free_ratio": self._in_place / self._rows if self._rows else None,
+            "batch_size": self._batch_size,
+        }
+
+    def _times(self) -> dict[str, object]:
+        p50, p95, p99 = self._gaps.quantiles((0.50, 0.95, 0.99))
+        return {
             "decode_ms_last": self._decode_last,
             "decode_ms_ewma": self._decode_ewma,
-            "decode_ms_avg": self._decode_s * 1e3 / batches if batches else None,
+            "decode_ms_avg": self._decode_s * 1e3 / self._batches if self._batches else None,
             "sampling_ms_last": self._sampling_last,
             "host_ms_last": self._host_last,
             "decode_seconds_total": self._decode_s,
@@ -205,57 +289,22 @@ class Metrics:
             "p99_ms": p99,
             "ttft_ms": self._ttft_ms,
             "inter_token_ms": self._gap_ms,
+            "interactive_gap_ms": self.interactive_gap_ms,
             "decode_ms": self._decode_ms,
             "queue_ms": self._queue_ms,
-            "batch_size": self._batch_size,
+        }
+
+    def _cells_now(self) -> dict[str, object]:
+        _, _, _, used, reserved = self._load
+        return {
             "kv_cells_used": used,
             "kv_cells_reserved": reserved,
             "kv_cells_total": self._cells,
             "slots_total": self._slots,
-            **self.promise.values(),
         }
 
 
-class _Exposition(Collector):
-    """Renders the catalogue for prometheus_client when a scrape asks for it."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Family]:
-        values = self._metrics.values()
-        yield InfoMetricFamily(
-            "uma",
-            "What is running.",
-            value={m.name: str(values[m.name]) for m in METRICS if m.kind == "info"},
-        )
-        for metric in METRICS:
-            if metric.kind != "info" and values[metric.name] is not None:
-                yield _family(metric, values[metric.name])
-
-
-def _family(metric: Metric, value: object) -> Family:
-    name, text = f"uma_{metric.name}", f"{metric.help} Unit: {metric.unit}."
-    if isinstance(value, Histogram):
-        buckets = [(_le(bound), float(count)) for bound, count in value.cumulative()]
-        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=value.total)
-    labels = [metric.label] if metric.label else []
-    family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
-        name, text, labels=labels
-    )
-    if isinstance(value, dict):
-        for label, number in value.items():
-            family.add_metric([str(label)], number)
-    else:
-        family.add_metric([], float(str(value)))
-    return family
-
-
-def _le(bound: float) -> str:
-    return "+Inf" if bound == float("inf") else f"{bound:g}"
-
-
-def _summary(histogram: Histogram) -> dict[str, float | int | None]:
+def _summary(histogram: Histogram) -> dict[str, object]:
     count = histogram.count
     return {
         "count": count,
@@ -264,16 +313,9 @@ def _summary(histogram: Histogram) -> dict[str, float | int | None]:
         "p50": histogram.quantile(0.50),
         "p95": histogram.quantile(0.95),
         "p99": histogram.quantile(0.99),
+        "buckets": {_bound(bound): n for bound, n in histogram.cumulative()},
     }
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process; where it cannot be read now, the peak."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        import resource  # POSIX without /proc, macOS: bytes there, kilobytes elsewhere
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def _bound(value: float) -> str:
+    return "+Inf" if value == float("inf") else f"{value:g}"

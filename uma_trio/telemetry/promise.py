@@ -7,12 +7,38 @@ limit leave most of it empty. A part of :class:`uma_trio.telemetry.metrics.Metri
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Protocol
 
-from attrs import frozen
+from attrs import astuple, frozen
 
-from uma_trio.telemetry.histogram import Histogram, bounds_ms
+from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 
 YOUNG_S = 3.0  # a reader's first impression
+_RECENT_TICKS = 1024
+
+
+class CostFigures(Protocol):
+    """What a cost model tells of itself. An immutable value: it is read when somebody asks."""
+
+    @property
+    def error(self) -> float:
+        """The smoothed error of its predictions."""
+
+    @property
+    def scale(self) -> float:
+        """Today's factor on all its steps."""
+
+    @property
+    def host_s(self) -> float:
+        """What of a prediction is not llama_decode."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its predictions may carry a promise."""
+
+    def table(self) -> Mapping[int, float]:
+        """Return the seconds by tokens, without the factor."""
 
 
 @frozen
@@ -20,7 +46,9 @@ class Promise:
     """One tick by the plan's own numbers. Seconds and bytes; 0 where the policy says nothing.
 
     `limit_s` is infinite when nobody is protected. `held_back` counts the prompts that this tick
-    left out so as to stay within the limit.
+    left out so as to stay within the limit. `solo_s` is what the interactive streams together
+    would cost and nobody else, `alone_s` what one of them would. `cost` is the model that
+    predicted.
     """
 
     limit_s: float = math.inf
@@ -35,9 +63,46 @@ class Promise:
     background_share: float = 0.0
     cost_error: float = 0.0
     bmt_budget: float = 0.0
+    alone_s: float = 0.0
+    cost: CostFigures | None = None
 
 
 NO_PROMISE = Promise()
+
+
+@frozen
+class PromiseTotals:
+    """What has added up since the start; two of them make an interval."""
+
+    ticks: int = 0
+    tokens: int = 0
+    moved_bytes: float = 0.0
+    budget_bytes: float = 0.0
+    over_budget: int = 0
+    protected_tokens: int = 0
+    protected_s: float = 0.0
+    ideal_s: float = 0.0
+    judged_s: float = 0.0  # the time of the ticks that `ideal_s` is of
+
+    def since(self, earlier: PromiseTotals) -> PromiseTotals:
+        """Return what has added up after `earlier`."""
+        then = astuple(earlier)
+        return PromiseTotals(*(now - was for now, was in zip(astuple(self), then, strict=True)))
+
+    @property
+    def tokens_per_s_at_cap(self) -> float | None:
+        """All tokens of ticks that had a limit, over their time."""
+        return ratio(self.protected_tokens, self.protected_s)
+
+    @property
+    def efficiency(self) -> float | None:
+        """What the staircase allows for the batches there were, over what they took."""
+        return ratio(self.ideal_s, self.judged_s)
+
+    @property
+    def moved_mb_per_token(self) -> float | None:
+        """Megabytes moved for each token."""
+        return ratio(self.moved_bytes / 1e6, self.tokens)
 
 
 class PromiseFigures:
@@ -45,28 +110,44 @@ class PromiseFigures:
 
     def __init__(self) -> None:
         self._last = NO_PROMISE
-        self._over = self._held_back = self._ballast = 0
+        self._held_back = self._ballast = 0
+        self._ticks = self._tokens = self._over = self._protected_tokens = 0
+        self._moved = self._budget = self._protected_s = self._ideal_s = self._judged_s = 0.0
         self._violations = {"ttft": 0, "tbt": 0}
-        self._moved = 0.0
-        self._tokens = 0
-        self._protected_tokens = 0
-        self._protected_s = 0.0
+        self._solo_ratios = Recent(_RECENT_TICKS)
+        self._alone_ratios = Recent(_RECENT_TICKS)
+        self._misses = Recent(_RECENT_TICKS)
         self._young_pause_ms = Histogram(bounds_ms(0.1, 100_000))
         self._ttf5_ms = Histogram(bounds_ms(1, 1_000_000))
 
     def tick(self, promise: Promise, took_s: float) -> None:
-        """Record one tick that took `took_s` from token to token."""
+        """Record one tick that took `took_s` from decode to decode."""
         if promise is NO_PROMISE:
             return
         self._last = promise
         self._held_back += promise.held_back
         self._ballast += promise.ballast
-        self._moved += promise.moved_bytes
+        self._ticks += 1
         self._tokens += promise.tokens
+        self._moved += promise.moved_bytes
+        self._budget += _budget_bytes(promise)
         if math.isfinite(promise.limit_s):
-            self._over += took_s > promise.limit_s
-            self._protected_s += took_s
-            self._protected_tokens += promise.tokens
+            self._protected(promise, took_s)
+        if promise.cost is not None and promise.predicted_s > 0:
+            # Ballast is in the prediction where it makes the batch cheaper, host time is not.
+            self._ideal_s += max(0.0, promise.predicted_s - promise.cost.host_s)
+            self._judged_s += took_s
+            self._misses.record(abs(took_s / promise.predicted_s - 1.0))
+
+    def _protected(self, promise: Promise, took_s: float) -> None:
+        """Record a tick that somebody waited for."""
+        self._over += took_s > promise.limit_s
+        self._protected_s += took_s
+        self._protected_tokens += promise.tokens
+        if promise.solo_s > 0:
+            self._solo_ratios.record(took_s / promise.solo_s)
+        if promise.alone_s > 0:
+            self._alone_ratios.record(took_s / promise.alone_s)
 
     def compare(self, kind: str, seconds: float, target_s: float | None) -> None:
         """Count a first token ("ttft") or gap ("tbt") that came later than was asked for."""
@@ -81,14 +162,35 @@ class PromiseFigures:
         """Record how long a request took to its fifth token."""
         self._ttf5_ms.record(seconds * 1e3)
 
+    def totals(self) -> PromiseTotals:
+        """Return what has added up until now."""
+        return PromiseTotals(
+            ticks=self._ticks,
+            tokens=self._tokens,
+            moved_bytes=self._moved,
+            budget_bytes=self._budget,
+            over_budget=self._over,
+            protected_tokens=self._protected_tokens,
+            protected_s=self._protected_s,
+            ideal_s=self._ideal_s,
+            judged_s=self._judged_s,
+        )
+
     def values(self) -> dict[str, object]:
         """Return every figure by its name in the catalogue."""
+        return {**self._guard_values(), **self._cost_values(), **self._traffic_values()}
+
+    def _guard_values(self) -> dict[str, object]:
         last = self._last
         limited = math.isfinite(last.limit_s)
+        (solo_p95,) = self._solo_ratios.quantiles((0.95,))
+        (alone_p95,) = self._alone_ratios.quantiles((0.95,))
         return {
             "tick_limit_ms": last.limit_s * 1e3 if limited else None,
             "solo_ms": last.solo_s * 1e3 if limited else None,
-            "predicted_ms_last": last.predicted_s * 1e3,
+            "alone_ms": last.alone_s * 1e3 if limited and last.alone_s else None,
+            "solo_ratio_p95": solo_p95,
+            "alone_ratio_p95": alone_p95,
             "ticks_over_budget": self._over,
             "prefill_guard_active": int(last.held_back > 0),
             "skipped_prefill_due_to_latency_total": self._held_back,
@@ -97,13 +199,48 @@ class PromiseFigures:
             "background_share": last.background_share,
             "ballast_rows_total": self._ballast,
             "slo_violations_total": dict(self._violations),
-            "cost_error": last.cost_error,
-            "sum_bmt_mb_last": last.moved_bytes / 1e6,
-            "sum_bmt_mb_per_token": self._moved / 1e6 / self._tokens if self._tokens else None,
-            "bmt_budget_gbps": last.bmt_budget / 1e9 if last.bmt_budget else None,
-            "tokens_per_s_at_cap": (
-                self._protected_tokens / self._protected_s if self._protected_s else None
-            ),
+            "tokens_per_s_at_cap": self.totals().tokens_per_s_at_cap,
             "worst_pause_ms": self._young_pause_ms,
             "ttf5_ms": self._ttf5_ms,
         }
+
+    def _cost_values(self) -> dict[str, object]:
+        last, cost = self._last, self._last.cost
+        p50, p95 = self._misses.quantiles((0.50, 0.95))
+        steps = {} if cost is None else cost.table()
+        return {
+            "predicted_ms_last": last.predicted_s * 1e3,
+            "cost_error": last.cost_error if cost is None else cost.error,
+            "cost_error_p50": p50,
+            "cost_error_p95": p95,
+            "cost_trusted": None if cost is None else int(cost.trusted),
+            "cost_scale": None if cost is None else cost.scale,
+            "cost_staircase_ms": None
+            if cost is None
+            else {str(n): seconds * cost.scale * 1e3 for n, seconds in steps.items()},
+            "scheduler_efficiency": self.totals().efficiency,
+        }
+
+    def _traffic_values(self) -> dict[str, object]:
+        last, totals = self._last, self.totals()
+        budget = last.bmt_budget
+        return {
+            "sum_bmt_mb_last": last.moved_bytes / 1e6,
+            "sum_bmt_mb_per_token": totals.moved_mb_per_token,
+            "bmt_budget_gbps": budget / 1e9 if budget else None,
+            "sum_bmt_budget_mb_last": _budget_bytes(last) / 1e6 if budget else None,
+            "sum_bmt_budget_mb_per_token": (
+                ratio(totals.budget_bytes / 1e6, totals.tokens) if budget else None
+            ),
+        }
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return a quotient, or None where there is nothing to divide by."""
+    return part / whole if whole else None
+
+
+def _budget_bytes(promise: Promise) -> float:
+    """Return what a tick may move within its limit, or its predicted time if it has none."""
+    limited = math.isfinite(promise.limit_s)
+    return promise.bmt_budget * (promise.limit_s if limited else promise.predicted_s)
