@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 import numpy as np
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
@@ -28,7 +28,8 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Recorded
 from uma_trio.policy.pipeline import Policy, baseline
-from uma_trio.policy.state import Lane
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import Lane, SchedulerState
 from uma_trio.telemetry.metrics import Metrics
 
 
@@ -168,13 +169,19 @@ class Bench:
         ledger = self.engine.registry.ledger
         ledger.check()
         running = self.engine.registry.running.values()
-        if sum(s.computed for s in running) != self.backend.used_cells:
+        slots = range(self.backend.limits.n_slots)
+        if sum(s.computed for s in running) != sum(map(self.backend.kv_length, slots)):
             raise AssertionError("cells are held that no sequence knows of")
 
     def expected(self, prompt: str, n: int) -> list[int]:
         """Return the tokens that `prompt` must give."""
         tokens = self.backend.vocabulary.tokenize(prompt, add_special=True, parse_special=False)
         return self.backend.continuation(tokens, n)
+
+
+def slow(state: SchedulerState) -> Plan:
+    """Plan as the baseline does, and predict that every tick takes a second."""
+    return evolve(baseline(state), predicted_s=1.0)
 
 
 def first_token_at(sink: Sink) -> int:

@@ -6,13 +6,14 @@ there the likeliest token must agree unless two are nearly equal.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from uma_trio.backend.base import Backend, DecodeStatus, FloatArray
+from uma_trio.backend.base import Backend, DecodeStatus, FloatArray, Interrupt
 from uma_trio.backend.fake import FakeBackend
 
 N_CTX, N_SLOTS, N_BATCH = 512, 4, 64
@@ -243,6 +244,86 @@ def test_dropping_nothing_is_allowed(backend: Backend) -> None:
     feed(backend, 3, text(1, 4))
     assert backend.kv_remove(3, 4)
     assert backend.kv_length(3) == 4
+
+
+def armed(backend: Backend) -> Interrupt:
+    """Return what interrupts the next decode."""
+    interrupt = backend.arm()
+    if interrupt is None:
+        pytest.skip("this machine's hardware does not ask whether to go on")
+    return interrupt
+
+
+def test_an_interrupted_decode_is_as_if_it_had_never_been(backend: Backend) -> None:
+    """No slot gains or loses a cell, and the same batch then gives what it would have given."""
+    tokens, other = text(1, 60), text(2, 9)
+    want = feed(backend, 0, tokens + tokens[::-1], chunk=60)
+    assert backend.kv_remove(0)
+    feed(backend, 0, tokens)
+    feed(backend, 1, other)
+    armed(backend)()
+    rows = prompt(0, tokens[::-1], 60) + prompt(2, [97, 98])
+    assert decode(backend, rows) == DecodeStatus.ABORTED
+    assert [backend.kv_length(slot) for slot in range(N_SLOTS)] == [60, 9, 0, 0]
+    assert decode(backend, rows) == DecodeStatus.OK
+    assert_same(backend.logits(2)[0], want)
+    assert decode(backend, [(1, 9, 97, 1)]) == DecodeStatus.OK
+    assert_same(backend.logits(1)[0], feed(backend, 3, [*other, 97]))
+
+
+def test_an_armed_decode_that_nobody_interrupts_is_like_any_other(backend: Backend) -> None:
+    """To be interruptible changes nothing."""
+    want = feed(backend, 0, text(1, 40))
+    armed(backend)
+    assert_same(feed(backend, 1, text(1, 40)), want)
+
+
+def test_an_interrupt_reaches_one_decode_and_no_other(backend: Backend) -> None:
+    """One that comes late, or twice, is nobody's: neither an armed decode's nor another's."""
+    late = armed(backend)
+    feed(backend, 0, text(1, 5))
+    late()
+    assert decode(backend, [(0, 5, 97, 1)]) == DecodeStatus.OK
+    used = armed(backend)
+    used()
+    assert decode(backend, [(0, 6, 97, 1)]) == DecodeStatus.ABORTED
+    used()
+    assert decode(backend, [(0, 6, 97, 1)]) == DecodeStatus.OK
+    armed(backend)
+    late()
+    used()
+    assert decode(backend, [(0, 7, 97, 1)]) == DecodeStatus.OK
+
+
+def test_a_decode_that_was_invalid_is_not_armed_any_more(backend: Backend) -> None:
+    """Whatever became of the armed decode, the next one is another."""
+    interrupt = armed(backend)
+    assert backend.decode(0) == DecodeStatus.INVALID
+    interrupt()
+    assert decode(backend, prompt(0, text(1, 5))) == DecodeStatus.OK
+
+
+def test_an_interrupt_from_another_thread_leaves_all_or_nothing(backend: Backend) -> None:
+    """Wherever it hits, the batch is computed whole or not at all, and can be done again."""
+    tokens = text(1, N_BATCH)
+    want = feed(backend, 0, tokens)
+    for _ in range(20):
+        assert backend.kv_remove(0)
+        thread = threading.Thread(target=armed(backend))
+        thread.start()
+        status = decode(backend, prompt(0, tokens))
+        thread.join()
+        assert status in (DecodeStatus.OK, DecodeStatus.ABORTED)
+        done = status == DecodeStatus.OK
+        assert backend.kv_length(0) == (N_BATCH if done else 0)
+        assert_same(backend.logits(1)[0] if done else feed(backend, 0, tokens), want)
+
+
+def test_an_interrupt_after_the_end_does_nothing(backend: Backend) -> None:
+    """Whoever holds one may be slower than the backend."""
+    interrupt = armed(backend)
+    backend.close()
+    interrupt()
 
 
 def test_slots_are_reused_for_ever(backend: Backend) -> None:

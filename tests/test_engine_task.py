@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 import trio
-from engine_kit import Bench
+from engine_kit import Bench, slow
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.inbox import Inbox
@@ -14,23 +15,26 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, Wakeup, run_engine, run_inline
-from uma_trio.policy.pipeline import baseline
+from uma_trio.policy.pipeline import Policy, baseline
+from uma_trio.policy.state import Lane
 from uma_trio.telemetry.metrics import Metrics
 
 
-def threaded(backend: FakeBackend) -> tuple[Engine, Inbox]:
+def threaded(backend: FakeBackend, policy: Policy = baseline) -> tuple[Engine, Inbox]:
     """Return an engine whose outlet wakes this trio run."""
     inbox = Inbox(16)
     token = trio.lowlevel.current_trio_token()
     outlet = Outlet(token.run_sync_soon)
-    return Engine(backend, baseline, inbox, outlet, Metrics(), time.monotonic), inbox
+    return Engine(backend, policy, inbox, outlet, Metrics(), time.monotonic), inbox
 
 
-def request(backend: FakeBackend, inbox: Inbox, n: int) -> trio.MemoryReceiveChannel[StreamItem]:
+def request(
+    backend: FakeBackend, inbox: Inbox, n: int, *, handle: int = 1, lane: Lane = "interactive"
+) -> trio.MemoryReceiveChannel[StreamItem]:
     """Submit a prompt of one word; return its stream."""
     send, receive = trio.open_memory_channel[StreamItem](n + 2)
     prompt = backend.vocabulary.tokenize("hello", add_special=True, parse_special=False)
-    inbox.submit(Submit(1, prompt, n, SamplingParams(), (), "interactive", 0, n, send, 0.0))
+    inbox.submit(Submit(handle, prompt, n, SamplingParams(), (), lane, 0, n, send, 0.0))
     return receive
 
 
@@ -55,6 +59,34 @@ async def test_a_stream_crosses_the_thread_whole_and_in_order() -> None:
     tokens = [item.token_id for item in items if isinstance(item, TokenOut)]
     prompt = backend.vocabulary.tokenize("hello", add_special=True, parse_special=False)
     assert tokens == backend.continuation(prompt, 50)
+
+
+async def test_who_submits_on_trios_thread_ends_the_tick_on_the_engines() -> None:
+    """While the backend computes a batch job's prompt, a person comes and is served first."""
+    backend = FakeBackend()
+    engine, inbox = threaded(backend, slow)
+    computing, came = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def meanwhile() -> None:
+        if not came.is_set():
+            token.run_sync_soon(computing.set)
+            came.wait(10)  # so that a test that fails ends
+
+    backend.meanwhile = meanwhile
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_engine, engine, inbox)
+        batch = request(backend, inbox, 3, lane="background")
+        await computing.wait()
+        person = request(backend, inbox, 3, handle=2)
+        assert backend.computed == {}
+        came.set()
+        assert [type(item) for item in await read(person)] == [
+            type(item) for item in await read(batch)
+        ]
+        inbox.close()
+    assert backend.decodes == 1 + 3
+    assert sum(backend.computed.values()) == 2 * (6 + 2)
 
 
 async def test_closing_the_inbox_ends_an_idle_engine() -> None:

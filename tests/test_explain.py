@@ -351,6 +351,12 @@ def test_a_failed_tick_says_what_was_done() -> None:
     assert tick_row(failed, 17)[-1] == ("the decode failed (1): no room: request 18 was preempted")
 
 
+def test_a_tick_that_was_given_up_has_not_failed() -> None:
+    """It says for whom."""
+    ended = msgspec.structs.replace(TICK, status=2, recovery="given up for an interactive request")
+    assert tick_row(ended, 17)[-1] == "given up for an interactive request"
+
+
 def test_reasons_cannot_steer_the_terminal() -> None:
     """Labels come from clients, and reasons from policies of anybody."""
     story = msgspec.structs.replace(STORY, app="\x1b[2J", queue_reason="\x1b]0;x\x07")

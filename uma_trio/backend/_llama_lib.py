@@ -42,6 +42,12 @@ def _freed(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
 decode = _freed("llama_decode", _i32, _void_p, llama.llama_batch)
 synchronize = _freed("llama_synchronize", None, _void_p)
 get_logits = _held("llama_get_logits", _void_p, _void_p)
+# It writes a line of debug log, twice for each decode that may be interrupted, which are few.
+set_abort_callback = _held("llama_set_abort_callback", None, _void_p, _void_p, _void_p)
+# llama.cpp asks after each node of its graph whether to go on. Asking Python would take the GIL
+# each time, in the middle of a computation; asking libc how long a text is takes nanoseconds. The
+# text is our flag: "" is no, anything else is yes.
+strlen: Final = ctypes.cast(ctypes.CDLL(None).strlen, _void_p)
 seq_rm = _held("llama_memory_seq_rm", ctypes.c_bool, _void_p, _i32, _i32, _i32)
 seq_pos_max = _held("llama_memory_seq_pos_max", _i32, _void_p, _i32)
 _bool = ctypes.c_bool
@@ -58,7 +64,12 @@ _LEVELS: Final[Mapping[int, LogLevel]] = {1: "debug", 2: "info", 3: "warning", 4
 _CONTINUE: Final = 5  # GGML_LOG_LEVEL_CONT: the rest of the line before
 # That all cells together are more or fewer than the model was trained for. One sequence never
 # gets more than that (`LlamaBackend.load`), and how much it gets is told when the daemon is ready.
-_EXPECTED: Final = re.compile(r"n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\)")
+# And what llama.cpp says of a decode that we interrupted.
+_EXPECTED: Final = re.compile(
+    r"n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\)"
+    r"|compute_async failed with error 1$|compute status: 1$|failed to decode, ret = 2$"
+    r"|removing memory module entries"
+)
 
 
 def _drop(_level: LogLevel, _text: str) -> None:

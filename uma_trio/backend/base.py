@@ -2,12 +2,12 @@
 
 A backend owns one model, one KV cache shared by all slots, and one batch whose arrays the
 engine fills by slices. It never plans, samples or keeps requests. Everything here except
-:class:`Vocabulary` is called from the engine's thread only.
+:class:`Vocabulary` and :data:`Interrupt` is called from the engine's thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -18,13 +18,17 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
+Interrupt = Callable[[], object]
+"""Ends one decode early. May be called from any thread, at any time, more than once: it reaches
+that decode and no other, so that after it, or after `close`, nothing happens."""
+
 
 class DecodeStatus(IntEnum):
     """What ``llama_decode`` returns (llama.h); any other negative value is a compute failure."""
 
     OK = 0
     NO_KV_ROOM = 1  # nothing was computed, the KV cache is as before
-    ABORTED = 2  # what was computed before the abort stays in the KV cache
+    ABORTED = 2  # it was interrupted: nothing was computed, the KV cache is as before
     INVALID = -1  # the batch breaks a rule; nothing was computed
     ALLOC_FAILED = -2
     COMPUTE_FAILED = -3
@@ -147,6 +151,13 @@ class Backend(Protocol):
     @property
     def description(self) -> str:
         """One line for people: the compute backend, threads, KV type."""
+
+    def arm(self) -> Interrupt | None:
+        """Let the next decode, and only that one, be interrupted; return what does it.
+
+        An interrupted decode returns ``ABORTED`` soon, unless it was as good as done. None where
+        the hardware or the model's kind of memory does not allow it.
+        """
 
     def decode(self, n_tokens: int) -> int:
         """Compute rows ``[:n_tokens]`` of the batch; return a :class:`DecodeStatus` or below.

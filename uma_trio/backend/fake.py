@@ -9,6 +9,7 @@ test what the text must be. It keeps KV cells with a capacity, answers with the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from attrs import frozen
@@ -19,6 +20,7 @@ from uma_trio.backend.base import (
     DecodeStatus,
     FloatArray,
     IntArray,
+    Interrupt,
     Limits,
     ModelInfo,
 )
@@ -43,7 +45,7 @@ class Fault:
     """What goes wrong at one decode.
 
     `status` is returned instead of success. `keep` tokens of the batch reach the KV cache
-    first, as an aborted decode leaves them; then every slot loses its last `lose` cells.
+    first, as a decode of several parts may leave them; then every slot loses its last `lose` cells.
     `bad_rows` get NaN logits. `died` is raised.
     """
 
@@ -112,7 +114,8 @@ class FakeBackend:
     """See the module. `faults` maps the number of a decode (from 0) to what breaks there.
 
     `end_after` is the mean number of tokens before the model ends by itself; 0 is never.
-    `last_cost_s` is what the latest decode cost; the inline driver sleeps it.
+    `last_cost_s` is what the latest decode cost; the inline driver sleeps it. What happens while
+    a decode computes is up to `meanwhile`: it is called in the middle of each, and may interrupt it.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class FakeBackend:
         end_after: int = 0,
         faults: Mapping[int, Fault] | None = None,
         can_remove_part: bool = True,
+        interruptible: bool = True,
         chat_template: str | None = CHATML,
     ) -> None:
         self.limits = Limits(n_ctx=n_ctx, n_ctx_seq=n_ctx, n_slots=n_slots, n_batch=n_batch)
@@ -146,12 +150,15 @@ class FakeBackend:
         self.last_cost_s = 0.0
         self.decodes = 0
         self.closed = False
+        self.meanwhile: Callable[[], object] = lambda: None
         self.computed: dict[int, int] = {}  # tokens computed by slot, for tests of wasted work
         self._key = key
         self._cost = cost
         self._end_after = end_after
         self._faults = dict(faults or {})
         self._can_remove_part = can_remove_part
+        self._interruptible = interruptible
+        self._flag = bytearray(1)  # of the next decode
         self._cells: list[list[int]] = [[] for _ in range(n_slots)]  # history after each position
         self._logits = np.zeros((n_batch, N_VOCAB), np.float32)
 
@@ -175,8 +182,13 @@ class FakeBackend:
         """KV cells in use, all slots together."""
         return sum(len(cells) for cells in self._cells)
 
+    def arm(self) -> Interrupt | None:
+        """Let the next decode be interrupted, unless built so that none can."""
+        return partial(self._flag.__setitem__, 0, 1) if self._interruptible else None
+
     def decode(self, n_tokens: int) -> int:
         """Compute the batch, or fail as told."""
+        flag, self._flag = self._flag, bytearray(1)
         fault = self._faults.pop(self.decodes, None)
         self.decodes += 1
         self.last_cost_s = 0.0
@@ -185,6 +197,9 @@ class FakeBackend:
         status = self._check(n_tokens)
         if status != DecodeStatus.OK:
             return status
+        self.meanwhile()
+        if flag[0]:
+            return DecodeStatus.ABORTED
         self._compute(n_tokens if fault is None else fault.computed(n_tokens))
         if fault is not None and fault.lose:
             self._cells = [cells[: -fault.lose] for cells in self._cells]

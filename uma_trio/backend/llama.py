@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -25,6 +26,7 @@ from uma_trio.backend.base import (
     Batch,
     DecodeStatus,
     FloatArray,
+    Interrupt,
     Limits,
     ModelError,
     ModelInfo,
@@ -76,6 +78,9 @@ class LlamaBackend:
         system = system_info()
         self.description = _describe(system, int(llama.llama_n_threads(context)), kv_type)
         self._asynchronous = bool(system.gpus)
+        # Of ggml's backends only the CPU's asks whether to go on.
+        self._interruptible = not system.gpus and _can_go_back(context)
+        self._flag: Any = None  # while the next decode, or the running one, may be interrupted
         self.batch = Batch(self.limits.n_batch)
         self._struct = self._own_batch()
         self._length = [0] * self.limits.n_slots
@@ -127,14 +132,33 @@ class LlamaBackend:
         )
         return cls(vocabulary, info, context, kv_type)
 
+    def arm(self) -> Interrupt | None:
+        """Let the next decode be interrupted; None on a GPU, or with a recurrent memory.
+
+        Each armed decode has a flag of its own, so that an interrupt which comes late sets one
+        that nobody reads any more.
+        """
+        if self._context is None:
+            raise BackendDied("the backend is closed")
+        if not self._interruptible:
+            return None
+        flag = self._flag = ctypes.create_string_buffer(2)
+        lib.set_abort_callback(self._context, lib.strlen, ctypes.addressof(flag))
+        return partial(flag.__setitem__, 0, b"x")
+
     def decode(self, n_tokens: int) -> int:
         """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
         if self._context is None:
             raise BackendDied("the backend is closed")
         self._n_rows = 0
         ends = self._ends(n_tokens)
-        if ends is None:
-            return DecodeStatus.INVALID
+        status = DecodeStatus.INVALID if ends is None else self._decode(n_tokens, ends)
+        if self._flag is not None:
+            lib.set_abort_callback(self._context, None, None)
+            self._flag = None
+        return status
+
+    def _decode(self, n_tokens: int, ends: list[int]) -> int:
         slots = self.batch.slot[:n_tokens]
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
@@ -346,6 +370,12 @@ def _refuse_unsuitable(model: int, path: Path) -> None:
         raise ModelError(f"{path} is a diffusion model, which has no next token; name another.")
     if not llama.llama_model_has_decoder(model):
         raise ModelError(f"{path} only encodes; name a model that generates text.")
+
+
+def _can_go_back(context: int) -> bool:
+    """Whether its memory can forget the latest tokens; a recurrent state cannot."""
+    model = llama.llama_get_model(context)
+    return not (llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
 
 
 def _model_info(model: int, header: GgufHeader, kv_type: str) -> ModelInfo:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from uma_protocol import GapInfo, PhaseInfo, StoryInfo, TickInfo
 
 PARTS = ("queued", "prefill", "decode", "parked", "preempted")
+_GIVEN_UP = 2  # the status of a tick that did not fail: it was ended for somebody else's sake
 _LEAST_MS = 0.5  # shorter than this is not worth a sentence
 
 
@@ -70,7 +71,9 @@ def tick_row(tick: TickInfo, request: int | None) -> tuple[str, ...]:
     if tick.ballast:
         whole += f" + {tick.ballast} ballast"
     got, why = _part_of(tick, request)
-    if tick.status:
+    if tick.status == _GIVEN_UP and tick.recovery:
+        why = tick.recovery
+    elif tick.status:
         why = f"the decode failed ({tick.status}): {tick.recovery or 'nothing was done'}"
     return (
         str(tick.tick),

@@ -29,9 +29,9 @@ class EngineStopped(Exception):
 class Inbox:
     """A many-to-one line into the engine.
 
-    `submit`, `put` and `close` are called on trio's thread, `drain`, `admitted` and `wait` on
-    the engine's. No call blocks the caller but `wait`. Deque appends and integer stores are
-    atomic under the GIL, and each counter has one writer, so no lock is needed.
+    `submit`, `put` and `close` are called on trio's thread, `drain`, `watch`, `left_queue` and
+    `wait` on the engine's. No call blocks the caller but `wait`. Deque appends and stores of one
+    value are atomic under the GIL, and each field has one writer, so no lock is needed.
     """
 
     def __init__(self, max_waiting: int, wake: Callable[[], object] | None = None) -> None:
@@ -40,6 +40,7 @@ class Inbox:
         self._submitted = 0  # written by trio
         self._left_queue = 0  # written by the engine
         self._queue_s = 0.0  # written by the engine: how long the last one waited
+        self._came: Callable[[Submit], None] | None = None  # written by the engine
         self._closed = False
         self._event = threading.Event()
         self._wake = wake if wake is not None else self._event.set
@@ -63,6 +64,9 @@ class Inbox:
         self._submitted += 1
         self._messages.append(message)
         self._wake()
+        came = self._came
+        if came is not None:
+            came(message)
 
     def put(self, message: InboxMessage) -> None:
         """Queue anything but a request; after `close` it is dropped, nobody would read it."""
@@ -80,6 +84,20 @@ class Inbox:
         """Take everything that has arrived, in order."""
         messages = self._messages
         return [messages.popleft() for _ in range(len(messages))]
+
+    def watch(self, came: Callable[[Submit], None] | None) -> None:
+        """Have `came` called for every request that came since `drain` or is still to come.
+
+        It is called at least once for each, on either thread, must not wait, and must not mind
+        being called a last time just after another took its place. None is missed: this stores
+        `came` and then looks at the line, `submit` puts its message there and then looks for it.
+        """
+        self._came = came
+        if came is not None:
+            # Copying a deque runs no Python code, so that no append can come in between.
+            for message in tuple(self._messages):
+                if isinstance(message, Submit):
+                    came(message)
 
     def left_queue(self, waited_s: float) -> None:
         """Note that a request left the queue, by admission or abort, after `waited_s`."""

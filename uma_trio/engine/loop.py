@@ -13,7 +13,7 @@ from collections.abc import Callable
 from attrs import field, frozen
 
 from uma_trio.backend.base import Backend, DecodeStatus
-from uma_trio.engine.batch import BatchBuilder, Filled
+from uma_trio.engine.batch import BatchBuilder
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Abort,
@@ -25,16 +25,18 @@ from uma_trio.engine.messages import (
     Submit,
 )
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.preemption import GIVEN_UP, Preemption
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NonFinite, Sampler, greedy
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.admission import admit
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
+from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.promise import NO_PROMISE, Promise
@@ -85,11 +87,12 @@ def _promise(job: Job) -> Promise:
 
 @frozen
 class Job:
-    """One tick between its steps: what is planned from what, and what the batch holds."""
+    """One tick between its steps: what is planned from what, what that costs, whose rows come."""
 
     state: SchedulerState
     plan: Plan
-    filled: Filled
+    work: Work
+    rows: tuple[Sequence, ...]
 
 
 class Engine:
@@ -125,6 +128,7 @@ class Engine:
         self.registry = Registry(backend, inbox, outlet, metrics, clock, n_slots, recorder)
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)
+        self._preemption = Preemption(backend, inbox, clock)
         self._memory = Memory(cost=settings.cost)
         self._last = LastTick()
         self._ticks = 0
@@ -166,12 +170,16 @@ class Engine:
             return None
         running = self.registry.running
         shares = [(running[item.key], item.n_tokens) for item in plan.items]
-        return Job(state, plan, self._builder.fill(shares, plan.ballast))
+        rows = self._builder.fill(shares, plan.ballast)
+        return Job(state, plan, planned_work(state, plan), rows)
 
     def compute(self, job: Job) -> int:
-        """Run the backend; the only step that takes long."""
-        self._decoding_since = self._clock()
-        return self._backend.decode(job.filled.work.tokens)
+        """Run the backend; the only step that takes long, and that may be given up meanwhile."""
+        self._decoding_since = since = self._clock()
+        self._preemption.begin(job.state, job.plan, self.registry.ledger.free_slots, since)
+        status = self._backend.decode(job.work.tokens)
+        self._preemption.end(status)
+        return status
 
     def finish(self, job: Job, status: int) -> None:
         """Sample, move every sequence on, and deliver what there is to say with one wake."""
@@ -185,11 +193,17 @@ class Engine:
         if job.plan.ballast:
             self._backend.kv_remove(self._scratch_slot)
         self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
+        if self._preemption.gave_up:
+            # As if it had never been: nobody moves, and the policy learns nothing.
+            self._recorder.recovered(GIVEN_UP)
+            self._metrics.aborted()
+            self._outlet.flush()
+            return
         if status == DecodeStatus.OK:
             self._recovery.succeeded()
             self._advance(job.plan)
-            self._sample(job.filled.rows, now)
-            self._last = LastTick(decode_s, host_s, job.filled.work)
+            self._sample(job.rows, now)
+            self._last = LastTick(decode_s, host_s, job.work)
             self._memory = job.plan.memory
         else:
             views = tuple(s.view() for s in self.registry.running.values())
@@ -238,7 +252,6 @@ class Engine:
         if preempted and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
         state = AdmissionState(
-            now=now,
             waiting=tuple(sequence.waiting() for sequence in registry.waiting.values()),
             running_by_client=registry.running_by_client(),
             free_slots=registry.ledger.free_slots,
@@ -307,8 +320,8 @@ class Engine:
             decode_s=decode_s,
             host_s=host_s,
             sampling_s=done - now,
-            rows=len(job.filled.rows),
-            rows_in_place=len(job.filled.rows),  # no sampler of ours copies a row
+            rows=len(job.rows),
+            rows_in_place=len(job.rows),  # no sampler of ours copies a row
         )
         self._metrics.promise.tick(_promise(job), decode_s + host_s)
         self._publish_load()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field
 
+from uma_trio.backend.base import DecodeStatus
 from uma_trio.engine.ledger import KvLedger
 from uma_trio.engine.records import Gap, Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.engine.sequences import Sequence
@@ -25,7 +26,7 @@ SHOWN = 64  # of the requests that live, and of those that ended, when all are a
 # A policy of somebody else may write numbers into its reasons; those would never end.
 MOST_REASONS = 12
 OTHER_REASONS = "other reasons"
-DECODE_FAILED = "the decode failed"
+DECODE_FAILED, ABORTED = "the decode failed", "its tick was given up for a newcomer"
 PREEMPTED = "preempted: the KV cache had no room"
 
 Trace = Callable[[SchedulerState, Plan, TickRecord], None]
@@ -194,7 +195,7 @@ class Recorder:
         )
         self._ticks.append(record)
         live, took_s = self._live, decode_s + host_s
-        if status == 0:
+        if status == DecodeStatus.OK:
             for item in plan.items:
                 story = live[item.key]
                 spent = story.decode if item.phase == "decode" else story.prefill
@@ -202,8 +203,9 @@ class Recorder:
                 spent.ticks += 1
                 spent.computing_s += took_s
         else:
+            reason = ABORTED if status == DecodeStatus.ABORTED else DECODE_FAILED
             for item in plan.items:
-                live[item.key].skip(DECODE_FAILED, took_s)
+                live[item.key].skip(reason, took_s)
         for skip in plan.skipped:
             left_out = live.get(skip.key)
             # Parked time is counted whole, from event to event.

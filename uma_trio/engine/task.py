@@ -18,7 +18,7 @@ class EngineDied(Exception):
 async def run_engine(engine: Engine, inbox: Inbox) -> None:
     """Run `engine` in a worker thread until ``inbox.close()``.
 
-    Being cancelled closes the inbox and waits for the running tick, which cannot be
+    Being cancelled closes the inbox and waits for the running tick, which is not
     interrupted. If the thread raises, every stream gets its terminal item
     (``E_RUNTIME_004``) first; then :class:`EngineDied` is raised from the cause, so that the
     nursery ends loudly.

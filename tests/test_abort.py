@@ -1,0 +1,86 @@
+"""When a running tick is given up for a newcomer: the pure part."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from policy_kit import decoder, prompt, state
+
+from uma_trio.policy.abort import Abortable, Newcomer, abortable, gives_way
+from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.state import SequenceView
+
+TICK = Abortable(predicted_s=1.0, free_cells=1000)
+PERSON = Newcomer("interactive", cells=100)
+BATCH = prompt(1, 500, lane="background")
+
+
+def planned(*views: SequenceView, predicted_s: float = 1.0) -> Plan:
+    """Return a plan with everything that is pending of each."""
+    items = tuple(
+        PlanItem(view.key, view.pending, "decode" if view.decoding else "prefill", "")
+        for view in views
+    )
+    return Plan(items, predicted_s=predicted_s)
+
+
+def test_a_tick_of_background_prompts_alone_may_be_given_up() -> None:
+    """Its prediction and the room for a newcomer are what there is to know of it."""
+    views = (BATCH, prompt(2, 5, lane="background"))
+    assert abortable(state(*views), planned(*views), 1) == Abortable(1.0, 1000)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        decoder(2),
+        prompt(2),
+        prompt(2, computed=600, started=True),
+        decoder(2, lane="background"),
+    ],
+    ids=["a stream", "a person's prompt", "one that is computed again", "a background stream"],
+)
+def test_a_tick_with_anything_else_never_is(other: SequenceView) -> None:
+    """No row of a person's is lost, and no token of anybody's."""
+    assert abortable(state(BATCH, other), planned(BATCH, other), 1) is None
+
+
+def test_others_who_run_and_have_no_part_in_the_tick_do_not_matter() -> None:
+    """What is not computed cannot be lost."""
+    parked = decoder(2, credit=0)
+    assert abortable(state(BATCH, parked), planned(BATCH), 1) is not None
+
+
+@pytest.mark.parametrize("predicted_s", [0.0, 0.15])
+def test_a_short_tick_is_not_given_up_nor_one_that_nobody_predicted(predicted_s: float) -> None:
+    """To wait for its end is nothing, or nothing is known of it."""
+    assert abortable(state(BATCH), planned(BATCH, predicted_s=predicted_s), 1) is None
+
+
+def test_it_is_not_given_up_for_somebody_who_would_get_no_slot() -> None:
+    """A newcomer that has to queue gains nothing."""
+    assert abortable(state(BATCH), planned(BATCH), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "given_up"), [(0.0, True), (0.49, True), (0.5, False), (0.9, False), (3.0, False)]
+)
+def test_it_is_given_up_in_its_first_half_only(elapsed_s: float, given_up: bool) -> None:
+    """What is lost is always less than what is saved."""
+    assert gives_way(TICK, elapsed_s, PERSON) is given_up
+
+
+@pytest.mark.parametrize(("elapsed_s", "given_up"), [(0.04, True), (0.06, False)])
+def test_it_is_given_up_only_if_the_rest_is_long(elapsed_s: float, given_up: bool) -> None:
+    """A wait of 150 ms is let be, also early in a tick."""
+    assert gives_way(evolve(TICK, predicted_s=0.2), elapsed_s, PERSON) is given_up
+
+
+@pytest.mark.parametrize(
+    "newcomer",
+    [Newcomer("background", 100), Newcomer("interactive", 1001)],
+    ids=["background", "no room"],
+)
+def test_it_is_given_up_for_a_person_who_can_be_served(newcomer: Newcomer) -> None:
+    """Not for other background work, and not for a request that would have to wait for cells."""
+    assert not gives_way(TICK, 0.0, newcomer)

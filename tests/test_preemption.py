@@ -1,0 +1,216 @@
+"""A running tick is given up for a person who has just come: the engine on the fake backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+from engine_kit import Bench, Sink, slow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uma_trio.backend.base import DecodeStatus
+from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.engine.preemption import GIVEN_UP
+from uma_trio.engine.recorder import ABORTED
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState
+
+DOCUMENT = "A long document about many things, for a batch job in the night. " * 8
+
+
+def bench(backend: FakeBackend | None = None, policy: Callable[..., Plan] = slow) -> Bench:
+    """Return an engine whose ticks are long, by its policy's prediction."""
+    return Bench(backend or FakeBackend(n_ctx=4096, n_batch=128), policy)
+
+
+def aborted(bench: Bench) -> int:
+    """Return how many ticks were given up."""
+    n = bench.metrics.snapshot()["aborted_ticks_total"]
+    assert isinstance(n, int)
+    return n
+
+
+def once(action: Callable[[], object]) -> Callable[[], object]:
+    """Return what does it the first time it is called, and then nothing."""
+    todo = [action]
+    return lambda: todo.pop()() if todo else None
+
+
+def test_a_newcomer_ends_the_running_tick_and_is_in_the_next() -> None:
+    """A batch job's chunk gives way to a person, who has a token after one tick more."""
+    run = bench()
+    _, batch = run.submit(DOCUMENT, 5, lane="background")
+    came: list[Sink] = []
+    run.backend.meanwhile = once(lambda: came.append(run.submit("hello", 5)[1]))
+    run.engine.tick()
+    assert run.backend.used_cells == 0
+    assert aborted(run) == 1
+    run.engine.tick()
+    assert len(came[0].tokens) == 1
+    run.run()
+    assert came[0].tokens == run.expected("hello", 5)
+    assert batch.tokens == run.expected(DOCUMENT, 5)
+
+
+def test_what_was_computed_before_is_kept() -> None:
+    """Only the chunk that was given up is computed again."""
+    run = bench()
+    handle, _ = run.submit(DOCUMENT, 5, lane="background")
+    run.ticks(2)
+    (before,) = run.inspect()
+    assert before.computed_tokens > 0
+    run.backend.meanwhile = once(lambda: run.submit("hello", 5))
+    run.engine.tick()
+    report = next(r for r in run.inspect() if r.handle == handle)
+    assert aborted(run) == 1
+    assert report.computed_tokens >= before.computed_tokens
+
+
+def test_who_came_while_the_tick_was_planned_ends_it_too() -> None:
+    """Between taking in what arrived and computing there is no gap to fall into."""
+
+    def with_a_guest(state: SchedulerState) -> Plan:
+        arrive()
+        return slow(state)
+
+    run = bench(policy=with_a_guest)
+    run.submit(DOCUMENT, 5, lane="background")
+    arrive = once(lambda: run.submit("hello", 5))
+    run.engine.tick()
+    assert aborted(run) == 1
+    assert run.backend.used_cells == 0
+
+
+@pytest.mark.parametrize(
+    ("running", "newcomer"),
+    [("interactive", "interactive"), ("background", "background")],
+)
+def test_nobody_else_is_interrupted_and_for_nobody_else(running: str, newcomer: str) -> None:
+    """A person's own prompt is computed to its end, and so is any for a batch job."""
+    run = bench()
+    run.submit(DOCUMENT, 5, lane=running)  # type: ignore[arg-type]
+    run.backend.meanwhile = lambda: None if run.inbox.waiting > 3 else run.submit(lane=newcomer)
+    run.ticks(20)
+    assert aborted(run) == 0
+
+
+def test_a_backend_that_cannot_be_interrupted_is_not() -> None:
+    """There the newcomer waits for the end of the tick, as before."""
+    run = bench(FakeBackend(n_ctx=4096, n_batch=128, interruptible=False))
+    _, batch = run.submit(DOCUMENT, 5, lane="background")
+    run.backend.meanwhile = once(lambda: run.submit("hello", 5))
+    run.run()
+    assert aborted(run) == 0
+    assert batch.tokens == run.expected(DOCUMENT, 5)
+
+
+def test_the_policy_learns_nothing_from_a_tick_that_was_given_up() -> None:
+    """Its next state has the measurements and the memory that the one before had."""
+    seen: list[SchedulerState] = []
+
+    def noted(state: SchedulerState) -> Plan:
+        seen.append(state)
+        return slow(state)
+
+    run = bench(policy=noted)
+    run.submit(DOCUMENT, 5, lane="background")
+    run.engine.tick()
+    run.backend.meanwhile = once(lambda: run.submit("hello", 5))
+    run.ticks(2)
+    before, after = seen[-2:]
+    assert aborted(run) == 1
+    assert after.last == before.last
+    assert after.memory == before.memory
+    assert after.tick == before.tick + 1
+
+
+def test_a_tick_that_was_given_up_is_remembered_and_not_counted_as_work() -> None:
+    """Status, reason and time stand in the record; its tokens are in no sum."""
+    run = bench()
+    handle, _ = run.submit(DOCUMENT, 1, lane="background")
+    run.backend.meanwhile = once(lambda: run.submit("hello", 1))
+    run.run()
+    first = run.explain(ticks=100).ticks[0]
+    assert (first.status, first.recovery) == (DecodeStatus.ABORTED, GIVEN_UP)
+    assert first.decode_s > 0
+    (story,) = run.explain(handle).requests
+    assert story.prefill.skipped == {ABORTED: 1}
+    assert story.prefill.tokens == len(DOCUMENT) + 1
+    assert run.metrics.snapshot()["tokens_total"] == len(DOCUMENT) + 1 + len("hello") + 1
+
+
+def test_to_give_up_a_tick_is_no_failure() -> None:
+    """It neither starts the search for a culprit nor shortens the next batch."""
+    run = bench(FakeBackend(n_ctx=4096, n_batch=128, faults={1: Fault(status=-3)}))
+    _, batch = run.submit(DOCUMENT, 5, lane="background")
+    run.backend.meanwhile = once(lambda: run.submit("hello", 5))
+    run.run()
+    said = [tick.recovery for tick in run.explain(ticks=100).ticks if tick.status]
+    assert said == [GIVEN_UP, "positions re-synchronised, to be tried again"]
+    assert batch.tokens == run.expected(DOCUMENT, 5)
+
+
+def test_arrivals_in_every_tick_do_not_starve_a_batch_job() -> None:
+    """After a tick that was given up, one of the same kind is computed to its end."""
+
+    def people_first(state: SchedulerState) -> Plan:
+        people = tuple(view for view in state.sequences if view.lane == "interactive")
+        return slow(evolve(state, sequences=people) if people else state)
+
+    run = bench(FakeBackend(n_ctx=8192, n_batch=128), people_first)
+    _, batch = run.submit(DOCUMENT * 4, 1, lane="background")
+    running = run.engine.registry.running
+    run.backend.meanwhile = lambda: run.submit("hello", 1) if len(running) == 1 else None
+    for _ in range(200):
+        run.engine.tick()
+        if batch.ends:
+            break
+    assert batch.tokens == run.expected(DOCUMENT * 4, 1)
+    alone = [tick for tick in run.explain(ticks=1000).ticks if tick.items[0].key == 1]
+    assert [tick.status for tick in alone[:6]] == [2, 0, 2, 0, 2, 0]
+
+
+lengths = st.integers(1, 300)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    jobs=st.lists(st.tuples(lengths, st.integers(1, 20)), min_size=1, max_size=4),
+    arrivals=st.dictionaries(st.integers(0, 30), st.tuples(lengths, st.booleans()), max_size=8),
+    n_batch=st.integers(4, 200),
+    n_slots=st.integers(1, 8),
+)
+def test_aborts_change_when_tokens_come_and_not_which(
+    jobs: list[tuple[int, int]],
+    arrivals: dict[int, tuple[int, bool]],
+    n_batch: int,
+    n_slots: int,
+) -> None:
+    """Whoever comes at whatever moment, everybody gets the text that there is without aborts."""
+
+    def told(*, interruptible: bool) -> tuple[list[list[int]], int]:
+        backend = FakeBackend(
+            n_ctx=1024, n_slots=n_slots, n_batch=n_batch, interruptible=interruptible
+        )
+        run = bench(backend)
+        sinks = {
+            i: run.submit([65 + i] * n, m, lane="background")[1] for i, (n, m) in enumerate(jobs)
+        }
+
+        def arrive() -> None:
+            # Before this tick ends, so that it is in the middle of it.
+            for at in [at for at in coming if at < backend.decodes]:
+                n, person = coming.pop(at)
+                lane = "interactive" if person else "background"
+                sinks[100 + at] = run.submit([97 + at % 20] * n, 5, lane=lane)[1]
+
+        coming = dict(arrivals)
+        backend.meanwhile = arrive
+        run.run()
+        return [sinks[key].tokens for key in sorted(sinks)], aborted(run)
+
+    plain, none = told(interruptible=False)
+    assert none == 0
+    assert told(interruptible=True)[0] == plain

@@ -1,0 +1,76 @@
+"""Giving up a tick while it computes, for a person who has just come.
+
+Nobody can tell the engine anything while it computes, so it leaves word at the door: what to do
+when a request comes. Whoever brings one decides on the spot, by a pure function
+(:mod:`uma_trio.policy.abort`), and interrupts that one decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from uma_trio.backend.base import Backend, DecodeStatus, Interrupt
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.messages import Submit
+from uma_trio.policy.abort import Abortable, Newcomer, abortable, gives_way
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState
+
+GIVEN_UP = "given up for an interactive request that came"
+
+
+@frozen(eq=False)
+class Word:
+    """What is left at the door: the tick that is computed `since` then, and what ends it."""
+
+    tick: Abortable
+    since: float
+    clock: Callable[[], float]
+    interrupt: Interrupt
+
+    def came(self, submit: Submit) -> None:
+        """Give the tick up if `submit` is worth it. Called on any thread."""
+        newcomer = Newcomer(submit.lane, len(submit.prompt) + submit.max_tokens)
+        if gives_way(self.tick, self.clock() - self.since, newcomer):
+            self.interrupt()
+
+
+class Preemption:
+    """Whether the running tick may be given up, and whether the last one was (`gave_up`).
+
+    Called on the engine's thread only. Background work is not starved by arrivals: after a tick was given up, the next one that could
+    be is computed to its end. Less than a half is lost of every second one at most, which is a
+    third of the time of such ticks.
+    """
+
+    def __init__(self, backend: Backend, inbox: Inbox, clock: Callable[[], float]) -> None:
+        self._backend = backend
+        self._inbox = inbox
+        self._clock = clock
+        self._tick: Abortable | None = None
+        self._armed = False
+        self.gave_up = False
+        self._owed = False  # one was given up, and none was finished since
+
+    def begin(self, state: SchedulerState, plan: Plan, free_slots: int, since: float) -> None:
+        """A tick is about to be computed: let it be given up if it may be."""
+        self._tick = abortable(state, plan, free_slots)
+        self._armed = False
+        if self._tick is None or self._owed:
+            return
+        interrupt = self._backend.arm()
+        if interrupt is not None:
+            self._armed = True
+            self._inbox.watch(Word(self._tick, since, self._clock, interrupt).came)
+
+    def end(self, status: int) -> None:
+        """It has ended with `status`: nobody can give it up any more."""
+        if self._armed:
+            self._inbox.watch(None)
+        self.gave_up = self._armed and status == DecodeStatus.ABORTED
+        if self.gave_up:
+            self._owed = True
+        elif self._tick is not None and status == DecodeStatus.OK:
+            self._owed = False

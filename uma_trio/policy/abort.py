@@ -1,0 +1,56 @@
+"""When a running tick is given up for a person who has just come. Pure.
+
+A tick lasts until its longest prompt chunk is computed, and who arrives meanwhile waits for its
+end. What was computed of it is lost when it is given up, so that is done only where the wait that
+is saved is long and the work that is lost is less than half, and of nobody whom a person reads.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import Lane, SchedulerState
+
+# A wait that a person hardly notices is not worth a chunk, and neither is one more than half done.
+LONG_S, HALF = 0.150, 0.5
+
+
+@frozen
+class Abortable:
+    """A tick that may be given up; `free_cells` are for a newcomer, 0 if it would get no slot."""
+
+    predicted_s: float
+    free_cells: int
+
+
+@frozen
+class Newcomer:
+    """Who has come, and how many KV cells admission will reserve for it."""
+
+    lane: Lane
+    cells: int
+
+
+def abortable(state: SchedulerState, plan: Plan, free_slots: int) -> Abortable | None:
+    """Return what speaks for giving up `plan`; None if it must not be or it would help nobody.
+
+    Only a tick of background prompts alone may be. Without a prediction nothing is known of its
+    end.
+    """
+    if plan.predicted_s <= LONG_S or free_slots <= 0:
+        return None
+    background = {view.key for view in state.sequences if view.lane == "background"}
+    if all(item.phase == "prefill" and item.key in background for item in plan.items):
+        return Abortable(plan.predicted_s, state.free_cells)
+    return None
+
+
+def gives_way(tick: Abortable, elapsed_s: float, newcomer: Newcomer) -> bool:
+    """Whether `tick`, which has run for `elapsed_s`, is given up for `newcomer`."""
+    return (
+        newcomer.lane == "interactive"
+        and newcomer.cells <= tick.free_cells
+        and tick.predicted_s - elapsed_s > LONG_S
+        and elapsed_s < HALF * tick.predicted_s
+    )
