@@ -113,7 +113,18 @@ METRICS: tuple[Metric, ...] = (
     _m("kv_cells_reserved", "gauge", "cells", "KV cells promised to admitted requests."),
     _m("kv_cells_total", "gauge", "cells", "KV cells there are."),
     # The latency contract (docs/POLICY.md); empty under a policy without a limit.
-    _m("latency_cap", "gauge", "ratio", "What was promised: an interactive gap over `solo_ms`."),
+    _m(
+        "latency_cap",
+        "gauge",
+        "ratio",
+        "What was promised: the p95 of an interactive stream's gaps over `solo_ms` and `jitter`.",
+    ),
+    _m(
+        "jitter",
+        "gauge",
+        "ratio",
+        "The machine's own unrest: the p95 of gaps without other work, over what was expected.",
+    ),
     _m("tick_limit_ms", "gauge", "ms", "How long the last tick was allowed to take."),
     _m("solo_ms", "gauge", "ms", "What the interactive streams alone would have cost."),
     _m("alone_ms", "gauge", "ms", "What one interactive stream wholly alone would have cost."),

@@ -47,8 +47,8 @@ class Promise:
 
     `limit_s` is infinite when nobody is protected. `held_back` counts the prompts that this tick
     left out so as to stay within the limit. `solo_s` is what the interactive streams together
-    would cost and nobody else, `alone_s` what one of them would. `cost` is the model that
-    predicted.
+    would cost and nobody else, `alone_s` what one of them would. `jitter` is the machine's own
+    unrest, by which the cap is widened, `cost` the model that predicted.
     """
 
     limit_s: float = math.inf
@@ -64,6 +64,7 @@ class Promise:
     cost_error: float = 0.0
     bmt_budget: float = 0.0
     alone_s: float = 0.0
+    jitter: float = 1.0
     cost: CostFigures | None = None
 
 
@@ -189,6 +190,7 @@ class PromiseFigures:
             "tick_limit_ms": last.limit_s * 1e3 if limited else None,
             "solo_ms": last.solo_s * 1e3 if limited else None,
             "alone_ms": last.alone_s * 1e3 if limited and last.alone_s else None,
+            "jitter": last.jitter if limited else None,
             "solo_ratio_p95": solo_p95,
             "alone_ratio_p95": alone_p95,
             "ticks_over_budget": self._over,
