@@ -23,6 +23,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+import uma_protocol
+
 Read = tuple[float, bytes]
 Event = tuple[float, dict[str, Any]]
 _READ_BYTES = 1 << 16
@@ -39,6 +41,10 @@ old year off come since against go came right used take three house states use a
 around however home small found thought went say part once high general upon school every does
 """
 WORDS = tuple(_TEXT.split())
+
+
+class NotServed(Exception):
+    """A server refused, broke off, or brought something else than was asked for."""
 
 
 @dataclass(frozen=True)
@@ -146,33 +152,21 @@ class FramedWire:
 
     def end_detector(self) -> Callable[[bytes], bool]:
         """Look at each frame for the terminal event."""
-        buffer = bytearray()
+        reader = uma_protocol.FrameReader()
 
         def ended(data: bytes) -> bool:
-            buffer.extend(data)
-            last = False
-            while len(buffer) >= 4:
-                end = 4 + int.from_bytes(buffer[:4], "little")
-                if len(buffer) < end:
-                    break
-                # Quotes inside of a JSON string are escaped, so no text can look like this.
-                last = last or b'"event":"token"' not in buffer[4:end]
-                del buffer[:end]
-            return last
+            # Quotes inside of a JSON string are escaped, so no text can look like this.
+            kinds = [b'"event":"token"' in payload for payload in payloads(reader, data)]
+            return not all(kinds)
 
         return ended
 
     def events(self, reads: Sequence[Read]) -> Iterator[Event]:
         """Cut the reads into frames."""
-        buffer = bytearray()
+        reader = uma_protocol.FrameReader()
         for at, data in reads:
-            buffer += data
-            while len(buffer) >= 4:
-                end = 4 + int.from_bytes(buffer[:4], "little")
-                if len(buffer) < end:
-                    break
-                yield at, msgspec.json.decode(bytes(buffer[4:end]))
-                del buffer[:end]
+            for payload in payloads(reader, data):
+                yield at, msgspec.json.decode(payload)
 
     def note(self, answer: Answer, at: float, event: dict[str, Any]) -> None:
         """Count token ids; take the rest from the terminal event."""
@@ -305,8 +299,14 @@ class Dechunker:
 
 def frame(message: dict[str, Any]) -> bytes:
     """Return `message` as one frame of the daemon's protocol."""
-    payload = json.dumps(message).encode()
-    return len(payload).to_bytes(4, "little") + payload
+    return uma_protocol.frame(json.dumps(message).encode())
+
+
+def payloads(reader: uma_protocol.FrameReader, data: bytes) -> Iterator[bytes]:
+    """Feed `data` to `reader` and yield every payload that is complete now."""
+    reader.feed(data)
+    while (payload := reader.next_payload()) is not None:
+        yield payload
 
 
 def jobs(n: int, prompt_tokens: int, max_tokens: int, seed: str) -> list[Job]:
@@ -393,3 +393,10 @@ def read_out(
 def first_error(answers: Sequence[Answer]) -> str | None:
     """Return the first thing that went wrong, if anything did."""
     return next(itertools.chain((a.error for a in answers if a.error), [None]))
+
+
+def checked(answers: list[Answer]) -> list[Answer]:
+    """Return `answers` as they are. Raises :class:`NotServed` if any went wrong."""
+    if error := first_error(answers):
+        raise NotServed(error)
+    return answers

@@ -1,6 +1,6 @@
 """What a frame costs: microseconds to encode and decode a token and a request.
 
-    python benches/frames.py
+    python -m benches.frames                a few seconds
 
 The token is the daemon's hot path (one per stream and tick) and its reader's; a request is paid
 once. Each figure is the best of several runs, since everything that disturbs only adds.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import timeit
 from typing import TYPE_CHECKING
 
+from benches import report
 from uma_protocol import (
     Generate,
     Message,
@@ -25,7 +26,7 @@ from uma_protocol import (
 from uma_protocol.testing import ConnectionPair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 TOKEN = Token("quickstart-1", " hello", 1234)
 ASK = Generate(
@@ -43,7 +44,7 @@ def microseconds(call: Callable[[], object], number: int) -> float:
     return min(timeit.repeat(call, number=number, repeat=5)) / number * 1e6
 
 
-def main() -> None:
+def show() -> None:
     """Print one line per figure."""
     token = encode_event(TOKEN)
     request = encode_request(ASK)
@@ -66,6 +67,12 @@ def main() -> None:
     ]
     for label, call, number in figures:
         print(f"{label:<34} {microseconds(call, number):7.2f} us")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure; there is nothing to choose but ``--help``."""
+    report.parser("frames", __doc__).parse_args(argv)
+    show()
 
 
 if __name__ == "__main__":

@@ -67,17 +67,17 @@ def memory(pid: int) -> Memory:
 
 
 class Foreign:
-    """Measures what share of the machine others took while a server and we were at work."""
+    """Measures what share of the machine others took while servers and we were at work."""
 
-    def __init__(self, pid: int | None = None) -> None:
-        self._pid = pid
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
         self._began = time.monotonic()
         self._before = busy_cpu_s() - self._own()
 
     def _own(self) -> float:
         own = os.times()
-        server = process_cpu_s(self._pid) if self._pid is not None else 0.0
-        return own.user + own.system + own.children_user + own.children_system + server
+        servers = sum(map(process_cpu_s, self._pids))
+        return own.user + own.system + own.children_user + own.children_system + servers
 
     def percent(self) -> float:
         """Return the share of all cores since the beginning that was neither ours nor idle."""
@@ -133,7 +133,6 @@ def facts(llama_server: Path | None = None) -> dict[str, str]:
         "machine": f"{_cpu_model()}, {os.cpu_count()} cores, {total_kib / (1 << 20):.0f} GiB",
         "kernel": platform.release(),
         "governor": _governor(),
-        "OpenMP": os.environ.get("GOMP_SPINCOUNT", "each program's own spinning"),
         "load_1m": f"{os.getloadavg()[0]:.2f}",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "uma-trio": _commit(),

@@ -1,7 +1,7 @@
 """What the daemon itself costs: microseconds of its CPU for each streamed token, ggml left out.
 
-    python -m benches.ipc_overhead            medians of 3
-    python -m benches.ipc_overhead --quick    a short look
+    python -m benches.ipc_overhead            medians of 3 (about 10 minutes)
+    python -m benches.ipc_overhead --quick    a short look (about 2 minutes)
     python -m benches.ipc_overhead --no-peers --skip-real   without a model
 
 Three ways to look, as none of them alone is the whole truth:
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benches import clients, frames, host, report, servers
+from benches import chart, clients, frames, host, report, servers
 from benches.metered import Reading
 from benches.model import tiny_model
 from benches.rates import end_to_end, median
@@ -116,17 +116,15 @@ def measure(
     """Warm a server up, stream `k` times `gen_tokens` from it, and account for the CPU.
 
     Raises:
-        RuntimeError: a stream did not bring what was asked for.
+        clients.NotServed: a stream did not bring what was asked for.
     """
     for n, name in ((_WARM_UP_TOKENS, "warm"), (gen_tokens, "load")):
         work = clients.jobs(k, _PROMPT_TOKENS, n, f"{seed}/{name}")
         foreign = host.Foreign(running.pid)
         before = Usage.of(running.pid, meter) if meter else None
         threads, began = host.thread_cpu_s(running.pid), time.perf_counter()
-        answers = clients.drive(running.wire, work)
+        answers = clients.checked(clients.drive(running.wire, work))
         seconds = time.perf_counter() - began
-        if error := clients.first_error(answers):
-            raise RuntimeError(error)
         # The server may still be closing connections, which belongs to the load.
         time.sleep(0.05)
     after = host.thread_cpu_s(running.pid)
@@ -233,16 +231,17 @@ def verdict(rows: Sequence[dict[str, object]]) -> str:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benches.ipc_overhead", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = report.parser("ipc_overhead", __doc__)
     report.common_arguments(parser)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 8], metavar="K")
     parser.add_argument("--repetitions", type=int, metavar="N")
     parser.add_argument("--gen-tokens", type=int, metavar="N")
     parser.add_argument("--skip-real", action="store_true", help="leave the 0.5B model out")
     given = parser.parse_args(argv)
-    given.repetitions = given.repetitions or (1 if given.quick else 3)
-    given.gen_tokens = given.gen_tokens or (64 if given.quick else 256)
+    given.skip_real = given.skip_real or given.dry_run
+    short = given.quick or given.dry_run
+    given.repetitions = given.repetitions or (1 if short else 3)
+    given.gen_tokens = given.gen_tokens or (64 if short else 256)
     return given
 
 
@@ -250,12 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the tables, write the CSV."""
     given = arguments(argv)
     here, model = setting(given), None if given.skip_real else model_or_exit(given)
-    facts = host.facts(here.peers / "llama-server" if here.peers else None)
-    facts |= {
-        "seed": str(here.seed),
-        "threads": str(here.threads),
-        "gen_tokens": str(given.gen_tokens),
-    }
+    facts = here.facts(gen_tokens=given.gen_tokens)
     report.print_facts(facts)
     wanted = list(cases(given, model, here.peers, here.threads))
     runs: dict[int, list[Run]] = {}
@@ -264,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for i, case in enumerate(wanted):
             try:
                 runs.setdefault(i, []).append(run(case, given, f"{here.seed}/{repetition}"))
-            except (servers.DidNotStart, RuntimeError, OSError) as failure:
+            except (clients.NotServed, servers.DidNotStart, OSError) as failure:
                 failed = True
                 report.note(f"{case.look}, {case.path}, k={case.k}: {failure}")
             report.note(
@@ -273,7 +267,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row(case, runs[i]) for i, case in enumerate(wanted) if runs.get(i)]
     _print(rows)
     print(f"\n{report.write_csv('ipc_overhead', rows, facts)}")
+    for file in draw(rows, facts):
+        print(file)
     return 1 if failed else 0
+
+
+def draw(rows: Sequence[dict[str, object]], facts: dict[str, str]) -> list[Path]:
+    """Draw what a token costs: the daemon outside ggml, and each path as a whole."""
+    outside, whole = (
+        {f"{r['look']}, {r['path']}, k={r['k']}": v for r in rows if isinstance(v := r[key], float)}
+        for key in ("outside_us", "cpu_us_per_token")
+    )
+    panels = {"us of CPU a token outside ggml": outside, "us of CPU a token, all of it": whole}
+    return chart.bars(
+        "ipc_overhead", panels, {"us of CPU a token outside ggml": TARGET_US}, chart.caption(facts)
+    )
 
 
 def _print(rows: Sequence[dict[str, object]]) -> None:
@@ -286,7 +294,7 @@ def _print(rows: Sequence[dict[str, object]]) -> None:
                "foreign_pct")  # fmt: skip
     print(report.table(columns, [[found[name] for name in columns] for found in rows]))
     print(f"\n{verdict(rows)}\n\nOne frame, best of several:\n")
-    frames.main()
+    frames.show()
 
 
 if __name__ == "__main__":

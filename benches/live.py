@@ -68,6 +68,11 @@ class Live:
         if self._collecting:
             gc.enable()
 
+    @property
+    def now(self) -> float:
+        """The time by the clock of all reads."""
+        return self._clock()
+
     def start(self, job: Job, then: Callable[[Stream], None] | None = None) -> Stream:
         """Send `job` now; `then` is called with its stream once the last byte has come."""
         stream = self._open(job, self._wire.request(job), self._wire.end_detector(), then)

@@ -1,6 +1,6 @@
 """Memory of the daemon beside llama-server: the same model, context and number of slots.
 
-    python -m benches.memory
+    python -m benches.memory                half a minute
 
 Proportional set size (PSS), from ``smaps_rollup``, after the model was loaded and one request was
 answered. Each server is alone when it is measured: pages of a mapped model count for every process
@@ -9,12 +9,11 @@ that maps it only by its share.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
 
-from benches import clients, host, report, servers
+from benches import chart, clients, contest, host, report, servers
 from benches.setting import model_or_exit, setting
 
 TARGET_MIB = 150.0
@@ -25,30 +24,26 @@ def measure(running: servers.Running, k: int, seed: int) -> host.Memory:
     """Return what a server takes once `k` requests of 64 + 32 tokens were answered.
 
     Raises:
-        RuntimeError: one of them was not.
+        clients.NotServed: one of them was not.
     """
-    answers = clients.drive(running.wire, clients.jobs(k, 64, 32, str(seed)))
-    if error := clients.first_error(answers):
-        raise RuntimeError(error)
+    clients.checked(clients.drive(running.wire, clients.jobs(k, 64, 32, str(seed))))
     return host.memory(running.pid)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both, print the table and the verdict, write the CSV."""
-    parser = argparse.ArgumentParser(prog="python -m benches.memory", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = report.parser("memory", __doc__)
     report.common_arguments(parser)
     given = parser.parse_args(argv)
     here, model = setting(given), model_or_exit(given)
     setup = servers.Setup(model, here.threads, slots=_SLOTS)
-    started = {"uma-trio": partial(servers.daemon, setup)}
+    started: dict[str, contest.Start] = {"uma-trio": partial(servers.ours, setup)}
     if here.peers is not None:
         for variant in ("stock", "np-kvu"):
             flags = servers.server_flags(variant, _SLOTS)
             name = " ".join(["llama-server", *flags])
             started[name] = partial(servers.llama_server, here.peers, setup, flags)
-    facts = host.facts(here.peers / "llama-server" if here.peers else None)
-    facts |= {"model": model.name, "context": str(setup.n_ctx), "seed": str(here.seed)}
+    facts = here.facts(model=model.name, context=setup.n_ctx)
     report.print_facts(facts)
     rows = []
     for name, start in started.items():
@@ -62,6 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         met = "met" if above <= TARGET_MIB else "MISSED"
         print(f"\n{above:+.0f} MiB against the smaller server (target +{TARGET_MIB:.0f}: {met})")
     print(f"\n{report.write_csv('memory', rows, facts)}")
+    pss = {found["system"]: found["pss"] for found in rows}
+    for file in chart.bars(
+        "memory", {"PSS in MiB (less is better)": pss}, {}, chart.caption(facts)
+    ):
+        print(file)
     return 0
 
 

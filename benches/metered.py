@@ -134,9 +134,12 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     parser.add_argument("serve")
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--parallel", type=int)
+    parser.add_argument("--policy", default="baseline")
     options, _ = parser.parse_known_args(arguments)
-    # A byte is a token here, so prompts are long: there must be room for them.
-    backend = FakeBackend(n_ctx=1 << 16, n_slots=options.parallel, n_batch=4096)
+    # A byte is a token here, so prompts are long: there must be room for them. As in the real one,
+    # a policy that knows what ticks cost has a slot more, for rows that are thrown away.
+    slots = options.parallel + (options.policy != "baseline")
+    backend = FakeBackend(n_ctx=1 << 16, n_slots=slots, n_batch=4096)
     compute = backend.decode
 
     def paced(n_tokens: int) -> int:
@@ -146,7 +149,9 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
 
     backend.decode = meter = Meter(path, paced)  # type: ignore[assignment,method-assign]
     _time_choosing(meter)
-    config = Config(socket=options.socket, parallel=options.parallel, n_ctx=1 << 16)
+    config = Config(
+        socket=options.socket, parallel=options.parallel, n_ctx=1 << 16, policy=options.policy
+    )
 
     async def serve() -> None:
         await daemon.serve(config, backend=backend)

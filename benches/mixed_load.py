@@ -1,7 +1,7 @@
 """Three people chat, and a program has a long document summed up: when each token arrived.
 
-    python -m benches.mixed_load            every server once, each alone first
-    python -m benches.mixed_load --quick
+    python -m benches.mixed_load            every server once (about 3 minutes)
+    python -m benches.mixed_load --quick    shorter answers (about 1 minute)
     python -m benches.mixed_load --unlabelled    the document comes without `priority`
 
 For each server a CSV with exactly the columns ``session_id,token_idx,ts_ms,is_interactive``, time
@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from benches import clients, host, report, servers
+from benches import chart, clients, report, servers
 from benches.clients import Answer, Job, Wire
 from benches.live import Live
 from benches.pace import pace, ratios
+from benches.rates import gaps
 from benches.setting import model_or_exit, setting
 
 COLUMNS = ("session_id", "token_idx", "ts_ms", "is_interactive")
@@ -94,14 +95,25 @@ def summarise(alone: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, o
     }
 
 
+def pauses(answers: Sequence[Answer], interactive: int) -> list[tuple[float, float]]:
+    """Return each gap of the chats, in ms, by the second since the first request at which it ended."""
+    began = min(answer.sent for answer in answers)
+    return sorted(
+        (at - began, 1e3 * gap)
+        for answer in answers[:interactive]
+        for at, gap in zip(answer.times[1:], gaps(answer.times), strict=True)
+        if gap > 0  # tokens that were read at once
+    )
+
+
 def systems(setup: servers.Setup, folder: Path | None) -> dict[str, Start]:
     """Return everything that is compared, by name."""
     found: dict[str, Start] = {
-        "uma-trio contract": lambda: servers.daemon(setup, extra=("--policy", "contract")),
-        "uma-trio baseline": lambda: servers.daemon(setup, extra=("--policy", "baseline")),
+        f"uma-trio {policy}": lambda policy=policy: servers.ours(setup, "--policy", policy)  # type: ignore[misc]
+        for policy in ("contract", "baseline")
     }
     if folder is not None:
-        flags = ("--parallel", str(setup.slots), "--kv-unified")
+        flags = servers.server_flags("np-kvu", setup.slots)
         for size in ((), ("-b", "64"), ("-b", "16")):
             name = " ".join(("llama-server -kvu", *size))
             found[name] = lambda size=size: servers.llama_server(folder, setup, (*flags, *size))  # type: ignore[misc]
@@ -112,6 +124,7 @@ HEADERS = (
     "system", "n", "p50 ms", "p95 ms", "p99 ms", "worst ms", "p50 x", "p95 x", "p99 x",
     "worst 3 s x", "document's TTFT s", "all t/s",
 )  # fmt: skip
+_AXES = ("seconds since the first request", "ms since the token before (less is better)")
 _SHOWN = (
     "n", "p50", "p95", "p99", "worst", "p50_x", "p95_x", "p99_x", "worst_young_x",
     "document_ttft_s", "tokens_per_s",
@@ -120,8 +133,7 @@ _SHOWN = (
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benches.mixed_load", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = report.parser("mixed_load", __doc__)
     report.common_arguments(parser)
     add = parser.add_argument
     add("--interactive", type=int, default=3, metavar="N", help="how many chat")
@@ -129,7 +141,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--gen-tokens", type=int, metavar="N", help="tokens of each answer")
     add("--unlabelled", action="store_true", help="the document names no priority")
     given = parser.parse_args(argv)
-    given.gen_tokens = given.gen_tokens or (150 if given.quick else 400)
+    short = 30 if given.dry_run else 150
+    given.gen_tokens = given.gen_tokens or (short if given.quick or given.dry_run else 400)
     return given
 
 
@@ -140,24 +153,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells = given.interactive * (given.gen_tokens + 64) + given.document_tokens + given.gen_tokens
     slots = given.interactive + 1
     setup = servers.Setup(model, here.threads, -(-(cells + 256) // 1024) * 1024, slots)
-    facts = host.facts(here.peers / "llama-server" if here.peers else None)
-    facts |= {"model": model.name, "threads": str(here.threads), "seed": str(here.seed)}
+    facts = here.facts(model=model.name)
     report.print_facts(facts)
     rows: list[dict[str, object]] = []
     files: list[Path] = []
+    felt: dict[str, list[tuple[float, float]]] = {}
     for name, start in systems(setup, here.peers).items():
         try:
             with start() as running:
                 alone, answers = play(running.wire, given, str(here.seed))
             files.append(write_tokens(name, answers, given.interactive))
             rows.append({"system": name, **summarise(alone, answers)})
+            felt[name] = pauses(answers, given.interactive)
         except (servers.DidNotStart, OSError, subprocess.SubprocessError) as failure:
             rows.append({"system": name, "error": str(failure)})
         report.note(f"  {name}: {rows[-1]['error'] or 'done'}")
     print("Gaps of the chats, and their ratio to the same chats alone:\n")
     lines = [[row["system"], *(row.get(name) for name in _SHOWN)] for row in rows]
     print(report.table(HEADERS, lines))
-    for path in (*files, report.write_csv("mixed_load_summary", rows, facts)):
+    drawn = chart.lines(
+        "mixed_load", {"pauses of the chats": felt}, _AXES, chart.caption(facts), wide=True
+    )
+    for path in (*files, report.write_csv("mixed_load_summary", rows, facts), *drawn):
         print(path)
     return 1 if any(row["error"] for row in rows) else 0
 

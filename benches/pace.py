@@ -8,11 +8,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from benches.live import Series
 from benches.rates import Times, gaps, median, percentile
-
-YOUNG_S = 3.0  # a reader's first impression
+from uma_trio.telemetry.promise import YOUNG_S
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,11 @@ def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
 
 
 def young_gaps(times: Times) -> list[float]:
-    """Return the gaps that began within three seconds of a stream's first token.
+    """Return the gaps that ended within three seconds of a stream's first token.
 
-    A pause that begins there belongs to the first impression however late it ends.
+    So the daemon counts its own ``worst_pause_ms``.
     """
-    found = gaps(times)
-    return [gap for at, gap in zip(times, found, strict=False) if at < times[0] + YOUNG_S]
+    return [later - at for at, later in pairwise(times) if later - times[0] <= YOUNG_S]
 
 
 def ratios(loaded: Pace | None, solo: Pace | None) -> dict[str, float | None]:

@@ -60,6 +60,15 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def parser(name: str, text: str | None) -> argparse.ArgumentParser:
+    """Return the parser of ``benches/<name>.py``; `text` says what it measures and how long."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benches.{name}",
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def print_facts(facts: Mapping[str, str]) -> None:
     """Print the facts, one a line."""
     for key, value in facts.items():
@@ -76,3 +85,6 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="compute threads of every system")
     parser.add_argument("--seed", type=int, help="seed of the prompts; printed when not given")
     parser.add_argument("--quick", action="store_true", help="a short look, not a measurement")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="the whole path on a fake model, no peers: seconds"
+    )

@@ -1,6 +1,6 @@
 """What one sampled token costs: numpy against llama.cpp's own chain, and greedy for a tick.
 
-    python -m benches.sampling
+    python -m benches.sampling              about 10 seconds
 
 Both get the same logits, 152k of them. The chain is measured as `llama_sampler_sample` works:
 the row is first copied into an array of (id, logit, p).
@@ -11,11 +11,12 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from benches import report
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.sampling import Sampler, greedy
@@ -73,8 +74,9 @@ def chain_of(params: SamplingParams) -> Callable[[FloatArray], object]:
     return draw
 
 
-def main() -> None:
-    """Print the tables."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables; there is nothing to choose but ``--help``."""
+    report.parser("sampling", __doc__).parse_args(argv)
     print(f"one token of {N_VOCAB:,}, median us       logits    numpy  llama.cpp's chain")
     for name, params in SETTINGS.items():
         for kind, row in rows().items():

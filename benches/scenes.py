@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benches import clients
-from benches.clients import Answer, Job, Wire
+from benches.clients import Answer, Job, NotServed, Wire, checked
 from benches.live import Live, Stream
 from benches.pace import Pace, pace, rate, ratios, tokens_within
 from benches.rates import median
@@ -23,10 +23,6 @@ _AFTER_S = 0.8  # reading alone once more, after the load: the machine may have 
 _FIRST_S = 20.0  # how long a first token is waited for before its stream counts as starved
 _MOST_STRETCH = 2.0  # a stream that stalls is watched this many times longer
 _SETTLE_S = 60.0
-
-
-class SceneFailed(Exception):
-    """A server refused, broke off, or brought something else than was asked for."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Scenes:
         self._n = 0
 
     def play(self) -> Figures:
-        """Go through all scenes. Raises :class:`SceneFailed`."""
+        """Go through all scenes. Raises :class:`benches.clients.NotServed`."""
         self._settle()
         solo, newcomer_ms = self._alone()
         found = self._storm(solo, newcomer_ms)
@@ -102,7 +98,7 @@ class Scenes:
         """Wait until the server has nothing left of what came before."""
         (answer,) = clients.drive(self._wire, [self._job(8, 2, "interactive")], timeout_s=_SETTLE_S)
         if answer.error:
-            raise SceneFailed(f"between scenes: {answer.error}")
+            raise NotServed(f"between scenes: {answer.error}")
 
     @contextlib.contextmanager
     def _scene(self) -> Iterator[Live]:
@@ -127,25 +123,25 @@ class Scenes:
         script = self._script
         with self._scene() as live:
             people = self._read(live, script.interactive, script.solo_s)
-        solo = _pace(_checked(live.answers(people)))
+        solo = _pace(checked(live.answers(people)))
         ttfts: list[float] = []
         for _ in range(5):
             job = self._job(script.chat_tokens, 1, "interactive")
             (answer,) = clients.drive(self._wire, [job])
-            ttfts.append(1e3 * (_checked([answer])[0].ttft_s or 0.0))
+            ttfts.append(1e3 * (checked([answer])[0].ttft_s or 0.0))
         if solo is None:
-            raise SceneFailed("no tokens came although nothing else ran")
+            raise NotServed("no tokens came although nothing else ran")
         return solo, median(ttfts)
 
     def _again(self, before: Pace) -> Figures:
         """Return how far the machine has drifted since the solo that everything is held against."""
         with self._scene() as live:
             people = self._read(live, self._script.interactive, _AFTER_S)
-        after = _pace(_checked(live.answers(people)))
+        after = _pace(checked(live.answers(people)))
         found: Figures = {"drift": after.p50 / before.p50 if after else None}
         if self._script.interactive > 1:
             with self._scene() as live:
-                lone = _pace(_checked(live.answers(self._read(live, 1, 2.0))))
+                lone = _pace(checked(live.answers(self._read(live, 1, 2.0))))
             found["company_x"] = before.p50 / lone.p50 if lone else None
         return found
 
@@ -163,10 +159,10 @@ class Scenes:
             for stream in people:
                 live.stop(stream)
             newcomers = self._newcomers(live)
-        read, sent = _checked(live.answers(people)), _checked(live.answers(prompts.streams))
+        read, sent = checked(live.answers(people)), checked(live.answers(prompts.streams))
         begin = max((a.times[0] for a in read if a.times), default=end)
         per_s = rate(live.prompt_tokens(sent), begin, end)
-        come = [1e3 * t for a in _checked(live.answers(newcomers)) if (t := a.ttft_s) is not None]
+        come = [1e3 * t for a in checked(live.answers(newcomers)) if (t := a.ttft_s) is not None]
         told = live.told()
         return {
             **{f"solo_{k}": v for k, v in vars(solo).items()},
@@ -209,7 +205,7 @@ class Scenes:
             live.run(2.0, lambda: all(len(s.reads) > 2 for s in others))
             people = self._read(live, script.interactive, script.decoders_s, _MOST_STRETCH)
             end = _last_read(people)
-        read, streams = _checked(live.answers(people)), _checked(live.answers(others))
+        read, streams = checked(live.answers(people)), checked(live.answers(others))
         begin = max((a.times[0] for a in read if a.times), default=end)
         tokens = tokens_within([a.times for a in streams], begin, end)
         return {
@@ -230,7 +226,7 @@ class Scenes:
             few = lambda: all(s.reads[-1][0] > paste.sent + 0.5 for s in people)  # noqa: E731
             live.run(script.paste_s, few)
             end = min(_last_read(people), paste.reads[-1][0] if paste.whole else float("inf"))
-        read, pasted = _checked(live.answers(people)), _checked(live.answers([paste]))
+        read, pasted = checked(live.answers(people)), checked(live.answers([paste]))
         beside = [_during(a.times, paste.sent, end) for a in read]
         ttft = pasted[0].ttft_s
         return {
@@ -275,12 +271,6 @@ def _pace(answers: Sequence[Answer]) -> Pace | None:
 
 def _last_read(streams: Sequence[Stream]) -> float:
     return max((s.reads[-1][0] for s in streams if s.reads), default=0.0)
-
-
-def _checked(answers: list[Answer]) -> list[Answer]:
-    if error := clients.first_error(answers):
-        raise SceneFailed(error)
-    return answers
 
 
 SAYS = (

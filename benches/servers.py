@@ -20,7 +20,9 @@ from pathlib import Path
 
 from benches.clients import FramedWire, SseWire, Wire
 from benches.host import ROOT
+from uma_trio.machine import limit_spinning
 
+FAKE = Path("fake")  # in place of a model: the daemon computes nothing
 START_S = 120.0
 _STOP_S = 20.0
 
@@ -52,14 +54,12 @@ def daemon(
     setup: Setup,
     launcher: Sequence[str] = ("-m", "uma_trio.cli.main"),
     extra: Sequence[str] = (),
-    cache: Path | None = None,
 ) -> Iterator[Running]:
     """Run our daemon with `extra` flags; `launcher` is what Python is given before ``serve``.
 
-    With a `cache` of its own it knows nothing of this machine but what it measured since that
-    folder was made.
+    It knows nothing of this machine but what it measures while it starts: a daemon stores what its
+    ticks taught, so with a cache that is shared one measurement would depend on those before it.
     """
-    own = {} if cache is None else {"XDG_CACHE_HOME": str(cache)}
     with tempfile.TemporaryDirectory(prefix="uma-") as folder:
         path = Path(folder) / "s"
         command = [
@@ -67,8 +67,8 @@ def daemon(
             "--model", str(setup.model), "--socket", str(path), "--n-ctx", str(setup.n_ctx),
             "--parallel", str(setup.slots), "--threads", str(setup.threads), *extra,
         ]  # fmt: skip
-        wire = FramedWire(path)
-        with _process(command, Path(folder) / "log", lambda: _connects(wire), own) as pid:
+        wire, log, own = FramedWire(path), Path(folder) / "log", {"XDG_CACHE_HOME": folder}
+        with _process(command, log, lambda: _connects(wire), own) as pid:
             yield Running(pid, wire)
 
 
@@ -93,12 +93,17 @@ def metered(meter: Path, *options: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def fake_daemon(setup: Setup, tick_ms: float = 1.0) -> Iterator[Running]:
+def fake_daemon(setup: Setup, extra: Sequence[str] = (), tick_ms: float = 1.0) -> Iterator[Running]:
     """Run our daemon without a model; a tick takes `tick_ms`."""
     with tempfile.TemporaryDirectory(prefix="meter-") as folder:
         launcher = metered(Path(folder) / "meter", "--tick-ms", str(tick_ms))
-        with daemon(setup, launcher) as running:
+        with daemon(setup, launcher, extra) as running:
             yield running
+
+
+def ours(setup: Setup, *extra: str) -> contextlib.AbstractContextManager[Running]:
+    """Run our daemon with `extra` flags, on the model of the setup or on the fake."""
+    return (fake_daemon if setup.model == FAKE else daemon)(setup, extra=extra)
 
 
 def server_flags(variant: str, k: int) -> tuple[str, ...]:
@@ -110,6 +115,18 @@ def server_flags(variant: str, k: int) -> tuple[str, ...]:
     }[variant]
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of every program that is measured, ours and others' alike.
+
+    The daemon limits how long OpenMP's threads spin, which beside other work makes a large
+    difference: it would be no comparison of servers if only one of them did. What the user's own
+    environment says to the daemon is not part of the comparison.
+    """
+    env = {key: value for key, value in os.environ.items() if not key.startswith("UMA_")}
+    limit_spinning(env)
+    return env | {"PYTHONPATH": str(ROOT)}
+
+
 def batched_bench_command(
     programs: Path, setup: Setup, k: int, prompt_tokens: int, gen_tokens: int
 ) -> list[str]:
@@ -119,6 +136,14 @@ def batched_bench_command(
         "-m", str(setup.model), "-c", str(setup.n_ctx), "-t", str(setup.threads),
         "-npp", str(prompt_tokens), "-ntg", str(gen_tokens), "-npl", str(k),
         "--kv-unified", "--output-format", "jsonl",
+    ]  # fmt: skip
+
+
+def llama_bench_command(programs: Path, setup: Setup, prompt_tokens: int) -> list[str]:
+    """Return the call that measures how fast llama.cpp alone computes a prompt."""
+    return [
+        str(programs / "llama-bench"), "-m", str(setup.model), "-t", str(setup.threads),
+        "-p", str(prompt_tokens), "-n", "0", "-o", "jsonl",
     ]  # fmt: skip
 
 
@@ -136,9 +161,7 @@ def _process(
     ready: Callable[[], bool],
     own: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    # What the user's own environment says to the daemon is not part of the comparison.
-    env = {key: value for key, value in os.environ.items() if not key.startswith("UMA_")}
-    env |= {"PYTHONPATH": str(ROOT), **(own or {})}
+    env = environment() | dict(own or {})
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT

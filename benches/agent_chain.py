@@ -1,0 +1,229 @@
+"""An agent that works through eight steps while four programs generate: how much longer it takes.
+
+    python -m benches.agent_chain               medians of 3 (20 to 60 minutes)
+    python -m benches.agent_chain --quick       once, 3 steps of 32 tokens (about 3 minutes)
+    python -m benches.agent_chain --dry-run     the whole path without a model or peers, in seconds
+
+A chain is eight requests, one after another: each has the prompt of the one before and more (what
+the model said and what a tool found: words that are drawn, so that all servers get the same), asks
+for 128 tokens, and is followed by a pause in which the tool runs. First the chain runs alone, then,
+on the same server, beside four background clients that have an answer of 256 tokens generated, and
+the next as soon as it ends. *slowdown* is the time of the chain under load by its time alone; the
+pauses are the same in both and are left out of it (*with pauses* has them in). A chain that is not
+done after ten times its time alone is given up; its slowdown is then at least what is printed,
+and *steps* says how far it came. A server with a prompt cache may use it: steps share a beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benches import chart, clients, contest, report, servers
+from benches.clients import Answer, Job, Wire
+from benches.contest import OURS, Column, Medians, Row, System
+from benches.live import Live, Stream
+from benches.rates import median
+from benches.setting import model_or_exit, setting
+
+TARGET = 1.5
+_PATIENCE = 10.0
+_COLUMNS: tuple[Column, ...] = (
+    ("slowdown", "slowdown", 2), ("with pauses", "slowdown_all", 2), ("steps", "steps", 0),
+    ("alone s", "alone_s", 1), ("loaded s", "loaded_s", 1),
+    ("step's TTFT alone ms", "alone_ttft_ms", 0), ("loaded ms", "loaded_ttft_ms", 0),
+    ("background t/s", "background", 1), ("others %", "others_pct", 0), ("spin ms", "spin_ms", 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Script:
+    """One chain and its company. Tokens and seconds."""
+
+    steps: int = 8
+    prompt_tokens: int = 64
+    found_tokens: int = 64  # what a tool adds in each step, besides the answer
+    answer_tokens: int = 128
+    pause_s: float = 0.3  # mean; exponential
+    background: int = 4
+    stream_tokens: int = 256
+
+    @property
+    def cells(self) -> int:
+        """A context that holds the last step and everybody else."""
+        step = self.found_tokens + self.answer_tokens
+        chain = self.prompt_tokens + self.steps * step
+        others = self.background * (self.prompt_tokens + self.stream_tokens)
+        return -(-(chain + others + 256) // 1024) * 1024
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What became of a chain: the answers to its steps, seconds of waiting for them, of pauses."""
+
+    answers: Sequence[Answer]
+    work_s: float
+    pauses_s: float
+
+    @property
+    def done(self) -> int:
+        """How many steps were answered whole."""
+        return sum(a.completion_tokens is not None for a in self.answers)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Median of the steps' times to their first token."""
+        found = [1e3 * t for a in self.answers if (t := a.ttft_s) is not None]
+        return median(found) if found else None
+
+
+class Agent:
+    """Plays chains on one server."""
+
+    def __init__(self, wire: Wire, script: Script, seed: str) -> None:
+        self._wire = wire
+        self._script = script
+        self._seed = seed
+        self._n = 0
+
+    def play(self) -> Row:
+        """Run a chain alone and one beside the background; return the figures."""
+        warm = clients.jobs(1, self._script.prompt_tokens, 2, f"{self._seed}/warm")
+        clients.checked(clients.drive(self._wire, warm))
+        with Live(self._wire) as live:
+            alone = self._chain(live, "alone", float("inf"))
+        with Live(self._wire) as live:
+            others: list[Stream] = []
+            for _ in range(self._script.background):
+                self._generate(live, others)
+            live.run(20.0, lambda: all(len(s.reads) > 2 or s.over for s in others))
+            began = live.now
+            loaded = self._chain(live, "loaded", _PATIENCE * alone.work_s)
+            seconds = live.now - began
+        got = [at for a in clients.checked(live.answers(others)) for at in a.times if at >= began]
+        return compare(alone, loaded) | {"background": len(got) / seconds}
+
+    def _chain(self, live: Live, name: str, patience_s: float) -> Chain:
+        """Take step after step; give up when the chain has waited for longer than `patience_s`."""
+        script, draw = self._script, random.Random(f"{self._seed}/{name}")
+        words = draw.choices(clients.WORDS, k=script.prompt_tokens)
+        steps: list[Stream] = []
+        work_s = pauses_s = 0.0
+        while len(steps) < script.steps:
+            began = live.now
+            prompt = " ".join(words)
+            step = live.start(
+                Job(f"{name}-{len(steps)}", prompt, script.answer_tokens, "interactive")
+            )
+            steps.append(step)
+            live.run(patience_s - work_s, lambda step=step: step.over)  # type: ignore[misc]
+            work_s += live.now - began
+            if not step.over:
+                break
+            words += draw.choices(clients.WORDS, k=script.answer_tokens + script.found_tokens)
+            pause_s = draw.expovariate(1 / script.pause_s)
+            live.run(pause_s)
+            pauses_s += pause_s
+        return Chain(clients.checked(live.answers(steps)), work_s, pauses_s)
+
+    def _generate(self, live: Live, others: list[Stream]) -> None:
+        """Have one background client ask for answers for ever."""
+        script = self._script
+
+        def again(_before: Stream | None = None) -> None:
+            self._n += 1
+            seed = f"{self._seed}/other/{self._n}"
+            (job,) = clients.jobs(1, script.prompt_tokens, script.stream_tokens, seed)
+            others.append(live.start(Job(job.id, job.prompt, job.max_tokens, "background"), again))
+
+        again()
+
+
+def compare(alone: Chain, loaded: Chain) -> Row:
+    """Return what the load did to a chain; one that was given up was slowed down by more."""
+    return {
+        "slowdown": loaded.work_s / alone.work_s,
+        "slowdown_all": (loaded.work_s + loaded.pauses_s) / (alone.work_s + alone.pauses_s),
+        "steps": loaded.done,
+        "alone_s": alone.work_s,
+        "loaded_s": loaded.work_s,
+        "alone_ttft_ms": alone.ttft_ms,
+        "loaded_ttft_ms": loaded.ttft_ms,
+    }
+
+
+def systems(
+    setup: servers.Setup, folder: Path | None, given: argparse.Namespace, script: Script
+) -> list[System]:
+    """Return everything that is compared."""
+
+    def play(running: servers.Running, seed: str) -> Row:
+        return Agent(running.wire, script, seed).play()
+
+    shared = servers.server_flags("np-kvu", setup.slots)
+    flags = [(), shared, *((*shared, "-b", str(size)) for size in given.batch)]
+    found = contest.daemons(setup, given.policies, play)
+    return found + contest.llama_servers(folder, setup, flags, play)
+
+
+def verdicts(medians: Medians, steps: int) -> Iterator[str]:
+    """Yield for each of our policies whether the target is met, and what the others do."""
+    for system in medians.systems:
+        slowdown = medians(system, "slowdown")
+        if system.family == OURS:
+            yield contest.verdict(f"{system.name}: slowdown of the chain", slowdown, TARGET)
+        elif slowdown is not None:
+            least = "" if medians(system, "steps") == steps else "at least "
+            yield f"{system.name}: {least}{slowdown:.2f}"
+
+
+def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Script]:
+    """Parse the command line; ``--quick`` only changes defaults."""
+    parser = report.parser("agent_chain", __doc__)
+    report.common_arguments(parser)
+    contest.arguments(parser)
+    add = parser.add_argument
+    add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
+    add("--batch", type=int, nargs="*", default=[16], metavar="N", help="llama-server's -b")
+    add("--steps", type=int, metavar="N", help="of the chain (8)")
+    add("--answer-tokens", type=int, metavar="N", help="of each step (128)")
+    add("--background", type=int, default=4, metavar="N", help="clients that generate meanwhile")
+    given = parser.parse_args(argv)
+    short = given.quick or given.dry_run
+    script = Script(
+        steps=given.steps or (3 if short else 8),
+        answer_tokens=given.answer_tokens or (32 if short else 128),
+        pause_s=0.02 if given.dry_run else 0.3,
+        background=given.background,
+    )
+    return given, script
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table and the verdicts, write the CSV and the chart."""
+    given, script = arguments(argv)
+    here, model = setting(given), model_or_exit(given)
+    setup = servers.Setup(model, here.threads, script.cells, script.background + 1)
+    compared = systems(setup, here.peers, given, script)
+    facts = here.facts(model=model.name, script=f"{script}, context {script.cells}")
+    report.print_facts(facts)
+    # By a machine that gives 50 tokens/s to one stream, and thrice the time under load.
+    seconds = 5 + 4 * script.steps * (script.answer_tokens / 50 + script.pause_s)
+    rows = contest.run(
+        compared, contest.effort(given, seconds, minutes=90), here.seed,
+        lambda row: f"slowdown {row['slowdown']:.2f}, {row['steps']} steps",
+    )  # fmt: skip
+    medians = Medians(compared, rows)
+    title = "slowdown of the chain (less is better)"
+    slow = {s.name: v for s in compared if (v := medians(s, "slowdown")) is not None}
+    files = chart.bars("agent_chain", {title: slow}, {title: TARGET}, chart.caption(facts))
+    said = (medians.table(_COLUMNS), "\n".join(verdicts(medians, script.steps)))
+    return contest.conclude("agent_chain", said, rows, facts, files)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
