@@ -16,6 +16,8 @@ from structlog.testing import capture_logs
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
+from engine_kit import Bench
+
 from models.synthetic import write_model
 from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_lib import LogLevel, parse_features
@@ -23,7 +25,10 @@ from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
 from uma_trio.backend.llama import LlamaBackend, _describe, system_info
 from uma_trio.config import Config
+from uma_trio.models import bundled_model
 from uma_trio.parts import load_backend
+from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.state import SchedulerState
 
 pytestmark = pytest.mark.real
 
@@ -151,6 +156,35 @@ def test_an_interrupted_decode_is_nothing_to_warn_of(tiny: Path) -> None:
     assert backend.decode(1) == DecodeStatus.ABORTED
     assert lines == []
     backend.close()
+
+
+def test_a_tick_that_is_given_up_changes_no_token_of_the_bundled_model() -> None:
+    """A batch job and the person who interrupted it get the text that they get undisturbed."""
+
+    def told(predicted_s: float) -> list[list[int]]:
+        def one_each(state: SchedulerState) -> Plan:
+            people = [view for view in state.sequences if view.lane == "interactive"]
+            view = (people or state.sequences)[0]
+            if view.computed == 64 and len(sinks) == 1:  # it came too late for this plan
+                sinks.append(bench.submit("Once upon a time", 12, ignore_eos=True)[1])
+            phase = "decode" if view.decoding else "prefill"
+            item = PlanItem(view.key, min(view.pending, 64), phase, "in turn")
+            return Plan((item,), predicted_s=predicted_s)
+
+        backend = LlamaBackend.load(bundled_model(), n_ctx=1024, n_slots=2, n_batch=64, threads=1)
+        if backend.arm() is None:
+            pytest.skip("this machine's hardware does not ask whether to go on")
+        bench = Bench(backend, one_each)  # type: ignore[arg-type]
+        document = "A fox and a lantern. " * 40
+        sinks = [bench.submit(document, 12, lane="background", ignore_eos=True)[1]]
+        bench.run()
+        assert [len(sink.tokens) for sink in sinks] == [12, 12]
+        statuses = [tick.status for tick in bench.explain(ticks=100).ticks]
+        assert statuses.count(DecodeStatus.ABORTED) == (predicted_s > 0)
+        backend.close()
+        return [sink.tokens for sink in sinks]
+
+    assert told(predicted_s=1.0) == told(predicted_s=0.0)
 
 
 def test_on_a_gpu_nothing_can_be_interrupted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.preemption import GIVEN_UP
 from uma_trio.engine.recorder import ABORTED
+from uma_trio.policy.pipeline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
@@ -150,6 +151,18 @@ def test_to_give_up_a_tick_is_no_failure() -> None:
     said = [tick.recovery for tick in run.explain(ticks=100).ticks if tick.status]
     assert said == [GIVEN_UP, "positions re-synchronised, to be tried again"]
     assert batch.tokens == run.expected(DOCUMENT, 5)
+
+
+def test_an_abort_that_nobody_asked_for_is_a_failure() -> None:
+    """A backend that ends a tick by itself may have left anything: positions are compared."""
+    faults = {0: Fault(status=DecodeStatus.ABORTED, keep=3)}
+    run = bench(FakeBackend(n_ctx=4096, n_batch=128, faults=faults), baseline)
+    _, sink = run.submit(DOCUMENT, 5, lane="background")
+    run.run()
+    assert aborted(run) == 0
+    said = [tick.recovery for tick in run.explain(ticks=100).ticks if tick.status]
+    assert said == ["positions re-synchronised, to be tried again"]
+    assert sink.tokens == run.expected(DOCUMENT, 5)
 
 
 def test_arrivals_in_every_tick_do_not_starve_a_batch_job() -> None:
