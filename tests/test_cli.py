@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -41,10 +42,19 @@ from uma_protocol import (
     encode_event,
     frame,
 )
-from uma_trio.cli.checks import check_limits, check_model, check_socket, compare_features
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.cli.checks import (
+    check_limits,
+    check_model,
+    check_socket,
+    compare_features,
+    judge_files,
+)
 from uma_trio.cli.demo_pane import Pane
 from uma_trio.cli.output import count, duration, harmless, size
+from uma_trio.cli.serve import ready_block
 from uma_trio.config import Config
+from uma_trio.daemon import ReadyInfo
 
 PATIENCE_S = 30
 PROGRAMS = {
@@ -210,12 +220,14 @@ async def test_help_names_every_option_once() -> None:
         ("umad", ["serve", "--kv-type", "q6"], "q8_0"),
         ("umad", ["--http", "on"], "it comes with the HTTP gateway"),
         ("umad", ["--policy", "luck"], "baseline"),
+        ("umad", ["--trace", "no/such/file", "--model", "none"], "--trace no/such/file: No such"),
+        ("umad", ["--trace", "/", "--model", "none"], "--trace /: Is a directory"),
         ("uma-cli", ["--top-p", "3", "hi"], "top_p"),
         ("uma-cli", ["--max-tokens", "many", "hi"], "--max-tokens"),
         ("uma-cli", ["--prompt", "a", "b"], "keep one of them"),
         ("uma-cli", ["--raw", "--system", "a", "b"], "--system needs --chat"),
         ("uma-cli", ["--metrics", "b"], "--metrics asks nothing"),
-        ("uma-cli", [], "There is no prompt"),
+        ("uma-cli", ["--socket", "/x"], 'Try: uma-trio run --socket /x "Tell me a story'),
         ("uma-trio", ["metrics", "--watch", "0"], "--watch"),
         ("uma-trio", ["explain", "--ticks", "1001"], "0 to 1000"),
         ("uma-trio", ["explain", "0"], "no handle"),
@@ -408,7 +420,7 @@ def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
     (missing,) = check_socket(folder / "no" / "uma.sock")
     assert missing.weight == "blocks"
     (long,) = check_socket(folder / ("x" * 120))
-    assert "bytes long" in long.what
+    assert "bytes too long" in long.what
 
 
 def test_doctor_names_processor_features_that_are_not_used() -> None:
@@ -430,9 +442,29 @@ def test_doctor_refuses_what_is_not_a_model(folder: Path) -> None:
     assert "There is no model file" in finding.what
 
 
-def test_doctor_counts_files_and_threads() -> None:
-    """More connections than files, or threads than cores, are told with the number to use."""
-    found = check_limits(Config(max_sessions=65_536, threads=512))
+def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:
+    """It can be copied into a shell as it stands."""
+    fake = FakeBackend()
+    usual, other = (
+        ready_block(ReadyInfo(path, fake.model, fake.limits, "cpu", "baseline"), 1.0)
+        for path in (str(Config().socket), "/run/my socket")
+    )
+    assert '  try      uma-trio run "Tell me a story' in usual
+    assert "  try      uma-trio run --socket '/run/my socket' \"Tell me a story" in other
+
+
+def test_doctor_counts_files_as_the_daemon_does() -> None:
+    """Two for each client and some of its own; it is the hard limit that counts."""
+    assert judge_files(32, 128).what == "128 needed, 128 allowed"
+    short = judge_files(32, 127)
+    assert short.weight == "slow"
+    assert "--max-sessions 32 needs 128 open files, 127 are allowed" in short.what
+    assert judge_files(10**9, resource.RLIM_INFINITY).weight == "ok"
+
+
+def test_doctor_counts_threads() -> None:
+    """More of them than cores are told with the number to use."""
+    found = check_limits(Config(threads=512))
     assert {finding.about: finding.weight for finding in found}["threads"] == "slow"
 
 

@@ -116,10 +116,13 @@ def test_doctor_says_the_line_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     doctor._show([], {"model": "my model.gguf", "n_ctx": "512", "config": None})
     served = Finding("socket", "ok", "uma.sock is served by a daemon, pid 7")
     doctor._show([served], {})
+    doctor._show([served], {"socket": "/run/my socket"})
     assert window.lines()[0] == (
         "The daemon can run: uma-trio serve --model 'my model.gguf' --n-ctx 512"
     )
-    assert window.lines()[-1] == 'A daemon runs already: uma-trio run "Once upon a time"'
+    question = '"Tell me a story about a fox and a lantern"'
+    assert window.lines()[2] == f"A daemon runs already: uma-trio run {question}"
+    assert window.lines()[-1].endswith(f"uma-trio run --socket '/run/my socket' {question}")
 
 
 def test_a_pipe_has_no_edge(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,12 @@ class Daemon:
             raise AssertionError
         return self.process.stdout.readline().strip()
 
+    def next_error(self) -> str:
+        """Wait for the next line of its log, which is then no fault."""
+        if self.process.stderr is None:
+            raise AssertionError
+        return self.process.stderr.readline()
+
     def signal(self, number: int = signal.SIGTERM) -> None:
         """Send it a signal."""
         self.process.send_signal(number)
@@ -392,7 +398,9 @@ def test_a_dead_engine_tells_everybody_and_ends_loudly() -> None:
             sock.close()
         assert running.process.wait(PATIENCE_S) == 70
         assert not Path(running.path).exists()
-        running.process.communicate()
+        _, errors = running.process.communicate()
+        assert "Traceback" in json.loads(errors)["exception"]
+        assert "told to" in errors
 
 
 # --- ownership ---
@@ -406,6 +414,18 @@ def test_the_second_daemon_learns_that_it_is_one() -> None:
         assert re.search(rf"pid {running.process.pid}\b", said)
         assert second.exit_code() == 75
         assert len(list(generate_sync("still here", running.path, max_tokens=3))) >= 3
+
+
+def test_a_daemon_tells_that_its_socket_was_removed() -> None:
+    """Who is connected stays; the log says why nobody else comes, and what to do."""
+    with daemon() as running:
+        sock = running.dial()
+        Path(running.path).unlink()
+        line = json.loads(running.next_error())
+        assert line["socket"] == running.path
+        assert "restart" in line["fix"]
+        send(sock, {"id": "r", "prompt": "p", "max_tokens": 3})
+        assert receive_all(sock)[-1]["event"] == "eos"
 
 
 def test_after_kill_nine_the_next_daemon_starts() -> None:

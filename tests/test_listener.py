@@ -167,8 +167,9 @@ def test_a_second_link_to_a_file_is_no_lock(path: Path) -> None:
 
 def test_a_path_too_long_is_named_with_its_excess(path: Path) -> None:
     """The operator learns how much shorter it has to be."""
-    with pytest.raises(SocketUnusable, match="too long"):
-        claim(path.with_name("x" * 200))
+    long = path.with_name("x" * (110 - len(str(path.parent))))
+    with pytest.raises(SocketUnusable, match=f"{110 + 1 - 107} bytes too long.* 107 .*--socket"):
+        claim(long)
 
 
 def test_a_missing_folder_is_a_sentence(path: Path) -> None:
@@ -191,6 +192,28 @@ def test_a_deleted_socket_is_no_error(path: Path) -> None:
     with claim(path) as mine, mine.listen() as listener:
         path.unlink()
         assert not listener.still_ours()
+
+
+async def test_who_listens_learns_that_its_name_was_taken_away(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nobody can come any more, and only the daemon can notice."""
+    with claim(path) as mine, mine.listen() as listener:
+        with trio.move_on_after(600) as patience:
+            await listener.until_lost()
+        assert patience.cancelled_caught
+        os.unlink(path)
+        with trio.fail_after(60):
+            await listener.until_lost()
+
+
+def test_a_claim_whose_socket_is_gone_is_told_apart(path: Path) -> None:
+    """To use what is served there would be no advice."""
+    with claim(path) as mine:
+        with pytest.raises(SocketTaken, match=f"pid {os.getpid()}, .* no socket there"):
+            claim(path)
+        with mine.listen(), pytest.raises(SocketTaken, match="already served"):
+            claim(path)
 
 
 def test_the_lock_does_not_reach_child_processes(path: Path) -> None:

@@ -7,11 +7,13 @@ order of the end is the reverse, with the running requests finished or told in b
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import trio
 from attrs import evolve, frozen
@@ -26,10 +28,11 @@ from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.task import EngineDied, run_engine
-from uma_trio.machine import settle
+from uma_trio.machine import files_needed, settle
 from uma_trio.net.listener import Listener, claim
 from uma_trio.net.server import Server
 from uma_trio.net.shared import Shared, in_thread
+from uma_trio.options import ConfigError
 from uma_trio.parts import (
     Progress,
     engine_settings,
@@ -49,7 +52,6 @@ from uma_trio.text.frontend import FrontEnd
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
 _FORCED_S = 1.0
-_SPARE_DESCRIPTORS = 64
 _STOPPING = "the daemon is stopping; send the request again once it has restarted"
 
 
@@ -87,6 +89,7 @@ async def serve(
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
     """
     policy = find_policy(config.policy)
+    _check_trace(config.trace)
     with claim(config.socket) as name, scorecard_file(config) as table:
         if backend is None:
             backend = await trio.to_thread.run_sync(
@@ -152,10 +155,11 @@ class _Daemon:
 
     async def run(self, listener: Listener, on_ready: Callable[[ReadyInfo], None] | None) -> None:
         """Serve on `listener` until told to stop. Raises as :func:`serve` says."""
-        _want_descriptors(2 * self._config.max_sessions + _SPARE_DESCRIPTORS, self._log.warning)
+        _want_files(files_needed(self._config.max_sessions), self._log.warning)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._compute)
             nursery.start_soon(self._scorekeeper.run)
+            nursery.start_soon(self._watch_name, listener)
             await nursery.start(self._obey_signals, listener)
             with self._clients:
                 async with trio.open_nursery() as clients:
@@ -199,10 +203,19 @@ class _Daemon:
             await run_engine(self._engine, self._inbox)
         except EngineDied as died:
             # The streams have been told; their connections get a moment to pass it on.
+            self._log.error("the engine has stopped", exc_info=died.__cause__)
             self._died = died
             self._stopping.set()
         finally:
             self._computed.set()
+
+    async def _watch_name(self, listener: Listener) -> None:
+        await listener.until_lost()
+        self._log.warning(
+            "the socket file was removed or replaced: no new client can reach this daemon",
+            socket=listener.path,
+            fix="restart it; those who are connected are served until then",
+        )
 
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
@@ -252,6 +265,21 @@ def _described(config: Config, backend: Backend, settings: EngineSettings) -> Me
     return metrics
 
 
+def _check_trace(path: Path | None) -> None:
+    """Find out now what would come to light only when the model is loaded."""
+    if path is None:
+        return
+    if path.is_dir():
+        fault = errno.EISDIR
+    elif not path.parent.is_dir():
+        fault = errno.ENOENT
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        fault = errno.EACCES
+    else:
+        return
+    raise ConfigError(f"--trace {path}: {os.strerror(fault)}; name a file that can be written")
+
+
 def _ending_signals() -> list[signal.Signals]:
     """Return what ends the daemon in order. A closed terminal is one, unless `nohup` said not."""
     ending = [signal.SIGTERM, signal.SIGINT]
@@ -260,7 +288,7 @@ def _ending_signals() -> list[signal.Signals]:
     return ending
 
 
-def _want_descriptors(n: int, warn: Callable[..., object]) -> None:
+def _want_files(n: int, warn: Callable[..., object]) -> None:
     """Raise the soft limit of open files to `n` where we may; say so where we may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= n:

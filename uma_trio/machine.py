@@ -9,6 +9,8 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+_OWN_FILES = 64  # the model, the trace, the event loop, clients that are turned away
+
 
 def physical_cores(root: Path = Path("/")) -> int:
     """Return how many cores this process may keep busy: siblings of one core count once.
@@ -76,6 +78,15 @@ def _sysctl(name: str) -> int:
         return int(done.stdout)
     except (OSError, ValueError, subprocess.CalledProcessError):
         return 0
+
+
+def files_needed(max_sessions: int) -> int:
+    """Return how many open files a daemon may need for so many clients, and for itself.
+
+    A client is a socket, and one that has ended its sending side another file, which tells when it
+    leaves.
+    """
+    return 2 * max_sessions + _OWN_FILES
 
 
 def limit_spinning(environ: MutableMapping[str, str] = os.environ) -> None:

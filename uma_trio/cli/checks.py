@@ -20,7 +20,7 @@ from attrs import frozen
 
 from uma_trio.cli.output import size
 from uma_trio.config import Config
-from uma_trio.machine import cpu_features, cpu_quota, physical_cores
+from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cores
 
 Weight = Literal["ok", "slow", "blocks"]
 
@@ -45,7 +45,6 @@ _PROBE = (
     "from uma_trio.backend.llama import system_info\n"
     "json.dump(attrs.asdict(system_info()), sys.stdout, default=dict)"
 )
-_SPARE_FILES = 64
 _SPARE_MEMORY = 300_000_000  # Python, logits, llama.cpp's scratch buffers
 
 
@@ -118,10 +117,10 @@ def check_socket(path: Path) -> list[Finding]:
 
 
 def _socket(path: Path) -> Finding:
-    limit = 107 if sys.platform == "linux" else 103
-    if len(os.fsencode(path)) > limit:
-        what = f"{path} is {len(os.fsencode(path))} bytes long, a socket may have {limit}"
-        return Finding("socket", "blocks", what, "choose a shorter --socket")
+    from uma_trio.net.listener import too_long
+
+    if problem := too_long(path):
+        return Finding("socket", "blocks", problem, "choose a shorter --socket")
     folder = path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         what = f"{folder} is not a folder that this user can write to"
@@ -130,7 +129,9 @@ def _socket(path: Path) -> Finding:
         info = path.lstat()
     except OSError:
         if _locked(path):
-            return Finding("socket", "ok", f"a daemon that owns {path} is starting or stopping")
+            what = f"{path} is not there and taken: a daemon is starting, or its socket was removed"
+            fix = "wait a moment; if that changes nothing, restart that daemon"
+            return Finding("socket", "slow", what, fix)
         return Finding("socket", "ok", f"{path} is free")
     if not stat.S_ISSOCK(info.st_mode):
         what = f"{path} is there and is not a socket"
@@ -210,14 +211,8 @@ def _check_mlock(config: Config, weights: int) -> list[Finding]:
 
 def check_limits(config: Config) -> list[Finding]:
     """See whether the system grants the files and the processor time that are wanted."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = config.max_sessions + _SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= need:
-        found = [Finding("open files", "ok", f"{need} needed, {soft} granted")]
-    else:
-        what = f"--max-sessions {config.max_sessions} needs {need} open files, {soft} are granted"
-        fix = f"ulimit -n {need}" if hard >= need or hard < 0 else "fewer --max-sessions"
-        found = [Finding("open files", "slow", what, fix)]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = [judge_files(config.max_sessions, most)]
     cores, quota = physical_cores(), cpu_quota()
     threads = config.threads or cores
     within = f", {quota:g} of processor time" if quota is not None else ""
@@ -225,3 +220,15 @@ def check_limits(config: Config) -> list[Finding]:
         return [*found, Finding("threads", "ok", f"{threads} of {cores} physical cores{within}")]
     what = f"--threads {threads} on {cores} physical cores{within}: they wait for each other"
     return [*found, Finding("threads", "slow", what, f"--threads {cores}")]
+
+
+def judge_files(max_sessions: int, most: int) -> Finding:
+    """See whether so many clients find files to open; the daemon itself goes up to `most`."""
+    need = files_needed(max_sessions)
+    if most == resource.RLIM_INFINITY:
+        return Finding("open files", "ok", f"{need} needed, no limit")
+    if most >= need:
+        return Finding("open files", "ok", f"{need} needed, {most} allowed")
+    what = f"--max-sessions {max_sessions} needs {need} open files, {most} are allowed"
+    fix = "fewer --max-sessions, or a higher hard limit (ulimit -Hn, as root)"
+    return Finding("open files", "slow", what, fix)

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from uma_trio import __version__, settings
 from uma_trio.cli import checks
 from uma_trio.cli.checks import Finding
-from uma_trio.cli.output import OK, USAGE, complain, console, print_json
+from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
 from uma_trio.config import Config
 from uma_trio.options import ConfigError
 
@@ -103,7 +103,7 @@ def _verdict(findings: list[Finding], flags: dict[str, str | None]) -> str:
     if blocking:
         return f"{blocking} of these must be fixed before the daemon can run."
     if any(finding.about == "socket" and "is served by" in finding.what for finding in findings):
-        return 'A daemon runs already: uma-trio run "Once upon a time"'
+        return f"A daemon runs already: {how_to_ask(settings.load(flags).socket)}"
     if slowing:
         return f"The daemon can run; {slowing} of these would slow it down."
     given = [(f"--{name.replace('_', '-')}", value) for name, value in flags.items() if value]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uma_trio import settings
-from uma_trio.config import CONFIG_ENV
+from uma_trio.config import CONFIG_ENV, Config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,6 +102,13 @@ def socket_path(flag: str | None) -> Path:
     wanted = ("UMA_SOCK", CONFIG_ENV)
     env = {name: os.environ[name] for name in wanted if name in os.environ}
     return settings.load({"socket": flag}, env).socket
+
+
+def how_to_ask(socket: Path) -> str:
+    """Return a command that asks the daemon on `socket` for something, to be copied."""
+    where = "" if socket == Config().socket else f" --socket {shlex.quote(str(socket))}"
+    # What the bundled model can do; others can too.
+    return f'uma-trio run{where} "Tell me a story about a fox and a lantern"'
 
 
 def attempt(verb: Callable[..., Awaitable[int]], *arguments: Any) -> int:

@@ -21,6 +21,7 @@ from uma_trio.cli.output import (
     attempt,
     complain,
     harmless,
+    how_to_ask,
     print_json,
     socket_path,
 )
@@ -127,7 +128,7 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
         return metrics(json=True, socket=asking.socket)
     prompt = asking.prompt if asking.prompt is not None else " ".join(words) or _standard_input()
     if not prompt:
-        complain('There is no prompt. Try: uma-trio run "Once upon a time"')
+        complain(f"There is no prompt. Try: {how_to_ask(socket_path(asking.socket))}")
         return USAGE
     _check(prompt, asking)
     return attempt(_talk, socket_path(asking.socket), prompt, chat, asking)

@@ -6,6 +6,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -21,6 +22,7 @@ from uma_trio.cli.output import (
     console,
     count,
     duration,
+    how_to_ask,
     leaves,
     size,
 )
@@ -135,11 +137,9 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         "backend": info.backend,
         "policy": info.policy,
     }
-    default = next(item.default for item in OPTIONS if item.flag == "--socket")
-    where = "" if str(info.socket) == str(default) else f" --socket {info.socket}"
     lines = [f"uma-trio is ready after {duration(took_s)}."]
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
-    lines += [f'  try      uma-trio run{where} "Once upon a time"', "  stop     Ctrl-C"]
+    lines += [f"  try      {how_to_ask(Path(info.socket))}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
 
 

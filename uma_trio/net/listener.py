@@ -23,11 +23,12 @@ import trio
 from uma_trio.net.peers import peer_of
 
 BACKLOG = 128
-# sizeof(sun_path), with the closing NUL that Linux would let us do without.
-_PATH_MAX = 108 if sys.platform == "linux" else 104
+# sizeof(sun_path) less the closing NUL, which Linux would let us do without.
+_LONGEST_PATH = 107 if sys.platform == "linux" else 103
 # The accept errors that say "not now" rather than "never"; trio.serve_listeners has the same.
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _ACCEPT_PAUSE_S = 0.1
+_LOOK_S = 2.0
 _ELSEWHERE = "choose another path with --socket"
 
 
@@ -36,7 +37,13 @@ class SocketTaken(Exception):
 
     def __init__(self, path: str, pid: int | None) -> None:
         who = f"pid {pid}" if pid is not None else "another process"
-        super().__init__(f"{path} is already served by {who}; use that, or {_ELSEWHERE}")
+        what = f"{path} is already served by {who}; use that, or {_ELSEWHERE}"
+        if not os.path.lexists(path):
+            what = (
+                f"{path} is taken by {who}, and there is no socket there: it is starting, or its "
+                f"socket file was removed; wait, end it, or {_ELSEWHERE}"
+            )
+        super().__init__(what)
         self.path = path
         self.pid = pid
 
@@ -96,6 +103,11 @@ class Listener:
         except OSError:
             return False
 
+    async def until_lost(self) -> None:
+        """Wait until the name does not lead to our socket any more: nobody new can come then."""
+        while self.still_ours():  # noqa: ASYNC110 - file systems wake nobody portably
+            await trio.sleep(_LOOK_S)
+
     async def accept_forever(
         self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
     ) -> None:
@@ -149,12 +161,8 @@ def claim(path: str | os.PathLike[str]) -> Claim:
         SocketUnusable: the path is too long, or holds something that we must not remove.
     """
     name = os.fspath(path)
-    room = _PATH_MAX - 1 - len(os.fsencode(name))
-    if room < 0:
-        raise SocketUnusable(
-            f"the socket path {name} is {-room} bytes too long: the system takes "
-            f"{_PATH_MAX - 1}; choose a shorter one with --socket"
-        )
+    if problem := too_long(name):
+        raise SocketUnusable(f"{problem}; {_ELSEWHERE}")
     lock_fd = _take_lock(name)
     try:
         _remove_stale(name)
@@ -162,6 +170,14 @@ def claim(path: str | os.PathLike[str]) -> Claim:
         os.close(lock_fd)
         raise
     return Claim(name, lock_fd)
+
+
+def too_long(path: str | os.PathLike[str]) -> str:
+    """Say by how much a path is longer than the system takes for a socket; "" if it is not."""
+    excess = len(os.fsencode(path)) - _LONGEST_PATH
+    if excess <= 0:
+        return ""
+    return f"{path} is {excess} bytes too long: the system takes {_LONGEST_PATH} for a socket"
 
 
 def _identity(path: str) -> tuple[int, int]:
