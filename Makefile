@@ -10,7 +10,7 @@ help:
 	@echo "make check    lint, format, types, import rules, freshness of generated docs"
 	@echo "make docs     render the generated parts of docs/"
 	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
-	@echo "make fuzz     fuzz the wire protocol until you stop it"
+	@echo "make fuzz     fuzz the wire protocol for half a minute; ARGS='--seconds 600' for ten"
 	@echo "make setup    only set up .venv and llama.cpp"
 	@echo "make clean    remove .venv and caches of this checkout (compiled wheels stay)"
 
@@ -44,8 +44,8 @@ docs: setup-checks
 
 .PHONY: bench
 bench: setup
-	@$(BIN)/python -m benches.throughput $(ARGS)
-	@$(BIN)/python -m benches.ipc_overhead $(ARGS)
+	@$(BIN)/python -m benches.throughput
+	@$(BIN)/python -m benches.ipc_overhead
 
 .PHONY: fuzz
 fuzz: setup-checks
