@@ -55,6 +55,7 @@ from uma_trio.cli.output import count, duration, harmless, size
 from uma_trio.cli.serve import ready_block
 from uma_trio.config import Config
 from uma_trio.daemon import ReadyInfo
+from uma_trio.net.listener import claim
 
 PATIENCE_S = 30
 PROGRAMS = {
@@ -417,6 +418,9 @@ def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
     path.write_text("a file", encoding="utf-8")
     (file,) = check_socket(path)
     assert (file.weight, file.fix) == ("blocks", "move it away, or choose another --socket")
+    with claim(folder / "taken"):
+        (taken,) = check_socket(folder / "taken")
+    assert (taken.weight, "its socket was removed" in taken.what) == ("blocks", True)
     (missing,) = check_socket(folder / "no" / "uma.sock")
     assert missing.weight == "blocks"
     (long,) = check_socket(folder / ("x" * 120))

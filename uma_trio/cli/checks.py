@@ -131,7 +131,7 @@ def _socket(path: Path) -> Finding:
         if _locked(path):
             what = f"{path} is not there and taken: a daemon is starting, or its socket was removed"
             fix = "wait a moment; if that changes nothing, restart that daemon"
-            return Finding("socket", "slow", what, fix)
+            return Finding("socket", "blocks", what, fix)
         return Finding("socket", "ok", f"{path} is free")
     if not stat.S_ISSOCK(info.st_mode):
         what = f"{path} is there and is not a socket"
