@@ -188,6 +188,7 @@ def test_prometheus_text_has_every_metric_that_is_known() -> None:
     metrics.first_token(0.1)
     metrics.gap(0.012)
     metrics.finished("length", 0.0)
+    metrics.scorecard = {"tokens_per_s": 7.0}
     text = prometheus(json.loads(json.dumps(metrics.snapshot())))
     assert "# TYPE uma_tokens_generated_total counter" in text
     assert 'uma_requests_total{outcome="length"} 1.0' in text

@@ -25,8 +25,8 @@ class CsvFile:
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        # A pipe without a reader must not keep the daemon from starting.
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        # Not for writing alone: that would wait for the reader of a pipe.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
         try:
             self._begin(_line(columns))
