@@ -24,9 +24,9 @@ def config() -> str:
     reserved = [
         (
             f"`{item.flag}`" if item.flag else "",
-            _codes((*item.env, *item.keys)),
+            _codes(item.keys),
             f"`{item.accepts[0]}`",
-            item.brings,
+            item.because,
         )
         for item in RESERVED
     ]
@@ -46,10 +46,9 @@ def config() -> str:
         f"KV types: {_codes(KV_TYPES)}; `q8` means `q8_0`. There is no `q6` for a KV cache.",
         "In the tracker's YAML `limits.max_tokens` is a limit, so it sets `--max-tokens-cap`; "
         "the flat `max_tokens` sets what a request gets that names none.",
-        "## Accepted, and waiting for later work",
-        "These are taken at the value shown, and refused at any other until the work they belong "
-        "to is there.",
-        _table(("flag", "environment and YAML", "accepted", "comes with"), reserved),
+        "## Accepted at one value",
+        "These are taken at the value shown and refused at any other.",
+        _table(("flag", "YAML", "accepted", "why"), reserved),
         "## Both YAML layouts",
         _EXAMPLES,
     )

@@ -137,7 +137,7 @@ def test_an_empty_section_or_file_changes_nothing(tmp_path: Path) -> None:
         ({"kv_type": "f17"}, "is not one of f16, f32"),
         ({"log_level": "loud"}, "is not one of debug, info, warning, error"),
         ({"config": "/nowhere/at/all.yaml"}, "No such file or directory"),
-        ({"http": "on"}, "it comes with the HTTP gateway"),
+        ({"http": "on"}, "the HTTP gateway comes later"),
         ({"latency_cap": "0.9"}, "the least is 1.01"),
         ({"bmt_budget": "fast"}, "is not a number"),
     ],

@@ -88,6 +88,39 @@ def test_what_was_learnt_can_be_stored() -> None:
     assert model.settled().seconds(Work(8)) == pytest.approx(model.seconds(Work(8)))
 
 
+def test_looking_back_and_a_full_cache_cost_their_share() -> None:
+    """Each token pays for the cells it looks at, and a little for everyone's."""
+    model = CostModel(STAIRS, depth_s=1e-6, crowd_s=1e-7)
+    deep = Work(4, 4, looked=4 * 1000, resident=3000)
+    assert model.seconds(deep) == pytest.approx(0.0111 + 0.004 + 4 * 3000e-7)
+
+
+def test_what_depth_costs_is_learnt_from_ticks_that_are_deep() -> None:
+    """A prior that is three times too high comes down, until depths in between are predicted."""
+    truth, model = CostModel(STAIRS, depth_s=1e-6), CostModel(STAIRS, depth_s=3e-6)
+    for i in range(600):
+        work = Work(16, 1, looked=16 * (1000 + 5 * i)) if i % 2 else Work(1)
+        model = model.learn(work, truth.seconds(work), 0.0)
+    assert model.depth_s == pytest.approx(1e-6, rel=0.5)
+    unseen = Work(16, 1, looked=16 * 3333)
+    assert model.seconds(unseen) == pytest.approx(truth.seconds(unseen), rel=0.05)
+
+
+def test_what_cannot_be_trusted_falls_back_to_the_table() -> None:
+    """When corrections did harm and the table does better, the table predicts."""
+    bent = CostModel(STAIRS.times(1.5), error=0.4, table_error=0.1, measured=STAIRS)
+    assert bent.fell_back
+    assert bent.trusted
+    assert bent.seconds(Work(8)) == pytest.approx(0.0188)
+    assert not CostModel(STAIRS, error=0.1, table_error=0.0).fell_back
+
+
+def test_a_step_can_be_added() -> None:
+    """What is measured later stands beside what was measured first."""
+    assert STAIRS.with_step(5, 0.0152)(5) == 0.0152
+    assert STAIRS.with_step(5, 0.0152)(8) == STAIRS(8)
+
+
 def test_a_model_that_is_often_wrong_says_so() -> None:
     """Beyond 15 % its predictions carry no promise."""
     noise, model = random.Random(2), CostModel(STAIRS)

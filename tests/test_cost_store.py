@@ -10,7 +10,12 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.cost_store import cost_file, recall, remember
 from uma_trio.policy.cost import CostModel, Staircase
 
-MODEL = CostModel(Staircase((1, 4), (0.008, 0.011)), output=Staircase((1, 4), (0.0, 0.001)))
+MODEL = CostModel(
+    Staircase((1, 4), (0.008, 0.011)),
+    output=Staircase((1, 4), (0.0, 0.001)),
+    depth_s=1e-6,
+    crowd_s=1e-7,
+)
 
 
 def test_what_was_stored_comes_back(tmp_path: Path) -> None:

@@ -165,13 +165,25 @@ class Config:
         since="0.1",
         help="How long one tick should take when prompts are waiting (baseline policy).",
     )
+    start_target_tokens: int = option(
+        32,
+        flag="--start-target-tokens",
+        yaml=("scheduler.start_target_tokens",),
+        minimum=8,
+        maximum=1 << 20,
+        unit="tokens",
+        since="0.1",
+        help="How many tokens a tick holds at first, before ticks have shown how long they take "
+        "(baseline policy).",
+    )
     policy: str = option(
         "baseline",
         flag="--policy",
         yaml=("scheduler.policy",),
         metavar="NAME",
         since="0.1",
-        help="The scheduling policy, by its entry point's name.",
+        help="The scheduling policy: baseline, contract, or another package's by its entry point's "
+        "name. A part is left out by -PART behind a comma: contract,-stairs.",
     )
     latency_cap: float = option(
         1.2,
@@ -198,6 +210,35 @@ class Config:
         maximum=0.9,
         since="0.1",
         help="The part of machine time that background work is owed (contract policy).",
+    )
+    interactive_prompt: int = option(
+        512,
+        flag="--interactive-prompt",
+        minimum=0,
+        maximum=1 << 24,
+        unit="tokens",
+        since="0.1",
+        help="How much of an interactive prompt may make the ticks of streams twice as long; the "
+        "rest of a long paste shares the room of background work (contract policy).",
+    )
+    interactive_priority: float = option(
+        10.0,
+        flag="--interactive-priority",
+        yaml=("qos.interactive.priority",),
+        above=0,
+        maximum=1e6,
+        since="0.1",
+        help="The interactive lane's share of what is left beside running streams, against the "
+        "background's (contract policy).",
+    )
+    background_priority: float = option(
+        1.0,
+        flag="--background-priority",
+        yaml=("qos.background.priority",),
+        above=0,
+        maximum=1e6,
+        since="0.1",
+        help="The background lane's share, against the interactive one's (contract policy).",
     )
     bmt_budget: float | None = option(
         None,
@@ -344,13 +385,12 @@ OPTIONS: tuple[Option, ...] = options_of(Config, _HINTS)
 
 @frozen
 class Reserved:
-    """An option of later work: `accepts` lists the spellings of its default."""
+    """An option that has one value: `accepts` lists its spellings, `because` says why."""
 
     flag: str | None
     accepts: tuple[str, ...]
-    brings: str
+    because: str
     keys: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
 
     def check(self, raw: object, source: str) -> None:
         """Raise unless `raw` is the default."""
@@ -358,23 +398,23 @@ class Reserved:
         if text in self.accepts or _same_number(text, self.accepts[0]):
             return
         message = (
-            f"{source}: {show(raw)!r} is not available yet, it comes with {self.brings}; "
+            f"{source}: {show(raw)!r} is not available: {self.because}; "
             f"leave it out or use {self.accepts[0]}"
         )
         raise ConfigError(message)
 
 
-_CONTRACT = "the latency contract"
 RESERVED: tuple[Reserved, ...] = (
-    Reserved("--kv-pack", ("default",), "the work on KV layouts", ("kv_pack",)),
-    Reserved("--ipc", ("uds",), "other transports"),
-    Reserved("--http", ("off", "false", "no"), "the HTTP gateway", ("http",)),
-    Reserved(None, ("64",), "a listener that can be tuned", ("ipc.backlog",)),
-    Reserved(None, ("32",), "policies that can be tuned", ("scheduler.start_target_tokens",)),
-    Reserved(None, ("4",), _CONTRACT, ("scheduler.max_merge",)),
-    Reserved(None, ("on", "true"), _CONTRACT, ("scheduler.preempt_at_token",)),
-    Reserved(None, ("10",), _CONTRACT, ("qos.interactive.priority",)),
-    Reserved(None, ("1",), _CONTRACT, ("qos.background.priority",)),
+    Reserved("--kv-pack", ("default",), "it comes with the work on KV layouts", ("kv_pack",)),
+    Reserved("--ipc", ("uds",), "other transports come later"),
+    Reserved("--http", ("off", "false", "no"), "the HTTP gateway comes later", ("http",)),
+    Reserved(None, ("64",), "the listener's backlog is fixed", ("ipc.backlog",)),
+    Reserved(
+        None, ("4",), "the measured staircase says how much to merge", ("scheduler.max_merge",)
+    ),
+    Reserved(
+        None, ("on", "true"), "requests always join at a token", ("scheduler.preempt_at_token",)
+    ),
 )
 
 CONFIG_FLAG = "--config"

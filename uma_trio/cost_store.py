@@ -17,14 +17,16 @@ from uma_trio import __version__
 from uma_trio.backend.base import Backend
 from uma_trio.policy.cost import CostModel, Staircase
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds; seconds by tokens, and what further logits rows add."""
+    """What the file holds; seconds by tokens, and the other terms of the model."""
 
     computing: dict[int, float]
     output: dict[int, float]
+    depth_s: float
+    crowd_s: float
 
 
 def cache_folder() -> Path:
@@ -59,12 +61,17 @@ def recall(path: Path) -> CostModel | None:
     computing = stored.computing
     if not computing or min(computing) < 1 or min(computing.values()) <= 0:
         return None
-    return CostModel(_staircase(computing), output=_staircase(stored.output or {1: 0.0}))
+    return CostModel(
+        _staircase(computing),
+        output=_staircase(stored.output or {1: 0.0}),
+        depth_s=max(0.0, stored.depth_s),
+        crowd_s=max(0.0, stored.crowd_s),
+    )
 
 
 def remember(path: Path, model: CostModel) -> None:
     """Store `model`; a cache that cannot be written is not worth an error."""
-    stored = _Stored(dict(model.table()), dict(model.output.table()))
+    stored = _Stored(dict(model.table()), dict(model.output.table()), model.depth_s, model.crowd_s)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")

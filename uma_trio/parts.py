@@ -60,7 +60,7 @@ def load_backend(config: Config, on_progress: Progress | None) -> Backend:
 
 def _scratch_slots(config: Config) -> int:
     """Return how many slots are kept for ballast rows; only a policy with a cost model has any."""
-    return 0 if config.policy == "baseline" else 1
+    return 0 if config.policy.partition(",")[0] == "baseline" else 1
 
 
 def engine_settings(config: Config, backend: Backend) -> EngineSettings:
@@ -72,18 +72,30 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
         latency_cap=config.latency_cap,
         pause_cap=config.pause_cap,
         background_floor=config.background_floor,
+        newcomer_tokens=config.interactive_prompt,
+        interactive_weight=config.interactive_priority,
+        background_weight=config.background_priority,
     )
-    budget_s = config.tick_budget_ms / 1e3
+    plain = EngineSettings(
+        tick_budget_s=config.tick_budget_ms / 1e3,
+        start_tokens=config.start_target_tokens,
+        contract=contract,
+    )
     if not _scratch_slots(config):
-        return EngineSettings(tick_budget_s=budget_s, contract=contract)
+        return plain
     cost = cost_model(backend)
     traffic = _traffic(backend.model)
     # What one token of a lone stream moves, over the time that takes: decoding alone is bound
     # by memory, so this is the bandwidth there is.
     probed = traffic.moved(1, 0) / cost.seconds(Work(1))
+    if not cost.depth_s and probed:
+        # Not measured: what reading the cell takes, and a masked one a tenth of it. Ticks correct
+        # both, from anything but nothing.
+        cell_s = traffic.cell_bytes / probed
+        cost = evolve(cost, depth_s=cell_s, crowd_s=cell_s / 10)
     given = None if config.bmt_budget is None else config.bmt_budget * 1e9
-    return EngineSettings(
-        tick_budget_s=budget_s,
+    return evolve(
+        plain,
         contract=evolve(contract, bmt_budget=given or probed or None),
         scratch_slots=1,
         cost=cost,

@@ -28,7 +28,6 @@ def known_env() -> list[str]:
     return [
         CONFIG_ENV,
         *(name for item in OPTIONS for name in item.env),
-        *(name for item in RESERVED for name in item.env),
     ]
 
 
@@ -51,7 +50,7 @@ def load(
     flags = {name: value for name, value in (flags or {}).items() if value is not None}
     env = {name: text for name, text in (os.environ if env is None else env).items() if text}
     _refuse_unknown_env(env)
-    _check_reserved(flags, env)
+    _check_reserved(flags)
     path = flags.get("config") or env.get(CONFIG_ENV)
     file = read_yaml(Path(str(path)).expanduser()) if path else {}
     values = {
@@ -83,13 +82,10 @@ def _first(
     return (file[written[0]], written[0]) if written else (None, "")
 
 
-def _check_reserved(flags: Mapping[str, object], env: Mapping[str, str]) -> None:
+def _check_reserved(flags: Mapping[str, object]) -> None:
     for item in RESERVED:
         if item.flag and flag_key(item.flag) in flags:
             item.check(flags[flag_key(item.flag)], item.flag)
-        for name in item.env:
-            if name in env:
-                item.check(env[name], name)
 
 
 def _refuse_unknown_env(env: Mapping[str, str]) -> None:

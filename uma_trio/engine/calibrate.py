@@ -1,7 +1,7 @@
-"""Measure the staircase at start-up: T(n), the most useful n first, under a deadline.
+"""Measure the staircase: T(n), the most useful n first, under a deadline; the rest when idle.
 
-It runs on the engine's backend before the first request, in slots that it empties again. What
-it could not measure in time is interpolated, and every later tick corrects the model.
+It runs on the engine's backend while nobody has a request, in slots that it empties again. What
+is not measured yet is interpolated, and every tick corrects the model.
 """
 
 from __future__ import annotations
@@ -10,85 +10,176 @@ import statistics
 from collections.abc import Callable
 
 import numpy as np
+from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus, IntArray
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel, Staircase, Work
 
 # Where the steps are: each of 1..17 (kernels work in fours, eights and sixteens), then wider.
 DENSE = tuple(range(1, 18))
 WIDE = (20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+FIRST = (1, 2, 4, 8, 16, 32, 3, 64, 128)
 ROWS = (2, 3, 4, 6, 8, 12, 16)
 REPEATS = 3
 DEADLINE_S = 2.0
+# Looking back is measured by so many tokens behind so many cells at least: fewer cost too little
+# to tell from noise.
+LOOKERS, SHALLOWEST = 16, 64
+# A step is refined when idle if it takes no longer than this: who comes meanwhile waits for it.
+UNNOTICED_S = 0.1
+
+
+class Stopwatch:
+    """Times single decodes. `clock` is in seconds."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+        self._backend = backend
+        self.clock = clock
+        limits = backend.limits
+        self.most = min(limits.n_batch, limits.n_ctx_seq)
+        self.n_slots = limits.n_slots
+        self._tokens = self._plain_tokens()
+
+    def steps(self) -> tuple[int, ...]:
+        """Return every n that is worth measuring here."""
+        return tuple(n for n in (*DENSE, *WIDE) if n <= self.most)
+
+    def time(self, n_tokens: int, n_rows: int = 1) -> float:
+        """Return the seconds of one decode: `n_rows` sequences that share `n_tokens`."""
+        shares = [
+            (slot, 0, n_tokens // n_rows + (slot < n_tokens % n_rows)) for slot in range(n_rows)
+        ]
+        took = self._decode(shares)
+        for slot in range(n_rows):
+            self._backend.kv_remove(slot)
+        return took
+
+    def time_beside(self, resident: int, n_tokens: int) -> tuple[float, float]:
+        """Return the seconds of `n_tokens` that look back at `resident` cells, and of others.
+
+        The others are of a sequence of their own, which shares the cache with those cells.
+        """
+        self._decode([(0, 0, resident)])
+        looking = [self._decode_and_drop(0, resident, n_tokens) for _ in range(2)]
+        crowded = [self._decode_and_drop(1, 0, n_tokens) for _ in range(2)]
+        self._backend.kv_remove(0)
+        return min(looking), min(crowded)
+
+    def _decode_and_drop(self, slot: int, position: int, n_tokens: int) -> float:
+        took = self._decode([(slot, position, n_tokens)])
+        if not self._backend.kv_remove(slot, position):
+            return float("inf")  # a memory that keeps or drops a sequence whole
+        return took
+
+    def _decode(self, shares: list[tuple[int, int, int]]) -> float:
+        """Compute (slot, position, tokens) shares, a logits row each; infinite if it failed."""
+        batch = self._backend.batch
+        at = 0
+        for slot, position, n in shares:
+            batch.token[at : at + n] = self._tokens[at : at + n]
+            batch.pos[at : at + n] = range(position, position + n)
+            batch.slot[at : at + n] = slot
+            batch.want[at : at + n] = 0
+            at += n
+            batch.want[at - 1] = 1
+        began = self.clock()
+        status = self._backend.decode(at)
+        self._backend.logits(len(shares))  # a GPU computes until somebody looks
+        took = self.clock() - began
+        return took if status == DecodeStatus.OK else float("inf")
+
+    def _plain_tokens(self) -> IntArray:
+        """Return different tokens: experts are routed by them, so one would flatter a mixture."""
+        count = self._backend.model.n_vocab
+        tokens = np.random.default_rng(0).integers(0, count, 2 * self.most, dtype=np.int32)
+        ends = np.array(sorted(self._backend.vocabulary.end_tokens), np.int32)
+        return tokens[~np.isin(tokens, ends)]
 
 
 class Calibration:
     """One measuring session. `clock` is in seconds."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
-        self._backend = backend
-        self._clock = clock
+        self._watch = Stopwatch(backend, clock)
         self._began = clock()
-        limits = backend.limits
-        self._most = min(limits.n_batch, limits.n_ctx_seq)
-        self._tokens = self._plain_tokens()
 
     def measure(self, deadline_s: float = DEADLINE_S) -> CostModel:
         """Return the model of this machine; it takes about `deadline_s` and no longer."""
-        first = [n for n in (1, 2, 4, 8, 16, 32, 3, 64, 128) if n <= self._most]
-        later = [n for n in (*DENSE, *WIDE) if n <= self._most and n not in first]
+        watch = self._watch
+        first = [n for n in FIRST if n <= watch.most]
         times: dict[int, list[float]] = {}
-        self._time(1, 1)  # the first decode builds graphs and touches memory: not counted
-        for n in (*first, *later):
-            spent = self._clock() - self._began
+        watch.time(1)  # the first decode builds graphs and touches memory: not counted
+        for n in (*first, *(n for n in watch.steps() if n not in first)):
+            spent = self._spent()
             expected = _expected(times, n)
-            if times and spent + expected > deadline_s:
+            if times and spent + expected > 0.8 * deadline_s:
                 continue
-            repeats = REPEATS if spent + REPEATS * expected < deadline_s * 0.7 else 1
-            times[n] = [self._time(n, 1) for _ in range(repeats)]
+            repeats = REPEATS if spent + REPEATS * expected < deadline_s * 0.6 else 1
+            times[n] = [watch.time(n) for _ in range(repeats)]
         at = tuple(sorted(times))
         computing = Staircase(at, tuple(statistics.median(times[n]) for n in at))
-        return CostModel(computing=computing, output=self._outputs(computing, deadline_s))
+        depth_s, crowd_s = self._looking_back(computing, deadline_s)
+        output = self._outputs(computing, deadline_s)
+        return CostModel(computing, output, depth_s=depth_s, crowd_s=crowd_s)
+
+    def _spent(self) -> float:
+        return self._watch.clock() - self._began
+
+    def _looking_back(self, computing: Staircase, deadline_s: float) -> tuple[float, float]:
+        """Return what a token pays for a cell that it looks back at, and for one of others.
+
+        Zeros where there is no time for it, or it is lost in noise.
+        """
+        watch = self._watch
+        left = deadline_s - self._spent() - 5 * computing(LOOKERS)
+        chunks = [n for n in computing.at if computing(n) < left and n + LOOKERS <= watch.most]
+        if watch.n_slots < 2 or not chunks or chunks[-1] < SHALLOWEST:
+            return 0.0, 0.0
+        resident = chunks[-1]
+        looking, crowded = watch.time_beside(resident, LOOKERS)
+        empty = min(watch.time(LOOKERS) for _ in range(2))
+        cells = resident * LOOKERS
+        crowd_s = min(max(0.0, crowded - empty), max(0.0, looking - empty)) / cells
+        depth_s = max(0.0, looking - empty) / cells - crowd_s
+        return (depth_s, crowd_s) if np.isfinite(depth_s) else (0.0, 0.0)
 
     def _outputs(self, computing: Staircase, deadline_s: float) -> Staircase:
         """Measure what further logits rows add to a decode of the same length."""
+        watch = self._watch
         at, seconds = [1], [0.0]
         for n in ROWS:
-            if n > min(self._most, self._backend.limits.n_slots):
+            if n > min(watch.most, watch.n_slots):
                 break
-            if self._clock() - self._began + computing(n) > deadline_s * 1.2:
+            if self._spent() + computing(n) > deadline_s * 1.2:
                 break
-            with_rows = min(self._time(n, n) for _ in range(2))
+            with_rows = min(watch.time(n, n) for _ in range(2))
             at.append(n)
             seconds.append(max(with_rows - computing(n), -0.5 * computing(n)))
         return Staircase(tuple(at), tuple(seconds))
 
-    def _time(self, n_tokens: int, n_rows: int) -> float:
-        """Return the seconds of one decode: `n_rows` sequences that share `n_tokens`."""
-        batch = self._backend.batch
-        at = 0
-        for slot in range(n_rows):
-            n = n_tokens // n_rows + (slot < n_tokens % n_rows)
-            batch.token[at : at + n] = self._tokens[at : at + n]
-            batch.pos[at : at + n] = range(n)
-            batch.slot[at : at + n] = slot
-            batch.want[at : at + n] = 0
-            at += n
-            batch.want[at - 1] = 1
-        began = self._clock()
-        status = self._backend.decode(n_tokens)
-        self._backend.logits(n_rows)  # a GPU computes until somebody looks
-        took = self._clock() - began
-        for slot in range(n_rows):
-            self._backend.kv_remove(slot)
-        return took if status == DecodeStatus.OK else float("inf")
 
-    def _plain_tokens(self) -> IntArray:
-        """Return different tokens: experts are routed by them, so one would flatter a mixture."""
-        count = self._backend.model.n_vocab
-        tokens = np.random.default_rng(0).integers(0, count, 2 * self._most, dtype=np.int32)
-        ends = np.array(sorted(self._backend.vocabulary.end_tokens), np.int32)
-        return tokens[~np.isin(tokens, ends)]
+class Refinement:
+    """Measures, one a time, the steps that a model has not got: for an engine that has no work."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+        self._watch = Stopwatch(backend, clock)
+        self._tried: set[int] = set()
+
+    def refine(self, cost: CostModel) -> CostModel | None:
+        """Return `cost` with one step more; None when there is none left. Takes a few decodes.
+
+        Only for a backend whose slots are empty; they are empty after it.
+        """
+        for n in self._watch.steps():
+            if n in cost.steps or n in self._tried or cost.seconds(Work(n)) > UNNOTICED_S:
+                continue
+            self._tried.add(n)
+            took = statistics.median(self._watch.time(n) for _ in range(REPEATS))
+            if not np.isfinite(took):
+                return cost
+            table = cost.computing.with_step(n, took / cost.scale)
+            return evolve(cost, computing=table, measured=cost.measured.with_step(n, took))
+        return None
 
 
 def _expected(times: dict[int, list[float]], n: int) -> float:

@@ -104,7 +104,11 @@ class Inbox:
         self._left_queue += 1
         self._queue_s = waited_s
 
-    def wait(self) -> None:
-        """Sleep until something arrives or `close` is called (engine thread, when idle)."""
-        self._event.wait()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until something arrives or `close` is called (engine thread, when idle).
+
+        False if neither happened within `timeout_s`.
+        """
+        woken = self._event.wait(timeout_s)
         self._event.clear()
+        return woken

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine.batch import BatchBuilder
+from uma_trio.engine.calibrate import Refinement
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Abort,
@@ -48,6 +49,9 @@ _NOT_FINITE = (
 )
 
 
+IDLE_S = 1.0  # of rest before a step of the staircase is measured
+
+
 @frozen
 class EngineSettings:
     """What the engine hands to its policy unchanged.
@@ -57,6 +61,7 @@ class EngineSettings:
     """
 
     tick_budget_s: float = 0.030
+    start_tokens: int = 32
     contract: Contract = field(factory=Contract)
     scratch_slots: int = 0
     cost: CostModel | None = None
@@ -129,7 +134,9 @@ class Engine:
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)
         self._preemption = Preemption(backend, inbox, clock)
-        self._memory = Memory(cost=settings.cost)
+        self._memory = Memory(target_tokens=settings.start_tokens, cost=settings.cost)
+        known = settings.cost is not None
+        self._refinement = Refinement(backend, clock) if known else None
         self._last = LastTick()
         self._ticks = 0
         self._decoding_since = self._decoded_at = clock()
@@ -141,10 +148,25 @@ class Engine:
         return self._memory
 
     def run(self) -> None:
-        """Tick until the inbox is closed, sleeping while there is nothing to do."""
+        """Tick until the inbox is closed, sleeping while there is nothing to do.
+
+        A second of rest is used to measure a step of the staircase that is not known yet.
+        """
         while not self._inbox.closed:
-            if not self.tick():
-                self._inbox.wait()
+            if self.tick():
+                continue
+            rest = IDLE_S if self._refinement is not None else None
+            if not self._inbox.wait(rest):
+                self._refine()
+
+    def _refine(self) -> None:
+        if self.registry.running or self._refinement is None or self._memory.cost is None:
+            return  # who is parked holds slots: later
+        cost = self._refinement.refine(self._memory.cost)
+        if cost is None:
+            self._refinement = None
+        else:
+            self._memory = evolve(self._memory, cost=cost)
 
     def tick(self) -> bool:
         """Do one tick. False if there was nothing to compute."""

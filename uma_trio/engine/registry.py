@@ -51,7 +51,7 @@ class Registry:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
-        self.just_preempted = False  # no admission in the tick after: it would undo it
+        self.just_preempted = False  # admission in the tick after would undo it
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a new request into the queue."""

@@ -51,11 +51,12 @@ class Staircase:
         """Return the seconds of `n`; 0 for nothing."""
         if n <= 0 or not self.at:
             return 0.0
-        if len(self.at) == 1:
+        i = bisect_right(self.at, n) - 1
+        if i < 0 or len(self.at) == 1:
             return self.seconds[0]
-        i = min(max(bisect_right(self.at, n) - 1, 0), len(self.at) - 2)
-        if n < self.at[0]:
-            return self.seconds[0]
+        if self.at[i] == n:
+            return self.seconds[i]
+        i = min(i, len(self.at) - 2)
         low, high = self.at[i], self.at[i + 1]
         share = (n - low) / (high - low)
         return max(0.0, self.seconds[i] + share * (self.seconds[i + 1] - self.seconds[i]))
@@ -68,12 +69,21 @@ class Staircase:
         """Return a staircase that is `factor` times as high everywhere."""
         return Staircase(self.at, tuple(s * factor for s in self.seconds))
 
+    def with_step(self, n: int, seconds: float) -> Staircase:
+        """Return a staircase that knows `n` too."""
+        table = dict(zip(self.at, self.seconds, strict=True)) | {n: seconds}
+        at = tuple(sorted(table))
+        return Staircase(at, tuple(table[i] for i in at))
+
     def corrected(self, n: int, factor: float) -> Staircase:
         """Return a staircase whose steps at or around `n` are multiplied by `factor`."""
         i = bisect_right(self.at, n) - 1
-        touched = {i} if i >= 0 and self.at[i] == n else {i, i + 1}
-        seconds = tuple(s * factor if j in touched else s for j, s in enumerate(self.seconds))
-        return Staircase(self.at, seconds)
+        touched = (i,) if i >= 0 and self.at[i] == n else (i, i + 1)
+        seconds = list(self.seconds)
+        for j in touched:
+            if 0 <= j < len(seconds):
+                seconds[j] *= factor
+        return Staircase(self.at, tuple(seconds))
 
 
 @frozen
@@ -134,7 +144,12 @@ class CostModel:
 
     def careful(self, work: Work) -> float:
         """Return a time that such a tick should exceed once in a hundred."""
-        return self.seconds(work) * math.exp(CAREFUL_SIGMAS * min(self.error, UNTRUSTED_ERROR))
+        return self.seconds(work) * self.margin
+
+    @property
+    def margin(self) -> float:
+        """How many times its prediction a tick should exceed once in a hundred."""
+        return math.exp(CAREFUL_SIGMAS * min(self.error, UNTRUSTED_ERROR))
 
     def _compute(self, work: Work) -> float:
         return self._by(self.measured if self.fell_back else self.computing, work)

@@ -4,6 +4,8 @@ Each client has a counter of the machine seconds it was given, each lane one of 
 its weight. Who has least is served first. Whoever could use nothing for a while comes back with
 what it had, but at the least of those that stayed: nobody saves up a claim by being idle, and
 nobody sheds what it used by leaving between two requests (the lift of Sheng et al., OSDI 2024).
+Clients whose prompts could always fill a tick differ by at most two ticks' time; beside background
+decoders by one burst of theirs more (:mod:`uma_trio.policy.served`).
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ GRACE_S, PATIENCE = 0.3, 2.0
 # A limit for every tick is aimed at from below: predictions are a little off, and half of the
 # ticks take longer than expected.
 AIM = 0.97
+STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
 
 
 class Line:
@@ -65,6 +66,8 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     if cost is None:
         return plan
     newcomers, rest = _candidates(state, plan, cost)
+    if not newcomers and not rest:
+        return plan
     first = Line(planned_work(state, plan), newcomers)
     n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
@@ -102,8 +105,7 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
     seconds = max(limit.seconds, limit.newcomer_s)
     if math.isinf(seconds):
         return min(most, cost.quickest(state.n_batch))
-    sizes = _sizes(cost, line.tick.tokens, most)
-    return max((n for n in sizes if cost.careful(line.work(n)) <= seconds), default=0)
+    return max(_fitting(cost, line, most, seconds, careful=True), default=0)
 
 
 def _size(
@@ -113,22 +115,31 @@ def _size(
 
     With nobody to protect but a newcomer who waits for the first word, only what costs nothing.
     """
-    sizes = _sizes(cost, line.tick.tokens, min(line.demand, state.n_batch - line.tick.tokens))
-    expect = cost.careful if limit.rare else cost.seconds
-    took = {n: expect(line.work(n)) for n in sizes}
-    most = limit.seconds if limit.rare else AIM * limit.seconds
-    if beside_newcomers and math.isinf(most):
-        most = cost.seconds(line.tick)
-    sizes = [n for n in sizes if took[n] <= most]
-    if limit.rare:
-        return max(sizes, default=0)
-    return sweet_spot(state, sizes, line.tick.tokens, took.__getitem__)
+    most = min(line.demand, state.n_batch - line.tick.tokens)
+    seconds = limit.seconds if limit.rare else AIM * limit.seconds
+    if beside_newcomers and math.isinf(seconds):
+        seconds = cost.seconds(line.tick)
+    took = _fitting(cost, line, most, seconds, careful=limit.rare)
+    return max(took, default=0) if limit.rare else sweet_spot(state, took, line.tick.tokens)
 
 
-def _sizes(cost: CostModel, total: int, most: int) -> list[int]:
-    """Return how many tokens may be added to `total`: up to each known step, or all there are."""
-    sizes = [step - total for step in cost.steps if 0 < step - total < most]
-    return [*sizes, most] if most > 0 else sizes
+def _fitting(
+    cost: CostModel, line: Line, most: int, limit_s: float, *, careful: bool
+) -> dict[int, float]:
+    """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
+
+    Sizes fill the tick up to a known step, or take all `most` that there are.
+    """
+    total = line.tick.tokens
+    margin = cost.margin if careful else 1.0
+    took: dict[int, float] = {}
+    for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:
+        seconds = margin * cost.seconds(line.work(size))
+        if seconds <= limit_s and size > 0:
+            took[size] = seconds
+        elif seconds > STEEPEST * limit_s:
+            break
+    return took
 
 
 def _candidates(
@@ -141,6 +152,8 @@ def _candidates(
     """
     planned = {item.key for item in plan.items}
     ready = [v for v in state.sequences if v.credit > 0 and v.key not in planned]
+    if not ready:
+        return [], []
     newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]
     newcomers.sort(key=lambda view: (_slack(view, state.now, cost), view.key))
     keys = {view.key for view in newcomers}

@@ -4,12 +4,16 @@
 that a tick can be explained and replayed. What a policy remembers travels in the plan's memory
 and comes back in the next state. Other packages add policies through the entry point group
 ``uma_trio.policies``; see ``docs/SCHEDULER.md``.
+
+A name may be followed by what to leave out, for comparison: ``contract,-stairs,-bandwidth``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+
+from attrs import evolve, frozen
 
 from uma_trio.policy.bandwidth import guard_bandwidth
 from uma_trio.policy.budget import adapt_budget
@@ -45,30 +49,90 @@ def compose(*transformers: Transformer) -> Policy:
     return policy
 
 
-baseline = compose(leave_out_parked, adapt_budget, select_decoders, fill_with_prefill)
+@frozen
+class Pipeline:
+    """A policy whose transformers have names, so that it can be had without one of them.
+
+    `needed` are those without which there is no plan at all. Without `lanes` every request is
+    an interactive one.
+    """
+
+    stages: Mapping[str, Transformer]
+    needed: frozenset[str]
+    lanes: bool = True
+
+    def __call__(self, state: SchedulerState) -> Plan:
+        """Return the plan of one tick."""
+        if not self.lanes:
+            equal = tuple(evolve(view, lane="interactive") for view in state.sequences)
+            state = evolve(state, sequences=equal)
+        return compose(*self.stages.values())(state)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """What it can be had without."""
+        return (LANES, *(name for name in self.stages if name not in self.needed))
+
+    def without(self, *names: str) -> Pipeline:
+        """Return it with some of the `optional` stages left out. Raises :class:`PolicyError`."""
+        for name in names:
+            if name not in self.optional:
+                known = ", ".join(self.optional)
+                raise PolicyError(f"{name!r} cannot be left out; what can be: {known}")
+        stages = {name: stage for name, stage in self.stages.items() if name not in names}
+        return evolve(self, stages=stages, lanes=self.lanes and LANES not in names)
+
+
+LANES = "lanes"
+
+baseline = Pipeline(
+    stages={
+        "parking": leave_out_parked,
+        "budget": adapt_budget,
+        "decode": select_decoders,
+        "prefill": fill_with_prefill,
+    },
+    needed=frozenset({"parking", "decode", "prefill"}),
+)
 """Decode first, a token each; what is left of an adaptive budget goes to prompts."""
 
-contract = compose(
-    leave_out_parked,
-    learn_cost,
-    keep_ledger,
-    select_interactive,
-    set_limit,
-    fill_within_limit,
-    guard_bandwidth,
-    add_ballast,
-    tally,
+contract = Pipeline(
+    stages={
+        "parking": leave_out_parked,
+        "learning": learn_cost,
+        "ledger": keep_ledger,
+        "decode": select_interactive,
+        "guard": set_limit,
+        "fill": fill_within_limit,
+        "bandwidth": guard_bandwidth,
+        "stairs": add_ballast,
+        "tally": tally,
+    },
+    needed=frozenset({"parking", "fill", "tally"}),
 )
 """The latency contract: interactive streams first, the rest as their patience allows."""
 
-BUILT_IN: dict[str, Policy] = {"baseline": baseline, "contract": contract}
+BUILT_IN: dict[str, Pipeline] = {"baseline": baseline, "contract": contract}
 
 
-def find_policy(name: str) -> Policy:
-    """Return the policy called `name`, ours or another package's.
+def find_policy(spec: str) -> Policy:
+    """Return the policy of that name, ours or another package's, without what `spec` leaves out.
 
     Raises :class:`PolicyError`, listing what there is.
     """
+    name, *left_out = (part.strip() for part in spec.split(","))
+    policy = _named(name)
+    if not left_out:
+        return policy
+    if not isinstance(policy, Pipeline):
+        raise PolicyError(f"the policy {name!r} has no parts that could be left out")
+    for part in left_out:
+        if not part.startswith("-"):
+            raise PolicyError(f"{spec!r}: write {name},-PART to leave a part out")
+    return policy.without(*(part.removeprefix("-") for part in left_out))
+
+
+def _named(name: str) -> Policy:
     if name in BUILT_IN:
         return BUILT_IN[name]
     found = entry_points(group=ENTRY_POINT_GROUP)

@@ -11,7 +11,7 @@ experts, and a batch of the same shape reuses its graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from uma_trio.policy.cost import PLATEAU
 from uma_trio.policy.state import SchedulerState, Served
@@ -22,18 +22,17 @@ BURST = 16  # ticks that background decoders are served before others have their
 EXPERT_BURST = 32  # the same for a mixture of experts
 
 
-def sweet_spot(
-    state: SchedulerState, sizes: Sequence[int], total: int, seconds: Callable[[int], float]
-) -> int:
-    """Return which of `sizes` to add to a tick that has `total` tokens already; 0 if there is none.
+def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> int:
+    """Return which size to add to a tick that has `total` tokens already; 0 if there is none.
 
-    `seconds` says what the tick takes with so many more. The sizes ascend. In an empty tick, which
-    nobody waits for but the next to come, it is enough to be as quick as the largest.
+    `took` says what the tick takes by so many more, ascending. In an empty tick, which nobody
+    waits for but the next to come, it is enough to be as quick as the largest.
     """
-    if not sizes:
+    if not took:
         return 0
+    sizes = list(took)
     in_use = state.memory.served.tokens - total
-    rates = [n / seconds(n) * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
+    rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
     enough = PLATEAU * (max(rates) if total else rates[-1])
     best = next(i for i, rate in enumerate(rates) if rate >= enough)
     if state.tick % PROBE_EVERY == 0:

@@ -14,7 +14,7 @@ from uma_trio.policy.cost import Work
 from uma_trio.policy.fairness import charged
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.roles import is_newcomer, is_protected, ready_clients, riding_lanes
-from uma_trio.policy.state import Lane, Memory, SchedulerState
+from uma_trio.policy.state import Lane, SchedulerState
 
 
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
@@ -48,13 +48,14 @@ def tally(state: SchedulerState, plan: Plan) -> Plan:
         loaded=bool(riders),
         background=others / max(1, sum(item.n_tokens for item in riders)),
     )
-    memory = evolve(_charge(state, plan, predicted_s / plan.n_tokens, riders), guard=guard)
+    used_s, lane_s = _charged(state, plan, predicted_s / plan.n_tokens, riders)
+    memory = evolve(plan.memory, guard=guard, used_s=used_s, lane_s=lane_s)
     return evolve(plan, predicted_s=predicted_s, memory=memory)
 
 
-def _charge(
+def _charged(
     state: SchedulerState, plan: Plan, per_token_s: float, riders: Sequence[PlanItem]
-) -> Memory:
+) -> tuple[dict[int, float], dict[Lane, float]]:
     """Book the tick: all of it to the clients, what rode along to the lanes, by their weights."""
     views = {view.key: view for view in state.sequences}
     contract = state.contract
@@ -65,8 +66,7 @@ def _charge(
         for item in riders
         for lane in [views[item.key].lane]
     ]
-    return evolve(
-        plan.memory,
-        used_s=charged(plan.memory.used_s, ready_clients(state), by_client),
-        lane_s=charged(plan.memory.lane_s, riding_lanes(state), by_lane),
+    return (
+        charged(plan.memory.used_s, ready_clients(state), by_client),
+        charged(plan.memory.lane_s, riding_lanes(state), by_lane),
     )

@@ -1,0 +1,194 @@
+"""The parts of the contract, one by one: the ledger, limits, sizes, bursts."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from policy_kit import decoder, prompt, state
+
+from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.fill import fill_within_limit
+from uma_trio.policy.guard import (
+    DEEPEST_DEBT,
+    EARNED_PER_GAP,
+    MOST_CREDIT,
+    MOST_JITTER,
+    keep_ledger,
+    set_limit,
+)
+from uma_trio.policy.pipeline import PolicyError, baseline, contract, find_policy
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.served import BURST, EXPERT_BURST, PROBE_EVERY, sweet_spot
+from uma_trio.policy.state import GuardMemory, Memory, SchedulerState, SequenceView, Served
+from uma_trio.policy.traffic import Traffic
+
+STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
+COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
+SOLO = 0.008
+
+
+def situation(*views: SequenceView, **remembered: object) -> SchedulerState:
+    """Return a state in the middle of things: the cost is known, old streams are old."""
+    guard = GuardMemory(**{"solo_s": SOLO} | remembered)  # type: ignore[arg-type]
+    return evolve(state(*views), tick=1, memory=Memory(cost=COST, guard=guard))
+
+
+def started(state_: SchedulerState) -> Plan:
+    """Return the empty plan that a policy begins with."""
+    return Plan(memory=state_.memory)
+
+
+def stream(key: int = 1, **changes: object) -> SequenceView:
+    """Return an interactive stream that began long ago."""
+    return decoder(key, **{"first_token_at": 0.0, "computed": 0} | changes)
+
+
+def ledger(gap_s: float, **remembered: object) -> GuardMemory:
+    """Return what the guard remembers after a gap of one stream."""
+    now = situation(stream(gap_s=gap_s), **remembered)
+    return keep_ledger(now, started(now)).memory.guard
+
+
+def test_a_gap_in_time_earns_a_little() -> None:
+    """Less than a twentieth, and never more than two long gaps' worth."""
+    assert ledger(SOLO).credits == {1: EARNED_PER_GAP}
+    assert ledger(SOLO, credits={1: MOST_CREDIT}).credits == {1: MOST_CREDIT}
+
+
+def test_a_late_gap_costs_one_and_debt_is_bounded() -> None:
+    """Whatever made it late; one bad stretch does not starve the background for ever."""
+    assert ledger(3 * SOLO, credits={1: 1.5}).credits == {1: 0.5}
+    assert ledger(3 * SOLO, credits={1: DEEPEST_DEBT}).credits == {1: DEEPEST_DEBT}
+
+
+def test_late_is_beyond_what_the_machine_does_to_a_stream_alone() -> None:
+    """A gap that streams alone would see one time in twenty is nobody's fault."""
+    assert ledger(1.5 * SOLO, jitter=1.0).credits == {1: -1.0}
+    assert ledger(1.5 * SOLO, jitter=1.4).credits == {1: EARNED_PER_GAP}
+
+
+def test_the_unrest_of_the_machine_is_learnt_from_ticks_alone() -> None:
+    """Above the estimate it goes up, below it down, slowly; ticks with company say nothing."""
+    assert ledger(2 * SOLO, jitter=1.2).jitter > 1.2
+    assert 1.19 < ledger(SOLO, jitter=1.2).jitter < 1.2
+    assert ledger(2 * SOLO, jitter=1.2, loaded=True).jitter == 1.2
+    assert ledger(9 * SOLO, jitter=MOST_JITTER).jitter == MOST_JITTER
+
+
+def limit(credit: float, *views: SequenceView, **remembered: object) -> Plan:
+    """Return the plan with its limit, for a stream with so much credit."""
+    now = situation(*(views or (stream(),)), credits={1: credit}, **remembered)
+    return set_limit(now, started(now))
+
+
+def test_only_credit_buys_a_long_tick() -> None:
+    """Four times solo with credit, two when the stream is young, else the cap."""
+    assert limit(1.0).limit.seconds == pytest.approx(4 * SOLO)
+    assert limit(1.0, stream(first_token_at=99.0)).limit.seconds == pytest.approx(2 * SOLO)
+    assert limit(0.5).limit.seconds == pytest.approx(1.2 * SOLO)
+
+
+def test_deep_debt_narrows_the_limit() -> None:
+    """Until the stream has recovered, at the deepest only what costs nothing rides along."""
+    assert limit(-1.0).limit.seconds == pytest.approx(1.2 * SOLO)
+    assert limit(-2.0).limit.seconds == pytest.approx(1.1 * SOLO)
+    assert limit(DEEPEST_DEBT).limit.seconds == pytest.approx(SOLO)
+
+
+def test_a_tick_that_measures_the_streams_alone_is_closed() -> None:
+    """Nothing rides along, not even what would fit, so that it measures what it says."""
+    now = situation(stream(), prompt(2, 30), loaded=True, loaded_ticks=1000)
+    plan = contract(now)
+    assert plan.limit.closed
+    assert [item.key for item in plan.items] == [1]
+
+
+def filled(now: SchedulerState) -> dict[int, int]:
+    """Return the tokens of each sequence that rides along."""
+    plan = fill_within_limit(now, set_limit(now, started(now)))
+    return {item.key: item.n_tokens for item in plan.items}
+
+
+def test_nothing_slows_down_a_newcomer_who_is_alone() -> None:
+    """With no stream to protect, a tick with a person's prompt has no room for a batch's."""
+    now = situation(prompt(1, 30), prompt(2, 500, lane="background"))
+    assert filled(now) == {1: 30}
+
+
+def test_alone_the_background_takes_the_smallest_chunk_at_full_rate() -> None:
+    """So that the next newcomer waits least."""
+    now = situation(prompt(2, 64, lane="background"))
+    assert filled(now) == {2: 32}
+
+
+def rates(**changes: object) -> SchedulerState:
+    """Return a state in which sizes are chosen."""
+    return evolve(state(), **{"tick": 1} | changes)
+
+
+def test_the_sweet_spot_is_the_most_tokens_a_second() -> None:
+    """Four rows of the staircase above beat three and five; nearly as good and smaller wins."""
+    took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
+    assert sweet_spot(rates(), took, 1) == 7
+    assert sweet_spot(rates(), {3: 0.0111, 4: 0.0152}, 1) == 3
+    assert sweet_spot(rates(), {30: 0.1, 31: 0.102}, 1) == 30
+
+
+def test_a_size_in_use_is_kept_for_a_small_gain() -> None:
+    """Noise must not make the batch's shape flutter."""
+    took = {4: 0.0100, 8: 0.0187}  # eight are 7 % better than four
+    assert sweet_spot(rates(), took, 1) == 8
+    using_four = Memory(served=Served(tokens=5))
+    assert sweet_spot(rates(memory=using_four), took, 1) == 4
+
+
+def test_now_and_then_a_neighbour_is_tried() -> None:
+    """Only ticks of a size tell what it costs, so no size is given up for ever."""
+    took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
+    tried = {sweet_spot(rates(tick=tick), took, 1) for tick in range(2 * PROBE_EVERY)}
+    assert tried == {4, 7}
+
+
+@pytest.mark.parametrize(("traffic", "length"), [(None, BURST), (Traffic(experts=8), EXPERT_BURST)])
+def test_background_decoders_go_on_together_for_a_burst(
+    traffic: Traffic | None, length: int
+) -> None:
+    """Five that share rows of four: the same four for a while, then the fifth has its turn."""
+    views = [decoder(i, lane="background", client=i, computed=0) for i in range(5)]
+    memory = Memory(cost=COST)
+    turns = []
+    for tick in range(1, 3 * length):
+        plan = contract(evolve(state(*views), tick=tick, memory=memory, traffic=traffic))
+        memory = plan.memory
+        turns.append(tuple(sorted(item.key for item in plan.items)))
+    assert len(turns[0]) == 4
+    assert turns[: length - 1] == [turns[0]] * (length - 1)
+    assert turns[length + 1] != turns[0]
+
+
+def test_deep_context_is_part_of_what_a_stream_costs_alone() -> None:
+    """A stream is measured against itself at its own depth, in a cache that holds nobody else."""
+    cost = evolve(COST, depth_s=1e-6, crowd_s=1e-7)
+    deep, other = stream(computed=4000), prompt(2, 30, lane="background", computed=9000)
+    now = evolve(situation(deep, other), memory=Memory(cost=cost))
+    assert set_limit(now, started(now)).limit.solo_s == pytest.approx(
+        cost.seconds(Work(1, 1, looked=4000, resident=4000))
+    )
+
+
+def test_a_part_can_be_left_out_for_comparison() -> None:
+    """Without its guard the contract has no limit; without lanes everyone is a person."""
+    now = situation(stream(), prompt(2, 64, lane="background"))
+    assert contract(now).limit.seconds < 1
+    assert find_policy("contract,-guard")(now).limit.seconds == float("inf")
+    assert find_policy("contract, -guard, -stairs")(now).items
+    reasons = [item.reason for item in find_policy("contract,-lanes")(now).items]
+    assert any("newcomer" in reason for reason in reasons)
+    assert find_policy("baseline,-budget")(now).items == baseline(now).items
+
+
+@pytest.mark.parametrize("spec", ["contract,stairs", "contract,-fill", "contract,-", "x,-y"])
+def test_what_cannot_be_left_out_is_refused(spec: str) -> None:
+    """The message says what can be."""
+    with pytest.raises(PolicyError, match=r"learning, ledger|-PART|baseline, contract"):
+        find_policy(spec)
