@@ -230,6 +230,8 @@ async def test_help_names_every_option_once() -> None:
         ("uma-cli", ["--metrics", "b"], "--metrics asks nothing"),
         ("uma-cli", ["--socket", "/x"], 'Try: uma-trio run --socket /x "Tell me a story'),
         ("uma-trio", ["metrics", "--watch", "0"], "--watch"),
+        ("uma-trio", ["metrics", "--prometheus", "--json"], "leave out --json"),
+        ("uma-trio", ["metrics", "--prometheus", "--watch", "1"], "leave out --json and --watch"),
         ("uma-trio", ["explain", "--ticks", "1001"], "0 to 1000"),
         ("uma-trio", ["explain", "0"], "no handle"),
         ("uma-trio", ["explain", "it"], "it"),
@@ -392,6 +394,17 @@ async def test_metrics_come_as_json_for_scripts(folder: Path) -> None:
         ["sessions", "3", "connections"],
         ["p95_ms", "-"],
     ]
+
+
+async def test_metrics_come_as_prometheus_text_for_scrapers(folder: Path) -> None:
+    """What is not known is left out; the answer to one request is enough for it."""
+    async with double(folder) as daemon:
+        status, out, errors = await run(
+            "uma-trio", "metrics", "--prometheus", "--socket", str(daemon.path)
+        )
+    assert (status, errors) == (0, "")
+    assert "# TYPE uma_sessions gauge\numa_sessions 3.0\n" in out
+    assert "p95" not in out
 
 
 async def test_ps_shows_whose_request_it_is_and_how_far(folder: Path) -> None:

@@ -12,6 +12,7 @@ from uma_protocol import SessionInfo
 from uma_trio.cli import demo_view, doctor, metrics, ps
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import console
+from uma_trio.telemetry.metrics import Metrics
 
 FIGURES: dict[str, Any] = {
     "decode_ms_last": 3.927,
@@ -74,8 +75,28 @@ def test_a_unit_that_says_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert "0 or 1" not in window.lines()[0]
 
 
+def test_a_scorecard_is_shown_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its unit and its own explanation, not as one long line."""
+    window = Window(monkeypatch, 120)
+    card = {"tokens_per_s": 81.25, "interactive_p95_ms": None}
+    metrics._show({"sessions": 1, "scorecard": card}, clear=False)
+    _, rate, gap = window.lines()
+    assert rate.split()[:3] == ["scorecard.tokens_per_s", "81.25", "tokens/s"]
+    assert "prompts included" in rate
+    assert gap.split()[:2] == ["scorecard.interactive_p95_ms", "-"]
+
+
+def test_a_staircase_is_shown_by_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty steps would leave no room for what anything means."""
+    window = Window(monkeypatch, 120)
+    metrics._show({"cost_staircase_ms": {"1": 20.0, "4": 30.0, "512": 900.0}}, clear=False)
+    assert "1: 20  ...  512: 900 ms" in window.lines()[0]
+    assert metrics._steps(None, "ms") == "-"
+
+
 def test_a_histogram_without_a_value_is_a_dash() -> None:
     """A unit behind three dashes says nothing."""
+    assert metrics._text(Metrics().snapshot()["ttft_ms"], "ms") == "-"
     assert metrics._text({"p50": None, "p95": None, "p99": None}, "ms") == "-"
     assert metrics._text({"p50": 1.5, "p95": None, "p99": None}, "ms") == "p50 1.5  p95 -  p99 - ms"
 
