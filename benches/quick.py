@@ -1,0 +1,274 @@
+"""The policy alone in virtual time: thousands of ticks a second, for sweeps over many settings.
+
+What the engine does around a policy is here in counters: admission by the same function, cells,
+recovery from a full cache by the same function. There are no tokens, no logits, no streams and no
+messages. The same seed gives the same ticks as the whole engine (:mod:`benches.simulation`),
+which a test holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define
+
+from benches.machine import Machine
+from benches.virtual import Request, World
+from uma_trio.backend.base import DecodeStatus, Limits
+from uma_trio.engine.ledger import KvLedger
+from uma_trio.engine.loop import EngineSettings
+from uma_trio.engine.sequences import BACKGROUND_SHARE
+from uma_trio.policy.abort import Abortable, Newcomer, abortable, gives_way
+from uma_trio.policy.admission import admit
+from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.portable import TracedTick
+from uma_trio.policy.pressure import Preempt, Shrink, relieve
+from uma_trio.policy.state import (
+    AdmissionState,
+    Lane,
+    LastTick,
+    Memory,
+    SchedulerState,
+    SequenceView,
+    Waiting,
+)
+from uma_trio.policy.tally import planned_work
+
+ENDLESS_CREDIT = 1_000_000  # readers keep up
+
+
+@define(eq=False, kw_only=True)
+class Counters(Request):
+    """A request as two counters: tokens that are `known` and tokens that are `computed`."""
+
+    known: int
+    computed: int = 0
+    reserved: int = 0
+    passed_over: int = 0
+    preempted: bool = False
+    gap_s: float | None = None
+    ended: bool = False
+    seen: SequenceView | None = None  # as long as it is true
+
+    @property
+    def cells(self) -> int:
+        """How many KV cells it should reserve; as :attr:`uma_trio.engine.sequences.Sequence.cells`."""
+        remaining = self.prompt_tokens + self.answer_tokens - self.known
+        if self.lane == "background" and not self.preempted:
+            remaining = min(remaining, max(1, remaining // BACKGROUND_SHARE))
+        return self.known + remaining
+
+    def view(self) -> SequenceView:
+        """Return what the policy may see."""
+        if self.seen is None:
+            self.seen = SequenceView(
+                key=self.handle,
+                lane=self.lane,
+                pending=self.known - self.computed,
+                computed=self.computed,
+                started=bool(self.token_times),
+                credit=ENDLESS_CREDIT - len(self.token_times),
+                arrived=self.arrived,
+                client=self.client,
+                first_token_at=self.token_times[0] if self.token_times else None,
+                gap_s=self.gap_s,
+            )
+        return self.seen
+
+    def waiting(self) -> Waiting:
+        """Return what admission may see."""
+        return Waiting(
+            self.handle, self.lane, self.client, self.cells, self.passed_over, self.arrived
+        )
+
+
+class Quick(World[Counters]):
+    """One policy on one machine. `on_tick` is given every tick, as a trace would have it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        machine: Machine,
+        settings: EngineSettings,
+        limits: Limits,
+        on_tick: Callable[[TracedTick], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.machine = machine
+        self.memory = Memory(cost=settings.cost)
+        self._policy = policy
+        self._settings = settings
+        self._limits = limits
+        self._on_tick = on_tick
+        self._ledger = KvLedger(limits.n_slots - settings.scratch_slots, limits.n_ctx)
+        self._waiting: dict[int, Counters] = {}
+        self._running: dict[int, Counters] = {}
+        self._last = LastTick()
+        self._batch_limit = limits.n_batch
+        self._just_preempted = False
+        self._rested = True
+        self._ticked = 0
+        # The tick that is computed, if it may be given up, since when, and whether it was; one is
+        # owed its whole time after one was given up (uma_trio.engine.preemption).
+        self._at_stake: Abortable | None = None
+        self._since = 0.0
+        self._gave_up = self._owed = False
+
+    def submit(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        client: int,
+        lane: Lane = "interactive",
+        on_end: Callable[[], None] | None = None,
+    ) -> Counters:
+        """Send a request now."""
+        request = Counters(
+            handle=next(self._handles),
+            client=client,
+            lane=lane,
+            arrived=self.moment,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=max_tokens,
+            on_end=on_end,
+            known=prompt_tokens,
+        )
+        self.streams.append(request)
+        self._waiting[request.handle] = request
+        if self._at_stake is not None:
+            newcomer = Newcomer(lane, prompt_tokens + max_tokens)
+            elapsed_s = self.clock.now - self._since
+            self._gave_up = self._gave_up or gives_way(self._at_stake, elapsed_s, newcomer)
+        return request
+
+    def _tick(self) -> bool:
+        clock = self.clock
+        self._admit()
+        state = self._state()
+        plan = self._policy(state) if state.sequences else Plan()
+        if not plan.items:
+            self._rested = True
+            return False
+        work = planned_work(state, plan)
+        host_s, decode_s = self.machine.times(work, state, plan)
+        if self._rested:
+            host_s, self._rested = 0.0, False
+        clock.now += host_s
+        self._ticked += 1
+        began, status = clock.now, self._decode(state, plan, decode_s)
+        decode_s = clock.now - began
+        if status == DecodeStatus.OK:
+            self._batch_limit = self._limits.n_batch
+            self._last = LastTick(decode_s=decode_s, host_s=host_s, work=work)
+            self.memory = plan.memory
+            self._advance(plan)
+            self.machine.book(state, plan, host_s + decode_s)
+        elif status == DecodeStatus.NO_KV_ROOM:
+            self._make_room(plan)
+        if self._on_tick is not None:
+            self._on_tick(TracedTick(state, plan, decode_s, host_s, status))
+        return True
+
+    def _decode(self, state: SchedulerState, plan: Plan, decode_s: float) -> DecodeStatus:
+        """Let a decode's time pass, unless it does not fit or is given up for a newcomer."""
+        if not self._fits(plan):
+            return DecodeStatus.NO_KV_ROOM
+        tick = abortable(state, plan, self._ledger.free_slots)
+        self._since, self._gave_up = self.clock.now, False
+        self._at_stake = None if self._owed else tick
+        self._compute(decode_s, lambda: self._gave_up)
+        self._at_stake = None
+        if self._gave_up:
+            self._owed = True
+            return DecodeStatus.ABORTED
+        if tick is not None:
+            self._owed = False
+        return DecodeStatus.OK
+
+    def _admit(self) -> None:
+        preempted, self._just_preempted = self._just_preempted, False
+        free = self._ledger.free_slots
+        if not self._waiting or not free or (preempted and self._running):
+            return
+        by_client: dict[int, int] = {}
+        for running in self._running.values():
+            by_client[running.client] = by_client.get(running.client, 0) + 1
+        waiting = tuple(request.waiting() for request in self._waiting.values())
+        state = AdmissionState(
+            waiting=waiting,
+            running_by_client=by_client,
+            free_slots=free,
+            free_cells=self._ledger.free_cells,
+        )
+        for key in admit(state):
+            request = self._running[key] = self._waiting.pop(key)
+            request.reserved = request.cells
+            self._ledger.take(key, request.reserved)
+            for other in self._waiting.values():
+                other.passed_over += other.arrived < request.arrived
+
+    def _state(self) -> SchedulerState:
+        settings, running = self._settings, self._running
+        return SchedulerState(
+            now=self.clock.now,
+            tick=self._ticked,
+            sequences=tuple(request.view() for request in running.values()),
+            n_batch=self._batch_limit,
+            free_cells=self._ledger.free_cells,
+            tick_budget_s=settings.tick_budget_s,
+            contract=settings.contract,
+            traffic=settings.traffic,
+            spare_rows=self._limits.n_slots - len(running) if settings.scratch_slots else 0,
+            last=self._last,
+            memory=self.memory,
+        )
+
+    def _advance(self, plan: Plan) -> None:
+        """Move every request on; whoever has caught up with itself gets a token."""
+        now, running = self.clock.now, self._running
+        for request in running.values():
+            if request.gap_s is not None:
+                request.gap_s = request.seen = None
+        for item in plan.items:
+            request = running[item.key]
+            request.computed += item.n_tokens
+            request.seen = None
+            if request.computed == request.known:
+                self._give_token(request, now)
+
+    def _give_token(self, request: Counters, now: float) -> None:
+        if request.token_times:
+            request.gap_s = now - request.token_times[-1]
+        request.token_times.append(now)
+        request.known += 1
+        if request.known > request.reserved:
+            request.reserved = request.known
+            self._ledger.reserve(request.handle, request.known)
+        if len(request.token_times) >= request.answer_tokens:
+            self._end(request)
+
+    def _end(self, request: Counters) -> None:
+        del self._running[request.handle]
+        self._ledger.release(request.handle)
+        request.ended = True
+        if request.on_end is not None:
+            request.on_end()
+
+    def _fits(self, plan: Plan) -> bool:
+        used = sum(request.computed for request in self._running.values())
+        return used + plan.n_tokens + plan.ballast <= self._limits.n_ctx
+
+    def _make_room(self, plan: Plan) -> None:
+        """Do as the engine does when the cache is full."""
+        relief = relieve(plan, tuple(request.view() for request in self._running.values()))
+        if isinstance(relief, Shrink):
+            self._batch_limit = relief.n_tokens
+        elif isinstance(relief, Preempt):
+            request = self._waiting[relief.key] = self._running.pop(relief.key)
+            self._ledger.release(relief.key)
+            request.preempted, request.computed, request.seen = True, 0, None
+            self._just_preempted = True
+        else:
+            self._end(self._running[relief.key])
