@@ -212,15 +212,17 @@ def test_aborts_change_when_tokens_come_and_not_which(
             i: run.submit([65 + i] * n, m, lane="background")[1] for i, (n, m) in enumerate(jobs)
         }
 
-        def arrive() -> None:
-            # Before this tick ends, so that it is in the middle of it.
-            for at in [at for at in coming if at < backend.decodes]:
+        def arrive(most: int | None = None) -> None:
+            # In the middle of a tick, or those for whom there were too few of them.
+            for at in [at for at in coming if at < (most or backend.decodes)]:
                 n, person = coming.pop(at)
                 lane = "interactive" if person else "background"
                 sinks[100 + at] = run.submit([97 + at % 20] * n, 5, lane=lane)[1]
 
         coming = dict(arrivals)
         backend.meanwhile = arrive
+        run.run()
+        arrive(most=100)
         run.run()
         return [sinks[key].tokens for key in sorted(sinks)], aborted(run)
 

@@ -40,9 +40,9 @@ class Word:
 class Preemption:
     """Whether the running tick may be given up, and whether the last one was (`gave_up`).
 
-    Called on the engine's thread only. Background work is not starved by arrivals: after a tick was given up, the next one that could
-    be is computed to its end. Less than a half is lost of every second one at most, which is a
-    third of the time of such ticks.
+    Called on the engine's thread only. Background work is not starved by arrivals: after a tick
+    was given up, the next one that could be is computed to its end. So less than half a tick is
+    lost for each that is finished, which is a third of the time of such ticks at most.
     """
 
     def __init__(self, backend: Backend, inbox: Inbox, clock: Callable[[], float]) -> None:
