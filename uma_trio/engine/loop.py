@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine.batch import BatchBuilder
 from uma_trio.engine.calibrate import Refinement
+from uma_trio.engine.figures import Job, publish_load, record
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Abort,
@@ -33,14 +34,13 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NonFinite, Sampler, greedy
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.admission import admit
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
 from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.promise import NO_PROMISE, Promise
 from uma_trio.text.stream import TokenText
 
 _NOT_FINITE = (
@@ -66,38 +66,6 @@ class EngineSettings:
     scratch_slots: int = 0
     cost: CostModel | None = None
     traffic: Traffic | None = None
-
-
-def _promise(job: Job) -> Promise:
-    """Put what the plan promised into the words of the metrics."""
-    plan, guard = job.plan, job.plan.memory.guard
-    if plan.memory.cost is None:
-        return NO_PROMISE
-    prompts = {view.key for view in job.state.sequences if not view.decoding and view.credit > 0}
-    return Promise(
-        limit_s=plan.limit.seconds,
-        solo_s=plan.limit.solo_s,
-        predicted_s=plan.predicted_s,
-        moved_bytes=plan.moved_bytes,
-        tokens=plan.n_tokens,
-        ballast=plan.ballast,
-        held_back=sum(skip.key in prompts for skip in plan.skipped),
-        floor_grants=guard.floor_grants,
-        infeasible=guard.infeasible,
-        background_share=guard.share,
-        cost_error=plan.memory.cost.error,
-        bmt_budget=job.state.contract.bmt_budget or 0.0,
-    )
-
-
-@frozen
-class Job:
-    """One tick between its steps: what is planned from what, what that costs, whose rows come."""
-
-    state: SchedulerState
-    plan: Plan
-    work: Work
-    rows: tuple[Sequence, ...]
 
 
 class Engine:
@@ -187,7 +155,7 @@ class Engine:
         plan = self._plan(state)
         if not plan.items:
             self._outlet.flush()
-            self._publish_load()
+            publish_load(self._metrics, self.registry)
             self._idle = True
             return None
         running = self.registry.running
@@ -231,7 +199,9 @@ class Engine:
             views = tuple(s.view() for s in self.registry.running.values())
             self._recorder.recovered(self._recovery.failed(status, job.plan, views, now))
         self._outlet.flush()
-        self._record(job, decode_s, host_s, now)
+        if status == DecodeStatus.OK:
+            record(self._metrics, job, decode_s, host_s, self._clock() - now)
+        publish_load(self._metrics, self.registry)
 
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error: the engine is gone. Its thread must have ended."""
@@ -332,32 +302,3 @@ class Engine:
                 self.registry.end(sequence, "error", now, code="E_RUNTIME_003", message=_NOT_FINITE)
                 continue
             self.registry.sampled(sequence, token, now)
-
-    def _record(self, job: Job, decode_s: float, host_s: float, now: float) -> None:
-        decoders = sum(item.phase == "decode" for item in job.plan.items)
-        done = self._clock()
-        self._metrics.tick(
-            decode_tokens=decoders,
-            prefill_tokens=job.plan.n_tokens - decoders,
-            decode_s=decode_s,
-            host_s=host_s,
-            sampling_s=done - now,
-            rows=len(job.rows),
-            rows_in_place=len(job.rows),  # no sampler of ours copies a row
-        )
-        self._metrics.promise.tick(_promise(job), decode_s + host_s)
-        self._publish_load()
-
-    def _publish_load(self) -> None:
-        running = self.registry.running
-        parked = cells = 0
-        for sequence in running.values():
-            cells += sequence.computed
-            parked += sequence.credit <= 0
-        self._metrics.load(
-            running=len(running),
-            waiting=len(self.registry.waiting),
-            parked=parked,
-            cells_used=cells,
-            cells_reserved=self.registry.ledger.reserved_cells,
-        )

@@ -75,8 +75,7 @@ class _Story:
     def skip(self, reason: str, seconds: float) -> None:
         """Note a tick that left it out for another reason than its reader."""
         sequence = self.sequence
-        decoding = sequence.first_token is not None and sequence.known - sequence.computed == 1
-        (self.decode if decoding else self.prefill).without(reason, seconds)
+        (self.decode if sequence.decoding else self.prefill).without(reason, seconds)
         if not self.missed:
             self.missed_reason = reason
         self.missed += 1

@@ -112,7 +112,7 @@ class Registry:
             return
         if sequence.last_token is not None:
             sequence.gap_s = now - sequence.last_token
-            self._metrics.gap(sequence.gap_s)
+            self._metrics.gap(sequence.gap_s, sequence.lane)
             self._metrics.promise.compare("tbt", sequence.gap_s, sequence.submit.targets.gap_s)
             self._note_youth(sequence, sequence.gap_s, now)
         sequence.last_token = now

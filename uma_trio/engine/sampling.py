@@ -5,8 +5,10 @@ vendored 0c1e57098): top_k, then top_p, then min_p, then temperature, then one d
 numpy and not llama.cpp's chain because numpy is faster here (``benches/sampling.py``): the
 chain first copies the row into 12-byte records, which alone costs more than everything below.
 
-A row of logits is only read: it is a view into the backend's memory. Greedy sampling reads it
-once; the others select the few tokens that can be drawn before they sort anything.
+A row of logits is a view into the backend's memory and is left as it was: what must not be drawn
+is masked in place for one choice. Greedy sampling reads it once; the others select the few tokens
+that can be drawn before they sort anything. Only a draw from the whole vocabulary, and top_p
+without top_k, need a working copy of the row (:attr:`Sampler.in_place`).
 """
 
 from __future__ import annotations
@@ -121,6 +123,12 @@ class Sampler:
             probs = self._weights(row)
             ids = np.arange(len(probs))
         return ids, probs / probs.sum()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it chooses without a copy of the whole row."""
+        params = self._params
+        return self.greedy or params.top_k > 0 or (params.top_p >= 1.0 and params.min_p > 0.0)
 
     @property
     def _filters(self) -> bool:

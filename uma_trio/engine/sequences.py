@@ -76,6 +76,11 @@ class Sequence:
         return self.known - self.computed
 
     @property
+    def decoding(self) -> bool:
+        """Whether its next step is one token that yields one token."""
+        return self.first_token is not None and self.pending == 1
+
+    @property
     def n_prompt(self) -> int:
         """How long its prompt is."""
         return len(self.submit.prompt)
@@ -146,4 +151,4 @@ class Sequence:
             return "preempted" if self.preempted else "queued"
         if self.credit <= 0:
             return "parked"
-        return "decode" if self.first_token is not None and self.pending == 1 else "prefill"
+        return "decode" if self.decoding else "prefill"

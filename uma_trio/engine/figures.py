@@ -1,0 +1,95 @@
+"""What the engine tells its metrics: each tick in figures, and who is there after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from attrs import frozen
+
+from uma_trio.engine.registry import Registry
+from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.cost import Work
+from uma_trio.policy.guard import alone
+from uma_trio.policy.plan import UNGUARDED, Plan
+from uma_trio.policy.roles import protected
+from uma_trio.policy.state import SchedulerState
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.telemetry.promise import NO_PROMISE, Promise
+
+
+@frozen
+class Job:
+    """One tick between its steps: what is planned from what, what that costs, whose rows come."""
+
+    state: SchedulerState
+    plan: Plan
+    work: Work
+    rows: tuple[Sequence, ...]
+
+
+def record(metrics: Metrics, job: Job, decode_s: float, host_s: float, sampling_s: float) -> None:
+    """Record a tick that was computed."""
+    plan = job.plan
+    decoders = sum(item.phase == "decode" for item in plan.items)
+    lanes = {view.key: view.lane for view in job.state.sequences}
+    lane_tokens: Counter[str] = Counter()
+    for item in plan.items:
+        lane_tokens[lanes[item.key]] += item.n_tokens
+    metrics.tick(
+        decode_tokens=decoders,
+        prefill_tokens=plan.n_tokens - decoders,
+        decode_s=decode_s,
+        host_s=host_s,
+        sampling_s=sampling_s,
+        rows=len(job.rows),
+        rows_in_place=sum(sequence.sampler.in_place for sequence in job.rows),
+        lane_tokens=lane_tokens,
+        budget_target=plan.memory.target_tokens if plan.limit == UNGUARDED else None,
+    )
+    metrics.promise.tick(promise(job), decode_s + host_s)
+
+
+def promise(job: Job) -> Promise:
+    """Put what the plan promised into the words of the metrics."""
+    state, plan, guard = job.state, job.plan, job.plan.memory.guard
+    cost = plan.memory.cost
+    if cost is None:
+        return NO_PROMISE
+    prompts = {view.key for view in state.sequences if not view.decoding and view.credit > 0}
+    deepest = max(protected(state), key=lambda view: view.computed, default=None)
+    return Promise(
+        limit_s=plan.limit.seconds,
+        solo_s=plan.limit.solo_s,
+        alone_s=cost.seconds(alone(cost, [deepest], state.spare_rows)) if deepest else 0.0,
+        predicted_s=plan.predicted_s,
+        moved_bytes=plan.moved_bytes,
+        tokens=plan.n_tokens,
+        ballast=plan.ballast,
+        held_back=sum(skip.key in prompts for skip in plan.skipped),
+        floor_grants=guard.floor_grants,
+        infeasible=guard.infeasible,
+        background_share=guard.share,
+        cost_error=cost.error,
+        bmt_budget=state.contract.bmt_budget or 0.0,
+        jitter=guard.jitter,
+        cost=cost,
+    )
+
+
+def publish_load(metrics: Metrics, registry: Registry) -> None:
+    """Publish who runs, who waits, and how full the KV cache is."""
+    running = registry.running.values()
+    metrics.load(
+        running=len(registry.running),
+        waiting=len(registry.waiting),
+        parked=sum(sequence.credit <= 0 for sequence in running),
+        cells_used=sum(sequence.computed for sequence in running),
+        cells_reserved=registry.ledger.reserved_cells,
+        active=_by_lane(running),
+        queued=_by_lane(registry.waiting.values()),
+    )
+
+
+def _by_lane(sequences: Iterable[Sequence]) -> dict[str, int]:
+    return Counter(sequence.lane for sequence in sequences)
