@@ -222,7 +222,11 @@ class _Daemon:
         server = self._server
         server.stop_accepting()
         patience = 0.0 if self._died is not None else self._config.drain_s
-        self._log.info("stopping", connections=server.n_connections, drain_s=patience)
+        self._log.info(
+            "stopping; a second signal does not wait",
+            connections=server.n_connections,
+            drain_s=patience,
+        )
         with trio.move_on_after(patience):
             await server.wait_until_idle()
         server.end_requests(Code.E_LIFECYCLE_001, _STOPPING)
