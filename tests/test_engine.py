@@ -333,6 +333,38 @@ def test_inspect_tells_progress() -> None:
     assert reports[second].state == "queued"
 
 
+def test_what_runs_and_waits_and_is_computed_is_counted_by_lane() -> None:
+    """Whose tokens they were, who waits, and whose gaps: the metrics tell the lanes apart."""
+    bench = Bench(FakeBackend(n_slots=2))
+    for lane, n in (("interactive", 20), ("background", 20), ("background", 5)):
+        bench.submit("hello", n, lane=lane)
+    bench.ticks(3)
+    shown = bench.metrics.snapshot()
+    assert (shown["active_interactive"], shown["active_background"]) == (1, 1)
+    assert (shown["queued_interactive"], shown["queued_background"]) == (0, 1)
+    bench.run()
+    computed = bench.metrics.totals().lanes
+    assert computed["background"] - computed["interactive"] == len("hello") + 5
+    assert sum(bench.metrics.totals().gaps) == 19
+
+
+def test_a_short_streams_worst_pause_counts_too() -> None:
+    """Who ends before the first three seconds are over had first seconds all the same."""
+    bench = Bench()
+    bench.submit("hello", 5)
+    bench.run()
+    assert bench.metrics.snapshot()["worst_pause_ms"]["count"] == 1  # type: ignore[index]
+
+
+def test_rows_that_are_copied_to_be_sampled_are_counted() -> None:
+    """Greedy reads them where they lie; temperature alone needs every logit changed."""
+    bench = Bench()
+    bench.submit("hello", 10)
+    bench.submit("hello", 10, temperature=1.0)
+    bench.run()
+    assert bench.metrics.snapshot()["copy_free_ratio"] == 0.5
+
+
 def test_a_plan_that_breaks_a_rule_stops_the_engine() -> None:
     """A policy of another package cannot corrupt a batch."""
 

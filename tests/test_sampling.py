@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,6 +17,19 @@ from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.sampling import NOT_FINITE, NonFinite, Sampler, greedy
 
+IN_PLACE = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
+    SamplingParams(temperature=1.0, min_p=0.1),
+    SamplingParams(temperature=0.7, top_k=200),
+]
+COPIED = [
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1),
+    SamplingParams(temperature=1.0, top_k=3000),
+    SamplingParams(temperature=1.0, top_k=10**6),
+]
 SETTINGS = [
     SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
     SamplingParams(temperature=0.7),
@@ -243,3 +257,18 @@ def test_logits_far_apart_do_not_overflow() -> None:
     """Differences beyond float32 are impossible tokens, without a warning."""
     row = np.array([3e38, -3e38, 0.0], np.float32)
     assert Sampler(SamplingParams(temperature=0.5), ())(row) == 0
+
+
+@pytest.mark.parametrize("params", [*IN_PLACE, *COPIED], ids=repr)
+def test_a_row_is_in_place_when_nothing_as_large_is_made_of_it(params: SamplingParams) -> None:
+    """What the metrics call copy-free is what the allocator sees."""
+    row = peaked(1, 65_536)
+    sampler = Sampler(params, ())
+    sampler(row)
+    tracemalloc.start()
+    try:
+        sampler(row)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sampler.in_place(len(row)) == (params in IN_PLACE) == (most < row.nbytes / 2)

@@ -28,7 +28,9 @@ class Job:
     rows: tuple[Sequence, ...]
 
 
-def record(metrics: Metrics, job: Job, decode_s: float, host_s: float, sampling_s: float) -> None:
+def record(
+    metrics: Metrics, job: Job, n_vocab: int, decode_s: float, host_s: float, sampling_s: float
+) -> None:
     """Record a tick that was computed."""
     plan = job.plan
     decoders = sum(item.phase == "decode" for item in plan.items)
@@ -43,7 +45,7 @@ def record(metrics: Metrics, job: Job, decode_s: float, host_s: float, sampling_
         host_s=host_s,
         sampling_s=sampling_s,
         rows=len(job.rows),
-        rows_in_place=sum(sequence.sampler.in_place for sequence in job.rows),
+        rows_in_place=sum(sequence.sampler.in_place(n_vocab) for sequence in job.rows),
         lane_tokens=lane_tokens,
         budget_target=plan.memory.target_tokens if plan.limit == UNGUARDED else None,
     )
@@ -70,7 +72,6 @@ def promise(job: Job) -> Promise:
         floor_grants=guard.floor_grants,
         infeasible=guard.infeasible,
         background_share=guard.share,
-        cost_error=cost.error,
         bmt_budget=state.contract.bmt_budget or 0.0,
         jitter=guard.jitter,
         cost=cost,

@@ -200,7 +200,8 @@ class Engine:
             self._recorder.recovered(self._recovery.failed(status, job.plan, views, now))
         self._outlet.flush()
         if status == DecodeStatus.OK:
-            record(self._metrics, job, decode_s, host_s, self._clock() - now)
+            n_vocab = self._backend.model.n_vocab
+            record(self._metrics, job, n_vocab, decode_s, host_s, self._clock() - now)
         publish_load(self._metrics, self.registry)
 
     def fail_all(self, code: str, message: str) -> None:

@@ -185,6 +185,8 @@ class Registry:
             self._drop(sequence)
         elif self.waiting.pop(sequence.handle, None) is not None and sequence.admitted is None:
             self._inbox.left_queue(now - sequence.submit.submitted)
+        if sequence.worst_young_s:  # it did not live to grow old
+            self._metrics.promise.young_pause(sequence.worst_young_s)
         self._say_finished(sequence, reason, now, code, message)
 
     def reports(self, now: float) -> tuple[SequenceReport, ...]:

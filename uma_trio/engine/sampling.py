@@ -124,11 +124,14 @@ class Sampler:
             ids = np.arange(len(probs))
         return ids, probs / probs.sum()
 
-    @property
-    def in_place(self) -> bool:
-        """Whether it chooses without a copy of the whole row."""
+    def in_place(self, n_vocab: int) -> bool:
+        """Whether a row of so many logits is read where it lies, and never copied whole."""
         params = self._params
-        return self.greedy or params.top_k > 0 or (params.top_p >= 1.0 and params.min_p > 0.0)
+        if self.greedy:
+            return True
+        if params.top_k > 0:
+            return _has_grid(params.top_k, n_vocab)
+        return params.min_p > 0.0 and params.top_p >= 1.0
 
     @property
     def _filters(self) -> bool:
@@ -185,6 +188,11 @@ def _min_logit(top: np.floating, min_p: float) -> np.float32:
     return np.float32(top + np.float32(math.log(min_p)))
 
 
+def _has_grid(k: int, n_vocab: int) -> bool:
+    """Whether the `k` largest are found by the maxima of columns, without a copy of the row."""
+    return 2 * k <= n_vocab // _GRID_ROWS
+
+
 def _largest(row: FloatArray, k: int) -> tuple[IdArray, FloatArray]:
     """Return ids and logits of the `k` largest, descending, the lower id first on a tie.
 
@@ -193,7 +201,7 @@ def _largest(row: FloatArray, k: int) -> tuple[IdArray, FloatArray]:
     """
     n_vocab = len(row)
     columns = n_vocab // _GRID_ROWS
-    if 2 * k <= columns:
+    if _has_grid(k, n_vocab):
         maxima = row[: columns * _GRID_ROWS].reshape(_GRID_ROWS, columns).max(axis=0)
         maxima.partition(columns - k)
         ids = np.flatnonzero(row >= maxima[columns - k])

@@ -61,7 +61,6 @@ class Promise:
     floor_grants: int = 0
     infeasible: int = 0
     background_share: float = 0.0
-    cost_error: float = 0.0
     bmt_budget: float = 0.0
     alone_s: float = 0.0
     jitter: float = 1.0
@@ -212,7 +211,7 @@ class PromiseFigures:
         steps = {} if cost is None else cost.table()
         return {
             "predicted_ms_last": last.predicted_s * 1e3,
-            "cost_error": last.cost_error if cost is None else cost.error,
+            "cost_error": None if cost is None else cost.error,
             "cost_error_p50": p50,
             "cost_error_p95": p95,
             "cost_trusted": None if cost is None else int(cost.trusted),
