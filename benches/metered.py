@@ -144,7 +144,8 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
 
     def paced(n_tokens: int) -> int:
         status = compute(n_tokens)
-        time.sleep(tick_s)  # lets go of the interpreter, as the call into llama.cpp does
+        # Lets go of the interpreter, as the call into llama.cpp does; a long prompt costs more.
+        time.sleep(tick_s * (1 + n_tokens / 256))
         return status
 
     backend.decode = meter = Meter(path, paced)  # type: ignore[assignment,method-assign]

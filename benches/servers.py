@@ -24,7 +24,7 @@ from uma_trio.machine import limit_spinning
 
 FAKE = Path("fake")  # in place of a model: the daemon computes nothing
 START_S = 120.0
-_STOP_S = 20.0
+_STOP_S, _END_S = 20.0, 2.0
 
 
 class DidNotStart(Exception):
@@ -65,7 +65,8 @@ def daemon(
         command = [
             sys.executable, *launcher, "serve",
             "--model", str(setup.model), "--socket", str(path), "--n-ctx", str(setup.n_ctx),
-            "--parallel", str(setup.slots), "--threads", str(setup.threads), *extra,
+            "--parallel", str(setup.slots), "--threads", str(setup.threads),
+            "--max-prompt-bytes", str(1 << 20), *extra,
         ]  # fmt: skip
         wire, log, own = FramedWire(path), Path(folder) / "log", {"XDG_CACHE_HOME": folder}
         with _process(command, log, lambda: _connects(wire), own) as pid:
@@ -169,6 +170,12 @@ def _process(
     try:
         _wait_until(ready, process, command, log)
         yield process.pid
+    except OSError as broken:
+        # Its log says more than that nobody listens any more; it may still be about to end.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+            raise _ended(process, command, log) from broken
+        raise
     finally:
         _stop(process)
 
@@ -179,10 +186,14 @@ def _wait_until(
     deadline = time.monotonic() + START_S
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            fate = "is silent" if process.poll() is None else f"ended with {process.returncode}"
-            tail = log.read_text(errors="replace")[-2000:]
-            raise DidNotStart(f"{' '.join(command)}\n{fate}:\n{tail}")
+            raise _ended(process, command, log)
         time.sleep(0.05)
+
+
+def _ended(process: subprocess.Popen[bytes], command: Sequence[str], log: Path) -> DidNotStart:
+    fate = "is silent" if process.poll() is None else f"ended with {process.returncode}"
+    tail = log.read_text(errors="replace")[-2000:]
+    return DidNotStart(f"{' '.join(command)}\n{fate}:\n{tail}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,253 @@
+"""The newer benchmarks: their arithmetic, and the whole way of each on a fake model."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benches import (
+    agent_chain,
+    apart,
+    chart,
+    contest,
+    ipc_overhead,
+    long_ctx,
+    memory,
+    mixed_load,
+    prefill,
+    report,
+    servers,
+    storm,
+    throughput,
+)
+from benches.agent_chain import Chain
+from benches.clients import Answer, NotServed
+from benches.contest import Row, System
+from benches.pace import Point
+
+Main = Callable[[list[str]], int]
+
+
+@pytest.fixture(autouse=True)
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a benchmark writes."""
+    monkeypatch.setattr(report, "OUT", tmp_path)
+    return tmp_path
+
+
+def system(family: str, knob: str = "", **figures: float) -> System:
+    """A system that measures the same each time."""
+    return System(family, knob, lambda _seed: dict(figures))
+
+
+def failing(_seed: str) -> Row:
+    """A server that refuses."""
+    raise NotServed("no slot")
+
+
+EFFORT = contest.Effort(repetitions=2, seconds=0.0, minutes=1.0)
+
+
+def test_repetitions_are_interleaved_and_share_their_prompts() -> None:
+    """Every system of a repetition is given the same seed, and no two repetitions the same."""
+    asked: list[tuple[str, str]] = []
+
+    def measure(name: str) -> Callable[[str], Row]:
+        return lambda seed: asked.append((name, seed)) or {}  # type: ignore[func-returns-value]
+
+    compared = [System(name, "", measure(name)) for name in "abc"]
+    contest.run(compared, EFFORT, seed=7)
+    names, seeds = zip(*asked, strict=True)
+    assert names[:3] == names[:2:-1]
+    assert seeds == ("7/0",) * 3 + ("7/1",) * 3
+
+
+def test_what_fails_is_a_row_and_not_the_end() -> None:
+    """A losing run is told; the others are measured all the same, and the status says it."""
+    compared = [System("broken", "", failing), system("sound", x=2.0)]
+    rows = contest.run(compared, EFFORT, seed=1)
+    assert [row.get("error") for row in rows if row["family"] == "broken"] == ["no slot"] * 2
+    text = contest.Medians(compared, rows).table((("x", "x", 1),))
+    assert text is not None
+    assert [line.split()[1] for line in text.splitlines()[2:]] == ["broken", "sound"]
+    assert contest.conclude("x", [text], rows, {}) == 1
+
+
+def test_what_takes_too_long_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run ends when it said it would, and says what is missing."""
+    rows = contest.run([system("a")], contest.Effort(3, seconds=120.0, minutes=1.0), seed=1)
+    assert rows == []
+    assert "3 of 3 measurements were left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "at_most", "word"), [(1.2, True, "met"), (1.2, False, "MISSED"), (None, True, "not")]
+)
+def test_a_target_is_a_bound_above_or_below(value: float, at_most: bool, word: str) -> None:
+    """A slowdown must stay below its target, a rate above it."""
+    assert word in contest.verdict("x", value, 1.5, at_most=at_most)
+
+
+def answered(*times: float, whole: bool = True) -> Answer:
+    """A step of a chain."""
+    return Answer(0.0, list(times), completion_tokens=len(times) if whole else None)
+
+
+def test_a_chain_that_was_given_up_is_slower_than_what_was_seen() -> None:
+    """What it waited for in vain counts, the pauses do not, and its steps say how far it came."""
+    alone = Chain([answered(0.1, 1.0)] * 3, work_s=3.0, pauses_s=1.0)
+    loaded = Chain([answered(0.5, 2.0), answered(whole=False)], work_s=30.0, pauses_s=0.5)
+    found = agent_chain.compare(alone, loaded)
+    assert (found["slowdown"], found["steps"]) == (10.0, 1)
+    assert found["slowdown_all"] == pytest.approx(30.5 / 4)
+
+
+def test_only_whole_chains_of_others_are_told_as_figures() -> None:
+    """A peer whose chain was given up is at least as slow as printed."""
+    compared = [system("llama-server", slowdown=10.0, steps=1), system("uma-trio", slowdown=1.4)]
+    medians = contest.Medians(compared, contest.run(compared, EFFORT, seed=1))
+    peer, ours = agent_chain.verdicts(medians, steps=8)
+    assert peer == "llama-server: at least 10.00"
+    assert ours.endswith("1.40 (target at most 1.5: met)")
+
+
+def test_prompts_are_held_against_llama_cpp_of_the_same_repetition() -> None:
+    """A machine that changes between repetitions changes no share."""
+    rows: list[Row] = [
+        {"repetition": i, "family": family, "prefill": rate}
+        for i, top, ours in ((0, 600.0, 540.0), (1, 300.0, 270.0))
+        for family, rate in ((prefill.CEILING, top), ("uma-trio", ours))
+    ]
+    shares = [r["share"] for r in prefill.with_shares(rows) if r["family"] == "uma-trio"]
+    assert shares == [0.9, 0.9]
+
+
+def test_llama_bench_is_read_from_its_json_line() -> None:
+    """The rate is its average; a run without one is an error with what it printed."""
+    line = '{"n_prompt": 512, "avg_ts": 618.0}'
+    assert prefill.parse_llama_bench(f"noise\n{line}\n")["prefill"] == 618.0
+    with pytest.raises(NotServed, match="cannot open"):
+        prefill.parse_llama_bench("", "cannot open")
+
+
+def test_one_daemon_is_held_against_the_best_of_the_processes_apart() -> None:
+    """Threads for all cores or for a part of them: whichever suits them better."""
+    compared = [
+        system("uma-trio", "contract", decode=32.0, whole=30.0, pss=400.0),
+        system(apart.APART, "-t 2", decode=10.0, whole=9.0, pss=1500.0),
+        system(apart.APART, "-t 1", decode=20.0, whole=20.0, pss=1600.0),
+    ]
+    medians = contest.Medians(compared, contest.run(compared, EFFORT, seed=1))
+    decode, whole, pss = apart.verdicts(medians)
+    assert "1.60 (target at least 1.6: met)" in decode
+    assert "1.50 (target at least 1.6: MISSED)" in whole
+    assert "0.27 (target at most 0.4: met)" in pss
+
+
+def test_several_servers_are_connected_to_in_turn() -> None:
+    """Each stream of programs apart has a server of its own."""
+    met: list[int] = []
+
+    class Counted:
+        def __init__(self, i: int) -> None:
+            self.connect = lambda: met.append(i)
+
+    several = apart.Several([Counted(0), Counted(1)])  # type: ignore[list-item]
+    for _ in range(4):
+        several.connect()
+    assert met == [0, 1, 0, 1]
+
+
+def test_depths_beyond_the_models_training_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a model was not made for is no figure of it, and that is said."""
+    assert long_ctx.within([1024, 4096], 2048) == [1024]
+    assert "trained for 2048 tokens: 4096" in capsys.readouterr().err
+    assert long_ctx.within([1024], None) == [1024]
+
+
+def test_a_line_of_the_csv_is_a_depth() -> None:
+    """The columns begin with those of the scenario."""
+    rows: list[Row] = [{"family": "a", "knob": "b", "tps@8": 3.0, "prefill@8": 9.0}]
+    (found,) = long_ctx.by_depth(rows, [8])
+    assert list(found)[:3] == ["ctx", "tps", "system"]
+    assert (found["ctx"], found["tps"], found["system"]) == (8, 3.0, "a b")
+
+
+def test_all_programs_spin_alike_and_hear_nothing_of_our_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OpenMP's threads wait in the same way in every server; a user's own setting wins."""
+    monkeypatch.setenv("UMA_POLICY", "contract")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    env = servers.environment()
+    assert env["GOMP_SPINCOUNT"] == "1000"
+    assert "UMA_POLICY" not in env
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    assert servers.environment()["GOMP_SPINCOUNT"] == "5"
+
+
+def test_charts_are_written_in_both_formats(out: Path) -> None:
+    """A picture for pages and one that scales, of each kind; a panel without data is left out."""
+    pytest.importorskip("matplotlib")
+    points = [Point("a", "1", 1.0, 2.0), Point("b", "2", 9.0, 3.0)]
+    files = chart.pareto("p", {"x": points, "y": []}, {"x": "t/s", "y": "t/s"}, "machine")
+    files += chart.lines("l", {"x": {"a": [(1, 2.0), (4, 3.0)]}}, ("n", "t/s"), "", doubling=True)
+    files += chart.bars("b", {"x": {"a": 1.0}}, {"x": 1.5}, "")
+    assert [file.suffix for file in files] == [".png", ".svg"] * 3
+    assert all(file.parent == out and file.stat().st_size > 1000 for file in files)
+    assert chart.bars("none", {"x": {}}, {}, "") == []
+
+
+def test_without_matplotlib_there_is_a_word_instead_of_a_chart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A measurement is not lost because nothing can be drawn."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert chart.bars("b", {"x": {"a": 1.0}}, {}, "") == []
+    assert "matplotlib is not installed" in capsys.readouterr().err
+
+
+BENCHES: dict[str, tuple[Main, list[str]]] = {
+    "prefill": (prefill.main, ["--policies", "contract", "--prompts", "1"]),
+    "agent_chain": (agent_chain.main, ["--policies", "contract", "--steps", "2"]),
+    "long_ctx": (long_ctx.main, ["--depths", "128", "256", "--gen-tokens", "8"]),
+    "apart": (apart.main, ["--k", "2", "--gen-tokens", "16"]),
+    "memory": (memory.main, []),
+    "mixed_load": (mixed_load.main, ["--document-tokens", "50", "--gen-tokens", "8"]),
+    "storm": (storm.main, ["--caps", "1.2", "--no-baseline"]),
+    "throughput": (throughput.main, ["--k", "2", "--gen-tokens", "12"]),
+    "ipc_overhead": (ipc_overhead.main, ["--k", "1", "--gen-tokens", "8"]),
+}
+
+
+@pytest.mark.daemon
+@pytest.mark.parametrize("name", BENCHES)
+def test_each_benchmark_goes_the_whole_way_without_a_model(
+    name: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command starts the daemon, measures, prints a table and writes its CSV."""
+    main, arguments = BENCHES[name]
+    assert main(["--dry-run", "--seed", "1", *arguments]) == 0
+    assert "| uma-trio" in capsys.readouterr().out or name == "ipc_overhead"
+    (path, *_) = out.glob(f"{name}-*.csv")
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert len(list(csv.DictReader(lines))) > 0
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_help_says_what_is_measured_and_how_long_it_takes(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has to start a benchmark to learn what it is."""
+    with pytest.raises(SystemExit) as ended:
+        BENCHES[name][0](["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert f"python -m benches.{name}" in said
+    assert "minute" in said
