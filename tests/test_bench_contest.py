@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from benches import (
     long_ctx,
     memory,
     mixed_load,
+    planning,
     prefill,
     report,
     servers,
@@ -240,13 +242,33 @@ def test_each_benchmark_goes_the_whole_way_without_a_model(
     assert len(list(csv.DictReader(lines))) > 0
 
 
-@pytest.mark.parametrize("name", BENCHES)
+def test_planning_counts_the_round_that_was_disturbed_least() -> None:
+    """Everything that disturbs only adds, so the least median is the policy's own."""
+    rounds = iter([180.0, 140.0, 160.0])
+    found = planning.best(
+        3, lambda: {"policy": "contract", "sequences": 16, "median_us": next(rounds)}
+    )
+    assert planning.verdict([found]).endswith("140.00 (target at most 150: met)")
+    assert planning.verdict([]).endswith("not measured")
+
+
+def test_planning_is_measured_without_any_server(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The policy alone is enough, for each number of sequences."""
+    given = ["--n", "1", "4", "--ticks", "20", "--rounds", "1", "--policies", "contract"]
+    assert planning.main(given) == 0
+    assert capsys.readouterr().out.count("| contract |") == 2
+    assert list(out.glob("planning-*.csv"))
+
+
+@pytest.mark.parametrize("name", [*BENCHES, "planning"])
 def test_help_says_what_is_measured_and_how_long_it_takes(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody has to start a benchmark to learn what it is."""
     with pytest.raises(SystemExit) as ended:
-        BENCHES[name][0](["--help"])
+        importlib.import_module(f"benches.{name}").main(["--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert f"python -m benches.{name}" in said

@@ -1,0 +1,132 @@
+"""What planning costs: microseconds of the policy for each tick, and how many ticks it does a second.
+
+    python -m benches.planning              both policies, 1 to 16 sequences (about a minute)
+    python -m benches.planning --quick      a short look (about 10 seconds)
+    python -m benches.planning --n 16 --policies contract --rounds 9
+
+The policy alone (:mod:`benches.quick`): no model, no threads, no clients, and no time that passes
+but its own. Half of the sequences are read, a quarter decode in the background, and a quarter are
+prompts of 506 tokens, one after another. *median us* is what one plan takes, of all ticks of a round
+and of the best round, since everything that disturbs only adds; *p95 us* is of the same round.
+*ticks/s* is the whole loop around it, admission and bookkeeping included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from benches import chart, contest, host, report
+from benches.machine import TABLES, built_in
+from benches.rates import percentile
+from benches.setting import noise
+from benches.speed import crowd
+from uma_trio.policy.pipeline import Policy, find_policy
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState
+
+TARGET_US, TARGET_N = 150.0, 16
+_COLUMNS = ("policy", "sequences", "ticks", "median_us", "p95_us", "ticks_per_s")
+
+Row = dict[str, object]
+
+
+class Watched:
+    """A policy, and how many microseconds each of its plans took."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.took_us: list[float] = []
+
+    def __call__(self, state: SchedulerState) -> Plan:
+        """Plan."""
+        began = time.perf_counter_ns()
+        plan = self._policy(state)
+        self.took_us.append((time.perf_counter_ns() - began) / 1e3)
+        return plan
+
+
+def measure(policy: str, n: int, ticks: int, machine: str) -> Row:
+    """Plan `ticks` ticks of `n` sequences and return what that took."""
+    watched = Watched(find_policy(policy))
+    world = crowd(watched, built_in(machine), n)
+    watched.took_us.clear()
+    gc.collect()
+    before, began = world.ticks, time.perf_counter()
+    while world.ticks - before < ticks:
+        world.run(0.05)
+    seconds = time.perf_counter() - began
+    return {
+        "policy": policy,
+        "sequences": n,
+        "ticks": world.ticks - before,
+        "median_us": percentile(watched.took_us, 50),
+        "p95_us": percentile(watched.took_us, 95),
+        "ticks_per_s": (world.ticks - before) / seconds,
+    }
+
+
+def best(rounds: int, once: Callable[[], Row]) -> Row:
+    """Return the round with the least median."""
+    return min((once() for _ in range(rounds)), key=lambda row: float(str(row["median_us"])))
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Say whether the target is met."""
+    found = [
+        row["median_us"] for row in rows
+        if (row["policy"], row["sequences"]) == ("contract", TARGET_N)
+    ]  # fmt: skip
+    value = float(str(found[0])) if found else None
+    return contest.verdict(f"contract, {TARGET_N} sequences: us for one plan", value, TARGET_US)
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; ``--quick`` only changes defaults."""
+    parser = report.parser("planning", __doc__)
+    add = parser.add_argument
+    add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
+    add("--n", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N", help="sequences")
+    add("--machine", choices=list(TABLES), default="q4_0", help="whose ticks are planned")
+    add("--ticks", type=int, metavar="N", help="of each round (2000)")
+    add("--rounds", type=int, metavar="N", help="of which the best counts (5)")
+    add("--quick", action="store_true", help="a short look, not a measurement")
+    given = parser.parse_args(argv)
+    given.ticks = given.ticks or (300 if given.quick else 2000)
+    given.rounds = given.rounds or (2 if given.quick else 5)
+    if min(given.n) < 1 or max(given.n) > TARGET_N:
+        parser.error(f"--n must be 1 to {TARGET_N}: the simulated daemon has so many slots")
+    return given
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table and the verdict, write the CSV and the chart."""
+    given = arguments(argv)
+    facts = host.facts() | {"noise": noise(), "model": f"{given.machine}, modelled",
+                            "rounds": f"best of {given.rounds}, {given.ticks} ticks each"}  # fmt: skip
+    report.print_facts(facts)
+    rows = [
+        best(given.rounds, partial(measure, policy, n, given.ticks, given.machine))
+        for policy in given.policies
+        for n in given.n
+    ]
+    lines = [[r["policy"], r["sequences"], r["ticks"],
+              *(report.cell(r[name], 0) for name in _COLUMNS[3:])] for r in rows]  # fmt: skip
+    series = {
+        policy: [(float(str(r["sequences"])), float(str(r["median_us"]))) for r in rows
+                 if r["policy"] == policy]
+        for policy in given.policies
+    }  # fmt: skip
+    labels = ("sequences", "us for one plan, median (less is better)")
+    files = chart.lines("planning", {"planning one tick": series}, labels, chart.caption(facts),
+                        doubling=True)  # fmt: skip
+    said = (report.table(_COLUMNS, lines), verdict(rows))
+    return contest.conclude("planning", said, rows, facts, files)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
