@@ -177,18 +177,20 @@ class Medians:
     def table(self, columns: Sequence[Column], count: str | None = None) -> str | None:
         """Return a line for each system; None where nobody has anything to show.
 
-        n is the sum of `count`, and who has none of it has no line unless it failed. Without a
-        `count`, n is how many repetitions came to an end.
+        n is the sum of `count`; who was not asked for it has no line, who has none of it a zero.
+        Without a `count`, n is how many repetitions came to an end. Who failed has a line too.
         """
         lines: list[list[object]] = []
+        measured = False
         for system in self.systems:
             rows = self._of(system)
             failed = [row for row in rows if row.get("error")]
-            n = sum(self.values(system, count)) if count else len(rows) - len(failed)
-            if n or failed:
+            found = self.values(system, count) if count else [1] * (len(rows) - len(failed))
+            measured = measured or bool(found)
+            if found or failed:
                 cells = [report.cell(self(system, name), digits) for _, name, digits in columns]
-                lines.append([system.name, f"{n:.0f}", *cells])
-        if all(line[1] == "0" for line in lines):
+                lines.append([system.name, f"{sum(found):.0f}", *cells])
+        if not measured:
             return None
         return report.table(["system", "n", *(column[0] for column in columns)], lines)
 

@@ -155,7 +155,7 @@ def verdicts(medians: Medians, default_cap: str = "cap 1.2") -> Iterator[str]:
     ):
         found = points(medians, f"{load}_p95_x", gain)
         others = [p for p in found if p.family == PEER]
-        if not others:
+        if not any(medians.values(s, f"{load}_n") for s in medians.systems if s.family == PEER):
             yield f"{load}: no other server was measured"
             continue
         for point in found:

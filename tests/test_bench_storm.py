@@ -241,6 +241,20 @@ def test_verdicts_name_targets_and_rivals() -> None:
     assert "decoders: no other server was measured" in lines
 
 
+def test_a_reader_who_starved_has_a_line_of_its_own() -> None:
+    """No token at all is worse than any ratio: it is told, and no rival."""
+    ours, peer = system(storm.CONTRACT, "cap 2"), system(storm.PEER, "-b 2048")
+    rows: list[contest.Row] = [
+        {"family": ours.family, "knob": ours.knob, "storm_n": 9, "storm_p95_x": 1.9,
+         "storm_prompts_s": 0.5},
+        {"family": peer.family, "knob": peer.knob, "storm_n": 0},
+    ]  # fmt: skip
+    found = contest.Medians([ours, peer], rows)
+    (text,) = storm.tables(found)
+    assert "| llama-server -kvu -b 2048 |   0 |" in text
+    assert any("no other server reaches that p95" in line for line in storm.verdicts(found))
+
+
 def test_a_table_shows_only_what_was_measured() -> None:
     """A scene that was not played has no table, and n is beside every figure."""
     (text,) = storm.tables(medians((system(storm.CONTRACT, "cap 2"), 1.9, 0.5)))
