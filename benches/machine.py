@@ -18,8 +18,10 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
 Cost = Callable[[Work, SchedulerState, Plan], float]  # seconds of the decode, without noise
-Noise = Callable[[random.Random, int, float], float]  # a factor, by tokens and by the time
-Host = Callable[[random.Random, int], float]  # seconds between decodes, by the running sequences
+# A factor of the decode, by its tokens and the time; seconds between decodes, by how many
+# sequences run and the time.
+Noise = Callable[[random.Random, int, float], float]
+Host = Callable[[random.Random, int, float], float]
 
 HOST_S = 0.0004  # the daemon's own, in its benchmarks
 
@@ -77,7 +79,7 @@ class Machine:
     def times(self, work: Work, state: SchedulerState, plan: Plan) -> tuple[float, float]:
         """Return what passes before this tick's decode and during it."""
         profile = self.profile
-        host_s = profile.host(self.random, len(state.sequences))
+        host_s = profile.host(self.random, len(state.sequences), state.now)
         noise = profile.noise(self.random, plan.n_tokens + plan.ballast, state.now)
         return host_s, profile.cost(work, state, plan) * noise
 
@@ -103,7 +105,7 @@ def gaussian(sigma: float) -> Noise:
 
 def always(seconds: float) -> Host:
     """The same time between any two decodes."""
-    return lambda _random, _n_sequences: seconds
+    return lambda _random, _n_sequences, _now: seconds
 
 
 def staircase(milliseconds: dict[int, float]) -> Staircase:

@@ -6,9 +6,10 @@ as they were felt, the sessions that would ask them again, and a machine that ta
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -23,8 +24,10 @@ from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, dec
 from uma_trio.policy.state import Lane, SchedulerState
 
 ENOUGH = 20  # ticks of a kind from which its own scatter is drawn, and not everybody's
-NEIGHBOURS = 8  # ticks before and after one from which the machine's mood is told
-SPIKE = 3.0  # a tick this many times its kind's median is noise, and says nothing of the machine
+NEIGHBOURS = 8  # ticks before and after one that tell what the machine was like then
+TYPICAL = 3  # ticks from which the median of a kind is taken, and not its neighbours'
+LEAST = 0.2  # of a tick is not looking back, whatever the slopes say
+SPIKE = 1.5  # a tick this many times its kind's median shows the noise, and no slope
 
 
 @frozen
@@ -269,13 +272,29 @@ def fit(loads: Sequence[Load], seconds: Sequence[float]) -> Fitted:
     calm = _calm(kinds, seconds)
     per_cell = _per_cell(calm, loads, seconds)
     bare = Fitted({}, Staircase((1,), (0.0,)), per_cell)
-    left = [max(1e-6, s - bare.cells_s(load)) for load, s in zip(loads, seconds, strict=True)]
-    steps = {kind: median(left[i] for i in members) for kind, members in kinds.items()}
-    by_tokens: dict[int, list[float]] = {}
-    for (tokens, _), members in kinds.items():
-        by_tokens.setdefault(tokens, []).extend(left[i] for i in members)
-    at = tuple(sorted(by_tokens))
-    return Fitted(steps, Staircase(at, tuple(median(by_tokens[n]) for n in at)), per_cell)
+    left = [max(LEAST * s, s - bare.cells_s(x)) for x, s in zip(loads, seconds, strict=True)]
+    steps = {
+        kind: median(left[i] for i in members)
+        for kind, members in kinds.items()
+        if len(members) >= TYPICAL
+    }
+    return Fitted(
+        steps, _between([(x.kind[0], s) for x, s in zip(loads, left, strict=True)]), per_cell
+    )
+
+
+def _between(ticks: Iterable[tuple[int, float]]) -> Staircase:
+    """Return the time by tokens; counts that were seldom seen share a step with their neighbours."""
+    steps: dict[int, float] = {}
+    together: list[tuple[int, float]] = []
+    ordered = sorted(ticks)
+    for i, (n, seconds) in enumerate(ordered):
+        together.append((n, seconds))
+        last = i == len(ordered) - 1
+        if last or (len(together) >= TYPICAL and ordered[i + 1][0] > n):
+            steps[round(median(n for n, _ in together))] = median(s for _, s in together)
+            together = []
+    return Staircase(tuple(steps), tuple(steps.values()))
 
 
 def _calm(kinds: dict[Kind, list[int]], seconds: Sequence[float]) -> list[list[int]]:
@@ -295,8 +314,9 @@ def _per_cell(
     for members in groups:
         cells = np.array([(loads[i].own_cells, loads[i].all_cells) for i in members], float)
         took = np.array([seconds[i] for i in members])
-        x.append(cells - cells.mean(axis=0))
-        y.append(took - took.mean())
+        # Each is compared with the one before it: a machine's moods last longer than that.
+        x.append(np.diff(cells, axis=0))
+        y.append(np.diff(took))
     if not x:
         return 0.0, 0.0
     cells, took = np.concatenate(x), np.concatenate(y)
@@ -309,74 +329,66 @@ def _per_cell(
     return 0.0, 0.0
 
 
-@frozen
-class Mood:
-    """How slow the machine was, apart from what it computed: a factor by time, from 0 on.
+class Nearby:
+    """What was measured of a machine, by when it was and by the size of the tick.
 
-    Other programs slow a machine for seconds at a time. That is not for a simulation of ours to
-    foretell, so it is taken as it was, like the arrivals; after its end it begins again.
+    Other programs slow a machine for seconds at a time, and make it restless. That is not for a
+    simulation of ours to foretell, so it is taken as it was, like the arrivals: a value is drawn
+    from those that were measured around the same time, in ticks of like size if there are enough.
     """
 
-    at: tuple[float, ...]
-    factors: tuple[float, ...]
+    def __init__(self, seen: Iterable[tuple[float, int, float]], otherwise: float) -> None:
+        """`seen` has moment, size and value, by moment; `otherwise` is drawn when it is empty."""
+        self._all: list[tuple[float, float]] = []
+        self._alike: dict[int, list[tuple[float, float]]] = {}
+        for at, n, value in seen:
+            self._all.append((at, value))
+            self._alike.setdefault(_size(n), []).append((at, value))
+        self._otherwise = otherwise
 
-    def __call__(self, now: float) -> float:
-        """Return the factor at a moment."""
-        i = bisect_right(self.at, now % self.at[-1]) if self.at[-1] > 0 else 0
-        return self.factors[min(i, len(self.factors) - 1)]
-
-    @classmethod
-    def of(cls, at: Sequence[float], ratios: Sequence[float]) -> Mood:
-        """Return what is common to neighbours of ticks that took `ratios` of what they should."""
-        around = (ratios[max(0, i - NEIGHBOURS) : i + NEIGHBOURS + 1] for i in range(len(ratios)))
-        return cls(tuple(at), tuple(median(found) for found in around))
+    def __call__(self, draw: random.Random, n: int, now: float) -> float:
+        """Return a value for a tick of that size at that moment."""
+        known = self._alike.get(_size(n), [])
+        if len(known) < ENOUGH:
+            known = self._all
+        if not known:
+            return self._otherwise
+        i = bisect_right(known, (now, math.inf))
+        first = max(0, min(i - NEIGHBOURS, len(known) - 2 * NEIGHBOURS))
+        return draw.choice(known[first : first + 2 * NEIGHBOURS])[1]
 
 
 def profile(ticks: Sequence[TracedTick]) -> Profile:
-    """Return the machine of a trace: its steps, its moods, its scatter, and its pauses.
+    """Return the machine of a trace: its steps, how ticks scattered around them, and its pauses.
 
     A policy believes of it what the one that was recorded did at the start, or else its table.
     """
     good = [tick for tick in ticks if tick.status == 0]
     loads = [Load.of(tick.state, tick.plan) for tick in good]
-    seconds = [tick.decode_s for tick in good]
-    fitted = fit(loads, seconds)
-    ratios = [took / fitted(load) for load, took in zip(loads, seconds, strict=True)]
-    zero = min(view.arrived for view in ticks[0].state.sequences)
-    mood = Mood.of([tick.state.now - zero for tick in good], ratios)
-    scatter: dict[int, list[float]] = {}
-    for load, ratio, factor in zip(loads, ratios, mood.factors, strict=True):
-        scatter.setdefault(_size(load.kind[0]), []).append(ratio / factor)
-    pauses: dict[int, list[float]] = {}
-    for tick in ticks:
-        if tick.host_s > 0:
-            pauses.setdefault(_size(len(tick.state.sequences)), []).append(tick.host_s)
-    typical = median([s for found in pauses.values() for s in found] or [0.0])
-    scattered, paused = _drawn(scatter, 1.0), _drawn(pauses, typical)
+    fitted = fit(loads, [tick.decode_s for tick in good])
+    zero = min((view.arrived for view in ticks[0].state.sequences), default=ticks[0].state.now)
+    scatter = Nearby(
+        (
+            (tick.state.now - zero, load.kind[0], tick.decode_s / fitted(load))
+            for tick, load in zip(good, loads, strict=True)
+        ),
+        1.0,
+    )
+    pauses = [
+        (tick.state.now - zero, len(tick.state.sequences), tick.host_s)
+        for tick in ticks
+        if tick.host_s > 0
+    ]
+    typical = median([host_s for _, _, host_s in pauses] or [0.0])
 
     def cost(_work: Work, state: SchedulerState, plan: Plan) -> float:
         return fitted(Load.of(state, plan))
 
-    def noise(draw: random.Random, n_tokens: int, now: float) -> float:
-        return mood(now) * scattered(draw, n_tokens)
-
     believed = ticks[0].state.memory.cost or CostModel(fitted.between, host_s=typical)
-    return Profile(f"a trace of {len(ticks)} ticks", cost, believed, noise, paused)
+    name = f"a trace of {len(ticks)} ticks"
+    return Profile(name, cost, believed, scatter, Nearby(pauses, typical))
 
 
 def _size(n: int) -> int:
     """Ticks of like size scatter alike: 1, 2 to 3, 4 to 7, and so on."""
     return n.bit_length()
-
-
-def _drawn(
-    by_size: dict[int, list[float]], otherwise: float
-) -> Callable[[random.Random, int], float]:
-    """Return a function that draws from what was seen at that size, or at all if that is little."""
-    everything = [value for values in by_size.values() for value in values] or [otherwise]
-
-    def draw(drawn: random.Random, n: int) -> float:
-        values = by_size.get(_size(n), ())
-        return drawn.choice(values if len(values) >= ENOUGH else everything)
-
-    return draw
