@@ -5,13 +5,26 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 from attrs import evolve
+from net_kit import House, house
+from trio.testing import MockClock
 
 from benches import simulate, speed, validate
-from benches.machine import TABLES, Machine, NoCost, Profile, built_in, from_cost_file, gaussian
+from benches.machine import (
+    TABLES,
+    Machine,
+    NoCost,
+    Profile,
+    built_in,
+    from_cost_file,
+    gaussian,
+    modelled,
+)
 from benches.outcome import jain, together
 from benches.quick import Quick
 from benches.recording import Load, Recording, asked, figures, fit, profile, read, sessions
@@ -19,7 +32,10 @@ from benches.simulation import LIMITS, Simulation, settings_for
 from benches.virtual import World
 from benches.workload import ENDLESS, MIXES, Application, Session, Turn, gamma, play, turns
 from benches.workload import sessions as sessions_of
+from uma_protocol import Eos, Token
+from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.cost_store import remember
+from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.cost import CostModel, Staircase
@@ -417,3 +433,36 @@ def test_the_crowd_whose_ticks_are_timed_is_as_large_as_it_says() -> None:
     for policy in (baseline, contract):
         world = speed.crowd(policy, built_in("q4_0"), 16)
         assert sum(not stream.ended for stream in world.streams) == 16
+
+
+async def test_the_whole_daemon_streams_as_the_policy_alone_foretells(
+    autojump_clock: MockClock,
+) -> None:
+    """Sockets, protocol and engine in virtual time: each token is read when it was foretold."""
+    base_s, token_s = 0.008, 0.0015
+    backend = FakeBackend(n_ctx=4096, cost=linear_cost(base_s, token_s))
+    requests = [(0.0, "x" * 30, 60, "interactive"), (0.1, "y" * 900, 20, "background")]
+    read: dict[str, list[float]] = {lane: [] for *_, lane in requests}
+
+    async def ask(daemon: House, start: float, prompt: str, n: int, lane: str) -> None:
+        await trio.sleep_until(began + start)
+        client = daemon.connect()
+        await client.ask(prompt=prompt, max_tokens=n, priority=lane, ignore_eos=True, temperature=0)
+        while not isinstance(event := await client.next(), Eos):
+            if isinstance(event, Token):
+                read[lane].append(trio.current_time() - began)
+
+    async with house(backend) as daemon, trio.open_nursery() as nursery:
+        began = trio.current_time()
+        for request in requests:
+            nursery.start_soon(ask, daemon, *request)
+
+    steps = Staircase((1, 2), (base_s + token_s, base_s + 2 * token_s))
+    machine = Machine.of(modelled("linear", CostModel(steps)))
+    world = Quick(baseline, machine, EngineSettings(), backend.limits)
+    for client, (start, prompt, n, lane) in enumerate(requests):
+        tokens = 1 + len(prompt)  # one begins them all
+        world.at(start, partial(world.submit, tokens, n, client=client, lane=lane))
+    world.run(10.0)
+    for stream in world.streams:
+        assert read[stream.lane] == pytest.approx(stream.token_times, abs=1e-6)
