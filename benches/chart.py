@@ -119,7 +119,7 @@ def _finish(axis: Any, x: str, y: str, *, wide: bool = False) -> None:
     if wide:
         axis.set_yscale("log")
     else:
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.12 * axis.dataLim.y1)  # from nothing on, with room for labels
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.3)
