@@ -116,6 +116,36 @@ def test_a_newcomer_is_answered_soon_in_a_storm() -> None:
     assert newcomer.ttft_s <= alone.ttft_s + 0.0935 * 1.1
 
 
+@pytest.mark.parametrize("prompt_tokens", [30, 200, 500])
+def test_a_newcomer_beside_a_stream_waits_half_as_long_again_at_the_most(
+    prompt_tokens: int,
+) -> None:
+    """And the stream that it comes beside keeps its p95 for all but the longest of prompts."""
+    simulation = Simulation(contract)
+    for client in range(3):
+        simulation.storm(100 + client)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(5.0)
+    newcomer = simulation.submit(prompt_tokens, 1, client=2)
+    simulation.run(8.0)
+    solo = Simulation(contract)
+    alone = solo.submit(prompt_tokens, 1, client=1)
+    solo.run(3.0)
+    assert newcomer.ttft_s <= 1.5 * alone.ttft_s
+    assert p95(stream) <= (1.2 if prompt_tokens <= 200 else 2.0)
+
+
+def test_prompts_that_nobody_labelled_slow_a_stream_to_half_its_speed_and_no_more() -> None:
+    """Newcomers without end are no newcomers."""
+    simulation = Simulation(contract)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(5.0)
+    for client in range(3):
+        simulation.storm(100 + client, lane="interactive")
+    simulation.run(30.0)
+    assert p95(stream) <= 2.0
+
+
 def test_with_nobody_to_protect_prefill_runs_at_full_speed() -> None:
     """Alone, prompts are computed at 95 % of the best rate there is or better."""
     simulation = Simulation(contract)

@@ -76,7 +76,7 @@ def test_the_unrest_of_the_machine_is_learnt_from_ticks_alone() -> None:
 
 
 def limit(credit: float, *views: SequenceView, **remembered: object) -> Plan:
-    """Return the plan with its limit, for a stream with so much credit."""
+    """Return the plan with its limit, where stream 1 has so much credit."""
     now = situation(*(views or (stream(),)), credits={1: credit}, **remembered)
     return set_limit(now, started(now))
 
@@ -86,6 +86,21 @@ def test_only_credit_buys_a_long_tick() -> None:
     assert limit(1.0).limit.seconds == pytest.approx(4 * SOLO)
     assert limit(1.0, stream(first_token_at=99.0)).limit.seconds == pytest.approx(2 * SOLO)
     assert limit(0.5).limit.seconds == pytest.approx(1.2 * SOLO)
+
+
+def test_a_newcomer_may_take_what_a_single_pause_may() -> None:
+    """Few long gaps instead of many of twice solo, unless a stream is young or visits never end."""
+    assert limit(0.0).limit.newcomer_s == pytest.approx(4 * SOLO)
+    assert limit(0.0, stream(first_token_at=99.0)).limit.newcomer_s == pytest.approx(2 * SOLO)
+    assert limit(0.0, newcomers=0.3).limit.newcomer_s == pytest.approx(2 * SOLO)
+
+
+def test_only_waiting_background_work_is_owed_a_floor() -> None:
+    """Newcomers have a limit of their own and are granted nothing beyond it."""
+    assert (
+        "floor grant" in limit(0.0, stream(), decoder(2, lane="background"), share=0.0).limit.reason
+    )
+    assert "floor grant" not in limit(0.0, stream(), prompt(2, 30), share=0.0).limit.reason
 
 
 def test_deep_debt_narrows_the_limit() -> None:
@@ -119,6 +134,13 @@ def test_alone_the_background_takes_the_smallest_chunk_at_full_rate() -> None:
     """So that the next newcomer waits least."""
     now = situation(prompt(2, 64, lane="background"))
     assert filled(now) == {2: 32}
+
+
+def test_no_tick_is_larger_than_the_largest_step_that_is_known() -> None:
+    """Two noisy steps with little between them would make the next chunk look free."""
+    steep = CostModel(Staircase((1, 32, 64), (0.008, 0.049, 0.050)))
+    now = evolve(situation(prompt(1, 500, lane="background")), memory=Memory(cost=steep))
+    assert filled(now) == {1: 64}
 
 
 def rates(**changes: object) -> SchedulerState:

@@ -218,8 +218,8 @@ class Config:
         maximum=1 << 24,
         unit="tokens",
         since="0.1",
-        help="How much of an interactive prompt may make the ticks of streams twice as long; the "
-        "rest of a long paste shares the room of background work (contract policy).",
+        help="How much of an interactive prompt is a newcomer's, for whom single ticks may be long; "
+        "the rest of a long paste shares the room of background work (contract policy).",
     )
     interactive_priority: float = option(
         10.0,

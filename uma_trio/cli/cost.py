@@ -143,6 +143,11 @@ def summary(measured: Measured, most: int) -> list[str]:
         f"{chunks}: the fewest tokens that reach 95 % of the best rate.",
         f"Decoders: {', '.join(f'{n}: {_figure(v)} ms' for n, v in ms.items())}.",
     ]
+    if cost.depth_s:
+        lines.append(
+            f"Looking back at 1,000 tokens of its own adds {_figure(cost.depth_s * 1e6)} ms to a "
+            f"token, 1,000 of others {_figure(cost.crowd_s * 1e6)} ms."
+        )
     if 3 in ms and 4 in ms:
         if ms[4] < ms[3]:
             lines.append(

@@ -214,7 +214,7 @@ class CostModel:
         )
 
     def plateau(self, largest: int) -> int:
-        """Return the smallest chunk that prefills about as fast as the largest."""
+        """Return the smallest chunk that prefills about as fast as the largest that is known."""
         rates = self._rates(largest)
         enough = PLATEAU * rates[max(rates)]
         return min(n for n, rate in rates.items() if rate >= enough)
@@ -225,8 +225,8 @@ class CostModel:
         return max(rates, key=rates.__getitem__)
 
     def _rates(self, largest: int) -> dict[int, float]:
-        counts = {n for n in self.computing.at if n <= largest} | {largest}
-        return {n: n / (self.computing(n) + self.host_s) for n in sorted(counts)}
+        counts = [n for n in self.steps if n <= largest] or [largest]
+        return {n: n / (self.computing(n) + self.host_s) for n in counts}
 
     def settled(self) -> CostModel:
         """Return the model with today's factor written into its figures, to be stored."""

@@ -128,9 +128,12 @@ def _fitting(
 ) -> dict[int, float]:
     """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
 
-    Sizes fill the tick up to a known step, or take all `most` that there are.
+    Sizes fill the tick up to a known step, or take all `most` that there are; none goes beyond
+    the largest step, where a line through two noisy ones could promise anything.
     """
     total = line.tick.tokens
+    if total < cost.steps[-1]:
+        most = min(most, cost.steps[-1] - total)
     margin = cost.margin if careful else 1.0
     took: dict[int, float] = {}
     for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:

@@ -23,7 +23,7 @@ from attrs import evolve
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
-from uma_trio.policy.roles import protected
+from uma_trio.policy.roles import is_newcomer, is_protected, protected
 from uma_trio.policy.stairs import ballast_for
 from uma_trio.policy.state import Contract, GuardMemory, SchedulerState, SequenceView
 
@@ -36,6 +36,9 @@ EASY_DEBT = -1.0  # below this the limit narrows, at the deepest to what costs n
 JITTER_STEP, MOST_JITTER = 0.05, 2.0
 GAPS_BETWEEN_GRANTS = 25
 SHARE_SECONDS = 2.0  # over which the background's share is smoothed
+# Newcomers that take more than this part of the machine's time, smoothed over so many seconds,
+# are no longer the odd visitor: a prompt of 500 tokens takes a sixth where T(1) is 8 ms.
+MANY_NEWCOMERS, NEWCOMER_SECONDS = 0.2, 5.0
 GRANT_CAP = 4.0
 # What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
 # it: one in so many is kept free of others. Such a tick tells the machine's mood; a tick with
@@ -74,12 +77,18 @@ def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
             balance[view.key] = max(DEEPEST_DEBT, balance[view.key] - 1.0)
         else:
             balance[view.key] = min(MOST_CREDIT, balance[view.key] + EARNED_PER_GAP)
+    took_s = state.last.decode_s
+    # What others added to the last tick, as a part of it.
+    added = max(0.0, 1.0 - guard.solo_s / took_s) if guard.loaded and took_s > 0 else 0.0
     guard = evolve(
         guard,
         credits=balance,
         jitter=jitter,
         infeasible=guard.infeasible + (late and not guard.loaded),
-        share=_share(guard, state.last.decode_s),
+        share=_moved(guard.share, added * guard.background, took_s, SHARE_SECONDS),
+        newcomers=_moved(
+            guard.newcomers, added * (1.0 - guard.background), took_s, NEWCOMER_SECONDS
+        ),
         since_grant=guard.since_grant + 1,
     )
     return evolve(plan, memory=evolve(plan.memory, guard=guard))
@@ -91,13 +100,9 @@ def _followed(jitter: float, ratio: float) -> float:
     return min(max(1.0, jitter * math.exp(JITTER_STEP * step)), MOST_JITTER)
 
 
-def _share(guard: GuardMemory, took_s: float) -> float:
-    """Move the background's share by the last tick: what it took beyond the streams alone."""
-    if took_s <= 0:
-        return guard.share
-    share = guard.background * max(0.0, 1.0 - guard.solo_s / took_s)
-    weight = 1.0 - math.exp(-took_s / SHARE_SECONDS)
-    return guard.share + weight * (share - guard.share)
+def _moved(average: float, value: float, took_s: float, over_s: float) -> float:
+    """Move an average over the last `over_s` by a tick that took `took_s`."""
+    return average + (1.0 - math.exp(-took_s / over_s)) * (value - average)
 
 
 def set_limit(state: SchedulerState, plan: Plan) -> Plan:
@@ -105,7 +110,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     streams, cost = protected(state), plan.memory.cost
     guard, contract = plan.memory.guard, state.contract
     if not streams or cost is None:
-        return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0))
+        return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0, newcomers=0.0))
     solo = cost.seconds(alone(cost, streams, state.spare_rows))
     loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
     if loaded_ticks >= MOST_LOADED_TICKS:
@@ -116,8 +121,11 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     young = any(_age(view, state.now) < contract.young_s for view in streams)
     hard = max(contract.latency_cap, contract.young_cap if young else contract.pause_cap)
     credit = min(guard.credits.get(view.key, 0.0) for view in streams)
+    # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
+    # gaps are late. Where newcomers never end, the streams are spared the long ones.
+    welcome = hard if guard.newcomers < MANY_NEWCOMERS else contract.young_cap
     limit = _limit(contract, credit, hard, solo)
-    limit = _tightened(evolve(limit, newcomer_s=contract.young_cap * solo), streams)
+    limit = _tightened(evolve(limit, newcomer_s=welcome * solo), streams)
     grant = contract.young_cap if young else GRANT_CAP
     if limit.seconds < grant * solo and _owed(state, guard, young=young):
         limit = evolve(
@@ -167,8 +175,14 @@ def _owed(state: SchedulerState, guard: GuardMemory, *, young: bool) -> bool:
     return (
         guard.since_grant >= GAPS_BETWEEN_GRANTS
         and guard.share < (floor / 2 if young else floor)
-        and any(view.lane == "background" or not view.decoding for view in state.sequences)
+        and any(_is_background(view, state.contract) for view in state.sequences)
     )
+
+
+def _is_background(view: SequenceView, contract: Contract) -> bool:
+    """Whether it could use time that is neither a stream's nor a newcomer's."""
+    newcomer = is_newcomer(view, contract.newcomer_tokens)
+    return view.credit > 0 and not is_protected(view) and not newcomer
 
 
 def _age(view: SequenceView, now: float) -> float:

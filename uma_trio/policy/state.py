@@ -94,8 +94,8 @@ class GuardMemory:
 
     `credits` holds, by stream, how many long gaps it can bear now. `jitter` is how many times
     longer than expected the p95 gap of streams alone is: the machine's own unrest. `share` is the
-    smoothed part of machine time that background work got; `since_grant` gaps have passed since
-    the last grant.
+    smoothed part of machine time that background work got, `newcomers` that of people's prompts;
+    `since_grant` gaps have passed since the last grant.
     """
 
     credits: Mapping[int, float] = field(factory=dict)
@@ -105,6 +105,7 @@ class GuardMemory:
     loaded_ticks: int = 0  # in a row, since the streams last ran alone
     background: float = 0.0  # what part of that else was not a newcomer's
     share: float = 1.0
+    newcomers: float = 0.0
     since_grant: int = 1_000_000
     floor_grants: int = 0
     infeasible: int = 0
