@@ -129,7 +129,7 @@ class Quick(World[Counters]):
             handle=next(self._handles),
             client=client,
             lane=lane,
-            arrived=self.moment,
+            arrived=self.clock.now,
             prompt_tokens=prompt_tokens,
             answer_tokens=max_tokens,
             on_end=on_end,
@@ -155,7 +155,7 @@ class Quick(World[Counters]):
         host_s, decode_s = self.machine.times(work, state, plan)
         if self._rested:
             host_s, self._rested = 0.0, False
-        clock.now += host_s
+        self._pass(host_s)
         self._ticked += 1
         began, status = clock.now, self._decode(state, plan, decode_s)
         decode_s = clock.now - began
@@ -178,7 +178,7 @@ class Quick(World[Counters]):
         tick = abortable(state, plan, self._ledger.free_slots)
         self._since, self._gave_up = self.clock.now, False
         self._at_stake = None if self._owed else tick
-        self._compute(decode_s, lambda: self._gave_up)
+        self._pass(decode_s, lambda: self._gave_up)
         self._at_stake = None
         if self._gave_up:
             self._owed = True

@@ -58,14 +58,14 @@ class Stream(Request):
 
 
 class TimedEngine(Engine):
-    """An engine whose ticks take the time of a machine; `compute_for` lets that of a decode pass."""
+    """An engine whose ticks take the time of a machine; `let_pass` lets time pass."""
 
     def __init__(
-        self, machine: Machine, compute_for: Callable[[float], None], *parts: Any, **options: Any
+        self, machine: Machine, let_pass: Callable[[float], None], *parts: Any, **options: Any
     ) -> None:
         super().__init__(*parts, **options)
         self._machine = machine
-        self._compute_for = compute_for
+        self._let_pass = let_pass
         self._backend.meanwhile = self._meanwhile
         self._rested = True
         self._decode_s = 0.0
@@ -82,24 +82,23 @@ class TimedEngine(Engine):
         host_s, self._decode_s = self._machine.times(work, job.state, job.plan)
         if self._rested:  # the host's work for the tick before was done while it rested
             host_s, self._rested = 0.0, False
-        self._clock.now += host_s
+        self._let_pass(host_s)
         status = super().compute(job)
         if status == DecodeStatus.OK:
             self._machine.book(job.state, job.plan, host_s + self._decode_s)
         return status
 
     def _meanwhile(self) -> None:
-        self._compute_for(self._decode_s)
+        self._let_pass(self._decode_s)
 
 
 class Interruptible(FakeBackend):
-    """A fake that knows whether its decode was given up."""
+    """A fake that knows, while it decodes, whether that was given up."""
 
     given_up = False
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted, and note it when it is."""
-        self.given_up = False
         interrupt = super().arm()
 
         def give_up() -> None:
@@ -108,6 +107,12 @@ class Interruptible(FakeBackend):
                 interrupt()
 
         return give_up
+
+    def decode(self, n_tokens: int) -> int:
+        """Compute, unless it is given up."""
+        status = super().decode(n_tokens)
+        self.given_up = False
+        return status
 
 
 class Simulation(World[Stream]):
@@ -143,7 +148,7 @@ class Simulation(World[Stream]):
         self.metrics = Metrics()
         self.engine = TimedEngine(
             self.books,
-            lambda seconds: self._compute(seconds, lambda: self.machine.given_up),
+            lambda seconds: self._pass(seconds, lambda: self.machine.given_up),
             self.machine,
             policy,
             self.inbox,
@@ -169,7 +174,7 @@ class Simulation(World[Stream]):
             handle=next(self._handles),
             client=client,
             lane=lane,
-            arrived=self.moment,
+            arrived=self.clock.now,
             prompt_tokens=prompt_tokens,
             answer_tokens=max_tokens,
             on_end=on_end,

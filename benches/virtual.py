@@ -69,7 +69,6 @@ class World(ABC, Generic[R]):
         self.clock = Clock()
         self.streams: list[R] = []
         self.ticks = 0
-        self._moment: float | None = None
         self._handles: Iterator[int] = count(1)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -89,11 +88,6 @@ class World(ABC, Generic[R]):
     def _tick(self) -> bool:
         """Compute one tick and let its time pass. False if there was nothing to compute."""
 
-    @property
-    def moment(self) -> float:
-        """When what happens now happens: a tick that is being computed does not put it off."""
-        return self.clock.now if self._moment is None else self._moment
-
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Run `action` at the virtual time `when`, in the order in which it was asked for."""
         heapq.heappush(self._events, (when, next(self._handles), action))
@@ -108,25 +102,21 @@ class World(ABC, Generic[R]):
             else:  # idle: jump to whatever happens next
                 self.clock.now = min(self._events[0][0], until) if self._events else until
 
-    def _compute(self, seconds: float, given_up: Callable[[], bool]) -> None:
-        """Let the time of a decode pass, with what happens in it, until it is given up."""
+    def _pass(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, with what happens in it, until it is `enough`."""
         end = self.clock.now + seconds
-        if not self._happen(end, given_up):
+        if not self._happen(end, enough):
             self.clock.now = end
 
     def _happen(self, until: float, enough: Callable[[], bool] = lambda: False) -> bool:
-        """Let happen what is due, until it is `enough`; return whether it was."""
+        """Let happen what is due, each at its moment, until it is `enough`; return whether it was."""
         while self._events and self._events[0][0] <= until:
-            self._moment, _, action = heapq.heappop(self._events)
-            self.clock.now = max(self.clock.now, self._moment)
+            when, _, action = heapq.heappop(self._events)
+            self.clock.now = max(self.clock.now, when)
             action()
             if enough():
-                break
-        else:
-            self._moment = None
-            return False
-        self._moment = None
-        return True
+                return True
+        return False
 
     def storm(self, client: int, prompt_tokens: int = 506, lane: Lane = "background") -> None:
         """Send prompts one after the other for ever, each for one token."""

@@ -143,8 +143,8 @@ def interrupted(world: World) -> None:  # type: ignore[type-arg]
     """Now and then a person comes while background prompts are computed."""
     for client in range(3):
         world.storm(100 + client, 900)
-    for n in range(20):
-        world.at(1.37 * n + 0.1, lambda n=n: world.submit(40 + n, 3, client=n))
+    for n in range(60):
+        world.at(0.37 * n + 0.1, lambda n=n: world.submit(40 + n, 3, client=n))
     world.run(30.0)
 
 
