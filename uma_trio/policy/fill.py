@@ -102,6 +102,8 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
 def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Line) -> int:
     """Return how many tokens of newcomers to compute: as many as the streams can bear."""
     most = min(line.demand, state.n_batch - line.tick.tokens)
+    if most <= 0:
+        return 0
     seconds = max(limit.seconds, limit.newcomer_s)
     if math.isinf(seconds):
         return min(most, cost.quickest(state.n_batch))
