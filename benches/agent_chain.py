@@ -21,6 +21,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benches import chart, clients, contest, report, servers
@@ -220,9 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     medians = Medians(compared, rows)
     title = "slowdown of the chain (less is better)"
     slow = {s.name: v for s in compared if (v := medians(s, "slowdown")) is not None}
-    files = chart.bars("agent_chain", {title: slow}, {title: TARGET}, chart.caption(facts))
+    draw = partial(chart.bars, "agent_chain", {title: slow}, {title: TARGET}, chart.caption(facts))
     said = (medians.table(_COLUMNS), "\n".join(verdicts(medians, script.steps)))
-    return contest.conclude("agent_chain", said, rows, facts, files)
+    return contest.conclude("agent_chain", said, rows, facts, draw)
 
 
 if __name__ == "__main__":

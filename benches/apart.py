@@ -161,9 +161,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             ("tokens/s while all decode", "decode"), ("MiB of memory (PSS)", "pss"),
         )
     }  # fmt: skip
-    files = chart.bars("apart", panels, {}, chart.caption(facts))
+    draw = partial(chart.bars, "apart", panels, {}, chart.caption(facts))
     said = (medians.table(_COLUMNS), "\n".join(verdicts(medians)))
-    return contest.conclude("apart", said, rows, facts, files)
+    return contest.conclude("apart", said, rows, facts, draw)
 
 
 if __name__ == "__main__":

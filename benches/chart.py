@@ -61,7 +61,11 @@ def lines(
             axis.set_xticks(measured, [f"{x:g}" for x in measured])
         _finish(axis, *labels, wide=wide)
 
-    return _draw(name, {title: (panel, found) for title, found in panels.items()}, caption)
+    known = {
+        title: {label: pairs for label, pairs in series.items() if pairs}
+        for title, series in panels.items()
+    }
+    return _draw(name, {title: (panel, found) for title, found in known.items()}, caption)
 
 
 def bars(

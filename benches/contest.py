@@ -213,12 +213,13 @@ def conclude(
     said: Iterable[str | None],
     rows: Sequence[Row],
     facts: Mapping[str, str],
-    files: Iterable[Path] = (),
+    draw: Callable[[], Iterable[Path]] = tuple,
 ) -> int:
-    """Print tables and verdicts, write the CSV, name every file; return the exit status."""
+    """Print tables and verdicts, write the CSV, then draw; return the exit status."""
     for text in said:
         if text is not None:
             print(f"{text}\n")
-    for file in (report.write_csv(name, rows, facts), *files):
+    print(report.write_csv(name, rows, facts))
+    for file in draw():
         print(file)
     return 1 if any(row.get("error") for row in rows) else 0

@@ -37,6 +37,7 @@ def play(depths: Sequence[int], gen_tokens: int, running: servers.Running, seed:
         (answer,) = clients.checked(clients.drive(running.wire, work, timeout_s=_MOST_S))
         window = steady([answer.times])
         found[f"tps@{depth}"] = window.rate if window else None
+        found[f"prompt@{depth}"] = answer.prompt_tokens
         if answer.prompt_tokens and answer.ttft_s:
             found[f"prefill@{depth}"] = answer.prompt_tokens / answer.ttft_s
     return found
@@ -49,6 +50,7 @@ def by_depth(rows: Sequence[Row], depths: Sequence[int]) -> list[Row]:
             "ctx": depth,
             "tps": row.get(f"tps@{depth}"),
             "system": f"{row['family']} {row['knob']}".strip(),
+            "prompt_tokens": row.get(f"prompt@{depth}"),
             "prefill_tps": row.get(f"prefill@{depth}"),
             **{key: row.get(key) for key in ("repetition", "others_pct", "spin_ms", "error")},
         }
@@ -108,12 +110,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         s.name: [(d, v) for d in depths if (v := medians(s, f"tps@{d}")) is not None]
         for s in compared
     }
-    files = chart.lines(
+    draw = partial(
+        chart.lines,
         "long_ctx", {"one stream": series}, ("tokens of context", "tokens/s (more is better)"),
         chart.caption(facts), doubling=True,
     )  # fmt: skip
     said = ("Decode rate by depth:", medians.table(columns), "Prompt rate:", medians.table(prompts))
-    return contest.conclude("long_ctx", said, by_depth(rows, depths), facts, files)
+    return contest.conclude("long_ctx", said, by_depth(rows, depths), facts, draw)
 
 
 def _progress(depths: Sequence[int]) -> Callable[[Row], str]:

@@ -171,10 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("Gaps of the chats, and their ratio to the same chats alone:\n")
     lines = [[row["system"], *(row.get(name) for name in _SHOWN)] for row in rows]
     print(report.table(HEADERS, lines))
-    drawn = chart.lines(
+    files.append(report.write_csv("mixed_load_summary", rows, facts))
+    files += chart.lines(
         "mixed_load", {"pauses of the chats": felt}, _AXES, chart.caption(facts), wide=True
     )
-    for path in (*files, report.write_csv("mixed_load_summary", rows, facts), *drawn):
+    for path in files:
         print(path)
     return 1 if any(row["error"] for row in rows) else 0
 

@@ -122,10 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for policy in given.policies
     }  # fmt: skip
     labels = ("sequences", "us for one plan, median (less is better)")
-    files = chart.lines("planning", {"planning one tick": series}, labels, chart.caption(facts),
+    draw = partial(chart.lines, "planning", {"planning one tick": series}, labels, chart.caption(facts),
                         doubling=True)  # fmt: skip
     said = (report.table(_COLUMNS, lines), verdict(rows))
-    return contest.conclude("planning", said, rows, facts, files)
+    return contest.conclude("planning", said, rows, facts, draw)
 
 
 if __name__ == "__main__":

@@ -135,9 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     medians = Medians(compared, rows)
     rates = {s.name: r for s in compared if (r := medians(s, "prefill")) is not None}
-    files = chart.bars("prefill", {"prompt tokens/s": rates}, {}, chart.caption(facts))
+    draw = partial(chart.bars, "prefill", {"prompt tokens/s": rates}, {}, chart.caption(facts))
     said = (medians.table(_COLUMNS), "\n".join(verdicts(medians)))
-    return contest.conclude("prefill", said, rows, facts, files)
+    return contest.conclude("prefill", said, rows, facts, draw)
 
 
 if __name__ == "__main__":

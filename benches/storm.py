@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = contest.run(compared, effort(given, script), here.seed, _progress)
     medians = Medians(compared, rows)
     said = (*tables(medians), "\n".join(verdicts(medians)))
-    return contest.conclude("storm", said, rows, facts, draw(medians, facts))
+    return contest.conclude("storm", said, rows, facts, partial(draw, medians, facts))
 
 
 def draw(medians: Medians, facts: dict[str, str]) -> list[Path]:

@@ -79,6 +79,17 @@ def test_what_fails_is_a_row_and_not_the_end() -> None:
     assert contest.conclude("x", [text], rows, {}) == 1
 
 
+def test_figures_are_written_before_anything_is_drawn(out: Path) -> None:
+    """What was measured for an hour is not lost by a picture that fails."""
+
+    def fail() -> list[Path]:
+        assert list(out.glob("x-*.csv"))
+        raise ValueError("no picture")
+
+    with pytest.raises(ValueError, match="no picture"):
+        contest.conclude("x", [], [{"a": 1}], {}, fail)
+
+
 def test_what_takes_too_long_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """A run ends when it said it would, and says what is missing."""
     rows = contest.run([system("a")], contest.Effort(3, seconds=120.0, minutes=1.0), seed=1)
@@ -204,6 +215,7 @@ def test_charts_are_written_in_both_formats(out: Path) -> None:
     assert [file.suffix for file in files] == [".png", ".svg"] * 3
     assert all(file.parent == out and file.stat().st_size > 1000 for file in files)
     assert chart.bars("none", {"x": {}}, {}, "") == []
+    assert chart.lines("none", {"x": {"a": []}}, ("n", "t/s"), "") == []
 
 
 def test_without_matplotlib_there_is_a_word_instead_of_a_chart(
