@@ -1,6 +1,6 @@
 """An agent that works through eight steps while four programs generate: how much longer it takes.
 
-    python -m benches.agent_chain               medians of 3 (20 to 60 minutes)
+    python -m benches.agent_chain               medians of 3 (20 to 75 minutes)
     python -m benches.agent_chain --quick       once, 3 steps of 32 tokens (about 3 minutes)
     python -m benches.agent_chain --dry-run     the whole path without a model or peers, in seconds
 
