@@ -9,7 +9,9 @@ The ceiling is ``llama-batched-bench --kv-unified``: llama.cpp alone, no samplin
 rates are given. *decode*: tokens/s while all k streams decode, prompts excluded, which is that
 program's S_TG. *end to end*: all tokens by the time from the first request sent to the last token
 read, prompts included. `ratio` is a median decode rate by the ceiling's of the same run; `+us` is
-what a token takes longer than there, in microseconds of wall clock.
+what a token takes longer than there, in microseconds of wall clock. Where the first stream has ended
+before the last one begins, as under the contract when many prompts come at once, there is no decode
+rate: longer answers (``--gen-tokens``) or ``--lane background``, which protects nobody, give one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +48,12 @@ class Load:
     prompt_tokens: int
     gen_tokens: int
     seed: str
+    lane: str | None = None  # the daemon's own if None
+
+    def jobs(self, gen_tokens: int, seed: str) -> list[clients.Job]:
+        """Return the requests of all streams."""
+        plain = clients.jobs(self.k, self.prompt_tokens, gen_tokens, seed)
+        return [replace(job, priority=self.lane) for job in plain]
 
 
 @dataclass
@@ -84,11 +92,11 @@ def measure_server(
 ) -> Result:
     """Start a server, warm it up, and stream one load from it."""
     with start(load) as running:
-        warm = clients.jobs(load.k, load.prompt_tokens, _WARM_UP_TOKENS, f"{load.seed}/warm")
+        warm = load.jobs(_WARM_UP_TOKENS, f"{load.seed}/warm")
         error = clients.first_error(clients.drive(running.wire, warm))
         if error:
             return Result(error=f"warming up: {error}")
-        work = clients.jobs(load.k, load.prompt_tokens, load.gen_tokens, load.seed)
+        work = load.jobs(load.gen_tokens, load.seed)
         foreign = host.Foreign(running.pid)
         before = os.times()
         answers = clients.drive(running.wire, work)
@@ -182,7 +190,9 @@ def run(
     rows: list[dict[str, object]] = []
     for repetition in range(given.repetitions):
         for k in given.k:
-            load = Load(k, given.prompt_tokens, given.gen_tokens, f"{seed}/{repetition}/{k}")
+            load = Load(
+                k, given.prompt_tokens, given.gen_tokens, f"{seed}/{repetition}/{k}", given.lane
+            )
             for name in order(list(compared), repetition, seed):
                 spin_ms = host.spin_ms()
                 try:
@@ -278,6 +288,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     report.common_arguments(parser)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 3, 4, 7, 8, 16], metavar="K")
     parser.add_argument("--policies", nargs="+", default=["contract"], metavar="NAME")
+    parser.add_argument(
+        "--lane", choices=["interactive", "background"], help="of all streams, at the daemon"
+    )
     parser.add_argument("--repetitions", type=int, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--gen-tokens", type=int, metavar="N")
@@ -301,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = here.facts(
         model=model.name,
         load=f"{given.prompt_tokens} prompt tokens, {given.gen_tokens} generated, "
-        f"context {given.n_ctx}, {given.repetitions} repetitions",
+        f"context {given.n_ctx}, {given.repetitions} repetitions, lane {given.lane or 'as it comes'}",
     )
     report.print_facts(facts)
     cells, rows = run(compared, given, here.seed)

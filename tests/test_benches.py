@@ -301,6 +301,13 @@ def test_three_decoders_have_to_beat_the_ceiling() -> None:
     assert "1.100 of llama-batched-bench (target 1.35: MISSED)" in line
 
 
+def test_streams_ask_in_the_lane_of_the_load() -> None:
+    """What is measured as background work is sent as such."""
+    load = throughput.Load(2, 8, 4, "1", lane="background")
+    assert [job.priority for job in load.jobs(4, "1")] == ["background"] * 2
+    assert {job.priority for job in throughput.Load(2, 8, 4, "1").jobs(4, "1")} == {None}
+
+
 def test_verdict_on_a_disturbed_machine_says_so() -> None:
     """When others took a share of the cores, the verdict carries it."""
     measured = cells(93.0, 100.0, 80.0)
