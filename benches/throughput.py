@@ -1,7 +1,8 @@
 """Tokens per second at k concurrent greedy streams: the daemon, llama-server, and the ceiling.
 
-    python -m benches.throughput            everything, medians of 3 (about 20 minutes, idle machine)
+    python -m benches.throughput            everything, medians of 3 (about 25 minutes, idle machine)
     python -m benches.throughput --quick    a short look: 1 repetition, 32 tokens (about 4 minutes)
+    python -m benches.throughput --k 16 --lane background    many streams, see below
     python -m benches.throughput --k 3 7    where rows that are thrown away make a tick quicker
     python -m benches.throughput --dry-run  the whole path without a model or peers, in seconds
 
@@ -298,7 +299,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     given = parser.parse_args(argv)
     short = given.quick or given.dry_run
     given.repetitions = given.repetitions or (1 if short else 3)
-    given.gen_tokens = given.gen_tokens or (32 if short else 128)
+    given.gen_tokens = given.gen_tokens or (32 if short else 160)
     need = max(given.k) * (given.prompt_tokens + given.gen_tokens)
     if need > given.n_ctx:
         parser.error(f"{max(given.k)} streams need a context of {need}; raise --n-ctx")
