@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import define
 
+from uma_trio.backend.base import Aside, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.calibrate import DENSE, WIDE, Calibration, Refinement
 from uma_trio.policy.cost import CostModel, Staircase, Work
@@ -34,8 +35,10 @@ class Machine(FakeBackend):
     def __init__(self, truth: CostModel, clock: Clock, n_batch: int = 512) -> None:
         super().__init__(n_ctx=4096, n_slots=17, n_batch=n_batch)
         self.truth, self.clock = truth, clock
+        self.eager_s = self.captures_s = 0.0
+        self.shapes = [(0, 0), (0, 0)]
 
-    def decode(self, n_tokens: int) -> int:
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
         """Compute, and let the time pass."""
         slots = self.batch.slot[:n_tokens].tolist()
         before = {slot: self.kv_length(slot) for slot in range(17)}
@@ -46,7 +49,12 @@ class Machine(FakeBackend):
             resident=sum(before.values()),
         )
         self.clock.now += self.truth.seconds(work)
-        return super().decode(n_tokens)
+        if work.shape != self.shapes[-1]:
+            self.clock.now += self.eager_s
+        elif self.shapes[-2] != work.shape:
+            self.clock.now += self.captures_s
+        self.shapes.append(work.shape)
+        return super().decode(n_tokens, aside)
 
 
 def measured(deadline_s: float, truth: CostModel = TRUTH) -> tuple[CostModel, Machine]:
@@ -72,6 +80,18 @@ def test_it_ends_soon_after_its_deadline(slower: float) -> None:
     """However slow the machine is, one decode more at the most."""
     _, machine = measured(2.0, TRUTH.times(slower))
     assert machine.clock.now <= 2.0 * 1.2 + 2 * 0.030 * slower
+
+
+def test_where_graphs_are_captured_the_first_decodes_of_a_shape_do_not_count() -> None:
+    """An eager launch, then the capture, then what a tick really costs; the switch is known, too."""
+    clock = Clock()
+    machine = Machine(TRUTH, clock)
+    machine.eager_s, machine.captures_s = 0.002, 0.006
+    cost = Calibration(machine, clock).measure(60.0)
+    for n in (1, 4, 16, 512):
+        assert cost.computing(n) == pytest.approx(TRUTH.computing(n), rel=0.01)
+    assert cost.switch_s == pytest.approx(0.002, rel=0.01)
+    assert measured(60.0)[0].switch_s == 0
 
 
 def test_the_most_useful_steps_come_first() -> None:

@@ -95,6 +95,14 @@ def test_looking_back_and_a_full_cache_cost_their_share() -> None:
     assert model.seconds(deep) == pytest.approx(0.0111 + 0.004 + 4 * 3000e-7)
 
 
+def test_another_shape_than_the_tick_before_costs_extra_where_graphs_are_captured() -> None:
+    """The same shape does not, and neither does a tick of which nothing is known before."""
+    model = CostModel(STAIRS, switch_s=0.002)
+    assert model.seconds(Work(4, 2, after=(4, 2))) == pytest.approx(0.0111)
+    assert model.seconds(Work(4, 2, after=(4, 1))) == pytest.approx(0.0131)
+    assert model.seconds(Work(4, 2)) == pytest.approx(0.0111)
+
+
 def test_what_depth_costs_is_learnt_from_ticks_that_are_deep() -> None:
     """A prior that is three times too high comes down, until depths in between are predicted."""
     truth, model = CostModel(STAIRS, depth_s=1e-6), CostModel(STAIRS, depth_s=3e-6)

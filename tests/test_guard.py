@@ -20,6 +20,7 @@ from uma_trio.policy.pipeline import PolicyError, baseline, contract, find_polic
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.served import BURST, EXPERT_BURST, PROBE_EVERY, sweet_spot
 from uma_trio.policy.state import GuardMemory, Memory, SchedulerState, SequenceView, Served
+from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
 
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
@@ -141,6 +142,18 @@ def test_no_tick_is_larger_than_the_largest_step_that_is_known() -> None:
     steep = CostModel(Staircase((1, 32, 64), (0.008, 0.049, 0.050)))
     now = evolve(situation(prompt(1, 500, lane="background")), memory=Memory(cost=steep))
     assert filled(now) == {1: 64}
+
+
+def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
+    """So that the ticks beside a long prompt, its end included, all have one shape."""
+    captured = evolve(COST, switch_s=0.002)
+    memory = Memory(cost=captured, guard=GuardMemory(credits={1: 1.5}, solo_s=SOLO))
+    for pending in (500, 15):
+        views = (stream(), prompt(2, pending, lane="background"))
+        now = evolve(situation(*views), memory=memory)
+        plan = contract(now)
+        assert (planned_work(now, plan).shape, plan.extra_row) == ((16, 2), pending == 500)
+    assert not contract(evolve(now, memory=evolve(memory, cost=COST))).extra_row
 
 
 def rates(**changes: object) -> SchedulerState:

@@ -27,6 +27,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: dict[int, float]
     depth_s: float
     crowd_s: float
+    switch_s: float
 
 
 def cache_folder() -> Path:
@@ -66,12 +67,19 @@ def recall(path: Path) -> CostModel | None:
         output=_staircase(stored.output or {1: 0.0}),
         depth_s=max(0.0, stored.depth_s),
         crowd_s=max(0.0, stored.crowd_s),
+        switch_s=max(0.0, stored.switch_s),
     )
 
 
 def remember(path: Path, model: CostModel) -> None:
     """Store `model`; a cache that cannot be written is not worth an error."""
-    stored = _Stored(dict(model.table()), dict(model.output.table()), model.depth_s, model.crowd_s)
+    stored = _Stored(
+        computing=dict(model.table()),
+        output=dict(model.output.table()),
+        depth_s=model.depth_s,
+        crowd_s=model.crowd_s,
+        switch_s=model.switch_s,
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")

@@ -23,12 +23,12 @@ class BatchBuilder:
         self._positions: IntArray = np.arange(n_ctx, dtype=np.int32)
 
     def fill(
-        self, shares: Iterable[tuple[Sequence, int]], ballast: int = 0
+        self, shares: Iterable[tuple[Sequence, int]], ballast: int = 0, *, extra_row: bool = False
     ) -> tuple[Sequence, ...]:
         """Write `n` tokens of each sequence from where it stands; return whose rows come back.
 
-        `ballast` rows of the scratch slot follow, last, so that they move nobody's row; whoever
-        decodes must empty that slot after.
+        Rows that nobody reads come last, so that they move nobody's: the `extra_row` of the last
+        sequence, and `ballast` in the scratch slot, which whoever decodes must empty after.
         """
         batch, at, rows = self._batch, 0, []
         for sequence, n in shares:
@@ -42,6 +42,8 @@ class BatchBuilder:
                 batch.want[end - 1] = 1
                 rows.append(sequence)
             at = end
+        if extra_row:
+            batch.want[at - 1] = 1
         if ballast:
             end = at + ballast
             batch.token[at:end] = batch.token[0]

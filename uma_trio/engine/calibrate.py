@@ -20,8 +20,13 @@ DENSE = tuple(range(1, 18))
 WIDE = (20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIRST = (1, 2, 4, 8, 16, 32, 3, 64, 128)
 ROWS = (2, 3, 4, 6, 8, 12, 16)
-REPEATS = 3
 DEADLINE_S = 2.0
+# A step is timed until two decodes in a row agree within this part, so often at the most: the first
+# ones of a shape build its graph, and on CUDA the second captures it and takes twice as long.
+AGREEMENT, PATIENCE = 0.08, 5
+# Shapes in turn that cost less than this part of a token more than each by itself: noise.
+SWITCHES = 4
+NOTICED = 0.05
 # Looking back is measured by so many tokens behind so many cells at least: fewer cost too little
 # to tell from noise.
 LOOKERS, SHALLOWEST = 16, 64
@@ -54,16 +59,25 @@ class Stopwatch:
             self._backend.kv_remove(slot)
         return took
 
+    def steady(self, decode: Callable[[], float], patience: int = PATIENCE) -> float:
+        """Return the seconds of a decode that is repeated until two in a row agree."""
+        times = [decode()]
+        while len(times) < patience:
+            times.append(decode())
+            if abs(times[-1] - times[-2]) <= AGREEMENT * min(times[-2:]):
+                return statistics.mean(times[-2:])
+        return statistics.median(times[-3:])
+
     def time_beside(self, resident: int, n_tokens: int) -> tuple[float, float]:
         """Return the seconds of `n_tokens` that look back at `resident` cells, and of others.
 
         The others are of a sequence of their own, which shares the cache with those cells.
         """
         self._decode([(0, 0, resident)])
-        looking = [self._decode_and_drop(0, resident, n_tokens) for _ in range(2)]
-        crowded = [self._decode_and_drop(1, 0, n_tokens) for _ in range(2)]
+        looking = self.steady(lambda: self._decode_and_drop(0, resident, n_tokens))
+        crowded = self.steady(lambda: self._decode_and_drop(1, 0, n_tokens))
         self._backend.kv_remove(0)
-        return min(looking), min(crowded)
+        return looking, crowded
 
     def _decode_and_drop(self, slot: int, position: int, n_tokens: int) -> float:
         took = self._decode([(slot, position, n_tokens)])
@@ -107,20 +121,25 @@ class Calibration:
         """Return the model of this machine; it takes about `deadline_s` and no longer."""
         watch = self._watch
         first = [n for n in FIRST if n <= watch.most]
-        times: dict[int, list[float]] = {}
+        times: dict[int, float] = {}
         watch.time(1)  # the first decode builds graphs and touches memory: not counted
         for n in (*first, *(n for n in watch.steps() if n not in first)):
             spent = self._spent()
             expected = _expected(times, n)
             if times and spent + expected > 0.8 * deadline_s:
                 continue
-            repeats = REPEATS if spent + REPEATS * expected < deadline_s * 0.6 else 1
-            times[n] = [watch.time(n) for _ in range(repeats)]
+            patience = PATIENCE if spent + PATIENCE * expected < deadline_s * 0.6 else 1
+            times[n] = watch.steady(lambda n=n: watch.time(n), patience)  # type: ignore[misc]
         at = tuple(sorted(times))
-        computing = Staircase(at, tuple(statistics.median(times[n]) for n in at))
+        computing = Staircase(at, tuple(times[n] for n in at))
         depth_s, crowd_s = self._looking_back(computing, deadline_s)
-        output = self._outputs(computing, deadline_s)
-        return CostModel(computing, output, depth_s=depth_s, crowd_s=crowd_s)
+        return CostModel(
+            computing,
+            self._outputs(computing, deadline_s),
+            depth_s=depth_s,
+            crowd_s=crowd_s,
+            switch_s=self._switching(computing, deadline_s),
+        )
 
     def _spent(self) -> float:
         return self._watch.clock() - self._began
@@ -137,11 +156,22 @@ class Calibration:
             return 0.0, 0.0
         resident = chunks[-1]
         looking, crowded = watch.time_beside(resident, LOOKERS)
-        empty = min(watch.time(LOOKERS) for _ in range(2))
+        empty = watch.steady(lambda: watch.time(LOOKERS))
         cells = resident * LOOKERS
         crowd_s = min(max(0.0, crowded - empty), max(0.0, looking - empty)) / cells
         depth_s = max(0.0, looking - empty) / cells - crowd_s
         return (depth_s, crowd_s) if np.isfinite(depth_s) else (0.0, 0.0)
+
+    def _switching(self, computing: Staircase, deadline_s: float) -> float:
+        """Return what a decode costs more when the one before had another shape."""
+        watch, shapes = self._watch, computing.at[:2]
+        needed = (SWITCHES + PATIENCE) * sum(computing(n) for n in shapes)
+        if len(shapes) < 2 or self._spent() + needed > 1.2 * deadline_s:
+            return 0.0
+        in_turn = [sum(watch.time(n) for n in shapes) for _ in range(SWITCHES)]
+        apart = sum(watch.steady(lambda n=n: watch.time(n)) for n in shapes)  # type: ignore[misc]
+        extra = (min(in_turn) - apart) / len(shapes)
+        return extra if extra > NOTICED * computing(1) else 0.0
 
     def _outputs(self, computing: Staircase, deadline_s: float) -> Staircase:
         """Measure what further logits rows add to a decode of the same length."""
@@ -152,7 +182,7 @@ class Calibration:
                 break
             if self._spent() + computing(n) > deadline_s * 1.2:
                 break
-            with_rows = min(watch.time(n, n) for _ in range(2))
+            with_rows = watch.steady(lambda n=n: watch.time(n, n))  # type: ignore[misc]
             at.append(n)
             seconds.append(max(with_rows - computing(n), -0.5 * computing(n)))
         return Staircase(tuple(at), tuple(seconds))
@@ -174,7 +204,7 @@ class Refinement:
             if n in cost.steps or n in self._tried or cost.seconds(Work(n)) > UNNOTICED_S:
                 continue
             self._tried.add(n)
-            took = statistics.median(self._watch.time(n) for _ in range(REPEATS))
+            took = self._watch.steady(lambda n=n: self._watch.time(n))  # type: ignore[misc]
             if not np.isfinite(took):
                 return cost
             table = cost.computing.with_step(n, took / cost.scale)
@@ -182,9 +212,9 @@ class Refinement:
         return None
 
 
-def _expected(times: dict[int, list[float]], n: int) -> float:
+def _expected(times: dict[int, float], n: int) -> float:
     """Return about how long `n` tokens will take, by the largest that was measured."""
     if not times:
         return 0.0
     largest = max(times)
-    return statistics.median(times[largest]) * max(1.0, n / largest)
+    return times[largest] * max(1.0, n / largest)

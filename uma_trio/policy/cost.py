@@ -4,13 +4,15 @@ The time of one decode of n tokens is no line. On one CPU build four rows cost l
 since matrix kernels take rows in fours; elsewhere two cost twice one. So the model is a table,
 measured at start-up (:mod:`uma_trio.engine.calibrate`) and corrected by every tick:
 
-    seconds = scale * (computing(n) + output(rows) + depth * looked + crowd * n * resident) + host
+    seconds = scale * (computing(n) + output(rows) + depth * looked + crowd * n * resident
+                       + switch) + host
 
 `computing` is the time of n tokens of which one wants logits, in an empty context; `output` what
 further logits rows add; `depth` what it costs a token to look back at one KV cell of its own,
 `crowd` what one cell of anybody costs it, since attention runs over the whole cache and masks
-what is not its own (``get_n_kv`` in llama.cpp); `host` what passes between two decodes. The model
-is a value; learning returns a new one.
+what is not its own (``get_n_kv`` in llama.cpp); `switch` what it costs that a tick has not the
+shape of the one before, which is much where graphs are captured (CUDA) and nothing on a CPU; `host`
+what passes between two decodes. The model is a value; learning returns a new one.
 """
 
 from __future__ import annotations
@@ -91,17 +93,30 @@ class Work:
     """What of a tick costs time: its tokens, and how many of them want logits.
 
     `looked` is how many KV cells, computed before this tick, its tokens look back at, summed over
-    the tokens. `resident` is how many cells the cache holds, whosever they are.
+    the tokens. `resident` is how many cells the cache holds, whosever they are. `after` is the
+    shape of the tick before it: where graphs are captured, another shape costs extra.
     """
 
     tokens: int
     rows: int = 1
     looked: int = 0
     resident: int = 0
+    after: tuple[int, int] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """What decides whether the backend can use the graph of the tick before again."""
+        return self.tokens, self.rows
 
     def plus(self, tokens: int, rows: int = 0, looked: int = 0) -> Work:
         """Return this work with more of it in the same context."""
-        return Work(self.tokens + tokens, self.rows + rows, self.looked + looked, self.resident)
+        return Work(
+            self.tokens + tokens,
+            self.rows + rows,
+            self.looked + looked,
+            self.resident,
+            self.after,
+        )
 
 
 @frozen
@@ -117,6 +132,7 @@ class CostModel:
     output: Staircase = field(factory=lambda: Staircase((1,), (0.0,)))
     depth_s: float = 0.0
     crowd_s: float = 0.0
+    switch_s: float = 0.0
     scale: float = 1.0
     host_s: float = 0.0
     error: float = 0.0
@@ -156,6 +172,8 @@ class CostModel:
 
     def _by(self, table: Staircase, work: Work) -> float:
         seconds = table(work.tokens) + self._attention(work)
+        if self.switch_s and work.after is not None and work.after != work.shape:
+            seconds += self.switch_s
         return seconds + self.output(work.rows) if work.rows > 1 else seconds
 
     def _attention(self, work: Work) -> float:
@@ -211,6 +229,7 @@ class CostModel:
             output=self.output.times(factor),
             depth_s=self.depth_s * factor,
             crowd_s=self.crowd_s * factor,
+            switch_s=self.switch_s * factor,
         )
 
     def plateau(self, largest: int) -> int:

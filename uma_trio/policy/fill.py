@@ -107,7 +107,7 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
     seconds = max(limit.seconds, limit.newcomer_s)
     if math.isinf(seconds):
         return min(most, cost.quickest(state.n_batch))
-    return max(_fitting(cost, line, most, seconds, careful=True), default=0)
+    return max(_fitting(cost, line, most, AIM * seconds, careful=False), default=0)
 
 
 def _size(
@@ -150,7 +150,7 @@ def _fitting(
 def _candidates(
     state: SchedulerState, plan: Plan, cost: CostModel
 ) -> tuple[list[SequenceView], list[SequenceView]]:
-    """Return the interactive newcomers by slack, and everyone else by need.
+    """Return the interactive newcomers by urgency, and everyone else by need.
 
     The lane that had least of its share goes first, then decoders whose burst is not over, then
     whoever had least machine time. With nobody to protect, decoders before prompts.
@@ -160,7 +160,7 @@ def _candidates(
     if not ready:
         return [], []
     newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]
-    newcomers.sort(key=lambda view: (_slack(view, state.now, cost), view.key))
+    newcomers.sort(key=lambda view: (_urgency(view, state.now, cost), view.key))
     keys = {view.key for view in newcomers}
     used = lift(plan.memory.used_s, ready_clients(state))
     lanes = lift(plan.memory.lane_s, riding_lanes(state))
@@ -181,10 +181,12 @@ def _candidates(
     return newcomers, rest
 
 
-def _slack(view: SequenceView, now: float, cost: CostModel) -> float:
-    """Return the share of its patience that is left; the least goes first."""
+def _urgency(view: SequenceView, now: float, cost: CostModel) -> float:
+    """Return how much of its patience is left, in times of its own prefill; least goes first.
+
+    What was computed of it already does not count: prompts that came together are finished one
+    after the other, and not all of them last.
+    """
     whole = max(cost.seconds(Work(view.pending + view.computed)), 1e-6)
-    left = cost.seconds(Work(view.pending))
-    if view.target_ttft_s is not None:
-        return (view.arrived + view.target_ttft_s - now - left) / whole
-    return (view.arrived + GRACE_S + PATIENCE * whole - now - left) / whole
+    patience = GRACE_S + PATIENCE * whole if view.target_ttft_s is None else view.target_ttft_s
+    return (view.arrived + patience - now) / whole

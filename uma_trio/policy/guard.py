@@ -43,7 +43,8 @@ GRANT_CAP = 4.0
 # What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
 # it: one in so many is kept free of others. Such a tick tells the machine's mood; a tick with
 # others tells about its own step, or a step that was measured too low would raise the measure.
-MOST_LOADED_TICKS = 20
+# Where a change of shape costs a good part of a tick, such a tick makes those around it late too.
+MOST_LOADED_TICKS, WHERE_SHAPES_COST = 20, 100
 ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
 LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 
@@ -113,7 +114,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
         return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0, newcomers=0.0))
     solo = cost.seconds(alone(cost, streams, state.spare_rows))
     loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
-    if loaded_ticks >= MOST_LOADED_TICKS:
+    if loaded_ticks >= (WHERE_SHAPES_COST if cost.switch_s else MOST_LOADED_TICKS):
         limit = Limit(
             solo, "alone: to measure what the streams cost by themselves", solo, closed=True
         )

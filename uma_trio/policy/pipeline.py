@@ -23,7 +23,7 @@ from uma_trio.policy.guard import keep_ledger, learn_cost, set_limit
 from uma_trio.policy.parking import leave_out_parked
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefill import fill_with_prefill
-from uma_trio.policy.stairs import add_ballast
+from uma_trio.policy.stairs import add_ballast, keep_shape
 from uma_trio.policy.state import SchedulerState
 from uma_trio.policy.tally import tally
 
@@ -105,6 +105,7 @@ contract = Pipeline(
         "guard": set_limit,
         "fill": fill_within_limit,
         "bandwidth": guard_bandwidth,
+        "shape": keep_shape,
         "stairs": add_ballast,
         "tally": tally,
     },
@@ -164,6 +165,8 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
                 f"sequence {item.key} gets {item.n_tokens} tokens of {view.pending} pending"
             )
         total += item.n_tokens
+    if plan.extra_row and not plan.items:
+        raise PolicyError("the plan asks for an extra row of no sequence")
     if plan.ballast > state.spare_rows:
         raise PolicyError(f"the plan has {plan.ballast} ballast rows of {state.spare_rows}")
     total += plan.ballast

@@ -1,4 +1,9 @@
-"""Where one row more costs less, take it: a useful one, or one that is thrown away."""
+"""Where one row more costs less, take it: a useful one, or one that is thrown away.
+
+Where a backend captures graphs, a tick of another shape (tokens and logits rows) than the one
+before is slow, and the next one, too. A stream beside a long prompt would pay for each prompt that
+ends. So such a tick asks for one logits row of an unfinished prompt, as if it ended there.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +39,16 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     room = min(state.spare_rows, state.n_batch - plan.n_tokens)
     best = ballast_for(cost, planned_work(state, plan), room)
     return evolve(plan, ballast=best) if best else plan
+
+
+def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
+    """Ask for a row of the last prompt, where that gives all ticks beside it one shape."""
+    cost = plan.memory.cost
+    if cost is None or not cost.switch_s or not plan.items:
+        return plan
+    pending = {view.key: view.pending for view in state.sequences}
+    prompts = [item for item in plan.items if item.phase == "prefill"]
+    if len(prompts) in (0, len(plan.items)) or plan.items[-1].phase != "prefill":
+        return plan
+    ends = any(item.n_tokens == pending[item.key] for item in prompts)
+    return plan if ends else evolve(plan, extra_row=True)

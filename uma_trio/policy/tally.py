@@ -20,7 +20,7 @@ from uma_trio.policy.state import Lane, SchedulerState
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
     """Return what of `plan` costs time, ballast included."""
     views = {view.key: view for view in state.sequences}
-    rows = looked = 0
+    rows, looked = int(plan.extra_row), 0
     for item in plan.items:
         view = views[item.key]
         rows += item.n_tokens == view.pending
@@ -30,6 +30,7 @@ def planned_work(state: SchedulerState, plan: Plan) -> Work:
         rows=rows + plan.ballast,
         looked=looked,
         resident=sum(view.computed for view in state.sequences),
+        after=state.last.work.shape,
     )
 
 
