@@ -50,11 +50,11 @@ def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
 
 
 def young_gaps(times: Times) -> list[float]:
-    """Return the gaps that ended within three seconds of a stream's first token.
+    """Return the gaps that began within three seconds of a stream's first token.
 
     So the daemon counts its own ``worst_pause_ms``.
     """
-    return [later - at for at, later in pairwise(times) if later - times[0] <= YOUNG_S]
+    return [later - at for at, later in pairwise(times) if at - times[0] <= YOUNG_S]
 
 
 def ratios(loaded: Pace | None, solo: Pace | None) -> dict[str, float | None]:

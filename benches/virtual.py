@@ -55,7 +55,7 @@ class Request:
 
     @property
     def young_gaps(self) -> list[float]:
-        """The gaps that ended within three seconds of the first token."""
+        """The gaps that began within three seconds of the first token."""
         return young_gaps(self.token_times)
 
 

@@ -46,7 +46,7 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
     from uma_trio.backend.base import ModelError
     from uma_trio.parts import load_backend, measured_cost
 
-    if config.policy == "baseline":
+    if config.policy.partition(",")[0] == "baseline":
         # It has no cost model. What is kept belongs to a set-up with a slot for ballast.
         config = evolve(config, policy="contract")
     try:

@@ -136,7 +136,7 @@ class Registry:
             self._metrics.promise.first_five(now - sequence.submit.submitted)
         if sequence.worst_young_s is None or sequence.first_token is None:
             return
-        if now - sequence.first_token <= YOUNG_S:
+        if now - gap_s - sequence.first_token <= YOUNG_S:  # a stall that began then counts whole
             sequence.worst_young_s = max(sequence.worst_young_s, gap_s)
         else:
             self._metrics.promise.young_pause(sequence.worst_young_s)
