@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from policy_kit import decoder, prompt, state
 
-from uma_trio.policy.abort import Abortable, Newcomer, abortable, gives_way
+from uma_trio.policy.abort import LONG_S, Abortable, Newcomer, abortable, gives_way
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SequenceView
 
@@ -51,7 +51,7 @@ def test_others_who_run_and_have_no_part_in_the_tick_do_not_matter() -> None:
     assert abortable(state(BATCH, parked), planned(BATCH), 1) is not None
 
 
-@pytest.mark.parametrize("predicted_s", [0.0, 0.15])
+@pytest.mark.parametrize("predicted_s", [0.0, LONG_S])
 def test_a_short_tick_is_not_given_up_nor_one_that_nobody_predicted(predicted_s: float) -> None:
     """To wait for its end is nothing, or nothing is known of it."""
     assert abortable(state(BATCH), planned(BATCH, predicted_s=predicted_s), 1) is None
@@ -70,10 +70,10 @@ def test_it_is_given_up_in_its_first_half_only(elapsed_s: float, given_up: bool)
     assert gives_way(TICK, elapsed_s, PERSON) is given_up
 
 
-@pytest.mark.parametrize(("elapsed_s", "given_up"), [(0.04, True), (0.06, False)])
+@pytest.mark.parametrize(("elapsed_s", "given_up"), [(0.02, True), (0.035, False)])
 def test_it_is_given_up_only_if_the_rest_is_long(elapsed_s: float, given_up: bool) -> None:
-    """A wait of 150 ms is let be, also early in a tick."""
-    assert gives_way(evolve(TICK, predicted_s=0.2), elapsed_s, PERSON) is given_up
+    """A wait that nobody notices is let be, also early in a tick."""
+    assert gives_way(evolve(TICK, predicted_s=1.6 * LONG_S), elapsed_s, PERSON) is given_up
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Lane, SchedulerState
 
 # A wait that a person hardly notices is not worth a chunk, and neither is one more than half done.
-LONG_S, HALF = 0.150, 0.5
+# Interrupted, a CPU is back after about 12 ms (docs/SCHEDULER.md), so 50 ms are worth it.
+LONG_S, HALF = 0.050, 0.5
 
 
 @frozen
