@@ -19,7 +19,15 @@ from uma_trio.policy.guard import (
 from uma_trio.policy.pipeline import PolicyError, baseline, contract, find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.served import BURST, EXPERT_BURST, PROBE_EVERY, sweet_spot
-from uma_trio.policy.state import GuardMemory, Memory, SchedulerState, SequenceView, Served
+from uma_trio.policy.stairs import TRY_WITHOUT
+from uma_trio.policy.state import (
+    GuardMemory,
+    LastTick,
+    Memory,
+    SchedulerState,
+    SequenceView,
+    Served,
+)
 from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
 
@@ -154,6 +162,28 @@ def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
         plan = contract(now)
         assert (planned_work(now, plan).shape, plan.extra_row) == ((16, 2), pending == 500)
     assert not contract(evolve(now, memory=evolve(memory, cost=COST))).extra_row
+
+
+def test_ballast_is_left_out_now_and_then() -> None:
+    """Three streams run as four, but for the tick that shows what three take."""
+    now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
+    assert contract(now).ballast == 1
+    assert contract(evolve(now, tick=TRY_WITHOUT)).ballast == 0
+
+
+def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
+    """One row that seemed to cost more than four gets its chance, and ballast ends."""
+    believed = CostModel(Staircase((1, 4), (0.012, 0.0105)))
+    truth = CostModel(Staircase((1, 4), (0.008, 0.0111)))
+    memory, last, ballast = Memory(cost=believed), LastTick(), []
+    for tick in range(6000):
+        now = evolve(state(stream()), tick=tick, memory=memory, last=last, spare_rows=3)
+        plan = contract(now)
+        work = planned_work(now, plan)
+        memory, last = plan.memory, LastTick(truth.seconds(work), 0.0, work)
+        ballast.append(plan.ballast)
+    assert ballast[1] == 3
+    assert ballast[-1] == 0
 
 
 def rates(**changes: object) -> SchedulerState:
