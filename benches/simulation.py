@@ -16,7 +16,7 @@ from attrs import define
 
 from benches.machine import HOST_S, TABLES, Machine, Profile, gaussian, modelled, staircase
 from benches.virtual import Clock, Request, World
-from uma_trio.backend.base import DecodeStatus, Interrupt, Limits
+from uma_trio.backend.base import Aside, DecodeStatus, Interrupt, Limits, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings, Job
@@ -88,6 +88,11 @@ class TimedEngine(Engine):
             self._machine.book(job.state, job.plan, host_s + self._decode_s)
         return status
 
+    def finish(self, job: Job, status: int) -> None:
+        """Finish, and tell at once: before more time passes, and also when it does not go on."""
+        super().finish(job, status)
+        self.tell()
+
     def _meanwhile(self) -> None:
         self._let_pass(self._decode_s)
 
@@ -108,9 +113,9 @@ class Interruptible(FakeBackend):
 
         return give_up
 
-    def decode(self, n_tokens: int) -> int:
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
         """Compute, unless it is given up."""
-        status = super().decode(n_tokens)
+        status = super().decode(n_tokens, aside)
         self.given_up = False
         return status
 

@@ -78,6 +78,7 @@ class Bench:
         clock: Callable[[], float] | None = None,
         wake: Callable[[], object] | None = None,
         recorder: Recorder | None = None,
+        engine: type[Engine] = Engine,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -85,7 +86,7 @@ class Bench:
         self.inbox = Inbox(max_waiting, wake)
         self.metrics = Metrics()
         self.outlet = Outlet(lambda deliver: deliver())
-        self.engine = Engine(
+        self.engine = engine(
             self.backend,
             policy,
             self.inbox,
@@ -138,9 +139,10 @@ class Bench:
         raise AssertionError(f"still busy after {most} ticks")
 
     def ticks(self, n: int) -> None:
-        """Tick `n` times."""
+        """Tick `n` times, and hear at once what the last of them has to tell."""
         for _ in range(n):
             self.engine.tick()
+        self.engine.tell()
 
     def abort(self, handle: int) -> None:
         """Ask for an end."""

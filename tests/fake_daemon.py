@@ -12,6 +12,7 @@ import time
 import trio
 
 from uma_trio import daemon
+from uma_trio.backend.base import Aside, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.config import OPTIONS, Config
 from uma_trio.engine.task import EngineDied
@@ -25,11 +26,11 @@ class SlowBackend(FakeBackend):
 
     tick_s = 0.0
 
-    def decode(self, n_tokens: int) -> int:
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
         """Compute, and take the time."""
         if not self.decodes:
             print("computing", flush=True)
-        status = super().decode(n_tokens)
+        status = super().decode(n_tokens, aside)
         time.sleep(self.tick_s)
         return status
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uma_trio.backend.base import Backend, DecodeStatus, FloatArray, Interrupt
+from uma_trio.backend.base import (
+    Aside,
+    Backend,
+    DecodeStatus,
+    FloatArray,
+    Interrupt,
+    nothing,
+)
 from uma_trio.backend.fake import FakeBackend
 
 N_CTX, N_SLOTS, N_BATCH = 512, 4, 64
@@ -48,13 +55,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     made.close()
 
 
-def decode(backend: Backend, rows: Sequence[Row]) -> int:
+def decode(backend: Backend, rows: Sequence[Row], aside: Aside = nothing) -> int:
     """Write `rows` into the batch and decode them."""
     batch = backend.batch
     for index, (slot, position, token, want) in enumerate(rows):
         batch.slot[index], batch.pos[index] = slot, position
         batch.token[index], batch.want[index] = token, want
-    return backend.decode(len(rows))
+    return backend.decode(len(rows), aside)
 
 
 def prompt(slot: int, tokens: Sequence[int], start: int = 0, *, want: bool = True) -> list[Row]:
@@ -244,6 +251,36 @@ def test_dropping_nothing_is_allowed(backend: Backend) -> None:
     feed(backend, 3, text(1, 4))
     assert backend.kv_remove(3, 4)
     assert backend.kv_length(3) == 4
+
+
+def test_an_aside_is_called_once_by_every_decode_before_it_returns(backend: Backend) -> None:
+    """Whether it works, is invalid, finds no room or is interrupted."""
+    asides: list[int] = []
+
+    def statuses() -> Iterator[int]:
+        yield decode(backend, prompt(0, text(1, 10)), lambda: asides.append(1))
+        yield decode(backend, [(0, 3, 97, 1)], lambda: asides.append(2))
+        yield backend.decode(0, lambda: asides.append(3))
+        for slot in range(1, N_SLOTS):
+            feed(backend, slot, text(slot, (N_CTX - 12) // (N_SLOTS - 1)))
+        yield decode(backend, prompt(0, text(1, 40), 10), lambda: asides.append(4))
+        interrupt = backend.arm()
+        if interrupt is not None:
+            interrupt()
+            yield decode(backend, [(0, 10, 97, 1)], lambda: asides.append(5))
+
+    expected = [DecodeStatus.OK, DecodeStatus.INVALID, DecodeStatus.INVALID]
+    expected += [DecodeStatus.NO_KV_ROOM, DecodeStatus.ABORTED]
+    for n, status in enumerate(statuses()):
+        assert status == expected[n]
+        assert asides == list(range(1, n + 2))
+
+
+def test_an_aside_changes_no_logits(backend: Backend) -> None:
+    """What is computed is what would have been computed without it."""
+    want = feed(backend, 0, text(1, 40))
+    assert decode(backend, prompt(1, text(1, 40)), lambda: [0] * 1000) == DecodeStatus.OK
+    assert_same(backend.logits(1)[0], want)
 
 
 def armed(backend: Backend) -> Interrupt:

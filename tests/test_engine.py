@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
-from engine_kit import Bench
+from engine_kit import Bench, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_trio.backend.base import BackendDied, DecodeStatus
+from uma_trio.backend.base import Aside, BackendDied, DecodeStatus, nothing
 from uma_trio.backend.fake import EOS, FakeBackend, Fault
+from uma_trio.engine.figures import Job
 from uma_trio.engine.inbox import EngineStopped, QueueFull
-from uma_trio.engine.messages import PromptDone, SetLane, TokenOut
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.messages import Inspect, PromptDone, SetLane, StreamItem, TokenOut
+from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.pipeline import PolicyError, baseline
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState
@@ -268,10 +273,11 @@ def test_the_sequence_that_breaks_every_batch_fails_alone() -> None:
     class Poisoned(FakeBackend):
         """Fails whenever a batch holds the token 7."""
 
-        def decode(self, n_tokens: int) -> int:
+        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
             if 7 in self.batch.token[:n_tokens]:
+                aside()
                 return DecodeStatus.COMPUTE_FAILED
-            return super().decode(n_tokens)
+            return super().decode(n_tokens, aside)
 
     bench = Bench(Poisoned())
     good = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
@@ -393,6 +399,90 @@ def test_two_engines_with_the_same_input_do_the_same() -> None:
     assert run() == run()
 
 
+def test_a_token_is_told_while_the_next_is_computed() -> None:
+    """Nobody waits for the telling: it comes when the machine is busy, and not a tick later."""
+    bench = Bench()
+    _, sink = bench.submit("hello", 6)
+    told: list[int] = []
+    bench.backend.meanwhile = lambda: told.append(len(sink.tokens))
+    bench.run()
+    assert told == [0, 1, 2, 3, 4, 5]
+    assert sink.end.reason == "length"
+
+
+def test_what_came_while_nothing_was_told_is_told_with_it() -> None:
+    """An abort and an answer for `ps` do not wait for the end of the tick that they precede."""
+    bench = Bench()
+    bench.submit("goes on", 20)
+    handle, sink = bench.submit("hello", 20)
+    bench.ticks(3)
+    bench.abort(handle)
+    answers: list[object] = []
+    bench.inbox.put(Inspect(answers.append))
+    seen: list[tuple[int, int]] = []
+    bench.backend.meanwhile = lambda: seen.append((len(sink.ends), len(answers)))
+    bench.ticks(1)
+    assert seen == [(1, 1)]
+
+
+@pytest.mark.parametrize("fault", [Fault(status=-3), Fault(status=1), Fault(died="gone")], ids=str)
+def test_a_tick_is_told_though_the_next_one_fails(fault: Fault) -> None:
+    """The tokens that there are come before whatever is done about the failure."""
+    bench = Bench(FakeBackend(faults={5: fault}))
+    _, sink = bench.submit("hello", 20)
+    for _ in range(5):
+        bench.engine.tick()
+    assert len(sink.tokens) == 4
+    with suppress(BackendDied):
+        bench.engine.tick()
+    assert sink.tokens == bench.expected("hello", 5)
+
+
+def test_what_a_dying_backend_did_not_let_us_tell_is_told_before_the_end() -> None:
+    """Whether or not it came to its aside, no token and no figure is lost."""
+
+    class Dying(FakeBackend):
+        """Dies in its sixth decode, at once."""
+
+        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+            if self.decodes == 5:
+                raise BackendDied("gone")
+            return super().decode(n_tokens, aside)
+
+    bench = Bench(Dying())
+    _, sink = bench.submit("hello", 20)
+    with pytest.raises(BackendDied):
+        bench.run()
+    assert len(sink.tokens) == 4
+    bench.engine.fail_all("E_RUNTIME_004", "gone")
+    assert sink.tokens == bench.expected("hello", 5)
+    assert sink.end.code == "E_RUNTIME_004"
+    assert bench.metrics.snapshot()["batch_calls_total"] == 5
+
+
+def test_an_engine_that_is_closed_while_it_computes_has_told_all() -> None:
+    """Its thread does not end with a token in its hands."""
+    bench = Bench()
+    _, sink = bench.submit("hello", 20)
+    bench.backend.meanwhile = lambda: bench.inbox.close() if bench.backend.decodes == 5 else None
+    bench.engine.run()
+    assert sink.tokens == bench.expected("hello", 5)
+    assert bench.metrics.snapshot()["batch_calls_total"] == 5
+
+
+def test_the_trace_gets_every_tick_once_and_in_order() -> None:
+    """Also those that failed, and the last before a rest."""
+    traced: list[int] = []
+    recorder = Recorder(lambda state, _plan, _record: traced.append(state.tick))
+    bench = Bench(FakeBackend(faults={4: Fault(status=-3)}), recorder=recorder)
+    bench.submit("hello", 8)
+    seen: list[int] = []
+    bench.backend.meanwhile = lambda: seen.append(len(traced))
+    bench.run()
+    assert seen == list(range(9))
+    assert traced == list(range(9))
+
+
 prompts = st.text(alphabet="abc déf\n", min_size=1, max_size=60)
 steps = st.lists(
     st.one_of(
@@ -442,6 +532,82 @@ def test_whatever_happens_every_request_ends_once_with_its_own_text(
             assert isinstance(sink.items[first - 1], PromptDone)
         if sink.end.reason == "length":
             assert len(sink.tokens) == n
+
+
+class AtOnce(Engine):
+    """An engine that tells each tick as soon as it is done."""
+
+    def finish(self, job: Job, status: int) -> None:
+        """Finish, and tell."""
+        super().finish(job, status)
+        self.tell()
+
+
+def lived(
+    bench: Bench, steps: list[tuple[object, ...]], credit: int, *, breaks: bool
+) -> list[list[list[StreamItem]]]:
+    """Return what each stream had after each step, and at the end."""
+    sinks: list[Sink] = []
+    seen: list[list[list[StreamItem]]] = []
+    for step in steps:
+        match step:
+            case ("submit", str(prompt), int(n), bool(background)):
+                lane = "background" if background else "interactive"
+                sinks.append(bench.submit(prompt, n, lane=lane, credit=credit)[1])
+            case ("abort", int(index)):
+                bench.abort(index + 1)
+            case ("tick", int(n)):
+                for _ in range(n):
+                    bench.engine.tick()
+        seen.append([list(sink.items) for sink in sinks])
+    for handle in range(1, len(sinks) + 1):
+        bench.credit(handle, 100)
+    if breaks:
+        bench.engine.fail_all("E_RUNTIME_004", "gone")
+    else:
+        bench.run()
+    return [*seen, [sink.items for sink in sinks]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=steps,
+    credit=st.integers(1, 20),
+    n_slots=st.integers(1, 5),
+    faults=st.dictionaries(
+        st.integers(0, 60),
+        st.builds(
+            Fault,
+            status=st.sampled_from([0, 1, 2, -1, -3]),
+            keep=st.integers(0, 3),
+            bad_rows=st.sampled_from([(), (0,)]),
+        ),
+        max_size=4,
+    ),
+    breaks=st.booleans(),
+)
+def test_telling_later_changes_nothing_that_is_told(
+    steps: list[tuple[object, ...]],
+    credit: int,
+    n_slots: int,
+    faults: dict[int, Fault],
+    breaks: bool,
+) -> None:
+    """Each stream gets the same items in the same order as if each tick were told at once."""
+
+    def bench(engine: type[Engine]) -> Bench:
+        backend = FakeBackend(n_ctx=160, n_slots=n_slots, n_batch=20, faults=faults)
+        return Bench(backend, engine=engine)
+
+    later, at_once = bench(Engine), bench(AtOnce)
+    some, all_of_it = (lived(b, steps, credit, breaks=breaks) for b in (later, at_once))
+    assert some[-1] == all_of_it[-1]
+    for early, late in zip(some, all_of_it, strict=True):
+        for items, told in zip(early, late, strict=True):
+            assert items == told[: len(items)]
+    process = {"uptime_s": 0, "rss_gb": 0}
+    figures = [each.metrics.snapshot() | process for each in (later, at_once)]
+    assert figures[0] == figures[1]
 
 
 def test_the_baseline_is_found_by_name() -> None:

@@ -136,3 +136,16 @@ async def test_inline_a_tick_costs_virtual_time(autojump_clock: trio.testing.Moc
         assert isinstance(end, Finished)
         assert end.ttft_s == pytest.approx(0.020)
         nursery.cancel_scope.cancel()
+
+
+async def test_inline_an_engine_that_is_closed_while_it_computes_has_told_all(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """As on its own thread, what was sampled last is told before it ends."""
+    backend = FakeBackend()
+    wakeup = Wakeup()
+    bench = Bench(backend, clock=trio.current_time, wake=wakeup.set)
+    backend.meanwhile = lambda: bench.inbox.close() if backend.decodes == 5 else None
+    stream = request(backend, bench.inbox, 10)
+    await run_inline(bench.engine, bench.inbox, wakeup, lambda: 0.020)
+    assert stream.statistics().current_buffer_used == 1 + 5  # the end of the prompt comes first

@@ -197,6 +197,45 @@ def test_on_a_gpu_nothing_can_be_interrupted(tiny: Path, monkeypatch: pytest.Mon
     backend.close()
 
 
+@pytest.mark.parametrize(
+    ("gpu", "blocks", "order"),
+    [
+        (False, True, ["aside", "decode"] * 2),
+        (True, False, ["decode", "aside", "wait"] * 2),
+        (True, True, ["decode", "aside", "wait", "aside", "decode", "wait"]),
+    ],
+    ids=["a CPU", "a GPU", "a GPU that leaves the work to the CPU"],
+)
+def test_an_aside_comes_before_most_of_the_time_of_a_decode(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool, blocks: bool, order: list[str]
+) -> None:
+    """It keeps no GPU waiting, and waits for no call that turns out to block."""
+    device = _llama_lib.Device("CUDA0", "a GPU", "gpu", 0, 0)
+    system = evolve(system_info(), devices=(device,) if gpu else ())
+    monkeypatch.setattr("uma_trio.backend.llama.system_info", lambda: system)
+    backend = load(tiny)
+    seen: list[str] = []
+    now = [0.0]
+
+    def timed(name: str, seconds: float, call: Callable[..., object]) -> Callable[..., object]:
+        def called(*arguments: object) -> object:
+            seen.append(name)
+            now[0] += seconds
+            return call(*arguments)
+
+        return called
+
+    decode_s, wait_s = (2.0, 1.0) if blocks else (1.0, 2.0)
+    monkeypatch.setattr("uma_trio.backend._llama_compute.perf_counter", lambda: now[0])
+    monkeypatch.setattr(_llama_lib, "decode", timed("decode", decode_s, _llama_lib.decode))
+    monkeypatch.setattr(_llama_lib, "synchronize", timed("wait", wait_s, _llama_lib.synchronize))
+    for position in range(2):
+        backend.batch.token[0], backend.batch.pos[0] = 97, position
+        assert backend.decode(1, lambda: seen.append("aside")) == DecodeStatus.OK
+    assert seen == order
+    backend.close()
+
+
 def test_progress_rises_to_one_and_may_stop_the_loading(tiny: Path) -> None:
     """The bar is fed, and an interrupt in it comes out of `load`."""
     seen: list[float] = []

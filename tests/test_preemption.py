@@ -48,7 +48,7 @@ def test_a_newcomer_ends_the_running_tick_and_is_in_the_next() -> None:
     run.engine.tick()
     assert run.backend.used_cells == 0
     assert aborted(run) == 1
-    run.engine.tick()
+    run.ticks(1)
     assert len(came[0].tokens) == 1
     run.run()
     assert came[0].tokens == run.expected("hello", 5)

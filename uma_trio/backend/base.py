@@ -22,6 +22,13 @@ Interrupt = Callable[[], object]
 """Ends one decode early. May be called from any thread, at any time, more than once: it reaches
 that decode and no other, so that after it, or after `close`, nothing happens."""
 
+Aside = Callable[[], object]
+"""What the engine's thread can do beside a decode. It must not raise, nor touch the backend."""
+
+
+def nothing() -> None:
+    """Do nothing: the aside of a decode that has none."""
+
 
 class DecodeStatus(IntEnum):
     """What ``llama_decode`` returns (llama.h); any other negative value is a compute failure."""
@@ -159,11 +166,15 @@ class Backend(Protocol):
         the hardware or the model's kind of memory does not allow it.
         """
 
-    def decode(self, n_tokens: int) -> int:
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
         """Compute rows ``[:n_tokens]`` of the batch; return a :class:`DecodeStatus` or below.
 
         Per slot, positions must be consecutive and start right behind what the KV cache
         holds. May raise :class:`BackendDied`.
+
+        `aside` is called once, whatever the status, where it keeps the computation waiting
+        least: while it goes on elsewhere, or right before a call that blocks, so that the
+        threads it wakes run meanwhile. A decode that raises may not have come to it.
         """
 
     def logits(self, n_rows: int) -> FloatArray:

@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend.base import (
+    Aside,
     BackendDied,
     Batch,
     DecodeStatus,
@@ -23,6 +24,7 @@ from uma_trio.backend.base import (
     Interrupt,
     Limits,
     ModelInfo,
+    nothing,
 )
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
@@ -186,8 +188,9 @@ class FakeBackend:
         """Let the next decode be interrupted, unless built so that none can."""
         return partial(self._flag.__setitem__, 0, 1) if self._interruptible else None
 
-    def decode(self, n_tokens: int) -> int:
-        """Compute the batch, or fail as told."""
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        """Compute the batch, or fail as told; `aside` comes first."""
+        aside()
         flag, self._flag = self._flag, bytearray(1)
         fault = self._faults.pop(self.decodes, None)
         self.decodes += 1

@@ -19,9 +19,11 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_compute import Compute
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.base import (
+    Aside,
     BackendDied,
     Batch,
     DecodeStatus,
@@ -30,6 +32,7 @@ from uma_trio.backend.base import (
     Limits,
     ModelError,
     ModelInfo,
+    nothing,
 )
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import (
@@ -77,7 +80,7 @@ class LlamaBackend:
         self.vocabulary = vocabulary  # which keeps the weights alive
         system = system_info()
         self.description = _describe(system, int(llama.llama_n_threads(context)), kv_type)
-        self._asynchronous = bool(system.gpus)
+        self._compute = Compute(gpu=bool(system.gpus))
         # Of ggml's backends only the CPU's asks whether to go on.
         self._interruptible = not system.gpus and _can_go_back(context)
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
@@ -146,26 +149,28 @@ class LlamaBackend:
         lib.set_abort_callback(self._context, lib.strlen, ctypes.addressof(flag))
         return partial(flag.__setitem__, 0, b"x")
 
-    def decode(self, n_tokens: int) -> int:
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
         """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
         if self._context is None:
             raise BackendDied("the backend is closed")
         self._n_rows = 0
         ends = self._ends(n_tokens)
-        status = DecodeStatus.INVALID if ends is None else self._decode(n_tokens, ends)
+        if ends is None:
+            aside()
+            status: int = DecodeStatus.INVALID
+        else:
+            status = self._decode(self._context, n_tokens, ends, aside)
         if self._flag is not None:
             lib.set_abort_callback(self._context, None, None)
             self._flag = None
         return status
 
-    def _decode(self, n_tokens: int, ends: list[int]) -> int:
+    def _decode(self, context: int, n_tokens: int, ends: list[int], aside: Aside) -> int:
         slots = self.batch.slot[:n_tokens]
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
-        status: int = lib.decode(self._context, self._struct)
+        status = self._compute(context, self._struct, aside)
         if status == DecodeStatus.OK:
-            if self._asynchronous:
-                lib.synchronize(self._context)  # a GPU works on after the call came back
             self._length = ends
             self._n_rows = int(np.count_nonzero(self.batch.want[:n_tokens]))
         elif status not in (DecodeStatus.NO_KV_ROOM, DecodeStatus.INVALID):

@@ -1,14 +1,19 @@
-"""The tick: drain, snapshot, plan, batch, decode, sample, emit.
+"""The tick: drain, snapshot, plan, batch, decode, sample, and tell beside the next decode.
 
 The engine owns the backend, the sequences and the ledger of slots, and runs on one thread. It
 knows nothing of sockets, clients or trio: requests come in through the inbox, everything that
 happens to them leaves through the outlet. A tick has three steps so that a test can put virtual
 time between them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine.finish`.
+
+What decides the next tick is done between two decodes, and nothing else: every microsecond there
+is one in which nothing is computed. What the outside hears of a tick (items, figures, the trace)
+is told by :meth:`Engine.tell` while the next one is computed, or at once when there is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from attrs import evolve, field, frozen
 
@@ -109,6 +114,7 @@ class Engine:
         self._ticks = 0
         self._decoding_since = self._decoded_at = clock()
         self._idle = True
+        self._unrecorded: list[Callable[[], None]] = []  # ticks that are not in the metrics yet
 
     @property
     def memory(self) -> Memory:
@@ -126,6 +132,7 @@ class Engine:
             rest = IDLE_S if self._refinement is not None else None
             if not self._inbox.wait(rest):
                 self._refine()
+        self.tell()
 
     def _refine(self) -> None:
         if self.registry.running or self._refinement is None or self._memory.cost is None:
@@ -137,7 +144,7 @@ class Engine:
             self._memory = evolve(self._memory, cost=cost)
 
     def tick(self) -> bool:
-        """Do one tick. False if there was nothing to compute."""
+        """Do one tick. False if there was nothing to compute, and then all has been told."""
         job = self.prepare()
         if job is None:
             return False
@@ -145,7 +152,10 @@ class Engine:
         return True
 
     def prepare(self) -> Job | None:
-        """Take in what arrived, decide, and fill the batch. None if there is nothing to do."""
+        """Take in what arrived, decide, and fill the batch.
+
+        None if there is nothing to compute; then nothing is left untold.
+        """
         began = self._clock()
         for message in self._inbox.drain():
             self._handle(message, began)
@@ -154,25 +164,27 @@ class Engine:
         state = self._state(began)
         plan = self._plan(state)
         if not plan.items:
-            self._outlet.flush()
-            publish_load(self._metrics, self.registry)
+            self.tell()
             self._idle = True
             return None
         running = self.registry.running
         shares = [(running[item.key], item.n_tokens) for item in plan.items]
-        rows = self._builder.fill(shares, plan.ballast)
+        rows = self._builder.fill(shares, plan.ballast, extra_row=plan.extra_row)
         return Job(state, plan, planned_work(state, plan), rows)
 
     def compute(self, job: Job) -> int:
-        """Run the backend; the only step that takes long, and that may be given up meanwhile."""
+        """Run the backend; the only step that takes long, and that may be given up meanwhile.
+
+        Beside it all is told that the tick before, and what arrived since, left to be told.
+        """
         self._decoding_since = since = self._clock()
         self._preemption.begin(job.state, job.plan, self.registry.ledger.free_slots, since)
-        status = self._backend.decode(job.work.tokens)
+        status = self._backend.decode(job.work.tokens, self.tell)
         self._preemption.end(status)
         return status
 
     def finish(self, job: Job, status: int) -> None:
-        """Sample, move every sequence on, and deliver what there is to say with one wake."""
+        """Sample and move every sequence on; what there is to say of it is told later."""
         now = self._clock()
         decode_s = now - self._decoding_since
         # What passed while there was nothing to do is nobody's cost.
@@ -187,7 +199,6 @@ class Engine:
             # As if it had never been: nobody moves, and the policy learns nothing.
             self._recorder.recovered(GIVEN_UP)
             self._metrics.aborted()
-            self._outlet.flush()
             return
         if status == DecodeStatus.OK:
             self._recovery.succeeded()
@@ -195,14 +206,26 @@ class Engine:
             self._sample(job.rows, now)
             self._last = LastTick(decode_s, host_s, job.work)
             self._memory = job.plan.memory
+            sampling_s = self._clock() - now
+            n_vocab = self._backend.model.n_vocab
+            self._unrecorded.append(
+                partial(record, self._metrics, job, n_vocab, decode_s, host_s, sampling_s)
+            )
         else:
             views = tuple(s.view() for s in self.registry.running.values())
             self._recorder.recovered(self._recovery.failed(status, job.plan, views, now))
+
+    def tell(self) -> None:
+        """Tell the outside what it has not heard yet, with one wake, and in order.
+
+        The streams first, then figures and the trace. Harmless when there is nothing to tell.
+        """
         self._outlet.flush()
-        if status == DecodeStatus.OK:
-            n_vocab = self._backend.model.n_vocab
-            record(self._metrics, job, n_vocab, decode_s, host_s, self._clock() - now)
+        ticks, self._unrecorded = self._unrecorded, []
+        for to_metrics in ticks:
+            to_metrics()
         publish_load(self._metrics, self.registry)
+        self._recorder.hand_on()
 
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error: the engine is gone. Its thread must have ended."""
@@ -210,7 +233,7 @@ class Engine:
             if isinstance(submitted, Submit):
                 self.registry.enqueue(self._sequence(submitted))
         self.registry.fail_all(code, message, self._clock())
-        self._outlet.flush()
+        self.tell()
 
     def _handle(self, message: InboxMessage, now: float) -> None:
         registry = self.registry

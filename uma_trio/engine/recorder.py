@@ -30,7 +30,7 @@ DECODE_FAILED, ABORTED = "the decode failed", "its tick was given up for a newco
 PREEMPTED = "preempted: the KV cache had no room"
 
 Trace = Callable[[SchedulerState, Plan, TickRecord], None]
-"""Takes every tick, at once and on the engine's thread: it must neither wait nor raise."""
+"""Takes every tick, in order and on the engine's thread: it must neither wait nor raise."""
 
 
 @define(eq=False)
@@ -84,7 +84,7 @@ class _Story:
 class Recorder:
     """See the module. Every method is called on the engine's thread.
 
-    `trace` is handed every tick as it is recorded.
+    `trace` is handed every tick, by :meth:`hand_on`.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Recorder:
         self._ended: deque[RequestRecord] = deque(maxlen=requests)
         self._live: dict[int, _Story] = {}
         self._new: list[_Story] = []
+        self._untraced: list[tuple[SchedulerState, Plan, TickRecord]] = []
 
     # --- a request ---
 
@@ -211,11 +212,19 @@ class Recorder:
             if left_out is not None and left_out.parked_at is None:
                 left_out.skip(skip.reason, took_s)
         if self._trace is not None:
-            self._trace(state, plan, record)
+            self._untraced.append((state, plan, record))
 
     def recovered(self, how: str) -> None:
         """The latest tick failed, and this was done about it."""
         self._ticks[-1] = evolve(self._ticks[-1], recovery=how)
+
+    def hand_on(self) -> None:
+        """Give the trace the ticks that it has not had: it wakes a thread, which can wait."""
+        if self._trace is None:
+            return
+        ticks, self._untraced = self._untraced, []
+        for tick in ticks:
+            self._trace(*tick)
 
     # --- who asks ---
 

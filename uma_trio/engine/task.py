@@ -52,6 +52,7 @@ async def run_inline(
             status = engine.compute(job)
             await trio.sleep(cost())
             engine.finish(job, status)
+        engine.tell()
     except Exception as error:
         _bury(engine, inbox, error)
 

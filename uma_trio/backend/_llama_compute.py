@@ -1,0 +1,36 @@
+"""One decode from its call to its end, and when in it the engine's thread has time to spare."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend.base import Aside, DecodeStatus
+
+
+class Compute:
+    """Calls llama_decode and waits for its end, with the aside before the longer of the two.
+
+    The CPU computes inside of the call. A GPU goes on after it came back, unless layers were
+    left to the CPU or its driver is one that waits; which it is shows in the decode before.
+    """
+
+    def __init__(self, *, gpu: bool) -> None:
+        self._gpu = gpu
+        self._goes_on = gpu
+
+    def __call__(self, context: int, batch: Any, aside: Aside) -> int:
+        """Return the status, with the logits there if it is OK."""
+        goes_on = self._goes_on
+        if not goes_on:
+            aside()
+        began = perf_counter()
+        status: int = lib.decode(context, batch)
+        back = perf_counter()
+        if goes_on:
+            aside()
+        if self._gpu and status == DecodeStatus.OK:
+            lib.synchronize(context)
+            self._goes_on = perf_counter() - back > back - began
+        return status
