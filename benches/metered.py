@@ -117,10 +117,9 @@ def _serve_real(path: Path, arguments: list[str]) -> None:
 
 
 def _time_choosing(meter: Meter) -> None:
-    from uma_trio.engine import loop, sampling
+    from uma_trio.engine import loop
 
-    loop.greedy = meter.choosing(loop.greedy)  # type: ignore[attr-defined]
-    sampling.Sampler.__call__ = meter.choosing(sampling.Sampler.__call__)  # type: ignore[method-assign]
+    loop.choose = meter.choosing(loop.choose)  # type: ignore[attr-defined]
 
 
 def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:

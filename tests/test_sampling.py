@@ -6,7 +6,7 @@ import ctypes
 import math
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import NOT_FINITE, NonFinite, Sampler, greedy
+from uma_trio.engine.sampling import NOT_FINITE, NonFinite, Sampler, choose, greedy
 
 IN_PLACE = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
     SamplingParams(temperature=1.0, min_p=0.1),
     SamplingParams(temperature=0.7, top_k=200),
+    SamplingParams(temperature=0.7, top_k=1024),
 ]
 COPIED = [
     SamplingParams(temperature=0.7),
@@ -210,10 +211,86 @@ def test_ignore_eos_never_draws_an_end_token(params: SamplingParams) -> None:
         params.temperature, params.top_p, params.top_k, params.min_p, seed=1, ignore_eos=True
     )
     sampler = Sampler(ignoring, ends)
-    assert sampler.choose(row, max(ends)) not in ends
     assert not ends & {sampler(row) for _ in range(50)}
     assert not ends & set(sampler.candidates(row)[0].tolist()[:3])
     assert np.array_equal(row, before)
+
+
+def one_by_one(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
+    """Return what each sampler gives for its row alone."""
+    tokens = []
+    for row, sampler in zip(logits, samplers, strict=True):
+        try:
+            tokens.append(sampler(row))
+        except NonFinite:
+            tokens.append(NOT_FINITE)
+    return tokens
+
+
+a_row_of_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.8, 0.8, 1.0, 5.0, 1e-9]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    top_k=st.sampled_from([40, 40, 40, 1, 7, 0, 400, 10**6]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    seed=st.integers(0, 99),
+    ignore_eos=st.booleans(),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(a_row_of_params, min_size=1, max_size=9),
+    st.sampled_from([5, 64, 259, 2561, 4096, 32_003]),
+    st.sampled_from(["spread", "ties", "few", "zeros", "bad"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_tick_gives_each_row_the_token_it_gets_alone(
+    params: list[SamplingParams], n_vocab: int, kind: str, seed: int
+) -> None:
+    """Whatever the company, parameters, ties and bad rows; and the rows are left as they were."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((len(params), n_vocab)) * 3).astype(np.float32)
+    if kind == "ties":
+        logits = np.round(logits)
+    elif kind == "few":
+        logits[:, rng.random(n_vocab) < rng.choice([0.5, 0.999, 1.0])] = -np.inf
+    elif kind == "zeros":
+        logits[:] = 0.0
+    elif kind == "bad":
+        logits[rng.integers(len(params)), 2] = rng.choice([np.nan, np.inf, -np.inf])
+    before = logits.copy()
+    ends = {0, n_vocab // 2, n_vocab - 1}
+    together = [Sampler(p, ends) for p in params]
+    apart = [Sampler(p, ends) for p in params]
+    for _ in range(3):
+        assert choose(logits, together) == one_by_one(logits, apart)
+    assert np.array_equal(logits, before, equal_nan=True)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), *SETTINGS], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 17, 4999])
+def test_a_bad_row_is_marked_and_the_others_keep_their_tokens(
+    params: SamplingParams, bad: float, place: int
+) -> None:
+    """NaN or +inf anywhere concerns one row of a tick only."""
+    logits = np.stack([peaked(seed, 5000) for seed in range(4)])
+    good = choose(logits, [Sampler(params, ()) for _ in range(4)])
+    logits[2, place] = bad
+    tokens = choose(logits, [Sampler(params, ()) for _ in range(4)])
+    assert tokens == [*good[:2], NOT_FINITE, good[3]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_logit_is_found_where_it_is_masked(temperature: float, bad: float) -> None:
+    """A row is not sane because its NaN is at an end token that must not be drawn."""
+    params = SamplingParams(temperature=temperature, top_k=40, ignore_eos=True)
+    logits = np.stack([peaked(seed, 5000) for seed in range(4)])
+    logits[1, 3] = bad
+    tokens = choose(logits, [Sampler(params, {3}) for _ in range(4)])
+    assert [token == NOT_FINITE for token in tokens] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
@@ -264,11 +341,17 @@ def test_a_row_is_in_place_when_nothing_as_large_is_made_of_it(params: SamplingP
     """What the metrics call copy-free is what the allocator sees."""
     row = peaked(1, 65_536)
     sampler = Sampler(params, ())
+    rows = np.stack([row] * 4)
     sampler(row)
+    choose(rows, [sampler] * len(rows))
     tracemalloc.start()
     try:
         sampler(row)
-        _, most = tracemalloc.get_traced_memory()
+        _, alone = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        choose(rows, [sampler] * len(rows))
+        _, together = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert sampler.in_place(len(row)) == (params in IN_PLACE) == (most < row.nbytes / 2)
+    most = max(alone, together / len(rows))
+    assert sampler.in_place(len(row)) == (params in IN_PLACE) == (most < row.nbytes)

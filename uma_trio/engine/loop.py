@@ -36,7 +36,7 @@ from uma_trio.engine.preemption import GIVEN_UP, Preemption
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import NonFinite, Sampler, greedy
+from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.admission import admit
 from uma_trio.policy.cost import CostModel
@@ -317,12 +317,9 @@ class Engine:
         """Draw one token for each sequence whose row came back, and say so."""
         if not rows:
             return
-        logits = self._backend.logits(len(rows))
-        likeliest = greedy(logits).tolist()
-        for row, sequence in enumerate(rows):
-            try:
-                token = sequence.sampler.choose(logits[row], likeliest[row])
-            except NonFinite:
+        tokens = choose(self._backend.logits(len(rows)), [sequence.sampler for sequence in rows])
+        for sequence, token in zip(rows, tokens, strict=True):
+            if token == NOT_FINITE:
                 self.registry.end(sequence, "error", now, code="E_RUNTIME_003", message=_NOT_FINITE)
-                continue
-            self.registry.sampled(sequence, token, now)
+            else:
+                self.registry.sampled(sequence, token, now)

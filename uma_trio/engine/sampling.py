@@ -1,38 +1,39 @@
-"""From a row of logits to a token: greedy for a whole tick, a :class:`Sampler` per sequence.
+"""From rows of logits to tokens: :func:`choose` for a whole tick, a :class:`Sampler` per sequence.
 
 The rules and their order are those of llama.cpp's own chain (src/llama-sampler.cpp of the
 vendored 0c1e57098): top_k, then top_p, then min_p, then temperature, then one draw. They are
 numpy and not llama.cpp's chain because numpy is faster here (``benches/sampling.py``): the
 chain first copies the row into 12-byte records, which alone costs more than everything below.
 
-A row of logits is a view into the backend's memory and is left as it was: what must not be drawn
-is masked in place for one choice. Greedy sampling reads it once; the others select the few tokens
-that can be drawn before they sort anything. Only a draw from the whole vocabulary, and top_p
-without top_k, need a working copy of the row (:attr:`Sampler.in_place`).
+The logits are a view into the backend's memory and are left as they were: what must not be drawn
+is masked in place for one choice. They are read once for all rows: by argmax, or for the short
+lists from which greedy and top_k rows are chosen together. A row that needs more than a short
+list is then looked at by itself; only a draw from the whole vocabulary, and top_p without top_k,
+need a working copy of it (:attr:`Sampler.in_place`).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.messages import SamplingParams
+from uma_trio.engine.shortlist import IdArray, descending_keys, ids_of, is_short, shortlist
 
-IdArray = NDArray[np.intp]
+NOT_FINITE: Final = -1  # what is answered for a row that has no sane maximum
+_NO_MAXIMUM: Final = "the row has no finite maximum"
 
-NOT_FINITE: Final = -1  # what `greedy` answers for a row that has no sane maximum
-
-# Rows of the grid whose column maxima give a lower bound for the k-th largest logit. 64 keeps
-# the grid's 2,400 columns (vocabulary of 152k) well above any usual top_k.
-_GRID_ROWS: Final = 64
 # How many of the likeliest tokens top_p sorts first, second; then all (llama.cpp: 256, all).
 _TOP_P_STEPS: Final = (256, 8192)
+# A short list has at most half as many tokens as the vocabulary has columns of this depth.
+_GRID_ROWS: Final = 32
+# With fewer rows to draw from short lists, row by row is quicker: it takes fewer calls of numpy.
+_TOGETHER: Final = 3
 _SORTED_AS_FLOATS: Final = 1024
 # A draw over the whole vocabulary sums blocks of this many, then looks inside one block.
 _BLOCK: Final = 512
@@ -42,6 +43,137 @@ _MIN_TEMPERATURE: Final = 1e-6
 
 class NonFinite(ArithmeticError):
     """A row of logits holds NaN or +inf, or nothing but -inf: no token can be chosen."""
+
+
+class Sampler:
+    """Chooses the tokens of one sequence, from its own stream of random numbers.
+
+    The same parameters (with their seed) and the same rows give the same tokens, whatever
+    else runs. A token draws at most one random number.
+    """
+
+    __slots__ = ("_random", "greedy", "min_logit", "never", "params", "scale")
+
+    def __init__(self, params: SamplingParams, end_tokens: Collection[int]) -> None:
+        self.params = params
+        self.greedy = params.temperature <= 0.0
+        self.never: IdArray | None = None  # what must not be drawn
+        if params.ignore_eos and end_tokens:
+            self.never = np.array(sorted(set(end_tokens)), np.intp)
+        self.scale = np.float32(1.0 / max(params.temperature, _MIN_TEMPERATURE))
+        # What min_p asks for: so far under the largest logit, or less.
+        self.min_logit = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
+        self._random = random.Random(params.seed)
+
+    def __call__(self, row: FloatArray) -> int:
+        """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`."""
+        (token,) = choose(row[np.newaxis], [self])
+        if token == NOT_FINITE:
+            raise NonFinite(_NO_MAXIMUM)
+        return token
+
+    def random(self) -> float:
+        """Draw the next number of [0, 1) of this sequence."""
+        return self._random.random()
+
+    def pick(self, row: FloatArray, likeliest: int) -> int:
+        """Return the next token for a row whose (finite) maximum is known.
+
+        What must not be drawn is -inf in it already.
+        """
+        if self.greedy:
+            return likeliest
+        top = row[likeliest]
+        if self._filters:
+            ids, probs = self._filtered(row, top)
+            return int(ids[_draw(probs, self.random())])
+        return _draw_from_all(self._weights(row, top), self.random())
+
+    def candidates(self, row: FloatArray) -> tuple[IdArray, FloatArray]:
+        """Return the tokens that can be drawn and their probabilities (for tests and tools).
+
+        Likeliest first if a filter sorted them, by id otherwise. Raises `NonFinite`.
+        """
+        if self.never is not None:
+            row = _without(row, self.never)
+        (likeliest,) = greedy(row[np.newaxis])
+        if likeliest == NOT_FINITE:
+            raise NonFinite(_NO_MAXIMUM)
+        if self.greedy:
+            return np.array([likeliest], np.intp), np.ones(1, np.float32)
+        if self._filters:
+            ids, probs = self._filtered(row, row[likeliest])
+        else:
+            probs = self._weights(row, row[likeliest])
+            ids = np.arange(len(probs))
+        return ids, probs / probs.sum()
+
+    def in_place(self, n_vocab: int) -> bool:
+        """Whether a row of so many logits is read where it lies, and never copied whole."""
+        params = self.params
+        if self.greedy:
+            return True
+        if params.top_k > 0:
+            return is_short(params.top_k, n_vocab)
+        return params.min_p > 0.0 and params.top_p >= 1.0
+
+    @property
+    def _filters(self) -> bool:
+        params = self.params
+        return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+    def _filtered(self, row: FloatArray, top: np.float32) -> tuple[IdArray, FloatArray]:
+        """Return what the filters leave and its weights (probabilities but for a factor)."""
+        params = self.params
+        if params.top_k > 0:
+            ids, values = _largest(row, params.top_k)
+            if params.top_p < 1.0:
+                weights = np.exp(values - top)
+                keep = _nucleus(weights, float(weights.sum(dtype=np.float64)), params.top_p)
+                ids, values = ids[:keep], values[:keep]
+        elif params.top_p < 1.0:
+            ids, values = _top_p(row, top, params.top_p)
+        else:
+            ids = np.flatnonzero(row >= top + self.min_logit)
+            return ids, self._weights(row[ids], top)
+        if params.min_p > 0.0:
+            # Sorted by now, so that what passes is a beginning; the first always does.
+            keep = max(1, int(np.count_nonzero(values >= top + self.min_logit)))
+            ids, values = ids[:keep], values[:keep]
+        return ids, self._weights(values, top)
+
+    def _weights(self, logits: FloatArray, top: np.float32) -> FloatArray:
+        """Return ``exp((logits - top) / temperature)``: 1 for the likeliest."""
+        with np.errstate(over="ignore"):
+            weights: FloatArray = np.subtract(logits, top)
+            if self.scale != 1.0:
+                weights *= self.scale
+            return np.exp(weights, out=weights)
+
+
+def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
+    """Return the next token of each row of ``logits[n, vocab]``, one sampler a row, in order.
+
+    `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be
+    drawn; the other rows are not touched by it. The tokens are those that each sampler gives for
+    its row alone, in whatever company.
+    """
+    hidden = [
+        (row, sampler.never, logits[row, sampler.never])
+        for row, sampler in enumerate(samplers)
+        if sampler.never is not None
+    ]
+    for row, never, _ in hidden:
+        logits[row, never] = -np.inf  # cheaper than a copy of the row, and undone
+    try:
+        tokens = _choose(logits, samplers)
+    finally:
+        for row, never, values in hidden:
+            logits[row, never] = values
+    for row, _, values in hidden:
+        if not (values < np.inf).all():
+            tokens[row] = NOT_FINITE
+    return tokens
 
 
 def greedy(logits: FloatArray) -> IntArray:
@@ -55,142 +187,71 @@ def greedy(logits: FloatArray) -> IntArray:
     return np.where(finite, ids, NOT_FINITE).astype(np.int32)
 
 
-class Sampler:
-    """Chooses the tokens of one sequence, from its own stream of random numbers.
+def _choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
+    """Like `choose`, for logits in which what must not be drawn is -inf already."""
+    n_vocab = logits.shape[1]
+    listed = [
+        row
+        for row, sampler in enumerate(samplers)
+        if not sampler.greedy and is_short(sampler.params.top_k, n_vocab)
+    ]
+    together = len(listed) >= _TOGETHER
+    tokens = _from_lists(logits, samplers, listed) if together else greedy(logits).tolist()
+    chosen = set(listed) if together else ()
+    for row, sampler in enumerate(samplers):
+        if not sampler.greedy and row not in chosen and tokens[row] != NOT_FINITE:
+            tokens[row] = sampler.pick(logits[row], tokens[row])
+    return tokens
 
-    The same parameters (with their seed) and the same rows give the same tokens, whatever
-    else runs. Call it once for each token; the call draws at most one random number.
+
+def _from_lists(logits: FloatArray, samplers: Sequence[Sampler], listed: list[int]) -> list[int]:
+    """Return the tokens drawn for the rows `listed`, for others the likeliest; or NOT_FINITE."""
+    ks = [1] * len(samplers)
+    for row in listed:
+        ks[row] = samplers[row].params.top_k
+    ids, values = shortlist(logits, ks)
+    finite = np.isfinite(values[:, 0])
+    tokens: list[int] = np.where(finite, ids[:, 0], NOT_FINITE).tolist()
+    drawn = [row for row in listed if tokens[row] != NOT_FINITE]
+    drawers = [samplers[row] for row in drawn]
+    for row, token in zip(drawn, _draw_each(ids[drawn], values[drawn], drawers), strict=True):
+        tokens[row] = token
+    return tokens
+
+
+def _draw_each(ids: IdArray, values: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
+    """Draw one token from each short list: its filters, its temperature, its random number.
+
+    The columns are the ranks, so that each filter keeps a beginning of the row. Where a list is
+    shorter than others it ends in -inf, which weighs nothing.
     """
-
-    __slots__ = ("_masked", "_never", "_params", "_random", "greedy")
-
-    def __init__(self, params: SamplingParams, end_tokens: Collection[int]) -> None:
-        self._params = params
-        self._random = random.Random(params.seed)
-        self._never = frozenset(end_tokens) if params.ignore_eos else frozenset[int]()
-        self._masked: IdArray | None = (
-            np.array(sorted(self._never), np.intp) if self._never else None
-        )
-        self.greedy = params.temperature <= 0.0
-
-    def choose(self, row: FloatArray, likeliest: int) -> int:
-        """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`.
-
-        `likeliest` is what :func:`greedy` says of this row; where that is what is asked for the
-        row is not read again.
-        """
-        if likeliest == NOT_FINITE:
-            raise NonFinite("the row has no finite maximum")
-        if self.greedy and likeliest not in self._never:
-            return likeliest
-        return self(row)
-
-    def __call__(self, row: FloatArray) -> int:
-        """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`."""
-        if self._masked is None:
-            return self._choose(row)
-        hidden = row[self._masked]
-        row[self._masked] = -np.inf  # cheaper than a copy of the row, and undone
-        try:
-            return self._choose(row)
-        finally:
-            row[self._masked] = hidden
-
-    def _choose(self, row: FloatArray) -> int:
-        if self.greedy:
-            best = int(row.argmax())
-            _check(row[best])
-            return best
-        if self._filters:
-            ids, probs = self._filtered(row)
-            return int(ids[_draw(probs, self._random.random())])
-        return _draw_from_all(self._weights(row), self._random.random())
-
-    def candidates(self, row: FloatArray) -> tuple[IdArray, FloatArray]:
-        """Return the tokens that can be drawn and their probabilities (for tests and tools).
-
-        Likeliest first if a filter sorted them, by id otherwise. Raises `NonFinite`.
-        """
-        if self._masked is not None:
-            row = _without(row, self._masked)
-        if self.greedy:
-            best = row.argmax()
-            _check(row[best])
-            return np.array([best], np.intp), np.ones(1, np.float32)
-        if self._filters:
-            ids, probs = self._filtered(row)
-        else:
-            probs = self._weights(row)
-            ids = np.arange(len(probs))
-        return ids, probs / probs.sum()
-
-    def in_place(self, n_vocab: int) -> bool:
-        """Whether a row of so many logits is read where it lies, and never copied whole."""
-        params = self._params
-        if self.greedy:
-            return True
-        if params.top_k > 0:
-            return _has_grid(params.top_k, n_vocab)
-        return params.min_p > 0.0 and params.top_p >= 1.0
-
-    @property
-    def _filters(self) -> bool:
-        params = self._params
-        return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-
-    def _filtered(self, row: FloatArray) -> tuple[IdArray, FloatArray]:
-        """Return what the filters leave and its weights (probabilities but for a factor)."""
-        params = self._params
-        top = row.max()
-        _check(top)
-        if params.top_k > 0:
-            ids, values = _largest(row, params.top_k)
-            if params.top_p < 1.0:
-                weights = np.exp(values - top)
-                keep = _nucleus(weights, float(weights.sum(dtype=np.float64)), params.top_p)
-                ids, values = ids[:keep], values[:keep]
-        elif params.top_p < 1.0:
-            ids, values = _top_p(row, top, params.top_p)
-        else:
-            ids = np.flatnonzero(row >= _min_logit(top, params.min_p))
-            return ids, self._weights(row[ids])
-        if params.min_p > 0.0:
-            # Sorted by now, so that what passes is a beginning; the first always does.
-            keep = max(1, int(np.count_nonzero(values >= _min_logit(top, params.min_p))))
-            ids, values = ids[:keep], values[:keep]
-        return ids, self._weights(values)
-
-    def _weights(self, logits: FloatArray) -> FloatArray:
-        """Return ``exp((logits - max) / temperature)``: 1 for the likeliest."""
-        top = logits.max()
-        _check(top)
-        with np.errstate(over="ignore"):
-            weights: FloatArray = np.subtract(logits, top)
-            temperature = max(self._params.temperature, _MIN_TEMPERATURE)
-            if temperature != 1.0:
-                weights *= np.float32(1.0 / temperature)
-            return np.exp(weights, out=weights)
-
-
-def _check(top: np.floating) -> None:
-    if not math.isfinite(top):
-        raise NonFinite(f"the largest logit is {top}")
+    top_p = np.array([s.params.top_p for s in samplers])
+    min_logit = np.array([s.min_logit for s in samplers])
+    scale = np.array([s.scale for s in samplers])
+    u = np.array([s.random() for s in samplers])
+    rank = np.arange(ids.shape[1])
+    top = values[:, :1]
+    with np.errstate(over="ignore"):
+        below = values - top
+        kept = values >= top + min_logit[:, None]
+        if (top_p < 1.0).any():
+            reached = np.cumsum(np.exp(below), axis=1, dtype=np.float64)
+            enough = (reached < (top_p * reached[:, -1])[:, None]).sum(axis=1)
+            kept &= (rank <= enough[:, None]) | (top_p >= 1.0)[:, None]
+        below *= scale[:, None]
+    weights = np.exp(below) * kept
+    reached = np.cumsum(weights, axis=1, dtype=np.float64)
+    index = (reached <= (u * reached[:, -1])[:, None]).sum(axis=1)
+    # Rounding may push u * total to the total itself; then the likeliest stands in.
+    index[index == len(rank)] = 0
+    tokens: list[int] = ids[np.arange(len(ids)), index].tolist()
+    return tokens
 
 
 def _without(row: FloatArray, masked: IdArray) -> FloatArray:
     masked_row = row.copy()
     masked_row[masked] = -np.inf
     return masked_row
-
-
-def _min_logit(top: np.floating, min_p: float) -> np.float32:
-    """Return the logit from which on a token is at least `min_p` times as likely as the top."""
-    return np.float32(top + np.float32(math.log(min_p)))
-
-
-def _has_grid(k: int, n_vocab: int) -> bool:
-    """Whether the `k` largest are found by the maxima of columns, without a copy of the row."""
-    return 2 * k <= n_vocab // _GRID_ROWS
 
 
 def _largest(row: FloatArray, k: int) -> tuple[IdArray, FloatArray]:
@@ -200,8 +261,8 @@ def _largest(row: FloatArray, k: int) -> tuple[IdArray, FloatArray]:
     of all, so comparing with it leaves little more than `k` to sort. `row` holds no NaN.
     """
     n_vocab = len(row)
-    columns = n_vocab // _GRID_ROWS
-    if _has_grid(k, n_vocab):
+    if is_short(k, n_vocab):
+        columns = n_vocab // _GRID_ROWS
         maxima = row[: columns * _GRID_ROWS].reshape(_GRID_ROWS, columns).max(axis=0)
         maxima.partition(columns - k)
         ids = np.flatnonzero(row >= maxima[columns - k])
@@ -218,18 +279,13 @@ def _descending(values: FloatArray) -> IdArray:
     """Return the order that sorts `values` descending and keeps equal ones as they are."""
     if len(values) <= _SORTED_AS_FLOATS:
         return np.argsort(-values, kind="stable")
-    # numpy's stable argsort takes 12 ms for a whole vocabulary, its plain sort of integers a
-    # tenth. So: the float's bits, mapped to an unsigned order, above the index.
-    bits = (values + np.float32(0.0)).view(np.uint32)  # + 0.0 makes -0.0 equal to 0.0
-    ascending = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
-    keys = (~ascending).astype(np.uint64)
-    keys <<= np.uint64(32)
-    keys |= np.arange(len(values), dtype=np.uint64)
+    # numpy's stable argsort takes 12 ms for a whole vocabulary, its plain sort of integers a tenth.
+    keys = descending_keys(values, np.arange(len(values)))
     keys.sort()
-    return (keys & np.uint64(0xFFFFFFFF)).astype(np.intp)
+    return ids_of(keys)
 
 
-def _top_p(row: FloatArray, top: np.floating, top_p: float) -> tuple[IdArray, FloatArray]:
+def _top_p(row: FloatArray, top: np.float32, top_p: float) -> tuple[IdArray, FloatArray]:
     """Return ids and logits of the likeliest tokens that together reach `top_p`, descending."""
     weights = np.subtract(row, top)
     np.exp(weights, out=weights)
