@@ -1,15 +1,15 @@
-"""What one sampled token costs: numpy against llama.cpp's own chain, and greedy for a tick.
+"""What sampling costs: one token beside llama.cpp's own chain, and all the rows of a tick.
 
-    python -m benches.sampling              about 10 seconds
+    python -m benches.sampling              a few seconds
 
 Both get the same logits, 152k of them. The chain is measured as `llama_sampler_sample` works:
-the row is first copied into an array of (id, logit, p).
+the row is first copied into an array of (id, logit, p). The rows of a tick are chosen as the
+engine does, and beside that each by itself; the bare argmax is what reading them once costs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ import numpy as np
 from benches import report
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import Sampler, greedy
+from uma_trio.engine.sampling import Sampler, choose
 
 N_VOCAB = 151_936
 SETTINGS = {
@@ -30,23 +30,33 @@ SETTINGS = {
 }
 
 
-def median_us(run: Callable[[], object], times: int = 101) -> float:
-    """Return the median of `times` runs, in microseconds."""
+VOCABULARIES = (4_096, 128_256, 151_936)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=40)
+TICKS = {
+    "greedy": [SamplingParams()],
+    "sampled": [SAMPLED],
+    "half of each": [SAMPLED, SamplingParams()],
+}
+
+
+def least_us(run: Callable[[], object], times: int = 50) -> float:
+    """Return the least of `times` runs, in microseconds: other work only ever adds to it."""
     run()
     taken = []
     for _ in range(times):
         start = time.perf_counter_ns()
         run()
         taken.append(time.perf_counter_ns() - start)
-    return statistics.median(taken) / 1e3
+    return min(taken) / 1e3
 
 
-def rows() -> dict[str, FloatArray]:
-    """Return logits as a trained model gives them, and as spread as they get."""
+def rows(n: int = 1, n_vocab: int = N_VOCAB) -> dict[str, FloatArray]:
+    """Return `n` rows of logits as a trained model gives them, and as spread as they get."""
     rng = np.random.default_rng(1)
-    peaked = rng.standard_normal(N_VOCAB).astype(np.float32)
-    peaked[:60] += np.linspace(16, 6, 60, dtype=np.float32)
-    flat = (rng.standard_normal(N_VOCAB) * 2).astype(np.float32)
+    peaked = rng.standard_normal((n, n_vocab), np.float32)
+    for row in peaked:
+        row[rng.choice(n_vocab, 60, replace=False)] += np.linspace(16, 6, 60, dtype=np.float32)
+    flat = rng.standard_normal((n, n_vocab), np.float32) * 2
     return {"peaked": peaked, "flat": flat}
 
 
@@ -74,22 +84,40 @@ def chain_of(params: SamplingParams) -> Callable[[FloatArray], object]:
     return draw
 
 
+def one_token() -> None:
+    """Print the table of one row: ours beside llama.cpp's."""
+    print(f"one token of {N_VOCAB:,}, least us        logits    numpy  llama.cpp's chain")
+    for name, params in SETTINGS.items():
+        for kind, (row,) in rows().items():
+            sampler, chain = Sampler(params, ()), chain_of(params)
+            ours = least_us(lambda row=row, sampler=sampler: sampler(row))
+            theirs = least_us(lambda row=row, chain=chain: chain(row))
+            print(f"{name:45}  {kind:6} {ours:8.0f} {theirs:10.0f}")
+
+
+def one_tick() -> None:
+    """Print the table of all rows of a tick: together, each by itself, and only read."""
+    print("\nall rows of a tick, least us   vocabulary  rows  together  each alone  argmax")
+    for n_vocab in VOCABULARIES:
+        for n in (1, 4, 8, 16):
+            logits = rows(n, n_vocab)["peaked"]
+            read = least_us(lambda logits=logits: logits.argmax(axis=1))
+            for name, params in TICKS.items():
+                samplers = [Sampler(params[i % len(params)], ()) for i in range(n)]
+                together = least_us(lambda x=logits, samplers=samplers: choose(x, samplers))
+                alone = least_us(
+                    lambda x=logits, samplers=samplers: [
+                        sampler(row) for row, sampler in zip(x, samplers, strict=True)
+                    ]
+                )
+                print(f"{name:29} {n_vocab:12,} {n:5} {together:9.0f} {alone:11.0f} {read:7.0f}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables; there is nothing to choose but ``--help``."""
     report.parser("sampling", __doc__).parse_args(argv)
-    print(f"one token of {N_VOCAB:,}, median us       logits    numpy  llama.cpp's chain")
-    for name, params in SETTINGS.items():
-        for kind, row in rows().items():
-            sampler, chain = Sampler(params, ()), chain_of(params)
-            ours = median_us(lambda row=row, sampler=sampler: sampler(row))
-            theirs = median_us(lambda row=row, chain=chain: chain(row))
-            print(f"{name:45}  {kind:6} {ours:8.0f} {theirs:10.0f}")
-    print("\ngreedy for all rows of a tick, median us")
-    for n in (1, 8, 16):
-        logits = np.random.default_rng(n).standard_normal((n, N_VOCAB)).astype(np.float32)
-        each = median_us(lambda logits=logits: [row.argmax() for row in logits])
-        whole = median_us(lambda logits=logits: greedy(logits))
-        print(f"{n:3} rows: axis=1 with check {whole:6.0f}, row by row without {each:6.0f}")
+    one_token()
+    one_tick()
 
 
 if __name__ == "__main__":

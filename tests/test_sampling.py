@@ -268,6 +268,18 @@ def test_a_tick_gives_each_row_the_token_it_gets_alone(
     assert np.array_equal(logits, before, equal_nan=True)
 
 
+def test_no_top_p_keeps_what_weighs_nothing_beside_the_likeliest() -> None:
+    """A neighbour's top_p does not cut a row that has none: heat may make its tokens likely."""
+    logits = np.zeros((3, 5000), np.float32)
+    logits[:, 7] = 50.0
+    params = [SamplingParams(temperature=100.0, top_k=40, top_p=p, seed=1) for p in (1.0, 0.9, 1.0)]
+    together, apart = ([Sampler(p, ()) for p in params] for _ in range(2))
+    drawn = [choose(logits, together) for _ in range(10)]
+    assert drawn == [one_by_one(logits, apart) for _ in range(10)]
+    assert {tokens[1] for tokens in drawn} == {7}
+    assert {tokens[0] for tokens in drawn} > {7}
+
+
 @pytest.mark.parametrize("params", [SamplingParams(), *SETTINGS], ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 17, 4999])
