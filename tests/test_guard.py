@@ -14,6 +14,7 @@ from uma_trio.policy.guard import (
     MOST_CREDIT,
     MOST_JITTER,
     keep_ledger,
+    learn_cost,
     set_limit,
 )
 from uma_trio.policy.pipeline import PolicyError, baseline, contract, find_policy
@@ -184,6 +185,30 @@ def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
         ballast.append(plan.ballast)
     assert ballast[1] == 3
     assert ballast[-1] == 0
+
+
+def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often() -> None:
+    """The first two ticks of a shape are slow, so one alone would measure nothing."""
+    captured = evolve(COST, switch_s=0.002)
+    guard = GuardMemory(solo_s=SOLO, loaded=True, loaded_ticks=1000)
+    now = evolve(situation(stream()), memory=Memory(cost=captured, guard=guard))
+    closed = []
+    for _ in range(6):
+        plan = set_limit(now, started(now))
+        closed.append(plan.limit.closed)
+        now = evolve(now, memory=plan.memory)
+    assert closed == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])
+def test_the_first_ticks_of_a_captured_shape_teach_nothing(same_shape: int, learns: bool) -> None:
+    """Neither the model nor the unrest of the machine; elsewhere every tick does."""
+    last = LastTick(0.02, 0.0, Work(1, 1, after=(1, 1)))
+    for switch_s in (0.002, 0.0):
+        memory = Memory(cost=evolve(COST, switch_s=switch_s), same_shape=same_shape)
+        now = evolve(state(stream()), last=last, memory=memory)
+        plan = learn_cost(now, started(now))
+        assert (plan.memory.cost != memory.cost) == (learns or not switch_s)
 
 
 def rates(**changes: object) -> SchedulerState:

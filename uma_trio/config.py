@@ -177,7 +177,7 @@ class Config:
         "(baseline policy).",
     )
     policy: str = option(
-        "baseline",
+        "contract",
         flag="--policy",
         yaml=("scheduler.policy",),
         metavar="NAME",

@@ -21,12 +21,12 @@ WIDE = (20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIRST = (1, 2, 4, 8, 16, 32, 3, 64, 128)
 ROWS = (2, 3, 4, 6, 8, 12, 16)
 DEADLINE_S = 2.0
-# A step is timed until two decodes in a row agree within this part, so often at the most: the first
-# ones of a shape build its graph, and on CUDA the second captures it and takes twice as long.
+# A step is timed until two decodes in a row agree within this part, so often at the most.
 AGREEMENT, PATIENCE = 0.08, 5
-# Shapes in turn that cost less than this part of a token more than each by itself: noise.
-SWITCHES = 4
-NOTICED = 0.05
+# Two shapes, so often in turn and then each by itself: what that costs more than this part of a
+# token is no noise. Where it costs, graphs are captured, and so many decodes of a shape come first
+# that do not count: on CUDA one launches each kernel, and one captures the graph.
+IN_TURN, BY_ITSELF, NOTICED, UNCOUNTED = 3, 4, 0.05, 2
 # Looking back is measured by so many tokens behind so many cells at least: fewer cost too little
 # to tell from noise.
 LOOKERS, SHALLOWEST = 16, 64
@@ -43,6 +43,7 @@ class Stopwatch:
         limits = backend.limits
         self.most = min(limits.n_batch, limits.n_ctx_seq)
         self.n_slots = limits.n_slots
+        self.uncounted = 0  # decodes of each shape that come before those that count
         self._tokens = self._plain_tokens()
 
     def steps(self) -> tuple[int, ...]:
@@ -61,10 +62,12 @@ class Stopwatch:
 
     def steady(self, decode: Callable[[], float], patience: int = PATIENCE) -> float:
         """Return the seconds of a decode that is repeated until two in a row agree."""
+        for _ in range(self.uncounted):
+            decode()
         times = [decode()]
         while len(times) < patience:
             times.append(decode())
-            if abs(times[-1] - times[-2]) <= AGREEMENT * min(times[-2:]):
+            if max(times[-2:]) <= (1.0 + AGREEMENT) * min(times[-2:]):
                 return statistics.mean(times[-2:])
         return statistics.median(times[-3:])
 
@@ -123,6 +126,8 @@ class Calibration:
         first = [n for n in FIRST if n <= watch.most]
         times: dict[int, float] = {}
         watch.time(1)  # the first decode builds graphs and touches memory: not counted
+        switch_s = self._switching(deadline_s)
+        watch.uncounted = UNCOUNTED if switch_s else 0
         for n in (*first, *(n for n in watch.steps() if n not in first)):
             spent = self._spent()
             expected = _expected(times, n)
@@ -138,7 +143,7 @@ class Calibration:
             self._outputs(computing, deadline_s),
             depth_s=depth_s,
             crowd_s=crowd_s,
-            switch_s=self._switching(computing, deadline_s),
+            switch_s=switch_s,
         )
 
     def _spent(self) -> float:
@@ -162,16 +167,16 @@ class Calibration:
         depth_s = max(0.0, looking - empty) / cells - crowd_s
         return (depth_s, crowd_s) if np.isfinite(depth_s) else (0.0, 0.0)
 
-    def _switching(self, computing: Staircase, deadline_s: float) -> float:
+    def _switching(self, deadline_s: float) -> float:
         """Return what a decode costs more when the one before had another shape."""
-        watch, shapes = self._watch, computing.at[:2]
-        needed = (SWITCHES + PATIENCE) * sum(computing(n) for n in shapes)
-        if len(shapes) < 2 or self._spent() + needed > 1.2 * deadline_s:
-            return 0.0
-        in_turn = [sum(watch.time(n) for n in shapes) for _ in range(SWITCHES)]
-        apart = sum(watch.steady(lambda n=n: watch.time(n)) for n in shapes)  # type: ignore[misc]
-        extra = (min(in_turn) - apart) / len(shapes)
-        return extra if extra > NOTICED * computing(1) else 0.0
+        time, shapes = self._watch.time, (1, min(2, self._watch.most))
+        token_s = time(1)
+        if (IN_TURN + BY_ITSELF) * 2 * token_s > 0.4 * deadline_s:
+            return 0.0  # such a machine captures nothing
+        in_turn = min([sum(time(n) for n in shapes) for _ in range(IN_TURN)][1:])
+        apart = sum(min([time(n) for _ in range(BY_ITSELF)][-2:]) for n in shapes)
+        extra = (in_turn - apart) / len(shapes)
+        return extra if extra > NOTICED * token_s else 0.0
 
     def _outputs(self, computing: Staircase, deadline_s: float) -> Staircase:
         """Measure what further logits rows add to a decode of the same length."""

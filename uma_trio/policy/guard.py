@@ -25,7 +25,7 @@ from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.roles import is_newcomer, is_protected, protected
 from uma_trio.policy.stairs import ballast_for
-from uma_trio.policy.state import Contract, GuardMemory, SchedulerState, SequenceView
+from uma_trio.policy.state import Contract, GuardMemory, Memory, SchedulerState, SequenceView
 
 EARNED_PER_GAP = 0.035
 MOST_CREDIT = 2.0
@@ -43,16 +43,23 @@ GRANT_CAP = 4.0
 # What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
 # it: one in so many is kept free of others. Such a tick tells the machine's mood; a tick with
 # others tells about its own step, or a step that was measured too low would raise the measure.
-# Where a change of shape costs a good part of a tick, such a tick makes those around it late too.
-MOST_LOADED_TICKS, WHERE_SHAPES_COST = 20, 100
+MOST_LOADED_TICKS = 20
+# Where graphs are captured, the first two ticks of a shape are slow and tell nothing, so that the
+# streams have to run alone for some ticks, and less often.
+LOADED_BETWEEN_CAPTURES, CLOSED_AFTER_CAPTURE = 100, 4
+SLOW_AFTER_SWITCH = 2
 ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
 LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 
 
 def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
-    """Correct the cost model by the last tick."""
+    """Correct the cost model by the last tick, unless the graph of its shape was just captured."""
     cost, last = plan.memory.cost, state.last
     if cost is None or last.n_tokens == 0:
+        return plan
+    same = plan.memory.same_shape + 1 if last.work.after == last.work.shape else 0
+    plan = evolve(plan, memory=evolve(plan.memory, same_shape=same))
+    if not _telling(plan.memory):
         return plan
     guard = plan.memory.guard
     rates: dict[str, float] = {}  # with nobody to protect, both at once
@@ -62,16 +69,22 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
     return evolve(plan, memory=evolve(plan.memory, cost=learnt))
 
 
+def _telling(memory: Memory) -> bool:
+    """Whether the time of the last tick says what such a tick takes."""
+    captured = memory.cost is not None and memory.cost.switch_s > 0
+    return not captured or memory.same_shape >= SLOW_AFTER_SWITCH
+
+
 def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     """Enter the last tick's gaps into the ledger of each stream, and its time into the share."""
     guard, cap = plan.memory.guard, state.contract.latency_cap
     streams = protected(state)
     balance = {view.key: guard.credits.get(view.key, 0.0) for view in streams}
-    late, jitter = False, guard.jitter
+    late, jitter, telling = False, guard.jitter, _telling(plan.memory)
     for view in streams:
         if view.gap_s is None or guard.solo_s <= 0:
             continue
-        if not guard.loaded:
+        if not guard.loaded and telling:
             jitter = _followed(jitter, view.gap_s / guard.solo_s)
         if view.gap_s > cap * guard.jitter * guard.solo_s:
             late = True
@@ -113,12 +126,12 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0, newcomers=0.0))
     solo = cost.seconds(alone(cost, streams, state.spare_rows))
-    loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
-    if loaded_ticks >= (WHERE_SHAPES_COST if cost.switch_s else MOST_LOADED_TICKS):
+    guard, closed = _closed(guard, captured=cost.switch_s > 0)
+    if closed:
         limit = Limit(
             solo, "alone: to measure what the streams cost by themselves", solo, closed=True
         )
-        return _with(plan, limit, evolve(guard, solo_s=solo, loaded_ticks=0))
+        return _with(plan, limit, evolve(guard, solo_s=solo))
     young = any(_age(view, state.now) < contract.young_s for view in streams)
     hard = max(contract.latency_cap, contract.young_cap if young else contract.pause_cap)
     credit = min(guard.credits.get(view.key, 0.0) for view in streams)
@@ -133,7 +146,17 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
             limit, seconds=grant * solo, reason="floor grant: background got too little", rare=True
         )
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
-    return _with(plan, limit, evolve(guard, solo_s=solo, loaded_ticks=loaded_ticks))
+    return _with(plan, limit, evolve(guard, solo_s=solo))
+
+
+def _closed(guard: GuardMemory, *, captured: bool) -> tuple[GuardMemory, bool]:
+    """Count ticks with company, and say whether this one is to be without."""
+    loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
+    closed_ticks = guard.closed_ticks
+    if loaded_ticks >= (LOADED_BETWEEN_CAPTURES if captured else MOST_LOADED_TICKS):
+        loaded_ticks, closed_ticks = 0, CLOSED_AFTER_CAPTURE if captured else 1
+    left = max(0, closed_ticks - 1)
+    return evolve(guard, loaded_ticks=loaded_ticks, closed_ticks=left), closed_ticks > 0
 
 
 def alone(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> Work:

@@ -103,6 +103,7 @@ class GuardMemory:
     solo_s: float = 0.0  # what the last tick would have cost the interactive streams alone
     loaded: bool = False  # whether it carried anything else
     loaded_ticks: int = 0  # in a row, since the streams last ran alone
+    closed_ticks: int = 0  # still to come, so that the streams run alone
     background: float = 0.0  # what part of that else was not a newcomer's
     share: float = 1.0
     newcomers: float = 0.0
@@ -132,6 +133,7 @@ class Memory:
     used_s: Mapping[int, float] = field(factory=dict)  # machine seconds by client, for fairness
     lane_s: Mapping[Lane, float] = field(factory=dict)  # the same by lane, over its weight
     served: Served = field(factory=Served)
+    same_shape: int = 0  # ticks in a row that had the shape of the one before
 
 
 @frozen
