@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> int:
     path, *rest = arguments
     given = dict(item.split("=", 1) for item in rest)
     cost, die = float(given.pop("cost", "0")), int(given.pop("die", "-1"))
+    given.setdefault("policy", "baseline")  # which measures nothing before it is ready
     flags = {option.name: flag_key(option.flag) for option in OPTIONS}
     config = load({"socket": path, **{flags[name]: text for name, text in given.items()}}, env={})
     backend = SlowBackend(
