@@ -45,8 +45,8 @@ GRANT_CAP = 4.0
 # others tells about its own step, or a step that was measured too low would raise the measure.
 MOST_LOADED_TICKS = 20
 # Where graphs are captured, the first two ticks of a shape are slow and tell nothing, so that the
-# streams have to run alone for some ticks, and less often.
-LOADED_BETWEEN_CAPTURES, CLOSED_AFTER_CAPTURE = 100, 4
+# streams have to run alone for some ticks, and seldom: four switches make as many gaps late.
+LOADED_BETWEEN_CAPTURES, CLOSED_AFTER_CAPTURE = 1000, 4
 SLOW_AFTER_SWITCH = 2
 ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
 LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
