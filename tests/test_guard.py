@@ -22,6 +22,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.served import BURST, EXPERT_BURST, PROBE_EVERY, sweet_spot
 from uma_trio.policy.stairs import TRY_WITHOUT
 from uma_trio.policy.state import (
+    Contract,
     GuardMemory,
     LastTick,
     Memory,
@@ -155,11 +156,12 @@ def test_no_tick_is_larger_than_the_largest_step_that_is_known() -> None:
 
 def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
     """So that the ticks beside a long prompt, its end included, all have one shape."""
+    rules = Contract(latency_cap=4.0)
     captured = evolve(COST, switch_s=0.002)
-    memory = Memory(cost=captured, guard=GuardMemory(credits={1: 1.5}, solo_s=SOLO))
+    memory = Memory(cost=captured, guard=GuardMemory(solo_s=SOLO))
     for pending in (500, 15):
         views = (stream(), prompt(2, pending, lane="background"))
-        now = evolve(situation(*views), memory=memory)
+        now = evolve(situation(*views), memory=memory, contract=rules)
         plan = contract(now)
         assert (planned_work(now, plan).shape, plan.extra_row) == ((16, 2), pending == 500)
     assert not contract(evolve(now, memory=evolve(memory, cost=COST))).extra_row
@@ -198,6 +200,16 @@ def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often(
         closed.append(plan.limit.closed)
         now = evolve(now, memory=plan.memory)
     assert closed == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("credit", [1.5, 0.0, -2.0])
+def test_where_graphs_are_captured_the_limit_stands_still(credit: float) -> None:
+    """A limit that moved with the credit would change shapes, and that makes ticks late."""
+    memory = Memory(
+        cost=evolve(COST, switch_s=0.002), guard=GuardMemory(solo_s=SOLO, credits={1: credit})
+    )
+    now = evolve(situation(stream()), memory=memory)
+    assert set_limit(now, started(now)).limit.seconds == pytest.approx(1.2 * SOLO)
 
 
 @pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])

@@ -138,7 +138,9 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
     # gaps are late. Where newcomers never end, the streams are spared the long ones.
     welcome = hard if guard.newcomers < MANY_NEWCOMERS else contract.young_cap
-    limit = _limit(contract, credit, hard, solo)
+    # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
+    # which moves the limit: there it stands still.
+    limit = _limit(contract, 0.0 if cost.switch_s else credit, hard, solo)
     limit = _tightened(evolve(limit, newcomer_s=welcome * solo), streams)
     grant = contract.young_cap if young else GRANT_CAP
     if limit.seconds < grant * solo and _owed(state, guard, young=young):
