@@ -17,7 +17,7 @@ from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.config import Config
 from uma_trio.cost_store import cost_file, recall, remember
-from uma_trio.engine.calibrate import Calibration
+from uma_trio.engine.calibrate import LEAST_CROWD, Calibration
 from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
@@ -89,10 +89,9 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     # by memory, so this is the bandwidth there is.
     probed = traffic.moved(1, 0) / cost.seconds(Work(1))
     if not cost.depth_s and probed:
-        # Not measured: what reading the cell takes, and a masked one a tenth of it. Ticks correct
-        # both, from anything but nothing.
+        # Not measured: what reading the cell takes. Ticks correct it, from anything but nothing.
         cell_s = traffic.cell_bytes / probed
-        cost = evolve(cost, depth_s=cell_s, crowd_s=cell_s / 10)
+        cost = evolve(cost, depth_s=cell_s, crowd_s=LEAST_CROWD * cell_s)
     given = None if config.bmt_budget is None else config.bmt_budget * 1e9
     return evolve(
         plain,
