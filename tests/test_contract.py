@@ -56,8 +56,9 @@ def test_later_pauses_stay_within_the_pause_cap() -> None:
 
 
 def test_the_background_gets_its_floor_all_the_same() -> None:
-    """Protection does not starve: prompts are answered at the default cap."""
-    simulation, _ = storm()
+    """Protection does not starve: at the default cap it has 5 % of the time, and moves on."""
+    simulation, _ = storm(seconds=60.0)
+    assert simulation.engine.memory.guard.share >= 0.045
     assert background_prompts(simulation) >= 2
 
 

@@ -95,6 +95,19 @@ def test_looking_back_and_a_full_cache_cost_their_share() -> None:
     assert model.seconds(deep) == pytest.approx(0.0111 + 0.004 + 4 * 3000e-7)
 
 
+def test_in_a_wide_tick_looking_back_costs_less_and_is_learnt_apart() -> None:
+    """From 64 rows on attention works in tiles; what a narrow tick shows says nothing of that."""
+    model = CostModel(STAIRS, depth_s=4e-6, wide_depth_s=1e-6)
+    assert model.seconds(Work(64, looked=64_000)) == pytest.approx(0.0935 + 0.064)
+    assert model.seconds(Work(16, looked=16_000)) == pytest.approx(0.0259 + 0.064)
+    wide = model.learn(Work(64, looked=64_000), 0.3, 0.0)
+    assert wide.wide_depth_s > model.wide_depth_s
+    assert wide.depth_s == model.depth_s
+    narrow = model.learn(Work(16, looked=16_000), 0.2, 0.0)
+    assert narrow.depth_s > model.depth_s
+    assert narrow.wide_depth_s == model.wide_depth_s
+
+
 def test_another_shape_than_the_tick_before_costs_extra_where_graphs_are_captured() -> None:
     """The same shape does not, and neither does a tick of which nothing is known before."""
     model = CostModel(STAIRS, switch_s=0.002)

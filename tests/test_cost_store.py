@@ -14,6 +14,7 @@ MODEL = CostModel(
     Staircase((1, 4), (0.008, 0.011)),
     output=Staircase((1, 4), (0.0, 0.001)),
     depth_s=1e-6,
+    wide_depth_s=2e-7,
     crowd_s=1e-7,
 )
 

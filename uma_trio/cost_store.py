@@ -26,6 +26,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     computing: dict[int, float]
     output: dict[int, float]
     depth_s: float
+    wide_depth_s: float
     crowd_s: float
     switch_s: float
 
@@ -66,6 +67,7 @@ def recall(path: Path) -> CostModel | None:
         _staircase(computing),
         output=_staircase(stored.output or {1: 0.0}),
         depth_s=max(0.0, stored.depth_s),
+        wide_depth_s=max(0.0, stored.wide_depth_s),
         crowd_s=max(0.0, stored.crowd_s),
         switch_s=max(0.0, stored.switch_s),
     )
@@ -77,6 +79,7 @@ def remember(path: Path, model: CostModel) -> None:
         computing=dict(model.table()),
         output=dict(model.output.table()),
         depth_s=model.depth_s,
+        wide_depth_s=model.wide_depth_s,
         crowd_s=model.crowd_s,
         switch_s=model.switch_s,
     )

@@ -91,7 +91,7 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     if not cost.depth_s and probed:
         # Not measured: what reading the cell takes. Ticks correct it, from anything but nothing.
         cell_s = traffic.cell_bytes / probed
-        cost = evolve(cost, depth_s=cell_s, crowd_s=LEAST_CROWD * cell_s)
+        cost = evolve(cost, depth_s=cell_s, wide_depth_s=cell_s, crowd_s=LEAST_CROWD * cell_s)
     given = None if config.bmt_budget is None else config.bmt_budget * 1e9
     return evolve(
         plain,

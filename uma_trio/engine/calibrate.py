@@ -33,6 +33,10 @@ LOOKERS, SHALLOWEST = 16, 64
 # A masked cell costs its check, which is easily lost in noise and yet adds up in a full cache: on two
 # AVX-512 cores a 20th of what it costs to look at one (1 token, 2,048 cells of others).
 LEAST_CROWD = 0.05
+# In a wide tick looking back costs about this part (same machine, 64 tokens behind 512); there is no
+# time to measure it, and ticks soon tell. Too little is corrected by the first wide tick, too much
+# would keep ticks from ever being wide.
+WIDE_SHARE = 0.25
 # A step is refined when idle if it takes no longer than this: who comes meanwhile waits for it.
 UNNOTICED_S = 0.1
 
@@ -145,6 +149,7 @@ class Calibration:
             computing,
             self._outputs(computing, deadline_s),
             depth_s=depth_s,
+            wide_depth_s=WIDE_SHARE * depth_s,
             crowd_s=crowd_s,
             switch_s=switch_s,
         )

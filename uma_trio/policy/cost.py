@@ -8,7 +8,8 @@ measured at start-up (:mod:`uma_trio.engine.calibrate`) and corrected by every t
                        + switch) + host
 
 `computing` is the time of n tokens of which one wants logits, in an empty context; `output` what
-further logits rows add; `depth` what it costs a token to look back at one KV cell of its own,
+further logits rows add; `depth` what it costs a token to look back at one KV cell of its own, which
+is less in a wide tick (64 rows: llama.cpp's CPU attention then works in tiles),
 `crowd` what one cell of anybody costs it, since attention runs over the whole cache and masks
 what is not its own (``get_n_kv`` in llama.cpp); `switch` what it costs that a tick has not the
 shape of the one before, which is much where graphs are captured (CUDA) and nothing on a CPU; `host`
@@ -29,6 +30,7 @@ from attrs import Factory, evolve, field, frozen
 SCALE_RATE, STEP_RATE, ERROR_RATE = 0.1, 0.05, 0.05
 # A term takes its share of the blame: where looking back is half of a tick, half of this.
 DEPTH_RATE = 0.2
+WIDE_ROWS = 64  # from here on attention works in tiles (ggml-cpu/ops.cpp, GGML_FA_TILE_Q)
 SCALE_BOUNDS = (0.5, 3.0)
 # One tick that took three times what we thought was not slow by its own doing (a page fault, a
 # frozen machine) and must not teach the model anything, unless it happens all the time. One that
@@ -131,6 +133,7 @@ class CostModel:
     computing: Staircase
     output: Staircase = field(factory=lambda: Staircase((1,), (0.0,)))
     depth_s: float = 0.0
+    wide_depth_s: float = 0.0
     crowd_s: float = 0.0
     switch_s: float = 0.0
     scale: float = 1.0
@@ -177,7 +180,8 @@ class CostModel:
         return seconds + self.output(work.rows) if work.rows > 1 else seconds
 
     def _attention(self, work: Work) -> float:
-        return self.depth_s * work.looked + self.crowd_s * work.tokens * work.resident
+        depth_s = self.wide_depth_s if work.tokens >= WIDE_ROWS else self.depth_s
+        return depth_s * work.looked + self.crowd_s * work.tokens * work.resident
 
     def learn(
         self,
@@ -208,13 +212,14 @@ class CostModel:
             return seen.times(math.exp(miss))
         low, high = SCALE_BOUNDS
         blame = self._attention(work) / expected
-        deeper = math.exp(DEPTH_RATE * blame * miss)
+        deeper, wide = math.exp(DEPTH_RATE * blame * miss), work.tokens >= WIDE_ROWS
         return evolve(
             seen,
             computing=self.computing.corrected(
                 work.tokens, math.exp(step_rate * (1.0 - blame) * miss)
             ),
-            depth_s=self.depth_s * deeper,
+            depth_s=self.depth_s * (1.0 if wide else deeper),
+            wide_depth_s=self.wide_depth_s * (deeper if wide else 1.0),
             crowd_s=self.crowd_s * deeper,
             scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
             host_s=self.host_s + SCALE_RATE * (min(host_s, decode_s) - self.host_s),
@@ -228,6 +233,7 @@ class CostModel:
             measured=self.measured.times(factor),
             output=self.output.times(factor),
             depth_s=self.depth_s * factor,
+            wide_depth_s=self.wide_depth_s * factor,
             crowd_s=self.crowd_s * factor,
             switch_s=self.switch_s * factor,
         )

@@ -27,7 +27,8 @@ from uma_trio.policy.roles import is_newcomer, is_protected, protected
 from uma_trio.policy.stairs import ballast_for
 from uma_trio.policy.state import Contract, GuardMemory, Memory, SchedulerState, SequenceView
 
-EARNED_PER_GAP = 0.035
+# Half of the twentieth that a p95 forgives: the other half is for gaps that nobody planned to be late.
+EARNED_PER_GAP = 0.025
 MOST_CREDIT = 2.0
 DEEPEST_DEBT = -3.0  # one bad stretch must not starve the background for ever
 EASY_DEBT = -1.0  # below this the limit narrows, at the deepest to what costs nothing
