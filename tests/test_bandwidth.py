@@ -7,8 +7,9 @@ from attrs import evolve
 from policy_kit import decoder, prompt, state
 
 from uma_trio.policy.bandwidth import guard_bandwidth
-from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.state import Contract, SchedulerState
+from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.plan import Limit, Plan, PlanItem
+from uma_trio.policy.state import Contract, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
 
 DENSE = Traffic(weight_bytes=1e9, cell_bytes=1e5)
@@ -67,3 +68,24 @@ def test_a_lone_token_is_never_trimmed() -> None:
     """A budget below a single token's need does not stop the machine."""
     alone = Plan(items=PLAN.items[:1])
     assert guard_bandwidth(limited(1.0, decoder(1)), alone).items == alone.items
+
+
+def test_bytes_are_held_against_the_time_that_the_tick_takes() -> None:
+    """Not against the limit of its streams: a newcomer's tick takes longer and may move more."""
+    cost = CostModel(Staircase((1, 8), (0.029, 0.042)))
+    views = (decoder(1), prompt(2, 7))
+    newcomer = Plan(
+        items=(PlanItem(1, 1, "decode", "d"), PlanItem(2, 7, "prefill", "p")),
+        limit=Limit(0.029, "within 1.0x", 0.029),
+        memory=Memory(cost=cost),
+    )
+    probed = DENSE.moved(1, 0) / 0.029
+    assert guard_bandwidth(limited(probed, *views), newcomer).items == newcomer.items
+
+
+def test_a_newcomers_prompt_is_not_trimmed() -> None:
+    """Somebody waits for it; the rest of a long paste is."""
+    plan = Plan(items=(PlanItem(1, 1, "decode", "d"), PlanItem(2, 64, "prefill", "p")))
+    newcomer, paste = prompt(2, 100), prompt(2, 100, computed=600)
+    assert guard_bandwidth(limited(1.0, decoder(1), newcomer), plan).items == plan.items
+    assert guard_bandwidth(limited(1.0, decoder(1), paste), plan).items == plan.items[:1]

@@ -7,61 +7,60 @@ together when that is used up, so background work is trimmed before it is.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
 from uma_trio.policy.plan import Plan, PlanItem, Skip
+from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.state import SchedulerState, SequenceView
 from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
 
 
 def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
-    """Trim background items, last first, until the tick's bytes fit into its time."""
+    """Trim background items, last first, until the tick's bytes fit into the time it takes."""
     traffic, budget = state.traffic, state.contract.bmt_budget
     views = {view.key: view for view in state.sequences}
     if traffic is None or not plan.items:
         return plan
-    if budget is None:
-        return evolve(plan, moved_bytes=_moved(traffic, plan.items, views))
-    time_s = plan.limit.seconds
-    if math.isinf(time_s):
-        cost = plan.memory.cost
-        expected_s = cost.seconds(planned_work(state, plan)) if cost is not None else 0.0
-        time_s = max(state.tick_budget_s, expected_s)
-    items, skipped = list(plan.items), list(plan.skipped)
-    while _moved(traffic, items, views) > budget * time_s:
-        item = _last_trimmable(items, views)
+    trimmed = evolve(plan, moved_bytes=_moved(traffic, plan.items, views))
+    while budget is not None and trimmed.moved_bytes > budget * _takes(state, trimmed):
+        item = _last_trimmable(trimmed.items, views, state.contract.newcomer_tokens)
         if item is None:
             break
-        items.remove(item)
+        items = [other for other in trimmed.items if other is not item]
+        skipped = trimmed.skipped
         if item.n_tokens > 1:
-            smaller = evolve(item, n_tokens=item.n_tokens // 2, reason=f"{item.reason}; bandwidth")
-            items.append(smaller)
+            less, reason = item.n_tokens // 2, f"{item.reason}; bandwidth"
+            items.append(evolve(item, n_tokens=less, reason=reason))
         else:
-            skipped.append(Skip(item.key, "bandwidth: the tick moves as much as it may"))
-    return evolve(
-        plan,
-        items=tuple(items),
-        skipped=tuple(skipped),
-        moved_bytes=_moved(traffic, items, views),
-    )
+            skipped += (Skip(item.key, "bandwidth: the tick moves as much as it may"),)
+        moved = _moved(traffic, items, views)
+        trimmed = evolve(trimmed, items=tuple(items), skipped=skipped, moved_bytes=moved)
+    return trimmed
 
 
-def _moved(
-    traffic: Traffic, items: list[PlanItem] | tuple[PlanItem, ...], views: dict[int, SequenceView]
-) -> float:
+def _takes(state: SchedulerState, plan: Plan) -> float:
+    """Return the seconds of the tick, as far as anything is known of them."""
+    cost = plan.memory.cost
+    return state.tick_budget_s if cost is None else cost.seconds(planned_work(state, plan))
+
+
+def _moved(traffic: Traffic, items: Sequence[PlanItem], views: Mapping[int, SequenceView]) -> float:
     tokens = sum(item.n_tokens for item in items)
     return traffic.moved(tokens, sum(views[i.key].computed + i.n_tokens for i in items))
 
 
-def _last_trimmable(items: list[PlanItem], views: dict[int, SequenceView]) -> PlanItem | None:
-    """Return the last item that no person waits for; never the only one there is."""
+def _last_trimmable(
+    items: Sequence[PlanItem], views: Mapping[int, SequenceView], newcomer_tokens: int
+) -> PlanItem | None:
+    """Return the last item that no person waits for; never the only token there is."""
     if len(items) == 1 and items[0].n_tokens == 1:
         return None
     for item in reversed(items):
         view = views[item.key]
-        if view.lane == "background" or (not view.decoding and len(items) > 1):
+        paste = not view.decoding and not is_newcomer(view, newcomer_tokens)
+        if view.lane == "background" or paste:
             return item
     return None
