@@ -24,19 +24,19 @@ DEADLINE_S = 2.0
 # A step is timed until two decodes in a row agree within this part, so often at the most.
 AGREEMENT, PATIENCE = 0.08, 5
 # Two shapes, so often in turn and then each by itself: what that costs more than this part of a
-# token is no noise. Where it costs, graphs are captured, and so many decodes of a shape come first
-# that do not count: on CUDA one launches each kernel, and one captures the graph.
-IN_TURN, BY_ITSELF, NOTICED, UNCOUNTED = 3, 4, 0.05, 2
+# token is no noise (an H200 shows a quarter). Where it costs, graphs are captured, and so many
+# decodes of a shape come first that do not count: on CUDA one launches each kernel, one captures.
+IN_TURN, BY_ITSELF, NOTICED, UNCOUNTED = 3, 4, 0.12, 2
 # Looking back is measured by so many tokens behind so many cells at least: fewer cost too little
 # to tell from noise.
 LOOKERS, SHALLOWEST = 16, 64
 # A masked cell costs its check, which is easily lost in noise and yet adds up in a full cache: on two
 # AVX-512 cores a 20th of what it costs to look at one (1 token, 2,048 cells of others).
 LEAST_CROWD = 0.05
-# In a wide tick looking back costs about this part (same machine, 64 tokens behind 512); there is no
-# time to measure it, and ticks soon tell. Too little is corrected by the first wide tick, too much
-# would keep ticks from ever being wide.
-WIDE_SHARE = 0.25
+# In a wide tick looking back costs about this part: 1.5 us a token and cell with 64 tokens behind
+# 1,024 cells, 13.8 with 16 (same machine). There is no time to measure it at each start, and ticks soon
+# tell: too little is corrected by the first wide tick, too much would keep ticks from being wide.
+WIDE_SHARE = 0.11
 # A step is refined when idle if it takes no longer than this: who comes meanwhile waits for it.
 UNNOTICED_S = 0.1
 

@@ -150,7 +150,7 @@ class CostModel:
     @property
     def fell_back(self) -> bool:
         """Whether it predicts by the table as it was measured."""
-        return self.error > max(UNTRUSTED_ERROR, self.table_error)
+        return self.error > UNTRUSTED_ERROR and self.error > self.table_error
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -25,9 +25,10 @@ from uma_trio.policy.tally import planned_work
 # People's prompts are ordered by how much of the time they can expect is left, relative to that
 # time: seconds of grace, and how many times its own prefill a prompt may take.
 GRACE_S, PATIENCE = 0.3, 2.0
-# A limit for every tick is aimed at from below: predictions are a little off, and half of the
-# ticks take longer than expected.
-AIM = 0.97
+# A limit for every tick is aimed at from below. Half of the ticks take longer than expected, and the
+# streams' ticks alone, which are the measure, are a little slower amid a load than without any: aimed
+# at 0.97, the median gap in a storm was 1.21 times solo at a cap of 1.2 (docs/BENCHMARKS.md).
+AIM = 0.93
 STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
 
 

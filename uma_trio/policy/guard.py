@@ -25,7 +25,7 @@ from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.roles import is_newcomer, is_protected, protected
 from uma_trio.policy.stairs import ballast_for
-from uma_trio.policy.state import Contract, GuardMemory, Memory, SchedulerState, SequenceView
+from uma_trio.policy.state import Contract, GuardMemory, SchedulerState, SequenceView
 
 # Half of the twentieth that a p95 forgives: the other half is for gaps that nobody planned to be late.
 EARNED_PER_GAP = 0.025
@@ -59,21 +59,19 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
     if cost is None or last.n_tokens == 0:
         return plan
     same = plan.memory.same_shape + 1 if last.work.after == last.work.shape else 0
-    plan = evolve(plan, memory=evolve(plan.memory, same_shape=same))
-    if not _telling(plan.memory):
-        return plan
-    guard = plan.memory.guard
-    rates: dict[str, float] = {}  # with nobody to protect, both at once
-    if guard.solo_s > 0:
-        rates = LOADED_RATES if guard.loaded else ALONE_RATES
-    learnt = cost.learn(last.work, last.decode_s, last.host_s, **rates)
-    return evolve(plan, memory=evolve(plan.memory, cost=learnt))
+    if _telling(cost, same):
+        guard = plan.memory.guard
+        rates: dict[str, float] = {}  # with nobody to protect, both at once
+        if guard.solo_s > 0:
+            rates = LOADED_RATES if guard.loaded else ALONE_RATES
+        cost = cost.learn(last.work, last.decode_s, last.host_s, **rates)
+    return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
 
 
-def _telling(memory: Memory) -> bool:
+def _telling(cost: CostModel | None, same_shape: int) -> bool:
     """Whether the time of the last tick says what such a tick takes."""
-    captured = memory.cost is not None and memory.cost.switch_s > 0
-    return not captured or memory.same_shape >= SLOW_AFTER_SWITCH
+    captured = cost is not None and cost.switch_s > 0
+    return not captured or same_shape >= SLOW_AFTER_SWITCH
 
 
 def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
@@ -81,7 +79,8 @@ def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     guard, cap = plan.memory.guard, state.contract.latency_cap
     streams = protected(state)
     balance = {view.key: guard.credits.get(view.key, 0.0) for view in streams}
-    late, jitter, telling = False, guard.jitter, _telling(plan.memory)
+    late, jitter = False, guard.jitter
+    telling = _telling(plan.memory.cost, plan.memory.same_shape)
     for view in streams:
         if view.gap_s is None or guard.solo_s <= 0:
             continue
