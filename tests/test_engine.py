@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from attrs import evolve
 from engine_kit import Bench, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,23 @@ def test_a_long_prompt_beside_running_streams_changes_nobodys_text() -> None:
     assert late.tokens == bench.expected(LONG, 40)
     for i, sink in enumerate(running):
         assert sink.tokens == bench.expected(f"stream {i}", 120)
+
+
+def test_a_row_that_nobody_reads_changes_nobodys_text() -> None:
+    """A plan may ask for the logits of an unfinished prompt, to keep the batch's shape."""
+
+    def asking(given: SchedulerState) -> Plan:
+        plan = baseline(given)
+        pending = {view.key: view.pending for view in given.sequences}
+        ends = [item.n_tokens == pending[item.key] for item in plan.items]
+        return evolve(plan, extra_row=bool(ends) and not ends[-1])
+
+    bench = Bench(FakeBackend(n_ctx=4096, n_batch=32), policy=asking)
+    _, short = bench.submit("hello", 40)
+    _, late = bench.submit(LONG, 10)
+    bench.run()
+    assert short.tokens == bench.expected("hello", 40)
+    assert late.tokens == bench.expected(LONG, 10)
 
 
 def test_running_streams_get_a_token_each_tick_while_a_long_prompt_is_computed() -> None:
