@@ -167,6 +167,18 @@ def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
     assert not contract(evolve(now, memory=evolve(memory, cost=COST))).extra_row
 
 
+def test_a_tick_of_the_size_in_use_is_not_charged_for_a_new_shape() -> None:
+    """The row that keeps the shape comes after the size is chosen, and must not make it dearer."""
+    captured = evolve(COST, switch_s=0.02)
+    memory = Memory(cost=captured, guard=GuardMemory(solo_s=SOLO), served=Served(tokens=16))
+    before = LastTick(0.0259, 0.0, Work(16, 2, after=(16, 2)))
+    views = (stream(), prompt(2, 500, lane="background"))
+    now = evolve(situation(*views), memory=memory, last=before, contract=Contract(latency_cap=4.0))
+    plan = contract(now)
+    assert planned_work(now, plan).shape == (16, 2)
+    assert plan.predicted_s == pytest.approx(0.0259, rel=0.01)
+
+
 def test_ballast_is_left_out_now_and_then() -> None:
     """Three streams run as four, but for the tick that shows what three take."""
     now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)

@@ -175,8 +175,8 @@ class CostModel:
 
     def _by(self, table: Staircase, work: Work) -> float:
         seconds = table(work.tokens) + self._attention(work)
-        if self.switch_s and work.after is not None and work.after != work.shape:
-            seconds += self.switch_s
+        if self.switch_s and work.after is not None and work.after[0] != work.tokens:
+            seconds += self.switch_s  # rows are kept alike once the size is chosen (keep_shape)
         return seconds + self.output(work.rows) if work.rows > 1 else seconds
 
     def _attention(self, work: Work) -> float:
