@@ -160,6 +160,8 @@ def test_careful_is_above_expected_by_the_known_error() -> None:
 def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
     """A prefill gains nothing beyond it, and a newcomer waits least."""
     assert CostModel(STAIRS).plateau(512) == 64
+    slow_once = CostModel(STAIRS.with_step(512, 2.0))  # one bad sample shrinks no chunk
+    assert slow_once.plateau(512) == 64
     flat = CostModel(Staircase((1, 8, 64), (0.01, 0.011, 0.09)))
     assert flat.plateau(512) == 8
 

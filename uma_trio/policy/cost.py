@@ -38,7 +38,7 @@ SCALE_BOUNDS = (0.5, 3.0)
 OUTLIER = math.log(3.0)
 # A limit that may be missed by one tick in a hundred: the 99th percentile of a normal error.
 CAREFUL_SIGMAS = 2.33
-# Chunks need not be larger than what reaches this part of the largest one's rate.
+# Chunks need not be larger than what reaches this part of the best rate there is.
 PLATEAU = 0.95
 # Beyond this the model says so and is not used to promise anything (scheduling.md, 3.1).
 UNTRUSTED_ERROR = 0.15
@@ -239,9 +239,9 @@ class CostModel:
         )
 
     def plateau(self, largest: int) -> int:
-        """Return the smallest chunk that prefills about as fast as the largest that is known."""
+        """Return the smallest chunk that prefills about as fast as any that is known."""
         rates = self._rates(largest)
-        enough = PLATEAU * rates[max(rates)]
+        enough = PLATEAU * max(rates.values())
         return min(n for n, rate in rates.items() if rate >= enough)
 
     def quickest(self, largest: int) -> int:

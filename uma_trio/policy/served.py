@@ -25,15 +25,14 @@ EXPERT_BURST = 32  # the same for a mixture of experts
 def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> int:
     """Return which size to add to a tick that has `total` tokens already; 0 if there is none.
 
-    `took` says what the tick takes by so many more, ascending. In an empty tick, which nobody
-    waits for but the next to come, it is enough to be as quick as the largest.
+    `took` says what the tick takes by so many more, ascending.
     """
     if not took:
         return 0
     sizes = list(took)
     in_use = state.memory.served.tokens - total
     rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
-    enough = PLATEAU * (max(rates) if total else rates[-1])
+    enough = PLATEAU * max(rates)
     best = next(i for i, rate in enumerate(rates) if rate >= enough)
     if state.tick % PROBE_EVERY == 0:
         other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
