@@ -89,3 +89,14 @@ def test_a_newcomers_prompt_is_not_trimmed() -> None:
     newcomer, paste = prompt(2, 100), prompt(2, 100, computed=600)
     assert guard_bandwidth(limited(1.0, decoder(1), newcomer), plan).items == plan.items
     assert guard_bandwidth(limited(1.0, decoder(1), paste), plan).items == plan.items[:1]
+
+
+def test_a_trim_that_would_move_more_a_second_is_left_undone() -> None:
+    """Weights are read once a tick: four decoders for the price of one are less traffic, not more."""
+    cost = CostModel(Staircase((1, 4), (0.008, 0.009)))
+    views = [decoder(i, lane="background") for i in range(4)]
+    plan = Plan(
+        items=tuple(PlanItem(i, 1, "decode", "d") for i in range(4)), memory=Memory(cost=cost)
+    )
+    tight = DENSE.moved(4, 44) / 0.018
+    assert guard_bandwidth(limited(tight, *views), plan).items == plan.items

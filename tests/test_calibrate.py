@@ -122,5 +122,6 @@ def test_a_rest_is_used_for_the_steps_that_are_missing() -> None:
         found = cost
     assert found is not None
     assert found.seconds(Work(3)) == pytest.approx(TRUTH.computing(3))
+    assert 2.0 * found.measured(3) == pytest.approx(TRUTH.computing(3))
     assert max(found.steps) == 64  # the next, 96 tokens, is believed to take more than 0.1 s
     assert machine.kv_length(0) == 0

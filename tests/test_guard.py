@@ -114,6 +114,32 @@ def test_only_waiting_background_work_is_owed_a_floor() -> None:
     assert "floor grant" not in limit(0.0, stream(), prompt(2, 30), share=0.0).limit.reason
 
 
+def test_a_grant_stays_within_the_pause_cap_and_a_requests_own_target() -> None:
+    """What is granted to the background is no licence to break what was asked for."""
+    views = (stream(), decoder(2, lane="background"))
+    now = evolve(situation(*views, share=0.0), contract=Contract(pause_cap=2.0))
+    assert set_limit(now, started(now)).limit.seconds == pytest.approx(2 * SOLO)
+    asking = situation(stream(target_gap_s=0.009), views[1], share=0.0)
+    assert set_limit(asking, started(asking)).limit.seconds == pytest.approx(0.009)
+
+
+def test_company_does_not_change_what_the_streams_cost_alone() -> None:
+    """The slots that others hold would be ballast's, were the streams alone."""
+    streams = [stream(key) for key in range(5)]
+    others = [decoder(key, lane="background") for key in range(10, 13)]
+    quiet = evolve(situation(*streams), spare_rows=4)
+    busy = evolve(situation(*streams, *others), spare_rows=1)
+    solos = [set_limit(now, started(now)).limit.solo_s for now in (quiet, busy)]
+    assert solos[0] == solos[1]
+
+
+def test_without_ballast_the_streams_are_measured_without_it() -> None:
+    """Three streams that may not run as four are no slower than themselves."""
+    now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
+    assert contract(now).limit.solo_s == pytest.approx(0.0111)
+    assert find_policy("contract,-stairs")(now).limit.solo_s == pytest.approx(0.0162)
+
+
 def test_deep_debt_narrows_the_limit() -> None:
     """Until the stream has recovered, at the deepest only what costs nothing rides along."""
     assert limit(-1.0).limit.seconds == pytest.approx(1.2 * SOLO)

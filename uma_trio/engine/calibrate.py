@@ -214,6 +214,7 @@ class Refinement:
 
         Only for a backend whose slots are empty; they are empty after it.
         """
+        self._watch.uncounted = UNCOUNTED if cost.switch_s else 0
         for n in self._watch.steps():
             if n in cost.steps or n in self._tried or cost.seconds(Work(n)) > UNNOTICED_S:
                 continue
@@ -222,7 +223,9 @@ class Refinement:
             if not np.isfinite(took):
                 return cost
             table = cost.computing.with_step(n, took / cost.scale)
-            return evolve(cost, computing=table, measured=cost.measured.with_step(n, took))
+            return evolve(
+                cost, computing=table, measured=cost.measured.with_step(n, took / cost.scale)
+            )
         return None
 
 

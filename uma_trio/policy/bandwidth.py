@@ -19,7 +19,11 @@ from uma_trio.policy.traffic import Traffic
 
 
 def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
-    """Trim background items, last first, until the tick's bytes fit into the time it takes."""
+    """Trim background items, last first, until the tick's bytes fit into the time it takes.
+
+    Only as long as that moves fewer bytes a second: weights are read once a tick, so a tick that
+    becomes much shorter moves more.
+    """
     traffic, budget = state.traffic, state.contract.bmt_budget
     views = {view.key: view for view in state.sequences}
     if traffic is None or not plan.items:
@@ -37,7 +41,10 @@ def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
         else:
             skipped += (Skip(item.key, "bandwidth: the tick moves as much as it may"),)
         moved = _moved(traffic, items, views)
-        trimmed = evolve(trimmed, items=tuple(items), skipped=skipped, moved_bytes=moved)
+        less_of_it = evolve(trimmed, items=tuple(items), skipped=skipped, moved_bytes=moved)
+        if moved * _takes(state, trimmed) >= trimmed.moved_bytes * _takes(state, less_of_it):
+            break
+        trimmed = less_of_it
     return trimmed
 
 

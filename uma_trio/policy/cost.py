@@ -161,10 +161,6 @@ class CostModel:
         """Return how long a tick with this work should take, from decode to decode."""
         return self.scale * self._compute(work) + self.host_s
 
-    def careful(self, work: Work) -> float:
-        """Return a time that such a tick should exceed once in a hundred."""
-        return self.seconds(work) * self.margin
-
     @property
     def margin(self) -> float:
         """How many times its prediction a tick should exceed once in a hundred."""
@@ -175,8 +171,8 @@ class CostModel:
 
     def _by(self, table: Staircase, work: Work) -> float:
         seconds = table(work.tokens) + self._attention(work)
-        if self.switch_s and work.after is not None and work.after[0] != work.tokens:
-            seconds += self.switch_s  # rows are kept alike once the size is chosen (keep_shape)
+        if self.switch_s and work.after is not None and work.after != work.shape:
+            seconds += self.switch_s
         return seconds + self.output(work.rows) if work.rows > 1 else seconds
 
     def _attention(self, work: Work) -> float:

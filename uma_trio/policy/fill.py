@@ -69,7 +69,8 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     newcomers, rest = _candidates(state, plan, cost)
     if not newcomers and not rest:
         return plan
-    first = Line(planned_work(state, plan), newcomers)
+    # Sizes are chosen by what they cost again and again, not by what the first such tick costs.
+    first = Line(evolve(planned_work(state, plan), after=None), newcomers)
     n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
     m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)

@@ -40,7 +40,6 @@ SHARE_SECONDS = 2.0  # over which the background's share is smoothed
 # Newcomers that take more than this part of the machine's time, smoothed over so many seconds,
 # are no longer the odd visitor: a prompt of 500 tokens takes a sixth where T(1) is 8 ms.
 MANY_NEWCOMERS, NEWCOMER_SECONDS = 0.2, 5.0
-GRANT_CAP = 4.0
 # What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
 # it: one in so many is kept free of others. Such a tick tells the machine's mood; a tick with
 # others tells about its own step, or a step that was measured too low would raise the measure.
@@ -125,7 +124,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     guard, contract = plan.memory.guard, state.contract
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0, newcomers=0.0))
-    solo = cost.seconds(alone(cost, streams, state.spare_rows))
+    solo = cost.seconds(alone(cost, streams, room_alone(state, len(streams))))
     guard, closed = _closed(guard, captured=cost.switch_s > 0)
     if closed:
         limit = Limit(
@@ -137,18 +136,17 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     credit = min(guard.credits.get(view.key, 0.0) for view in streams)
     # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
     # gaps are late. Where newcomers never end, the streams are spared the long ones.
-    welcome = hard if guard.newcomers < MANY_NEWCOMERS else contract.young_cap
+    welcome = hard if guard.newcomers < MANY_NEWCOMERS else min(hard, contract.young_cap)
     # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
     # which moves the limit: there it stands still.
     limit = _limit(contract, 0.0 if cost.switch_s else credit, hard, solo)
-    limit = _tightened(evolve(limit, newcomer_s=welcome * solo), streams)
-    grant = contract.young_cap if young else GRANT_CAP
-    if limit.seconds < grant * solo and _owed(state, guard, young=young):
+    limit = evolve(limit, newcomer_s=welcome * solo)
+    if limit.seconds < hard * solo and _owed(state, guard, young=young):
         limit = evolve(
-            limit, seconds=grant * solo, reason="floor grant: background got too little", rare=True
+            limit, seconds=hard * solo, reason="floor grant: background got too little", rare=True
         )
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
-    return _with(plan, limit, evolve(guard, solo_s=solo))
+    return _with(plan, _tightened(limit, streams), evolve(guard, solo_s=solo))
 
 
 def _closed(guard: GuardMemory, *, captured: bool) -> tuple[GuardMemory, bool]:
@@ -159,6 +157,11 @@ def _closed(guard: GuardMemory, *, captured: bool) -> tuple[GuardMemory, bool]:
         loaded_ticks, closed_ticks = 0, CLOSED_AFTER_CAPTURE if captured else 1
     left = max(0, closed_ticks - 1)
     return evolve(guard, loaded_ticks=loaded_ticks, closed_ticks=left), closed_ticks > 0
+
+
+def room_alone(state: SchedulerState, streams: int) -> int:
+    """Return how many ballast rows there would be with nobody but so many streams."""
+    return state.spare_rows + len(state.sequences) - streams if state.spare_rows else 0
 
 
 def alone(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> Work:

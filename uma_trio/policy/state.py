@@ -72,7 +72,7 @@ class Contract:
     """What was promised to interactive streams, and what the rest may count on.
 
     An interactive gap stays within `latency_cap` times what the interactive streams alone would
-    cost, but for one in thirty; no single one exceeds `young_cap` times that while a stream is
+    cost, but for one in forty; no single one exceeds `young_cap` times that while a stream is
     younger than `young_s`, `pause_cap` times later. Background work gets at least
     `background_floor` of the machine's time.
     """
