@@ -63,7 +63,9 @@ def systems(
     if folder is None:
         return found
     for size in given.batch:
-        flags = [*servers.server_flags("np-kvu", setup.slots), *(("-b", str(size)) if size else ())]
+        # A batch holds a token of every slot, or llama-server does not start.
+        flags = [*servers.server_flags("np-kvu", min(setup.slots, size or setup.slots))]
+        flags += ("-b", str(size)) if size else ()
         start = partial(servers.llama_server, folder, setup, flags)
         found.append(serving(PEER, f"-b {size or 2048}", start, play))
     return found
