@@ -12,7 +12,9 @@ from itertools import pairwise
 
 from benches.live import Series
 from benches.rates import Times, gaps, median, percentile
-from uma_trio.telemetry.promise import YOUNG_S
+from uma_trio.policy.state import Contract
+
+YOUNG_S = Contract().young_s
 
 
 @dataclass(frozen=True)

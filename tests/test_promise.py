@@ -31,14 +31,24 @@ def test_bytes_are_told_per_tick_and_per_token() -> None:
     assert figures.values()["sum_bmt_mb_per_token"] == 1.0
 
 
-def test_the_budget_of_bytes_is_what_fits_into_the_time_a_tick_may_take() -> None:
-    """Its limit, or what it is expected to take where nobody sets one; also for each token."""
+def test_the_budget_of_bytes_is_what_fits_into_the_time_a_tick_is_expected_to_take() -> None:
+    """As the bandwidth guard has it, which asks for no limit; also for each token."""
     figures = PromiseFigures()
     figures.tick(Promise(bmt_budget=1e9, limit_s=0.010, predicted_s=0.005, tokens=4), 0.005)
-    assert figures.values()["sum_bmt_budget_mb_last"] == pytest.approx(10.0)
+    assert figures.values()["sum_bmt_budget_mb_last"] == pytest.approx(5.0)
     figures.tick(Promise(bmt_budget=1e9, predicted_s=0.030, tokens=6), 0.030)
     assert figures.values()["sum_bmt_budget_mb_last"] == pytest.approx(30.0)
-    assert figures.values()["sum_bmt_budget_mb_per_token"] == pytest.approx(4.0)
+    assert figures.values()["sum_bmt_budget_mb_per_token"] == pytest.approx(3.5)
+
+
+def test_totals_that_were_read_stay_as_they_were() -> None:
+    """The scorecard takes an interval from two of them, while ticks go on."""
+    figures = PromiseFigures()
+    figures.tick(Promise(limit_s=0.010, tokens=4), 0.009)
+    before = figures.totals()
+    figures.tick(Promise(limit_s=0.010, tokens=2), 0.011)
+    within = figures.totals().since(before)
+    assert (within.ticks, within.tokens, within.over_budget) == (1, 2, 1)
 
 
 def test_a_gap_is_compared_with_all_streams_alone_and_with_one_wholly_alone() -> None:

@@ -103,7 +103,9 @@ class Engine:
         self._builder = BatchBuilder(backend.batch, backend.limits.n_ctx, n_slots)
         self._scratch_slot = n_slots
         self._recorder = recorder = recorder or Recorder()
-        self.registry = Registry(backend, inbox, outlet, metrics, clock, n_slots, recorder)
+        self.registry = Registry(
+            backend, inbox, outlet, metrics, clock, n_slots, recorder, settings.contract.young_s
+        )
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)
         self._preemption = Preemption(backend, inbox, clock)

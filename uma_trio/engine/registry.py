@@ -24,7 +24,6 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.policy.state import Lane
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.promise import YOUNG_S
 
 FIRST_FEW = 5
 
@@ -41,6 +40,7 @@ class Registry:
         clock: Callable[[], float],
         n_slots: int,
         recorder: Recorder,
+        young_s: float,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -48,6 +48,7 @@ class Registry:
         self._metrics = metrics
         self._clock = clock
         self._recorder = recorder
+        self._young_s = young_s
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
@@ -131,12 +132,13 @@ class Registry:
             self.end(sequence, "length", now)
 
     def _note_youth(self, sequence: Sequence, gap_s: float, now: float) -> None:
-        """Record the worst pause of the first seconds once they are over, and the fifth token."""
+        """Record the worst pause of its youth once that is over, and the fifth token."""
         if sequence.n_generated == FIRST_FEW - 1:  # this token is about to be the fifth
             self._metrics.promise.first_five(now - sequence.submit.submitted)
         if sequence.worst_young_s is None or sequence.first_token is None:
             return
-        if now - gap_s - sequence.first_token <= YOUNG_S:  # a stall that began then counts whole
+        began = now - gap_s  # a stall that began while it was young counts whole
+        if began - sequence.first_token <= self._young_s:
             sequence.worst_young_s = max(sequence.worst_young_s, gap_s)
         else:
             self._metrics.promise.young_pause(sequence.worst_young_s)

@@ -173,7 +173,12 @@ METRICS: tuple[Metric, ...] = (
         "How far a tick was from its prediction, up or down; median of the latest 1,024.",
     ),
     _m("cost_error_p95", "gauge", "ratio", "The same, 95th percentile."),
-    _m("cost_trusted", "gauge", "0 or 1", "Whether the model's error lets it carry a promise."),
+    _m(
+        "cost_trusted",
+        "gauge",
+        "0 or 1",
+        "Whether `cost_error`, or what it would be by the table as it was measured, is at most 15 %.",
+    ),
     _m("cost_scale", "gauge", "ratio", "Today's mood of the machine: a factor on all steps."),
     _m(
         "cost_staircase_ms",
@@ -197,8 +202,8 @@ METRICS: tuple[Metric, ...] = (
         "sum_bmt_budget_mb_last",
         "gauge",
         "MB",
-        "Bytes that the last tick might have moved at that bandwidth within its limit, or within "
-        "its predicted time where it had none.",
+        "Bytes that the last tick might have moved at that bandwidth in the time that it was "
+        "expected to take; background work is trimmed to that.",
     ),
     _m("sum_bmt_budget_mb_per_token", "gauge", "MB", "The same for each token, since the start."),
     _m(

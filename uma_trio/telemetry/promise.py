@@ -10,11 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from attrs import astuple, frozen
+from attrs import astuple, define, evolve, frozen
 
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 
-YOUNG_S = 3.0  # a reader's first impression
 _RECENT_TICKS = 1024
 
 
@@ -70,12 +69,14 @@ class Promise:
 NO_PROMISE = Promise()
 
 
-@frozen
+@define
 class PromiseTotals:
     """What has added up since the start; two of them make an interval."""
 
     ticks: int = 0
     tokens: int = 0
+    ballast: int = 0
+    held_back: int = 0
     moved_bytes: float = 0.0
     budget_bytes: float = 0.0
     over_budget: int = 0
@@ -110,9 +111,7 @@ class PromiseFigures:
 
     def __init__(self) -> None:
         self._last = NO_PROMISE
-        self._held_back = self._ballast = 0
-        self._ticks = self._tokens = self._over = self._protected_tokens = 0
-        self._moved = self._budget = self._protected_s = self._ideal_s = self._judged_s = 0.0
+        self._totals = PromiseTotals()
         self._violations = {"ttft": 0, "tbt": 0}
         self._solo_ratios = Recent(_RECENT_TICKS)
         self._alone_ratios = Recent(_RECENT_TICKS)
@@ -124,26 +123,27 @@ class PromiseFigures:
         """Record one tick that took `took_s` from decode to decode."""
         if promise is NO_PROMISE:
             return
-        self._last = promise
-        self._held_back += promise.held_back
-        self._ballast += promise.ballast
-        self._ticks += 1
-        self._tokens += promise.tokens
-        self._moved += promise.moved_bytes
-        self._budget += _budget_bytes(promise)
+        self._last, totals = promise, self._totals
+        totals.ticks += 1
+        totals.tokens += promise.tokens
+        totals.ballast += promise.ballast
+        totals.held_back += promise.held_back
+        totals.moved_bytes += promise.moved_bytes
+        totals.budget_bytes += _budget_bytes(promise)
         if math.isfinite(promise.limit_s):
             self._protected(promise, took_s)
         if promise.cost is not None and promise.predicted_s > 0:
             # Ballast is in the prediction where it makes the batch cheaper, host time is not.
-            self._ideal_s += max(0.0, promise.predicted_s - promise.cost.host_s)
-            self._judged_s += took_s
+            totals.ideal_s += max(0.0, promise.predicted_s - promise.cost.host_s)
+            totals.judged_s += took_s
             self._misses.record(abs(took_s / promise.predicted_s - 1.0))
 
     def _protected(self, promise: Promise, took_s: float) -> None:
         """Record a tick that somebody waited for."""
-        self._over += took_s > promise.limit_s
-        self._protected_s += took_s
-        self._protected_tokens += promise.tokens
+        totals = self._totals
+        totals.over_budget += took_s > promise.limit_s
+        totals.protected_s += took_s
+        totals.protected_tokens += promise.tokens
         if promise.solo_s > 0:
             self._solo_ratios.record(took_s / promise.solo_s)
         if promise.alone_s > 0:
@@ -155,7 +155,7 @@ class PromiseFigures:
             self._violations[kind] += 1
 
     def young_pause(self, seconds: float) -> None:
-        """Record the longest gap of a stream's first three seconds."""
+        """Record the longest gap of a stream while it was young."""
         self._young_pause_ms.record(seconds * 1e3)
 
     def first_five(self, seconds: float) -> None:
@@ -164,17 +164,7 @@ class PromiseFigures:
 
     def totals(self) -> PromiseTotals:
         """Return what has added up until now."""
-        return PromiseTotals(
-            ticks=self._ticks,
-            tokens=self._tokens,
-            moved_bytes=self._moved,
-            budget_bytes=self._budget,
-            over_budget=self._over,
-            protected_tokens=self._protected_tokens,
-            protected_s=self._protected_s,
-            ideal_s=self._ideal_s,
-            judged_s=self._judged_s,
-        )
+        return evolve(self._totals)
 
     def values(self) -> dict[str, object]:
         """Return every figure by its name in the catalogue."""
@@ -192,15 +182,15 @@ class PromiseFigures:
             "jitter": last.jitter if limited else None,
             "solo_ratio_p95": solo_p95,
             "alone_ratio_p95": alone_p95,
-            "ticks_over_budget": self._over,
+            "ticks_over_budget": self._totals.over_budget,
             "prefill_guard_active": int(last.held_back > 0),
-            "skipped_prefill_due_to_latency_total": self._held_back,
+            "skipped_prefill_due_to_latency_total": self._totals.held_back,
             "floor_grants_total": last.floor_grants,
             "guard_infeasible_total": last.infeasible,
             "background_share": last.background_share,
-            "ballast_rows_total": self._ballast,
+            "ballast_rows_total": self._totals.ballast,
             "slo_violations_total": dict(self._violations),
-            "tokens_per_s_at_cap": self.totals().tokens_per_s_at_cap,
+            "tokens_per_s_at_cap": self._totals.tokens_per_s_at_cap,
             "worst_pause_ms": self._young_pause_ms,
             "ttf5_ms": self._ttf5_ms,
         }
@@ -219,11 +209,11 @@ class PromiseFigures:
             "cost_staircase_ms": None
             if cost is None
             else {str(n): seconds * cost.scale * 1e3 for n, seconds in steps.items()},
-            "scheduler_efficiency": self.totals().efficiency,
+            "scheduler_efficiency": self._totals.efficiency,
         }
 
     def _traffic_values(self) -> dict[str, object]:
-        last, totals = self._last, self.totals()
+        last, totals = self._last, self._totals
         budget = last.bmt_budget
         return {
             "sum_bmt_mb_last": last.moved_bytes / 1e6,
@@ -242,6 +232,5 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def _budget_bytes(promise: Promise) -> float:
-    """Return what a tick may move within its limit, or its predicted time if it has none."""
-    limited = math.isfinite(promise.limit_s)
-    return promise.bmt_budget * (promise.limit_s if limited else promise.predicted_s)
+    """Return what a tick may move in the time that it is expected to take, as the guard has it."""
+    return promise.bmt_budget * promise.predicted_s
