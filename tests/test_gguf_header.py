@@ -188,6 +188,7 @@ def test_all_parts_of_a_split_model_are_checked(tmp_path: Path) -> None:
     second.write_bytes(model(keys))
     header = read_header(first)
     assert (header.n_tensors, header.size_bytes) == (2, 2 * first.stat().st_size)
+    assert header.parts == (first, second)
     with pytest.raises(ModelError, match="name the first part"):
         read_header(second)
     odd = tmp_path / "m.gguf"

@@ -25,7 +25,9 @@ def header(**keys: Value) -> GgufHeader:
         **keys,
     }
     metadata: dict[str, Value] = {f"llama.{key}": value for key, value in values.items()}
-    return GgufHeader(Path("m"), 3, {"general.architecture": "llama", **metadata}, 1, 1)
+    return GgufHeader(
+        Path("m"), (Path("m"),), 3, {"general.architecture": "llama", **metadata}, 1, 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
 from engine_kit import Bench
+from memory_kit import resident_kib
 
 from models.synthetic import write_model
 from uma_trio.backend import _llama_lib
@@ -64,6 +65,18 @@ def test_one_sequence_is_no_longer_than_the_model_was_trained_for(tiny: Path) ->
     """Cells beyond the trained length are for other sequences."""
     backend = load(tiny, n_ctx=4096)
     assert (backend.limits.n_ctx, backend.limits.n_ctx_seq) == (4096, 2048)
+    backend.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is mapped")
+def test_pages_that_were_only_read_to_load_are_given_back(tmp_path: Path) -> None:
+    """A model that was just loaded holds none of its file; what a decode reads comes back."""
+    path = write_model(tmp_path / "mapped.gguf")
+    backend = load(path)
+    assert resident_kib(path) == 0
+    backend.batch.token[0], backend.batch.want[0] = 97, 1
+    assert backend.decode(1) == DecodeStatus.OK
+    assert resident_kib(path) > 0
     backend.close()
 
 

@@ -73,6 +73,7 @@ class GgufHeader:
     """What the head of a model file says. `size_bytes` counts all parts of a split model."""
 
     path: Path
+    parts: tuple[Path, ...]  # `path`, and the others of a split model
     version: int
     metadata: Mapping[str, Value]
     n_tensors: int
@@ -126,6 +127,7 @@ def read_header(path: Path) -> GgufHeader:
     ]
     return GgufHeader(
         path,
+        (path, *(part.path for part in parts)),
         header.version,
         header.metadata,
         header.n_tensors + sum(part.n_tensors for part in parts),
@@ -195,7 +197,7 @@ class _Reader:
                     f"{self._path} is truncated: tensor {tensor!r} ends at byte"
                     f" {data_start + end}, the file at {self._size}; download it again."
                 )
-        return GgufHeader(self._path, version, metadata, n_tensors, self._size)
+        return GgufHeader(self._path, (self._path,), version, metadata, n_tensors, self._size)
 
     def _preamble(self) -> int:
         head = self._peek(64)

@@ -42,6 +42,7 @@ from uma_trio.backend.kv_memory import (
     kv_bytes,
     kv_type_name,
 )
+from uma_trio.backend.mapped_file import release
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
@@ -121,6 +122,7 @@ class LlamaBackend:
         header = read_header(path)
         kv_type = _checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
+        release(header.parts)
         info = _model_info(model.pointer, header, kv_type)
         _refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
