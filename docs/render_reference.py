@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, KV_TYPES, OPTIONS, RESERVED
-from uma_trio.options import Option, show
+from uma_trio.options import Option
 from uma_trio.telemetry.catalogue import METRICS, SCORECARD, Metric
 
 HERE = Path(__file__).resolve().parent
@@ -149,21 +149,10 @@ def _option_row(item: Option) -> tuple[str, ...]:
         _codes(item.env),
         _codes(item.keys),
         item.default_text,
-        _bounds(item),
+        item.bounds,
         item.since,
         item.help,
     )
-
-
-def _bounds(item: Option) -> str:
-    low = item.minimum if item.minimum is not None else item.above
-    if low is None or item.maximum is None:
-        return item.unit
-    if item.above is not None:
-        text = f"more than {show(float(low))}, to {item.maximum:,}"
-    else:
-        text = f"{low:,} to {item.maximum:,}"
-    return f"{text} {item.unit}".strip()
 
 
 def _metric_row(metric: Metric) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ from uma_trio.cli.checks import (
 )
 from uma_trio.cli.demo_pane import Pane
 from uma_trio.cli.output import count, duration, harmless, size
-from uma_trio.cli.serve import ready_block
+from uma_trio.cli.serve import policy_in_words, ready_block
 from uma_trio.config import Config
 from uma_trio.daemon import ReadyInfo
 from uma_trio.net.listener import claim
@@ -220,7 +220,7 @@ async def test_help_names_every_option_once() -> None:
         ("umad", ["--n-ctx"], "--n-ctx"),
         ("umad", ["serve", "--kv-type", "q6"], "q8_0"),
         ("umad", ["--http", "on"], "the HTTP gateway comes later"),
-        ("umad", ["--policy", "luck"], "baseline"),
+        ("umad", ["--policy", "luck"], "--policy luck: no policy is called 'luck'; there are: "),
         ("umad", ["--trace", "no/such/file", "--model", "none"], "--trace no/such/file: No such"),
         ("umad", ["--trace", "/", "--model", "none"], "--trace /: Is a directory"),
         ("uma-cli", ["--top-p", "3", "hi"], "top_p"),
@@ -468,6 +468,12 @@ def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:
     )
     assert '  try      uma-trio run "Tell me a story' in usual
     assert "  try      uma-trio run --socket '/run/my socket' \"Tell me a story" in other
+
+
+def test_the_banner_says_what_the_policy_leaves_out() -> None:
+    """`-guard` is how it is typed, and no way to say it."""
+    assert policy_in_words("contract") == "contract"
+    assert policy_in_words("contract, -guard,-stairs") == "contract without guard and stairs"
 
 
 def test_doctor_counts_files_as_the_daemon_does() -> None:

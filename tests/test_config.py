@@ -8,7 +8,8 @@ import pytest
 from attrs.exceptions import FrozenInstanceError
 
 from uma_trio.config import KV_TYPES, OPTIONS, RESERVED, Config, replace
-from uma_trio.options import ConfigError
+from uma_trio.options import ConfigError, show
+from uma_trio.parts import chosen_policy
 from uma_trio.settings import flag_key, known_env, known_keys, load
 
 TRACKER = """
@@ -99,8 +100,16 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
     [
         ("n_ctxx: 3", "no such key n_ctxx (did you mean n_ctx?)"),
         ("limits: {max_session: 2}", "did you mean limits.max_sessions?"),
-        ("n_ctx: true", "'on' is not a whole number"),
-        ("n_ctx: 1.5", "'1.5' is not a whole number"),
+        ("n_ctx: true", "uma.yaml: n_ctx: true is not a whole number; it takes 16 to 16777216"),
+        ("n_ctx: 1.5", "n_ctx: 1.5 is not a whole number"),
+        ("n_ctx:", "n_ctx: null is not a whole number"),
+        ("n_ctx: {most: 3}", "n_ctx takes one value, and no settings below it"),
+        ("limits: {max_queue: many}", "uma.yaml: limits.max_queue: 'many' is not"),
+        ("qos: {interactive: {priority: 0}}", "uma.yaml: qos.interactive.priority: 0 is out of"),
+        ("qos: {interactive: 10}", "qos.interactive takes settings, {priority: ...}, and not 10"),
+        ("qos: 5", "{interactive: {priority: ...}, background: {priority: ...}}, and not 5"),
+        ("scheduler: {preempt_at_token: false}", "scheduler.preempt_at_token: false is not"),
+        ("interactive_priority: 2000000", "2000000 is out of range, the most is 1000000"),
         ("tick_budget_ms: .nan", "is not a number"),
         ("model: 3", "is not a path"),
         ("- 3", "expected settings"),
@@ -108,10 +117,10 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
         ("n_ctx: 64\nn_ctx: 128\n", "n_ctx is in lines 1 and 2; keep one of them"),
         ("limits: {max_queue: 1, max_queue: 1}", "max_queue is in lines 1 and 1"),
         ("limits: &it\n  more: *it", "a section contains itself"),
-        ("limits: 5", "limits is a section"),
+        ("limits: 5", "limits takes settings, {max_sessions: ..., "),
         ("a: [", "is not YAML"),
         ("bmt_budget_gbps: -1", "it must be more than 0"),
-        ("max_sessions: 2\nlimits: {max_sessions: 3}", "set the same thing"),
+        ("max_sessions: 2\nlimits: {max_sessions: 3}", "uma.yaml: max_sessions and limits.max_s"),
     ],
 )
 def test_a_wrong_yaml_file_is_refused_with_what_to_do(tmp_path: Path, text: str, said: str) -> None:
@@ -123,7 +132,41 @@ def test_a_wrong_yaml_file_is_refused_with_what_to_do(tmp_path: Path, text: str,
 
 def test_an_empty_section_or_file_changes_nothing(tmp_path: Path) -> None:
     """A file whose lines are all commented out is a file with no settings."""
-    assert from_yaml(tmp_path, "") == from_yaml(tmp_path, "limits:\nscheduler:\n") == Config()
+    empty = "limits:\nscheduler:\nqos:\n  interactive:\n"
+    assert from_yaml(tmp_path, "") == from_yaml(tmp_path, empty) == Config()
+
+
+@pytest.mark.parametrize("other", ["ticks", "./ticks", "link"])
+def test_two_settings_cannot_name_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """A trace that goes over the scorecard, or the model, would ruin both."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("ticks")
+    said = refusal({"trace": "ticks", "scorecard": other})
+    assert said.startswith("--trace and --scorecard name the same file")
+    assert "--model and --trace" in refusal({"model": "ticks", "trace": other})
+    assert load({"trace": "ticks", "scorecard": "other.csv"}, {}).trace == Path("ticks")
+
+
+def test_a_setting_knows_where_it_was_written(tmp_path: Path) -> None:
+    """What is found out later is told in the user's own words: the flag, the variable, the key."""
+    config = from_yaml(tmp_path, "logging: {trace: ticks}", policy="luck")
+    assert config.source("trace") == f"{tmp_path / 'uma.yaml'}: logging.trace"
+    assert config.source("policy") == "--policy"
+    assert load({}, {"UMA_SOCK": "s"}).source("socket") == "UMA_SOCK"
+    with pytest.raises(ConfigError, match=r"^--policy luck: no policy is called 'luck'"):
+        chosen_policy(config)
+
+
+def test_bounds_are_numbers_as_they_are_typed() -> None:
+    """No exponent and no comma, wherever they are shown."""
+    bounds = {item.flag: item.bounds for item in OPTIONS}
+    assert bounds["--n-ctx"] == "16 to 16777216 tokens"
+    assert bounds["--interactive-priority"] == "more than 0, to 1000000"
+    assert bounds["--bmt-budget"] == "more than 0 GB/s"
+    assert bounds["--trace"] == ""
+    assert [show(n) for n in (2e6, 0.05, 1e-7, 1.2)] == ["2000000", "0.05", "0.0000001", "1.2"]
 
 
 @pytest.mark.parametrize(

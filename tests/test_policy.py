@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
 from uma_trio.policy.cost import Work
-from uma_trio.policy.pipeline import baseline, check_plan, compose
+from uma_trio.policy.pipeline import PolicyError, baseline, check_plan, compose, find_policy
 from uma_trio.policy.plan import Plan, Skip
 from uma_trio.policy.state import LastTick, SchedulerState, SequenceView
 
@@ -168,3 +169,20 @@ def test_transformers_are_applied_in_order() -> None:
 
     compose(lambda _, plan: note(1, plan), lambda _, plan: note(2, plan))(state())
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("contrat", r"no policy is called 'contrat' \(did you mean contract\?\); there are: b"),
+        ("contract,-stair", r"no part 'stair' \(did you mean stairs\?\); what can be left out: l"),
+        ("contract,-fill", "'fill' is needed for any plan; what can be left out: lanes, learning"),
+        ("contract,-stairs,-guard,-stairs", "'stairs' is left out twice; once is enough"),
+        ("contract,stairs", "'stairs' says nothing; write contract,-PART"),
+        ("contract,", "'' says nothing; write contract,-PART"),
+    ],
+)
+def test_a_slip_in_the_name_of_a_policy_is_named(spec: str, said: str) -> None:
+    """Unknown, needed, said twice, not said: each in words of its own, with what to write."""
+    with pytest.raises(PolicyError, match=said):
+        find_policy(spec)

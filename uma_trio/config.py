@@ -6,13 +6,14 @@ bring is declared too, accepted at its default and refused otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_type_hints
 
 import attrs
 from attrs import frozen
 
-from uma_trio.options import ConfigError, Option, option, options_of, seconds, show
+from uma_trio.options import ConfigError, Option, as_written, option, options_of, seconds, show
 
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -362,11 +363,19 @@ class Config:
         help="How much is logged. UMA_DEBUG=1 is the same as UMA_LOG_LEVEL=debug.",
     )
 
+    sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
+    """Where each setting that is not a default was written, by its field's name."""
+
     def __attrs_post_init__(self) -> None:
         if self.max_tokens_cap is not None and self.max_tokens > self.max_tokens_cap:
             # Somebody who lowers the cap alone means "no answer is longer", so the default,
             # which nobody typed, gives way.
             object.__setattr__(self, "max_tokens", self.max_tokens_cap)
+
+    def source(self, name: str) -> str:
+        """Return where the setting was written, for a message: a flag, a variable, a file's key."""
+        (item,) = (item for item in OPTIONS if item.name == name)
+        return self.sources.get(name, item.flag)
 
     def describe(self) -> dict[str, str]:
         """Return every setting as text, by its flag's name: for a log line or a bug report."""
@@ -394,11 +403,11 @@ class Reserved:
 
     def check(self, raw: object, source: str) -> None:
         """Raise unless `raw` is the default."""
-        text = show(raw).strip().lower()
+        text = str(raw).strip().lower()
         if text in self.accepts or _same_number(text, self.accepts[0]):
             return
         message = (
-            f"{source}: {show(raw)!r} is not available: {self.because}; "
+            f"{source}: {as_written(raw)} is not available: {self.because}; "
             f"leave it out or use {self.accepts[0]}"
         )
         raise ConfigError(message)

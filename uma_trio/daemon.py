@@ -13,7 +13,6 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import trio
 from attrs import evolve, frozen
@@ -32,17 +31,18 @@ from uma_trio.machine import files_needed, settle
 from uma_trio.net.listener import Listener, claim
 from uma_trio.net.server import Server
 from uma_trio.net.shared import Shared, in_thread
-from uma_trio.options import ConfigError
 from uma_trio.parts import (
     Progress,
+    chosen_policy,
     engine_settings,
     load_backend,
     net_settings,
     prepare_with,
     recorder,
     scorecard_file,
+    unwritable,
 )
-from uma_trio.policy.pipeline import Policy, find_policy
+from uma_trio.policy.pipeline import Policy
 from uma_trio.telemetry import log
 from uma_trio.telemetry.csv_file import CsvFile
 from uma_trio.telemetry.metrics import Metrics
@@ -82,14 +82,13 @@ async def serve(
     Raises:
         uma_trio.net.listener.SocketTaken: another daemon serves there; nothing was loaded.
         uma_trio.net.listener.SocketUnusable: the socket cannot be made there.
-        uma_trio.policy.pipeline.PolicyError: no policy has that name.
-        uma_trio.options.ConfigError: the trace or the scorecard cannot be written where they
-            should be.
+        uma_trio.options.ConfigError: no policy has that name, or the trace or the scorecard cannot
+            be written where they should be.
         uma_trio.backend.base.ModelError: the model cannot be used.
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
     """
-    policy = find_policy(config.policy)
-    _check_trace(config.trace)
+    policy = chosen_policy(config)
+    _check_trace(config)
     with claim(config.socket) as name, scorecard_file(config) as table:
         if backend is None:
             backend = await trio.to_thread.run_sync(
@@ -269,8 +268,9 @@ def _described(config: Config, backend: Backend, settings: EngineSettings) -> Me
     return metrics
 
 
-def _check_trace(path: Path | None) -> None:
+def _check_trace(config: Config) -> None:
     """Find out now what would come to light only when the model is loaded."""
+    path = config.trace
     if path is None:
         return
     if path.is_dir():
@@ -281,7 +281,7 @@ def _check_trace(path: Path | None) -> None:
         fault = errno.EACCES
     else:
         return
-    raise ConfigError(f"--trace {path}: {os.strerror(fault)}; name a file that can be written")
+    raise unwritable(config, "trace", os.strerror(fault))
 
 
 def _ending_signals() -> list[signal.Signals]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -65,6 +66,17 @@ class Option:
         return self.shown_default or show(self.default)
 
     @property
+    def bounds(self) -> str:
+        """What numbers it takes and in which unit, such as ``1 to 256 slots``; "" if any word."""
+        low = self.minimum if self.minimum is not None else self.above
+        if low is None or self.maximum is None:
+            return self.unit if low is None else f"more than {show(low)} {self.unit}".strip()
+        span = f"{show(low)} to {show(self.maximum)}"
+        if self.above is not None:
+            span = f"more than {show(low)}, to {show(self.maximum)}"
+        return f"{span} {self.unit}".strip()
+
+    @property
     def is_switch(self) -> bool:
         """Whether it is on or off, so that its flag takes no value."""
         return self.type_ is bool
@@ -78,7 +90,8 @@ class Option:
                 return None
             value = _converter.structure(written, kind)
         except (ValueError, TypeError) as error:
-            message = f"{source}: {show(raw)!r} is not {error}"
+            wanted = f"{error}; it takes {self.bounds}" if self.bounds else str(error)
+            message = f"{source}: {as_written(raw)} is not {wanted}"
             raise ConfigError(message) from error
         self.check(value, source)
         return value
@@ -87,7 +100,7 @@ class Option:
         """Raise if `value` is out of bounds or not among the choices."""
         if self.choices and value not in self.choices:
             known = ", ".join(self.choices)
-            message = f"{source}: {show(value)!r} is not one of {known}"
+            message = f"{source}: {as_written(value)} is not one of {known}"
             raise ConfigError(message)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return
@@ -118,6 +131,7 @@ def options_of(cls: type, hints: Mapping[str, Any]) -> tuple[Option, ...]:
             **field.metadata["option"],
         )
         for field in attrs.fields(cls)
+        if "option" in field.metadata
     )
 
 
@@ -128,8 +142,18 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
-        return f"{value:g}"
+        plain = format(Decimal(repr(value)), "f")  # never 2e+06
+        return plain.removesuffix(".0")
     return str(value)
+
+
+def as_written(raw: object) -> str:
+    """Quote a value as it stands in a command line or a YAML file, for a message about it."""
+    if raw is None:
+        return "null"
+    if isinstance(raw, bool):
+        return "true" if raw else "false"
+    return repr(raw) if isinstance(raw, str) else show(raw)
 
 
 def nearest(name: str, known: list[str], cutoff: float = 0.6) -> str:

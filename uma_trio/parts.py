@@ -27,6 +27,7 @@ from uma_trio.net.requests import Refusal
 from uma_trio.net.shared import Prepare, Prompt, Settings
 from uma_trio.options import ConfigError
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.pipeline import Policy, PolicyError, find_policy
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
@@ -56,6 +57,14 @@ def load_backend(config: Config, on_progress: Progress | None) -> Backend:
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
     )
+
+
+def chosen_policy(config: Config) -> Policy:
+    """Return the policy that is named. Raises :class:`ConfigError`."""
+    try:
+        return find_policy(config.policy)
+    except PolicyError as error:
+        raise ConfigError(f"{config.source('policy')} {config.policy}: {error}") from error
 
 
 def _scratch_slots(config: Config) -> int:
@@ -147,8 +156,7 @@ def recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iter
     try:
         trace = TraceFile(config.trace, header)
     except OSError as error:
-        message = f"--trace {config.trace}: {error.strerror}; name a file that can be written"
-        raise ConfigError(message) from error
+        raise unwritable(config, "trace", error.strerror or str(error)) from error
     with closing(trace):
         yield Recorder(trace)
 
@@ -162,15 +170,18 @@ def scorecard_file(config: Config) -> Iterator[CsvFile | None]:
     try:
         file = CsvFile(config.scorecard, COLUMNS)
     except OSError as error:
-        message = (
-            f"--scorecard {config.scorecard}: {error.strerror}; name a file that can be written"
-        )
-        raise ConfigError(message) from error
+        raise unwritable(config, "scorecard", error.strerror or str(error)) from error
     except AnotherTable as error:
-        message = f"--scorecard {config.scorecard}: {error}; name another file"
+        message = f"{config.source('scorecard')} {config.scorecard}: {error}; name another file"
         raise ConfigError(message) from error
     with closing(file):
         yield file
+
+
+def unwritable(config: Config, name: str, why: str) -> ConfigError:
+    """Return what to raise where the file that the setting `name` names cannot be written."""
+    file = f"{config.source(name)} {getattr(config, name)}"
+    return ConfigError(f"{file}: {why}; name a file that can be written")
 
 
 def model_path(config: Config) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, RESERVED, Config
-from uma_trio.options import ConfigError, Option, nearest
+from uma_trio.options import ConfigError, Option, as_written, nearest
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
@@ -53,19 +53,29 @@ def load(
     _check_reserved(flags)
     path = flags.get("config") or env.get(CONFIG_ENV)
     file = read_yaml(Path(str(path)).expanduser()) if path else {}
+    found = {item.name: _first(item, flags, env, file, f"{path}: ") for item in OPTIONS}
+    sources = {name: source for name, (_, source) in found.items() if source}
     values = {
-        item.name: item.value(raw, source)
+        item.name: item.value(found[item.name][0], sources[item.name])
         for item in OPTIONS
-        for raw, source in [_first(item, flags, env, file)]
-        if source
+        if item.name in sources
     }
-    return Config(**values)  # type: ignore[arg-type]  # each was structured to its field's type
+    config = Config(**values, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
+    _refuse_one_file_twice(config)
+    return config
 
 
 def _first(
-    item: Option, flags: Mapping[str, object], env: Mapping[str, str], file: Mapping[str, object]
+    item: Option,
+    flags: Mapping[str, object],
+    env: Mapping[str, str],
+    file: Mapping[str, object],
+    named: str,
 ) -> tuple[object, str]:
-    """Return the value of the highest precedence, and where it was written ("" if nowhere)."""
+    """Return the value of the highest precedence, and where it was written ("" if nowhere).
+
+    `named` is how the file is named before its keys.
+    """
     key = flag_key(item.flag)
     if key in flags:
         return flags[key], item.flag
@@ -77,9 +87,23 @@ def _first(
             return env[name], name
     written = [name for name in item.keys if name in file]
     if len(written) > 1:
-        message = f"{' and '.join(written)} set the same thing; keep one of them"
+        message = f"{named}{' and '.join(written)} set the same thing; keep one of them"
         raise ConfigError(message)
-    return (file[written[0]], written[0]) if written else (None, "")
+    return (file[written[0]], named + written[0]) if written else (None, "")
+
+
+def _refuse_one_file_twice(config: Config) -> None:
+    """Refuse what would write over another setting's file, under whatever name it goes."""
+    files = {"model": config.model, "trace": config.trace, "scorecard": config.scorecard}
+    seen: dict[Path, str] = {}
+    for name, path in files.items():
+        if path is None:
+            continue
+        other = seen.setdefault(path.resolve(), name)
+        if other != name:
+            both = f"{config.source(other)} and {config.source(name)}"
+            message = f"{both} name the same file, {path}; give each a file of its own"
+            raise ConfigError(message)
 
 
 def _check_reserved(flags: Mapping[str, object]) -> None:
@@ -154,10 +178,14 @@ def _settings(document: Mapping[object, object], path: Path) -> Iterator[tuple[s
     for key, value in _flatten(document, ""):
         if key == "ipc" and str(value).lower() == "uds":
             continue  # the flat spelling of --ipc, beside the section of the same name
-        if key not in known and _is_section(key):
+        if key not in known and (shape := _shape(key)):
             message = (
-                f"{path}: {key} is a section, and its settings go below it; see docs/CONFIG.md"
+                f"{path}: {key} takes settings, {shape}, and not {as_written(value)}; "
+                f"see docs/CONFIG.md"
             )
+            raise ConfigError(message)
+        if (above := key.rpartition(".")[0]) in known:
+            message = f"{path}: {above} takes one value, and no settings below it"
             raise ConfigError(message)
         if key not in known:
             message = f"{path}: no such key {key}{nearest(key, known)}; see docs/CONFIG.md"
@@ -173,9 +201,14 @@ def _flatten(node: Mapping[object, object], prefix: str) -> Iterator[tuple[str, 
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             yield from _flatten(value, f"{name}.")
-        elif not (value is None and prefix == "" and _is_section(name)):
+        elif not (value is None and _shape(name)):
             yield name, value
 
 
-def _is_section(name: str) -> bool:
-    return any(key.startswith(f"{name}.") for key in known_keys())
+def _shape(section: str) -> str:
+    """Return what a section looks like, as in ``{priority: ...}``; "" if no section is called so."""
+    inside = f"{section}."
+    names = (key.removeprefix(inside) for key in known_keys() if key.startswith(inside))
+    shapes = {first: _shape(inside + first) for first in (name.split(".")[0] for name in names)}
+    inner = ", ".join(f"{name}: {shape or '...'}" for name, shape in shapes.items())
+    return f"{{{inner}}}" if inner else ""

@@ -59,7 +59,6 @@ def run_daemon(config: Config) -> int:
     from uma_trio.engine.task import EngineDied
     from uma_trio.net.listener import SocketTaken, SocketUnusable
     from uma_trio.options import ConfigError
-    from uma_trio.policy.pipeline import PolicyError
 
     progress = LoadProgress()
 
@@ -68,7 +67,6 @@ def run_daemon(config: Config) -> int:
 
     statuses: dict[type[BaseException], int] = {
         ConfigError: USAGE,
-        PolicyError: USAGE,
         ModelError: REFUSED,
         SocketTaken: SOCKET_TAKEN,
         SocketUnusable: USAGE,
@@ -135,12 +133,18 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
         "slots": f"{limits.n_slots} requests at once",
         "backend": info.backend,
-        "policy": info.policy,
+        "policy": policy_in_words(info.policy),
     }
     lines = [f"uma-trio is ready after {duration(took_s)}."]
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
     lines += [f"  try      {how_to_ask(Path(info.socket))}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
+
+
+def policy_in_words(spec: str) -> str:
+    """Return what ``contract,-guard,-stairs`` means: "contract without guard and stairs"."""
+    name, *parts = (part.strip().removeprefix("-").strip() for part in spec.split(","))
+    return f"{name} without {' and '.join(parts)}" if parts else name
 
 
 def _parameter(item: Option) -> inspect.Parameter:

@@ -10,8 +10,9 @@ A name may be followed by what to leave out, for comparison: ``contract,-stairs,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 
 from attrs import evolve, frozen
 
@@ -79,10 +80,15 @@ class Pipeline:
 
     def without(self, *names: str) -> Pipeline:
         """Return it with some of the `optional` stages left out. Raises :class:`PolicyError`."""
+        known = ", ".join(self.optional)
         for name in names:
+            if name in self.needed:
+                raise PolicyError(f"{name!r} is needed for any plan; what can be left out: {known}")
             if name not in self.optional:
-                known = ", ".join(self.optional)
-                raise PolicyError(f"{name!r} cannot be left out; what can be: {known}")
+                hint = _hint(name, self.optional)
+                raise PolicyError(f"it has no part {name!r}{hint}; what can be left out: {known}")
+            if names.count(name) > 1:
+                raise PolicyError(f"{name!r} is left out twice; once is enough")
         stages = {name: stage for name, stage in self.stages.items() if name not in names}
         return evolve(self, stages=stages, lanes=self.lanes and LANES not in names)
 
@@ -133,8 +139,8 @@ def find_policy(spec: str) -> Policy:
         raise PolicyError(f"the policy {name!r} has no parts that could be left out")
     for part in left_out:
         if not part.startswith("-"):
-            raise PolicyError(f"{spec!r}: write {name},-PART to leave a part out")
-    return policy.without(*(part.removeprefix("-") for part in left_out))
+            raise PolicyError(f"{part!r} says nothing; write {name},-PART to leave a part out")
+    return policy.without(*(part.removeprefix("-").strip() for part in left_out))
 
 
 def _named(name: str) -> Policy:
@@ -143,10 +149,24 @@ def _named(name: str) -> Policy:
     found = entry_points(group=ENTRY_POINT_GROUP)
     for entry in found:
         if entry.name == name:
-            policy: Policy = entry.load()
-            return policy
-    known = ", ".join(sorted({*BUILT_IN, *(entry.name for entry in found)}))
-    raise PolicyError(f"no policy is called {name!r}; there are: {known}")
+            return _loaded(entry)
+    known = sorted({*BUILT_IN, *(entry.name for entry in found)})
+    hint = _hint(name, known)
+    raise PolicyError(f"no policy is called {name!r}{hint}; there are: {', '.join(known)}")
+
+
+def _loaded(entry: EntryPoint) -> Policy:
+    try:
+        policy: Policy = entry.load()
+    except Exception as error:  # another package's code runs here
+        why = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"{entry.value}, the policy {entry.name!r}, fails: {why}") from error
+    return policy
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def check_plan(state: SchedulerState, plan: Plan) -> None:
