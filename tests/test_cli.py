@@ -235,8 +235,6 @@ async def test_help_names_every_option_once() -> None:
         ("uma-trio", ["explain", "--ticks", "1001"], "0 to 1000"),
         ("uma-trio", ["explain", "0"], "no handle"),
         ("uma-trio", ["explain", "it"], "it"),
-        ("uma-trio", ["replay"], "FILE"),
-        ("uma-trio", ["replay", "no/such/file"], "No such file"),
     ],
 )
 async def test_bad_arguments_exit_with_1(program: str, arguments: list[str], said: str) -> None:
@@ -245,6 +243,22 @@ async def test_bad_arguments_exit_with_1(program: str, arguments: list[str], sai
     assert (status, out) == (1, "")
     assert said in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "FILE"),
+        (["trace", "--polciy", "baseline"], "--policy"),
+        (["no/such/file"], "no/such/file: No such file"),
+        (["no/such/file", "--policy", "contrat"], "--policy contrat: no policy is called"),
+    ],
+)
+async def test_what_replay_cannot_compare_exits_with_2(arguments: list[str], said: str) -> None:
+    """As diff does, since 1 says that plans differ."""
+    status, out, errors = await run("uma-trio", "replay", *arguments)
+    assert (status, out) == (2, "")
+    assert said in errors
 
 
 @pytest.mark.parametrize("verb", [["run", "hi"], ["ps"], ["metrics"], ["explain"]])

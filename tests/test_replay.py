@@ -407,21 +407,22 @@ def test_a_trace_that_was_cut_off_is_replayed_as_far_as_it_goes(
     ("content", "said"),
     [
         (None, "No such file"),
-        (b"", "does not begin with the header"),
-        (b"hello\n", "line 1: it is not JSON"),
-        (encode(Footer(0, 0)), "does not begin with the header"),
+        (b"", "it is no trace, which `uma-trio serve --trace FILE` writes"),
+        (b"t,interval_s\n1,5\n", "it is no trace"),
+        (encode(Footer(0, 0)), "it is no trace"),
+        (encode(evolve(HEADER, format=99)), "line 1: its format is 99"),
         (encode(HEADER) + b"{}\n", "line 2: it is not a line of a trace"),
-        (encode(evolve(HEADER, policy="luck")), "no policy is called 'luck'"),
+        (encode(evolve(HEADER, policy="luck")), "no policy is called 'luck'; there are: "),
     ],
 )
-def test_a_file_that_is_no_trace_exits_with_1(
+def test_a_file_that_is_no_trace_exits_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, said: str
 ) -> None:
     """In one sentence, with the line."""
     path = tmp_path / "trace"
     if content is not None:
         path.write_bytes(content)
-    assert replay_verb(path) == 1
+    assert replay_verb(path) == 2
     errors = capsys.readouterr().err
     assert said in errors
     assert "Traceback" not in errors

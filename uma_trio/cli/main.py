@@ -3,7 +3,7 @@
 Each verb is a module of its own, imported only when it runs, so that ``--help`` is quick.
 Exit statuses: 0 ok; 1 bad arguments; for clients 2 the server said no, 3 it could not be
 reached or understood, 130 Ctrl-C; for the daemon 2 unusable model, 70 engine died, 75 the
-socket belongs to another daemon.
+socket belongs to another daemon. `replay` ends as `diff` does: 1 a difference, 2 any trouble.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from uma_trio import __version__
-from uma_trio.cli.output import INTERRUPTED, OK, USAGE, complain
+from uma_trio.cli.output import INTERRUPTED, OK, REFUSED, USAGE, complain
 from uma_trio.options import ConfigError
 
 _VERBS = {
@@ -72,7 +72,7 @@ def answer(app: App, arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except CycloptsError as error:
         complain(_usage(error, app.name[0]))
-        return USAGE
+        return REFUSED if "replay" in (error.command_chain or ()) else USAGE
     except ConfigError as error:
         complain(str(error))
         return USAGE

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, USAGE, complain, harmless, print_json
+from uma_trio.cli.output import OK, complain, harmless, print_json
 
 if TYPE_CHECKING:
+    from uma_trio.policy.pipeline import Policy
     from uma_trio.policy.portable import Header, TracedTick
 
 DIFFERENT = 1
+TROUBLE = 2  # nothing was compared; the same statuses as diff's
+_NO_TRACE = "it is no trace, which `uma-trio serve --trace FILE` writes"
 
 
 def replay(
@@ -25,30 +28,41 @@ def replay(
     ] = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> int:
-    """Plan every tick of a trace again: 0 if all plans are the same, 1 at the first that is not."""
-    from uma_trio.policy.pipeline import PolicyError
+    """Plan every tick of a trace again, and say whether the plans are the same.
+
+    Exit status: 0 if all are, 1 at the first that is not, 2 if they cannot be compared.
+    """
+    from uma_trio.policy.pipeline import PolicyError, find_policy
     from uma_trio.policy.portable import TraceError
 
     try:
+        other = None if policy is None else find_policy(policy)
+    except PolicyError as error:
+        complain(f"--policy {policy}: {error}.")
+        return TROUBLE
+    try:
         with file.open("rb") as lines:
-            return _replay(file, lines, policy, json)
+            return _replay(file, _Ticks(lines), policy, other, json)
     except OSError as error:
-        complain(f"{file}: {error.strerror}.")
-    except (TraceError, PolicyError) as error:
+        complain(f"{file}: {error.strerror}; name a file that `uma-trio serve --trace` wrote.")
+    except TraceError as error:
         complain(f"{file}: {harmless(str(error))}.")
-    return USAGE
+    except PolicyError as error:
+        complain(f"{file}: {harmless(str(error))}; name the one to compare with by --policy.")
+    return TROUBLE
 
 
-def _replay(file: Path, lines: BinaryIO, name: str | None, as_json: bool) -> int:
+def _replay(
+    file: Path, ticks: _Ticks, name: str | None, policy: Policy | None, as_json: bool
+) -> int:
     import attrs
 
     from uma_trio.policy.pipeline import find_policy
     from uma_trio.policy.replay import replay as replay_ticks
 
-    ticks = _Ticks(lines)
     header = ticks.header
     name = name or header.policy
-    found = replay_ticks(find_policy(name), ticks)
+    found = replay_ticks(policy or find_policy(name), ticks)
     if as_json:
         print_json({"policy": name, **attrs.asdict(found), "complete": ticks.are_complete()})
         return OK if found.first is None else DIFFERENT
@@ -98,15 +112,13 @@ class _Ticks:
             return False
 
     def _header(self) -> Header:
-        from uma_trio.policy.portable import Header, TraceError
+        from uma_trio.policy.portable import TraceError
 
-        for number, text in self._lines:
-            line = _line(number, text)
-            if isinstance(line, Header):
-                return line
-            break
-        message = "it does not begin with the header of a trace"
-        raise TraceError(message)
+        _, text = next(self._lines, (1, b""))
+        if not text.startswith(b'{"header":'):
+            raise TraceError(_NO_TRACE)
+        header: Header = _line(1, text)
+        return header
 
 
 def _line(number: int, text: bytes) -> Any:
