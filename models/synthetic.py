@@ -93,6 +93,16 @@ PRESETS: dict[str, Shape] = {
     # test model should not depend on.
     "tiny": Shape(kind="F16"),
     "moe-tiny": Shape(experts=4, ffn=128, kind="F16"),
+    "moe": Shape(
+        layers=12,
+        width=1024,
+        heads=16,
+        kv_heads=4,
+        ffn=1792,
+        experts=8,
+        context=32768,
+        rope_base=1e6,
+    ),
     "0.5b": Shape(
         layers=24, width=896, heads=14, kv_heads=2, ffn=4864, context=32768, rope_base=1e6
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from uma_trio.backend.base import ModelError
-from uma_trio.backend.gguf_header import read_header
+from uma_trio.backend.gguf_header import Tensor, read_header
 
 
 def string(text: str) -> bytes:
@@ -75,7 +75,7 @@ def test_a_good_file_tells_its_keys(write: Callable[[bytes], Path]) -> None:
     ]
     header = read_header(write(model(keys)))
     assert header.architecture == "llama"
-    assert header.n_tensors == 1
+    assert header.tensors == (Tensor("weight", 128),)
     assert header.number("block_count") == 2
     assert header.numbers("attention.head_count_kv", 2) == (3, 5)
     assert header.metadata["general.name"] == "Näme"
@@ -187,7 +187,7 @@ def test_all_parts_of_a_split_model_are_checked(tmp_path: Path) -> None:
         read_header(first)
     second.write_bytes(model(keys))
     header = read_header(first)
-    assert (header.n_tensors, header.size_bytes) == (2, 2 * first.stat().st_size)
+    assert (len(header.tensors), header.size_bytes) == (2, 2 * first.stat().st_size)
     assert header.parts == (first, second)
     with pytest.raises(ModelError, match="name the first part"):
         read_header(second)

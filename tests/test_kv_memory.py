@@ -26,7 +26,7 @@ def header(**keys: Value) -> GgufHeader:
     }
     metadata: dict[str, Value] = {f"llama.{key}": value for key, value in values.items()}
     return GgufHeader(
-        Path("m"), (Path("m"),), 3, {"general.architecture": "llama", **metadata}, 1, 1
+        Path("m"), (Path("m"),), 3, {"general.architecture": "llama", **metadata}, (), 1
     )
 
 

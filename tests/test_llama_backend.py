@@ -19,7 +19,7 @@ pytest.importorskip("gguf")
 from engine_kit import Bench
 from memory_kit import resident_kib
 
-from models.synthetic import write_model
+from models.synthetic import PRESETS, write_model
 from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_lib import LogLevel, parse_features
 from uma_trio.backend._llama_vocab import cut_long_lines
@@ -65,6 +65,17 @@ def test_one_sequence_is_no_longer_than_the_model_was_trained_for(tiny: Path) ->
     """Cells beyond the trained length are for other sequences."""
     backend = load(tiny, n_ctx=4096)
     assert (backend.limits.n_ctx, backend.limits.n_ctx_seq) == (4096, 2048)
+    backend.close()
+
+
+def test_the_weights_that_a_tick_reads_are_those_of_the_file(tmp_path: Path) -> None:
+    """A mixture's two parts make the whole; an expert is its share of the stacked matrices."""
+    shape = PRESETS["moe-tiny"]
+    backend = load(write_model(tmp_path / "moe.gguf", shape))
+    model = backend.model
+    assert (model.experts, model.experts_used) == (4, 2)
+    assert model.expert_bytes == shape.layers * 3 * shape.width * shape.ffn * 2  # F16
+    assert model.weight_bytes + 4 * model.expert_bytes == model.size_bytes
     backend.close()
 
 

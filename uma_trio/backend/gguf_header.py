@@ -69,14 +69,22 @@ _SPLIT_NAME: Final = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5}
 
 
 @frozen
+class Tensor:
+    """An entry of the list of tensors. Of a type that is newer than this reader `n_bytes` is 0."""
+
+    name: str
+    n_bytes: int
+
+
+@frozen
 class GgufHeader:
-    """What the head of a model file says. `size_bytes` counts all parts of a split model."""
+    """What the head of a model file says; `tensors` and `size_bytes` are of all its parts."""
 
     path: Path
     parts: tuple[Path, ...]  # `path`, and the others of a split model
     version: int
     metadata: Mapping[str, Value]
-    n_tensors: int
+    tensors: tuple[Tensor, ...]
     size_bytes: int
 
     @property
@@ -130,7 +138,7 @@ def read_header(path: Path) -> GgufHeader:
         (path, *(part.path for part in parts)),
         header.version,
         header.metadata,
-        header.n_tensors + sum(part.n_tensors for part in parts),
+        (*header.tensors, *(tensor for part in parts for tensor in part.tensors)),
         header.size_bytes + sum(part.size_bytes for part in parts),
     )
 
@@ -188,16 +196,17 @@ class _Reader:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self._damaged(f"its alignment is {alignment!r}")
-        ends = [self._tensor(alignment) for _ in range(n_tensors)]
+        entries = [self._tensor(alignment) for _ in range(n_tensors)]
         data_start = (self._at + alignment - 1) // alignment * alignment
-        if ends:
-            end, tensor = max(ends)
+        if entries:
+            end, name = max((offset + tensor.n_bytes, tensor.name) for offset, tensor in entries)
             if data_start + end > self._size:
                 raise ModelError(
-                    f"{self._path} is truncated: tensor {tensor!r} ends at byte"
+                    f"{self._path} is truncated: tensor {name!r} ends at byte"
                     f" {data_start + end}, the file at {self._size}; download it again."
                 )
-        return GgufHeader(self._path, (self._path,), version, metadata, n_tensors, self._size)
+        tensors = tuple(tensor for _, tensor in entries)
+        return GgufHeader(self._path, (self._path,), version, metadata, tensors, self._size)
 
     def _preamble(self) -> int:
         head = self._peek(64)
@@ -292,8 +301,8 @@ class _Reader:
             twice = Counter(whole).most_common(1)[0][0][8:]
             raise self._damaged(f"its vocabulary has the token {twice!r} twice")
 
-    def _tensor(self, alignment: int) -> tuple[int, str]:
-        """Read one tensor's entry; return where its data ends, and its name."""
+    def _tensor(self, alignment: int) -> tuple[int, Tensor]:
+        """Read one tensor's entry; return where its data begins, and the tensor."""
         name = self._string(limit=1 << 16) or ""
         (n_dims,) = self._take("<I")
         if n_dims > _MAX_DIMS:
@@ -308,14 +317,14 @@ class _Reader:
                 " get the model as Q4_0 or Q4_K_M."
             )
         if kind not in _BLOCKS:  # newer than this table: llama.cpp will judge
-            return offset, name
+            return offset, Tensor(name, 0)
         per_block, block_bytes = _BLOCKS[kind]
         elements = 1
         for dim in dims:
             elements *= dim
         if elements == 0 or (dims and dims[0] % per_block) or elements >= 1 << 62:
             raise self._damaged(f"tensor {name!r} has the shape {dims}")
-        return offset + elements // per_block * block_bytes, name
+        return offset, Tensor(name, elements // per_block * block_bytes)
 
     def _take(self, layout: str) -> tuple[int, ...]:
         size = struct.calcsize(layout)

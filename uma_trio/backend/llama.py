@@ -43,6 +43,7 @@ from uma_trio.backend.kv_memory import (
     kv_type_name,
 )
 from uma_trio.backend.mapped_file import release
+from uma_trio.backend.weights import weights_read
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
@@ -265,7 +266,7 @@ class LlamaBackend:
 def _checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_type: str) -> str:
     """Check what can be known before loading; return the full name of the KV type."""
     path = header.path
-    if header.n_tensors == 0:
+    if not header.tensors:
         raise ModelError(f"{path} holds a vocabulary and no weights; get the whole model.")
     if header.metadata.get("general.type") == "adapter":
         raise ModelError(f"{path} is a LoRA adapter; name the model it belongs to.")
@@ -391,25 +392,20 @@ def _model_info(model: int, header: GgufHeader, kv_type: str) -> ModelInfo:
     template = llama.llama_model_chat_template(model, None)
     metadata = _metadata(model)
     size = int(llama.llama_model_size(model))
-    n_params = int(llama.llama_model_n_params(model))
-    n_layer, n_embd = int(llama.llama_model_n_layer(model)), int(llama.llama_model_n_embd(model))
-    experts = header.number("expert_count")
-    width = header.number("expert_feed_forward_length", header.number("feed_forward_length"))
-    # Gate, up and down of every layer, at the file's mean bytes a weight.
-    expert_bytes = n_layer * 3 * n_embd * width * size / max(n_params, 1) if experts else 0.0
+    weights = weights_read(header, size)
     return ModelInfo(
         name=metadata.get("general.name") or header.path.stem,
         description=text.value.decode("utf-8", "replace"),
         n_vocab=int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))),
         n_ctx_train=int(llama.llama_model_n_ctx_train(model)),
-        n_params=n_params,
+        n_params=int(llama.llama_model_n_params(model)),
         size_bytes=size,
-        n_layer=n_layer,
-        n_embd=n_embd,
-        weight_bytes=max(0.0, size - experts * expert_bytes),
+        n_layer=int(llama.llama_model_n_layer(model)),
+        n_embd=int(llama.llama_model_n_embd(model)),
+        weight_bytes=weights.always,
         cell_bytes=kv_bytes(header, 1024, kv_type) / 1024,
-        expert_bytes=expert_bytes,
-        experts=experts,
+        expert_bytes=weights.expert,
+        experts=header.number("expert_count"),
         experts_used=header.number("expert_used_count"),
         chat_template=template.decode("utf-8", "replace") if template else None,
         path=str(header.path),
