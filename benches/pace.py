@@ -26,7 +26,7 @@ class Pace:
     p95: float
     p99: float
     worst: float
-    worst_young: float  # within the first three seconds of a stream
+    worst_young: float | None  # within the first three seconds of a stream, if that was looked at
     ttft: float
     ttf5: float | None  # None where no stream had five tokens
 

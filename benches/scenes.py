@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benches import clients
 from benches.clients import Answer, Job, NotServed, Wire, checked
@@ -78,6 +78,8 @@ class Scenes:
         self._settle()
         solo, newcomer_ms = self._alone()
         found = self._storm(solo, newcomer_ms)
+        if not found["storm_n"]:
+            found |= self.overtaken(solo)
         found |= self._again(solo)
         if self._script.decoders_s:
             found |= self._decoders(solo)
@@ -161,21 +163,57 @@ class Scenes:
             newcomers = self._newcomers(live)
         read, sent = checked(live.answers(people)), checked(live.answers(prompts.streams))
         begin = max((a.times[0] for a in read if a.times), default=end)
-        per_s = rate(live.prompt_tokens(sent), begin, end)
         come = [1e3 * t for a in checked(live.answers(newcomers)) if (t := a.ttft_s) is not None]
         told = live.told()
         return {
             **{f"solo_{k}": v for k, v in vars(solo).items()},
             **_loaded("storm", _pace(read), solo),
-            "storm_tokens_s": per_s,
-            "storm_prompts_s": None if per_s is None else per_s / script.prompt_tokens,
-            "storm_prompts": tokens_within([a.times[:1] for a in sent], begin, end),
+            **self._computed(live, sent, begin, end),
             "newcomers": len(come),
             "newcomer_solo_ms": newcomer_ms,
             "newcomer_ms": median(come) if come else None,
             "newcomer_x": median(come) / newcomer_ms if come else None,
             "newcomer_worst_x": max(come) / newcomer_ms if come else None,
             **_daemon_says(told, end),
+        }
+
+    def overtaken(self, solo: Pace) -> Figures:
+        """Return what a storm does to a reader who was there before it.
+
+        For a server that lets nobody in who comes during the storm: its knob is then judged by the
+        streams that run already. Such a reader's beginning says nothing of the storm.
+        """
+        script = self._script
+        with self._scene() as live:
+            live.watch()
+            people = self._read(live, script.interactive, 1.0)
+            prompts = Storm(live, self._prompt)
+            for _ in range(script.background):
+                prompts.send()
+            live.run(self._random.uniform(0.7, 1.0))
+            begin = live.now
+            live.run(script.storm_s)
+            few = lambda: all(s.reads[-1][0] > begin + 0.5 for s in people)  # noqa: E731
+            live.run(script.storm_s, few)
+            end = _last_read(people)
+        read, sent = checked(live.answers(people)), checked(live.answers(prompts.streams))
+        beside = [_during(a.times, begin, end) for a in read]
+        found = pace([t[0] for t in beside], beside)
+        return {
+            **_loaded(
+                "storm", replace(found, ttf5=None, worst_young=None) if found else None, solo
+            ),
+            **self._computed(live, sent, begin, end),
+            "reader_first": 1,
+        }
+
+    def _computed(self, live: Live, sent: Sequence[Answer], begin: float, end: float) -> Figures:
+        """Return what the clients of a storm got of it in a window."""
+        per_s = rate(live.prompt_tokens(sent), begin, end)
+        return {
+            "storm_tokens_s": per_s,
+            "storm_prompts_s": None if per_s is None else per_s / self._script.prompt_tokens,
+            "storm_prompts": tokens_within([a.times[:1] for a in sent], begin, end),
         }
 
     def _prompt(self) -> Job:

@@ -292,5 +292,11 @@ def test_all_scenes_are_played_on_a_fake_model() -> None:
     setup = servers.Setup(Path("fake"), 1, 1 << 16, script.slots)
     with servers.fake_daemon(setup) as running:
         found = scenes.Scenes(running.wire, script, "1").play()
+        alone = pace([0.0], [[0.001 * i for i in range(50)]])
+        assert alone is not None
+        overtaken = scenes.Scenes(running.wire, script, "2").overtaken(alone)
     for name in ("storm_p95_x", "newcomer_x", "decoders_tokens_s", "paste_p95_x", "drift"):
         assert found[name] is not None, name
+    assert overtaken["storm_p95_x"]
+    assert overtaken["storm_tokens_s"]
+    assert overtaken["storm_ttf5_x"] is None, "such a reader's beginning says nothing of the storm"
