@@ -29,7 +29,8 @@ from uma_protocol import (
     decode_event,
     encode_event,
 )
-from uma_trio.cli.story import aligned, sentences, shares, tick_row
+from uma_trio.cli import explain as explain_verb
+from uma_trio.cli.story import aligned, sentences, shares, tick_table
 from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net import explained
@@ -261,8 +262,18 @@ def test_the_story_of_a_request_in_sentences() -> None:
             "preempted 2 times, 100 ms without a slot: the KV cache had no room; what it had "
             "computed was computed again"
         ),
-        "worst gap 33.5 ms in tick 812: long tick: every stream can bear 4x",
+        "worst gap 33.5 ms in tick 812 (plan: long tick: every stream can bear 4x)",
     ]
+
+
+def test_a_worst_gap_tells_the_plan_and_what_came_of_it() -> None:
+    """A reason alone, "within 1.2x", would read as a verdict on the gap."""
+    gap = GapInfo(gap_ms=33.5, tick=812, reason="within 1.2x")
+    story = msgspec.structs.replace(STORY, worst_gap=gap)
+    assert sentences(story, [TICK])[-1] == (
+        "worst gap 33.5 ms in tick 812 (plan: within 1.2x): limit 10.0 ms, predicted 9.5 ms, "
+        "took 9.8 ms"
+    )
 
 
 def test_what_did_not_happen_has_no_sentence() -> None:
@@ -314,6 +325,12 @@ TICK = TickInfo(
 )
 
 
+def why(tick_: TickInfo, request: int | None = 17) -> str:
+    """Return the reason that is shown with a tick."""
+    (row,) = tick_table([tick_], request)
+    return row["WHY"]
+
+
 @pytest.mark.parametrize(
     ("request_", "got", "why"),
     [
@@ -325,43 +342,70 @@ TICK = TickInfo(
 )
 def test_a_tick_is_a_line(request_: int | None, got: str, why: str) -> None:
     """What the request got of it, what it was in all, and why."""
-    whole = "1 decode + 64 prefill + 1 ballast"
-    assert tick_row(TICK, request_) == ("812", "5.0 s", got, whole, "10.0", "9.5", "9.8", why)
+    (row,) = tick_table([TICK], request_)
+    assert row.pop("GOT", "-") == got
+    tokens = {"DECODE": "1", "PREFILL": "64", "BALLAST": "1"}
+    times = {"LIMIT": "10.0 ms", "PREDICTED": "9.5 ms", "TOOK": "9.8 ms"}
+    assert row == {"TICK": "812", "AGO": "5.0 s", **tokens, **times, "WHY": why}
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    """Nobody asked what a request got, and no tick has ballast."""
+    (row,) = tick_table([msgspec.structs.replace(TICK, ballast=0)], None)
+    assert not {"GOT", "BALLAST"} & set(row)
 
 
 def test_without_a_limit_the_reason_is_that_of_the_item() -> None:
     """Nothing else decided what it got."""
     free = msgspec.structs.replace(TICK, limit_ms=None)
-    assert tick_row(free, 17)[-1] == "one token each"
+    assert why(free) == "one token each"
 
 
-def test_a_table_is_aligned_and_its_last_column_is_whole() -> None:
-    """Also in a narrow terminal, or a pipe."""
-    rows = [("7", "x", "w" * 200), ("123", "yy", "")]
-    assert aligned(("N", "NAME", "WHY"), rows, {"N"}) == [
+def test_a_table_is_aligned_and_whole() -> None:
+    """What does not fit stands below, behind its heading; a pipe has room for everything."""
+    rows = [{"N": "7", "NAME": "x", "WHY": "so " * 9}, {"N": "123", "NAME": "yy", "WHY": ""}]
+    assert aligned(rows, {"NAME", "WHY"}, 10_000) == [
         "  N  NAME  WHY",
-        f"  7  x     {'w' * 200}",
+        "  7  x     so so so so so so so so so",
         "123  yy",
     ]
+    assert aligned(rows, {"NAME", "WHY"}, 24) == [
+        "  N  NAME",
+        "  7  x",
+        "      why: so so so so",
+        "        so so so so so",
+        "123  yy",
+        "      why:",
+    ]
+
+
+def test_explanations_fit_into_80_columns() -> None:
+    """Long labels, reasons and times, in a table of ticks and in one of requests."""
+    slow = msgspec.structs.replace(
+        TICK, tick=123_456, age_ms=119_000.0, measured_ms=412.0, limit_reason="word " * 30
+    )
+    story = msgspec.structs.replace(STORY, app="a label of some length")
+    for table in (tick_table([slow], 18), explain_verb._requests((story,))):
+        assert all(len(line) <= 80 for line in aligned(table, explain_verb._LEFT, 80))
 
 
 def test_a_failed_tick_says_what_was_done() -> None:
     """The reason to have been planned is of no interest then."""
     failed = msgspec.structs.replace(TICK, status=1, recovery="no room: request 18 was preempted")
-    assert tick_row(failed, 17)[-1] == ("the decode failed (1): no room: request 18 was preempted")
+    assert why(failed) == "the decode failed (1): no room: request 18 was preempted"
 
 
 def test_a_tick_that_was_given_up_has_not_failed() -> None:
     """It says for whom."""
     ended = msgspec.structs.replace(TICK, status=2, recovery="given up for an interactive request")
-    assert tick_row(ended, 17)[-1] == "given up for an interactive request"
+    assert why(ended) == "given up for an interactive request"
 
 
 def test_reasons_cannot_steer_the_terminal() -> None:
     """Labels come from clients, and reasons from policies of anybody."""
     story = msgspec.structs.replace(STORY, app="\x1b[2J", queue_reason="\x1b]0;x\x07")
     assert not any("\x1b" in line for line in sentences(story))
-    assert "\x1b" not in tick_row(msgspec.structs.replace(TICK, limit_reason="\x1b"), None)[-1]
+    assert "\x1b" not in why(msgspec.structs.replace(TICK, limit_reason="\x1b"), None)
 
 
 def test_limits_are_of_the_plan() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,13 +19,15 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
-from uma_trio.cli.story import PARTS, aligned, sentences, shares, tick_row, worst_gap
+from uma_trio.cli.story import BALLAST, PARTS, aligned, sentences, shares, tick_table, worst_gap
 
 if TYPE_CHECKING:
     from uma_protocol import Explanation, StoryInfo
 
 _MOST_TICKS = 1000
 _LEAST_SHARE = 0.005
+_LONGEST_APP = 16
+_LEFT = {"APP", "LANE", "STATE", "GOT", "WORST GAP", "WHY"}  # the others are numbers
 
 
 def explain(
@@ -70,52 +73,57 @@ async def _explain(path: Path, request: int | None, ticks: int | None, as_json: 
 def _show(found: Explanation, request: int | None) -> None:
     out = console()
     if request is not None:
-        head, *rest = sentences(found.requests[0])
-        out.print(head, soft_wrap=True)
+        head, *rest = sentences(found.requests[0], found.ticks)
+        _print_wrapped(head, "")
         for line in rest:
-            out.print(f"  {line}", soft_wrap=True)
+            _print_wrapped(line, "  ")
     elif found.requests:
-        _print_table(*_requests(found.requests))
+        _print_table(_requests(found.requests))
     else:
         out.print("Nothing has run yet.")
     if found.ticks:
         out.print()
-        _print_table(_TICK_HEADINGS, [tick_row(tick, request) for tick in found.ticks], _TICK_RIGHT)
+        _print_table(tick_table(found.ticks, request))
+    if any(tick.ballast for tick in found.ticks):
+        _print_wrapped(BALLAST, "")
     if found.ticks_left_out:
         out.print(f"{found.ticks_left_out} more ticks do not fit into one answer.")
 
 
-_TICK_HEADINGS = ("TICK", "AGO", "GOT", "TOKENS", "LIMIT", "PREDICTED", "TOOK", "WHY")
-_TICK_RIGHT = {"TICK", "AGO", "LIMIT", "PREDICTED", "TOOK"}  # the last three are milliseconds
-
-
-def _requests(
-    stories: tuple[StoryInfo, ...],
-) -> tuple[tuple[str, ...], list[tuple[str, ...]], set[str]]:
-    """Return one line for each request; parts that took nobody's time are left out."""
+def _requests(stories: tuple[StoryInfo, ...]) -> list[dict[str, str]]:
+    """Return one row for each request; parts that took nobody's time are left out."""
     parts = [shares(story) for story in stories]
     shown = [name for name in PARTS if any(part[name] >= _LEAST_SHARE for part in parts)]
-    names = tuple(name.upper() for name in shown)
-    headings = ("REQUEST", "APP", "LANE", "STATE", "TIME", *names, "TTFT", "WORST GAP")
-    rows = [
-        (
-            str(story.request),
-            harmless(story.app or "-"),
-            story.lane,
-            story.state,
-            duration(story.total_ms / 1e3),
-            *(f"{part[name]:.0%}" for name in shown),
-            "-" if story.ttft_ms is None else duration(story.ttft_ms / 1e3),
-            "-" if story.worst_gap is None else worst_gap(story.worst_gap),
-        )
+    return [
+        {
+            "REQUEST": str(story.request),
+            "APP": _cut(harmless(story.app or "-")),
+            "LANE": story.lane,
+            "STATE": story.state,
+            "TIME": duration(story.total_ms / 1e3),
+            **{name.upper(): f"{part[name]:.0%}" for name in shown},
+            "TTFT": "-" if story.ttft_ms is None else duration(story.ttft_ms / 1e3),
+            "WORST GAP": "-" if story.worst_gap is None else worst_gap(story.worst_gap),
+        }
         for story, part in zip(stories, parts, strict=True)
     ]
-    return headings, rows, {"REQUEST", "TIME", *names, "TTFT"}
 
 
-def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]], right: set[str]) -> None:
+def _cut(app: str) -> str:
+    return app if len(app) <= _LONGEST_APP else f"{app[: _LONGEST_APP - 1]}…"
+
+
+def _print_table(rows: list[dict[str, str]]) -> None:
     out = console()
-    head, *rest = aligned(headings, rows, right)
+    head, *rest = aligned(rows, _LEFT, out.width)
     out.print(head, style="bold", soft_wrap=True)
     for line in rest:
+        out.print(line, soft_wrap=True)
+
+
+def _print_wrapped(text: str, indent: str) -> None:
+    out = console()
+    for line in textwrap.wrap(
+        text, out.width, initial_indent=indent, subsequent_indent=indent + "  "
+    ):
         out.print(line, soft_wrap=True)

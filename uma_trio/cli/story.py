@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from uma_trio.cli.output import duration, harmless
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 PARTS = ("queued", "prefill", "decode", "parked", "preempted")
 _GIVEN_UP = 2  # the status of a tick that did not fail: it was ended for somebody else's sake
 _LEAST_MS = 0.5  # shorter than this is not worth a sentence
+_FOLDED = " " * 6  # before what stands under a line of a table that is too wide
+BALLAST = (
+    "Ballast: rows that are computed and thrown away, where a tick of more rows takes less time."
+)
 
 
 def parts_ms(story: StoryInfo) -> dict[str, float]:
@@ -33,8 +38,11 @@ def shares(story: StoryInfo) -> dict[str, float]:
     return {name: min(1.0, ms / whole) for name, ms in parts_ms(story).items()}
 
 
-def sentences(story: StoryInfo) -> list[str]:
-    """Return the story of one request: the head, then a sentence for each part of its time."""
+def sentences(story: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
+    """Return the story of one request: the head, then a sentence for each part of its time.
+
+    `ticks` are those that are known; the one of its worst gap may be among them.
+    """
     lines = [_head(story)]
     if story.queue_ms >= _LEAST_MS or story.queue_reason:
         lines.append(_queued(story))
@@ -50,53 +58,84 @@ def sentences(story: StoryInfo) -> list[str]:
             "the KV cache had no room; what it had computed was computed again"
         )
     if story.worst_gap is not None:
-        lines.append(f"worst gap {worst_gap(story.worst_gap)}")
+        lines.append(f"worst gap {worst_gap(story.worst_gap, ticks)}")
     return lines
 
 
-def worst_gap(gap: GapInfo) -> str:
-    """Return how long it was, and where and why."""
-    where = f"in tick {gap.tick}"
+def worst_gap(gap: GapInfo, ticks: Sequence[TickInfo] = ()) -> str:
+    """Return how long it was and where, and what kept it waiting or how its tick was planned."""
+    why = harmless(gap.reason)
     if gap.skipped:
-        where = f"until tick {gap.tick}, left out of {_ticks(gap.skipped)} before it"
-    return f"{_time(gap.gap_ms)} {where}: {harmless(gap.reason)}"
+        left_out = f"left out of {_ticks(gap.skipped)} before it"
+        return f"{_time(gap.gap_ms)} until tick {gap.tick}, {left_out}: {why}"
+    text = f"{_time(gap.gap_ms)} in tick {gap.tick}" + (f" (plan: {why})" if why else "")
+    for tick in ticks:
+        if tick.tick == gap.tick:
+            text += f": limit {_maybe(tick.limit_ms)}, predicted {_maybe(tick.predicted_ms)}, "
+            text += f"took {_time(tick.measured_ms)}"
+    return text
 
 
-def tick_row(tick: TickInfo, request: int | None) -> tuple[str, ...]:
-    """Return the cells of a tick: number, age, what the request got, all, times, reason."""
+def tick_table(ticks: Sequence[TickInfo], request: int | None) -> list[dict[str, str]]:
+    """Return a row for each tick, by its headings: without columns that say nothing."""
+    rows = [_tick_row(tick, request) for tick in ticks]
+    empty = set() if any(tick.ballast for tick in ticks) else {"BALLAST"}
+    if request is None:
+        empty.add("GOT")
+    return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
+
+
+def _tick_row(tick: TickInfo, request: int | None) -> dict[str, str]:
     tokens = {"decode": 0, "prefill": 0}
     for item in tick.items:
         tokens[item.phase] = tokens.get(item.phase, 0) + item.tokens
-    whole = " + ".join(f"{n} {phase}" for phase, n in tokens.items() if n)
-    if tick.ballast:
-        whole += f" + {tick.ballast} ballast"
     got, why = _part_of(tick, request)
     if tick.status == _GIVEN_UP and tick.recovery:
         why = tick.recovery
     elif tick.status:
         why = f"the decode failed ({tick.status}): {tick.recovery or 'nothing was done'}"
-    return (
-        str(tick.tick),
-        duration(tick.age_ms / 1e3),
-        got,
-        whole,
-        "-" if tick.limit_ms is None else f"{tick.limit_ms:.1f}",
-        "-" if tick.predicted_ms is None else f"{tick.predicted_ms:.1f}",
-        f"{tick.measured_ms:.1f}",
-        harmless(why),
+    return {
+        "TICK": str(tick.tick),
+        "AGO": duration(tick.age_ms / 1e3),
+        "GOT": got,
+        "DECODE": str(tokens["decode"]),
+        "PREFILL": str(tokens["prefill"]),
+        "BALLAST": str(tick.ballast),
+        "LIMIT": _maybe(tick.limit_ms),
+        "PREDICTED": _maybe(tick.predicted_ms),
+        "TOOK": _time(tick.measured_ms),
+        "WHY": harmless(why),
+    }
+
+
+def aligned(rows: Sequence[Mapping[str, str]], left: set[str], width: int) -> list[str]:
+    """Return a table as lines, the headings first; the columns in `left` begin at their left.
+
+    Nothing is cut. Columns that do not fit into `width` characters stand under their line, each
+    behind its heading.
+    """
+    sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    beside = list(sizes)
+    while len(beside) > 1 and sum(sizes[name] + 2 for name in beside) - 2 > width:
+        beside.pop()
+    lines = [_line({name: name for name in sizes}, sizes, beside, left)]
+    for row in rows:
+        lines.append(_line(row, sizes, beside, left))
+        below = ", ".join(f"{name.lower()}: {row[name]}" for name in sizes if name not in beside)
+        lines += textwrap.wrap(
+            below, width, initial_indent=_FOLDED, subsequent_indent=_FOLDED + "  "
+        )
+    return lines
+
+
+def _line(
+    row: Mapping[str, str], sizes: Mapping[str, int], names: Sequence[str], left: set[str]
+) -> str:
+    cells = (
+        row[name].ljust(sizes[name]) if name in left else row[name].rjust(sizes[name])
+        for name in names
     )
-
-
-def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: set[str]) -> list[str]:
-    """Return a table as lines. The last column is as long as it is: a reason is not cut."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if heading in right else cell.ljust(width)
-            for heading, cell, width in zip(headings, row, widths, strict=True)
-        ).rstrip()
-        for row in (headings, *rows)
-    ]
+    return "  ".join(cells).rstrip()
 
 
 def _part_of(tick: TickInfo, request: int | None) -> tuple[str, str]:
@@ -153,6 +192,10 @@ def _reasons(skipped: Mapping[str, int]) -> str:
         return harmless(next(iter(skipped)))
     ordered = sorted(skipped.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{n} x {harmless(reason)}" for reason, n in ordered)
+
+
+def _maybe(ms: float | None) -> str:
+    return "-" if ms is None else _time(ms)
 
 
 def _time(ms: float) -> str:
