@@ -1,7 +1,8 @@
 """Charts of the benchmarks, drawn if matplotlib is installed (``pip install uma-trio[bench]``).
 
 Each function draws one kind, a panel for each title, and returns the files: PNG and SVG, in
-``benches/out``; none without matplotlib, which is said, or where there is nothing to draw.
+``benches/out`` with the time in their names, or `into` a folder without; none without matplotlib,
+which is said, or where there is nothing to draw. The same data gives the same files.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ Draw = Callable[[Any, Any], None]
 
 
 def pareto(
-    name: str, panels: Mapping[str, Sequence[Point]], units: Mapping[str, str], caption: str
+    name: str,
+    panels: Mapping[str, Sequence[Point]],
+    units: Mapping[str, str],
+    caption: str,
+    *,
+    into: Path | None = None,
 ) -> list[Path]:
     """Draw for each load what others got against what it cost the reader, a line a server."""
 
     def panel(title: str) -> Draw:
         return lambda axis, points: _pareto(axis, points, units[title])
 
-    return _draw(name, {title: (panel(title), found) for title, found in panels.items()}, caption)
+    drawn = {title: (panel(title), found) for title, found in panels.items()}
+    return _draw(name, drawn, caption, into)
 
 
 def lines(
@@ -42,19 +49,26 @@ def lines(
     *,
     doubling: bool = False,
     wide: bool = False,
+    marks: bool = False,
+    levels: Sequence[float] = (),
+    into: Path | None = None,
 ) -> list[Path]:
     """Draw a line for each series over x.
 
     With `doubling`, x is labelled where it is measured; with `wide`, y has room for values of very
-    different size.
+    different size. `marks` shows each value over whole numbers of x, and each of `levels` is a dashed line across.
     """
 
     def panel(axis: Any, series: Mapping[str, Pairs]) -> None:
         for i, (label, pairs) in enumerate(series.items()):
             at, high = [x for x, _ in pairs], [y for _, y in pairs]
             colour, mark = _style(i)
-            shown = mark if doubling else None
+            shown = mark if doubling or marks else None
             axis.plot(at, high, marker=shown, ls="-", color=colour, label=label)
+        if marks:
+            axis.xaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 4, 10])
+        for level in levels:
+            axis.axhline(level, ls="--", lw=0.8, color=_COLOURS[-1])
         if doubling:
             measured = sorted({x for pairs in series.values() for x, _ in pairs})
             axis.set_xscale("log", base=2)
@@ -65,7 +79,7 @@ def lines(
         title: {label: pairs for label, pairs in series.items() if pairs}
         for title, series in panels.items()
     }
-    return _draw(name, {title: (panel, found) for title, found in known.items()}, caption)
+    return _draw(name, {title: (panel, found) for title, found in known.items()}, caption, into)
 
 
 def bars(
@@ -102,8 +116,8 @@ def _pareto(axis: Any, points: Sequence[Point], unit: str) -> None:
         axis.plot(at, high, mark, ls="-", color=colour, label=family)
         for p in line:
             axis.annotate(
-                p.knob, (p.p95_x, p.background), xytext=(4, 5), textcoords="offset points",
-                fontsize=8, color=colour,
+                p.knob, (p.p95_x, p.background), xytext=(4, -11 if i % 2 else 5),
+                textcoords="offset points", fontsize=8, color=colour,
             )  # fmt: skip
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
@@ -130,7 +144,9 @@ def _finish(axis: Any, x: str, y: str, *, wide: bool = False) -> None:
     axis.legend()
 
 
-def _draw(name: str, panels: Mapping[str, tuple[Draw, Any]], caption: str) -> list[Path]:
+def _draw(
+    name: str, panels: Mapping[str, tuple[Draw, Any]], caption: str, into: Path | None = None
+) -> list[Path]:
     """Draw every panel that has data side by side, and save the figure in both formats."""
     shown = {title: found for title, found in panels.items() if found[1]}
     if not shown:
@@ -141,6 +157,9 @@ def _draw(name: str, panels: Mapping[str, tuple[Draw, Any]], caption: str) -> li
         report.note("no chart: matplotlib is not installed (pip install 'matplotlib>=3.9,<4')")
         return []
     mpl.use("Agg")
+    mpl.rcParams.update(
+        {"svg.hashsalt": name, "svg.fonttype": "none"}
+    )  # small, and no chance in it
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, len(shown), figsize=(6.4 * len(shown), 5.0), squeeze=False)
@@ -149,11 +168,12 @@ def _draw(name: str, panels: Mapping[str, tuple[Draw, Any]], caption: str) -> li
         axis.set_title(title)
     figure.text(0.01, 0.005, caption, fontsize=7, color="#555555")
     figure.tight_layout(rect=(0, 0.03, 1, 1))
-    report.OUT.mkdir(exist_ok=True)
-    stem = f"{name}-{time.strftime('%Y%m%dT%H%M%S')}"
-    files = [report.OUT / f"{stem}.{kind}" for kind in ("png", "svg")]
+    folder = report.OUT if into is None else into
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{name}-{time.strftime('%Y%m%dT%H%M%S')}" if into is None else name
+    files = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
     for file in files:
-        figure.savefig(file, dpi=150)
+        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     plt.close(figure)
     return files
 

@@ -1,0 +1,182 @@
+"""The tables and charts of docs/POLICY.md, in virtual time on a modelled machine.
+
+    python -m benches.figures                       tables; charts to benches/out
+    python -m benches.figures --into docs/images    the charts of the documents, about half a minute
+
+One stream is read. Beside it three clients send background prompts without end, or one more person
+asks a question now and then. Each is asked of the policy alone (benches/quick.py), on the staircase of
+`--machine`, with a noise of 2 % and nothing for what looking back costs: figures say what the policy
+does on such a machine. The same command gives the same figures and the same files.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from benches import chart, report
+from benches.machine import TABLES, Machine, Profile, built_in, gaussian
+from benches.pace import Point
+from benches.quick import Counters, Quick
+from benches.rates import median, percentile
+from benches.simulation import LIMITS, settings_for
+from uma_trio.policy.pipeline import find_policy
+from uma_trio.policy.state import Contract
+
+CAPS = (1.2, 1.5, 3.0, 5.0)
+TICKS_MS = (20, 30, 40, 60)  # the baseline's knob, --tick-budget-ms; 30 is its default
+EVERY_S = (1.0, 2.0, 5.0, 10.0, 20.0)
+QUESTION, PROMPT = 500, 506  # tokens
+SHOWN = ("q4_0", "q8_0", "q4_k_m")
+WIDEST = 20  # tokens; the staircase's stairs are in its first few steps
+
+
+@frozen
+class Reading:
+    """How one stream was read. Gaps over the stream's median gap alone; rates per second."""
+
+    p95_x: float
+    young_x: float
+    worst_x: float
+    prompts_s: float = 0.0
+    share: float | None = None  # of the machine's time, where the policy keeps count
+    ttft_s: float | None = None  # of those who came, the median
+
+
+def storm(
+    profile: Profile, policy: str, seconds: float, *, cap: float = 1.2, tick_ms: float = 30.0
+) -> Reading:
+    """Return how a stream is read beside three clients that send background prompts without end."""
+    world = _world(profile, policy, cap, tick_ms)
+    for client in (101, 102, 103):
+        world.storm(client, PROMPT)
+    stream = _reader(world)
+    world.run(seconds)
+    answered = sum(r.ended and r.lane == "background" for r in world.streams)
+    reading = _reading(stream, profile)
+    share = world.memory.guard.share if policy == "contract" else None
+    return evolve(reading, prompts_s=answered / seconds, share=share)
+
+
+def visits(profile: Profile, every_s: float, seconds: float) -> Reading:
+    """Return how a stream is read beside a person who asks a question `every_s`."""
+    world = _world(profile, "contract", 1.2, 30.0)
+    stream = _reader(world)
+    asked: list[Counters] = []
+    for n in range(1, int(seconds / every_s)):
+        world.at(n * every_s, lambda: asked.append(world.submit(QUESTION, 1, client=2)))
+    world.run(seconds)
+    waited = [question.ttft_s for question in asked if question.token_times]
+    return evolve(_reading(stream, profile), ttft_s=median(waited) if waited else None)
+
+
+def alone(profile: Profile, prompt: int, answer: int) -> Counters:
+    """Return a request that had the machine to itself."""
+    world = _world(profile, "contract", 1.2, 30.0)
+    request = world.submit(prompt, answer, client=1)
+    world.run(1000.0)
+    return request
+
+
+def _world(profile: Profile, policy: str, cap: float, tick_ms: float) -> Quick:
+    settings = settings_for(profile, Contract(latency_cap=cap))
+    settings = evolve(settings, tick_budget_s=tick_ms / 1e3)
+    return Quick(find_policy(policy), Machine.of(profile), settings, LIMITS)
+
+
+def _reader(world: Quick) -> Counters:
+    return world.submit(20, 25_000, client=1)
+
+
+def _reading(stream: Counters, profile: Profile) -> Reading:
+    solo_s = median(alone(profile, 8, 100).gaps)
+    return Reading(
+        p95_x=percentile(stream.gaps, 95) / solo_s,
+        young_x=max(stream.young_gaps) / solo_s,
+        worst_x=max(stream.gaps) / solo_s,
+    )
+
+
+def loads(profile: Profile, seconds: float) -> Iterator[tuple[str, str, Reading]]:
+    """Yield policy, knob and outcome of the storm, at each setting of each policy."""
+    for cap in CAPS:
+        yield "contract", f"{cap:g}", storm(profile, "contract", seconds, cap=cap)
+    for tick_ms in TICKS_MS:
+        yield "baseline", f"{tick_ms} ms", storm(profile, "baseline", seconds, tick_ms=tick_ms)
+
+
+def staircases(into: Path | None) -> list[Path]:
+    """Draw the modelled tables, each over its own first step."""
+    tables = {name: TABLES[name] for name in SHOWN}
+    series = {
+        name: [(n, ms / table[1]) for n, ms in table.items() if n <= WIDEST]
+        for name, table in tables.items()
+    }
+    times = ", ".join(f"{name} {table[1]:g} ms" for name, table in tables.items())
+    return chart.lines(
+        "staircase",
+        {"Time of one llama_decode": series},
+        ("tokens in the batch", "times as long as one token"),
+        f"0.5B shape, two cores with AVX-512; T(1): {times}. Dashed: the caps 1.2, 2 and 4",
+        marks=True,
+        levels=(Contract().latency_cap, Contract().young_cap, Contract().pause_cap),
+        into=into,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables and draw the charts."""
+    parser = report.parser("figures", __doc__)
+    parser.add_argument("--machine", choices=TABLES, default="q4_0", help="a measured table")
+    parser.add_argument("--seconds", type=float, default=120.0, help="virtual, of each run")
+    parser.add_argument("--into", type=Path, help="folder for the charts, under their plain names")
+    parser.add_argument("--dry-run", action="store_true", help="the whole way in seconds")
+    given = parser.parse_args(argv)
+    if given.seconds < 1:
+        parser.error(f"--seconds is at least 1, not {given.seconds:g}")
+    seconds = 5.0 if given.dry_run else given.seconds
+    profile = built_in(given.machine, gaussian(0.02))
+    facts = {
+        "machine": f"modelled: {profile.name}, noise 2 %",
+        "runs": f"{seconds:g} s each, of the policy alone",
+    }
+    report.print_facts(facts)
+
+    found = list(loads(profile, seconds))
+    print(_loads_table(found))
+    print(_visits_table(profile, seconds))
+    points = [Point(who, knob, r.p95_x, r.prompts_s) for who, knob, r in found]
+    title, caption = "One reader beside three endless prompts", "; ".join(facts.values())
+    files = staircases(given.into)
+    files += chart.pareto(
+        "pareto", {title: points}, {title: "background prompts/s"}, caption, into=given.into
+    )
+    for file in files:
+        print(file)
+    return 0
+
+
+def _loads_table(found: Sequence[tuple[str, str, Reading]]) -> str:
+    headers = ("policy", "knob", "p95 / solo", "worst 3 s", "worst", "prompts/s", "share")
+    rows = [
+        (who, knob, r.p95_x, r.young_x, r.worst_x, r.prompts_s, r.share) for who, knob, r in found
+    ]
+    return f"{report.table(headers, rows)}\n"
+
+
+def _visits_table(profile: Profile, seconds: float) -> str:
+    headers = ("a question every", "p95 / solo", "worst", "TTFT / alone, median")
+    least_s = alone(profile, QUESTION, 1).ttft_s
+    rows = [
+        (f"{every_s:g} s", r.p95_x, r.worst_x, r.ttft_s / least_s if r.ttft_s else None)
+        for every_s in EVERY_S
+        for r in [visits(profile, every_s, seconds)]
+    ]
+    return f"{report.table(headers, rows)}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
