@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -342,10 +343,11 @@ def test_a_huge_temperature_draws_from_everything() -> None:
     assert probs == pytest.approx(1e-3, rel=1e-4)
 
 
-def test_logits_far_apart_do_not_overflow() -> None:
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 2, "top_p": 0.9}, {"top_k": 3}])
+def test_logits_far_apart_do_not_overflow(filters: dict[str, Any]) -> None:
     """Differences beyond float32 are impossible tokens, without a warning."""
     row = np.array([3e38, -3e38, 0.0], np.float32)
-    assert Sampler(SamplingParams(temperature=0.5), ())(row) == 0
+    assert Sampler(SamplingParams(temperature=0.5, **filters), ())(row) == 0
 
 
 @pytest.mark.parametrize("params", [*IN_PLACE, *COPIED], ids=repr)

@@ -1,8 +1,9 @@
-"""The likeliest tokens of every row of a tick, from one pass over its logits.
+"""The likeliest tokens: of every row of a tick, from one pass over its logits, or of one row.
 
 What counts is memory: a row of 128k logits has half a megabyte, and sixteen of them are in no
-cache by the time they are looked at. So they are read once, for the maxima of columns; what
-follows looks only into the few columns that can hold a token that is wanted.
+cache by the time they are looked at. So `shortlist` reads them once, for the maxima of columns;
+what follows looks only into the few columns that can hold a token that is wanted. `largest` and
+`nucleus` are for a single row, and for as many of its tokens as are asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import FloatArray
+from uma_trio.engine.drawing import weigh
 
 IdArray = NDArray[np.intp]
 KeyArray = NDArray[np.uint64]
@@ -23,6 +25,11 @@ KeyArray = NDArray[np.uint64]
 _SHORT: Final = 64
 # Maxima of so many columns each are enough to find the bound from: fewer to put in order.
 _FOLD: Final = 8
+# `largest` finds a bound for a short list from columns of this depth; at most half of them, then.
+_GRID_ROWS: Final = 32
+# How many of the likeliest tokens `nucleus` sorts first, second; then all (llama.cpp: 256, all).
+_NUCLEUS_STEPS: Final = (256, 8192)
+_SORTED_AS_FLOATS: Final = 1024
 _LOWEST: Final = np.finfo(np.float32).min
 _ID_BITS: Final = np.uint64(32)
 _ID_MASK: Final = np.uint64((1 << 32) - 1)
@@ -55,20 +62,64 @@ def shortlist(logits: FloatArray, ks: Sequence[int]) -> tuple[IdArray, FloatArra
         values[column >= rest, -1] = -np.inf  # of the next row
     found = np.flatnonzero(values >= bounds[rows, None])
     rows, ids = np.divmod(cells.reshape(-1)[found], n_vocab)
-    return _in_order(logits, rows, descending_keys(values.reshape(-1)[found], ids), ks)
+    return _in_order(logits, rows, _descending_keys(values.reshape(-1)[found], ids), ks)
 
 
-def descending_keys(values: FloatArray, ids: IdArray) -> KeyArray:
+def largest(row: FloatArray, k: int) -> tuple[IdArray, FloatArray]:
+    """Return ids and logits of the `k` largest, descending, the lower id first on a tie.
+
+    The k-th largest of the maxima of any k or more disjoint parts is at most the k-th largest
+    of all, so comparing with it leaves little more than `k` to sort. `row` holds no NaN.
+    """
+    n_vocab = len(row)
+    if is_short(k, n_vocab):
+        columns = n_vocab // _GRID_ROWS
+        maxima = row[: columns * _GRID_ROWS].reshape(_GRID_ROWS, columns).max(axis=0)
+        maxima.partition(columns - k)
+        ids = np.flatnonzero(row >= maxima[columns - k])
+    elif k < n_vocab:
+        ids = np.flatnonzero(row >= np.partition(row, n_vocab - k)[n_vocab - k])
+    else:
+        ids = np.arange(n_vocab)
+    values = row[ids]
+    order = _descending(values)[:k]
+    return ids[order], values[order]
+
+
+def nucleus(row: FloatArray, top: np.float32, top_p: float) -> tuple[IdArray, FloatArray]:
+    """Return ids and logits of the likeliest tokens that together reach `top_p`, descending."""
+    weights = weigh(row, top)
+    enough = top_p * float(weights.sum(dtype=np.float64))
+    for k in (*_NUCLEUS_STEPS, len(row)):
+        ids, values = largest(row, k)
+        reached = np.cumsum(weights[ids], dtype=np.float64)
+        keep = int(np.searchsorted(reached, enough)) + 1
+        if keep < k:
+            break
+    return ids[:keep], values[:keep]
+
+
+def _descending(values: FloatArray) -> IdArray:
+    """Return the order that sorts `values` descending and keeps equal ones as they are."""
+    if len(values) <= _SORTED_AS_FLOATS:
+        return np.argsort(-values, kind="stable")
+    # numpy's stable argsort takes 12 ms for a whole vocabulary, its plain sort of integers a tenth.
+    keys = _descending_keys(values, np.arange(len(values)))
+    keys.sort()
+    return _ids_of(keys)
+
+
+def _descending_keys(values: FloatArray, ids: IdArray) -> KeyArray:
     """Return integers that sort as the values do, descending, the lower id first on a tie.
 
-    Sorting integers is several times as quick as a stable argsort. `ids_of` gives the ids back.
+    Sorting integers is several times as quick as a stable argsort. `_ids_of` gives the ids back.
     """
     bits = (values + np.float32(0.0)).view(np.uint32)  # + 0.0 makes -0.0 equal to 0.0
     ascending = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
     return (~ascending).astype(np.uint64) << _ID_BITS | ids.astype(np.uint64)
 
 
-def ids_of(keys: KeyArray) -> IdArray:
+def _ids_of(keys: KeyArray) -> IdArray:
     """Return the ids that are in the keys."""
     return (keys & _ID_MASK).astype(np.intp)
 
@@ -109,7 +160,7 @@ def _in_order(
     table[rows, np.arange(len(rows)) - first[rows]] = keys
     table.sort(axis=1)
     none = np.arange(width) >= np.minimum(counts, ks)[:, None]
-    ids = ids_of(table[:, :width])
+    ids = _ids_of(table[:, :width])
     ids[none] = 0
     values = logits[np.arange(n)[:, None], ids]
     values[none] = -np.inf

@@ -1,0 +1,125 @@
+"""From a list of tokens' logits to one of them: its filters, its temperature, one draw.
+
+The lists are those of :mod:`uma_trio.engine.shortlist`. Everything here works along the last
+axis: on one list with plain numbers, or on many at once with a column for each number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from uma_trio.backend.base import FloatArray
+from uma_trio.engine.messages import SamplingParams
+
+Number = float | NDArray[Any]  # or one for each list, as a column
+Logit = np.float32 | FloatArray
+
+# Below this, dividing by the temperature overflows float32 and leaves what greedy leaves.
+_MIN_TEMPERATURE: Final = 1e-6
+# A draw over the whole vocabulary sums blocks of this many, then looks inside one block.
+_BLOCK: Final = 512
+
+
+@frozen(eq=False)
+class Filters:
+    """What is left to do for a request once its list is found; of many requests if `together`.
+
+    `top_p` is a part of what the list weighs, inf if there is none (`cumulative` says whether
+    there is); the list descends then. `min_logit` is how far under the largest logit min_p goes,
+    `scale` one over the temperature.
+    """
+
+    top_p: Number
+    min_logit: Number
+    scale: Number
+    cumulative: bool
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Filters:
+        """Return the filters of one request.
+
+        Without top_k, top_p is a part of the whole vocabulary, and what is found is just that.
+        """
+        cumulative = params.top_k > 0 and params.top_p < 1.0
+        return cls(
+            top_p=params.top_p if cumulative else math.inf,
+            min_logit=math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+            scale=1.0 / max(params.temperature, _MIN_TEMPERATURE),
+            cumulative=cumulative,
+        )
+
+    @classmethod
+    def together(cls, each: Sequence[Filters]) -> Filters:
+        """Return those of many requests, for a list each."""
+        return cls(
+            top_p=column([f.top_p for f in each], np.float64),
+            min_logit=column([f.min_logit for f in each], np.float32),
+            scale=column([f.scale for f in each], np.float32),
+            cumulative=any(f.cumulative for f in each),
+        )
+
+    def kept(self, values: FloatArray, top: Logit) -> NDArray[np.bool_]:
+        """Return which tokens of these logits are left, `top` being the largest; that one is."""
+        kept: NDArray[np.bool_] = values >= top + self.min_logit
+        if self.cumulative:  # who stays has less than top_p before it
+            reached = np.cumsum(weigh(values, top), axis=-1, dtype=np.float64)
+            kept[..., 1:] &= reached[..., :-1] < self.top_p * reached[..., -1:]
+        return kept
+
+    def weights(self, values: FloatArray, top: Logit) -> FloatArray:
+        """Return the probabilities but for a factor, 0 for what is not left.
+
+        A list that is shorter than its neighbours ends in -inf, which weighs nothing.
+        """
+        weights = weigh(values, top, self.scale)
+        weights *= self.kept(values, top)
+        return weights
+
+
+def column(numbers: Sequence[Number], kind: type[np.floating[Any]]) -> NDArray[Any]:
+    """Return a number for each list, so that it goes with all of its places."""
+    return np.array(numbers, kind)[:, np.newaxis]
+
+
+def weigh(logits: FloatArray, top: Logit, scale: Number = 1.0) -> FloatArray:
+    """Return ``exp((logits - top) * scale)``: 1 for the largest, which is `top`."""
+    with np.errstate(over="ignore"):  # what is further down than float32 reaches weighs nothing
+        weights: FloatArray = np.subtract(logits, top)
+        if not isinstance(scale, float) or scale != 1.0:
+            weights *= scale
+    return np.exp(weights, out=weights)
+
+
+def draw(weights: FloatArray, u: Number) -> NDArray[np.intp]:
+    """Return a place of each list, drawn in proportion to its `weights` by its `u` of [0, 1)."""
+    reached = np.cumsum(weights, axis=-1, dtype=np.float64)
+    # A number under 1 times the total stays under it, so that some place is beyond.
+    places: NDArray[np.intp] = (reached > u * reached[..., -1:]).argmax(axis=-1)
+    return places
+
+
+def draw_from_all(weights: FloatArray, u: float) -> int:
+    """Like `draw` for a whole vocabulary: find the block first, then look inside it."""
+    n_blocks, rest = divmod(len(weights), _BLOCK)
+    whole = n_blocks * _BLOCK
+    sums = weights[:whole].reshape(n_blocks, _BLOCK).sum(axis=1, dtype=np.float32)
+    reached = np.empty(n_blocks + 1, np.float64)
+    np.cumsum(sums, out=reached[:-1], dtype=np.float64)
+    before_rest = reached[-2] if n_blocks else 0.0
+    reached[-1] = before_rest + (weights[whole:].sum(dtype=np.float64) if rest else 0.0)
+    target = u * reached[-1]
+    block = min(int(np.searchsorted(reached, target, side="right")), n_blocks)
+    inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
+    within = np.cumsum(inside, dtype=np.float64)
+    target -= reached[block - 1] if block else 0.0
+    index = int(np.searchsorted(within, target, side="right"))
+    if index < len(inside):
+        return block * _BLOCK + index
+    # Block sums are float32 and may exceed what adding one by one reaches.
+    return block * _BLOCK + int(inside.argmax()) if len(inside) else int(weights.argmax())
