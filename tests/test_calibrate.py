@@ -2,72 +2,46 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
-from attrs import define
+from hypothesis import given
+from hypothesis import strategies as st
+from machine_kit import TRUTH, Clock, Machine
 
-from uma_trio.backend.base import Aside, nothing
-from uma_trio.backend.fake import FakeBackend
-from uma_trio.engine.calibrate import DENSE, WIDE, Calibration, Refinement
-from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.backend.base import DecodeStatus
+from uma_trio.backend.fake import Fault
+from uma_trio.engine.calibrate import ORDER, Calibration
+from uma_trio.policy.cost import CostModel, Staircase
 
-TRUTH = CostModel(
-    Staircase((1, 3, 4, 16, 512), (0.008, 0.016, 0.011, 0.026, 0.770)),
-    output=Staircase((1, 16), (0.0, 0.003)),
-    depth_s=2e-7,
-    crowd_s=5e-8,
+EVERY = tuple(sorted(shape.tokens for shape in ORDER if shape.rows == 1))
+# Milliseconds of a 0.5B Q4_0 model on two slow cores, where a token takes four times as long as above.
+SLOW = Staircase(
+    (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 32, 64, 512),
+    tuple(ms / 1e3 for ms in (29, 33, 36, 28, 35, 40, 47, 41, 50, 52, 58, 60, 115, 209, 1600)),
 )
 
 
-@define
-class Clock:
-    """Virtual seconds."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
-class Machine(FakeBackend):
-    """A fake whose decodes take as long as a cost model says."""
-
-    def __init__(self, truth: CostModel, clock: Clock, n_batch: int = 512) -> None:
-        super().__init__(n_ctx=4096, n_slots=17, n_batch=n_batch)
-        self.truth, self.clock = truth, clock
-        self.eager_s = self.captures_s = 0.0
-        self.shapes = [(0, 0), (0, 0)]
-
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
-        """Compute, and let the time pass."""
-        slots = self.batch.slot[:n_tokens].tolist()
-        before = {slot: self.kv_length(slot) for slot in range(17)}
-        work = Work(
-            tokens=n_tokens,
-            rows=int(self.batch.want[:n_tokens].sum()),
-            looked=sum(before[slot] for slot in slots),
-            resident=sum(before.values()),
-        )
-        self.clock.now += self.truth.seconds(work)
-        if work.shape != self.shapes[-1]:
-            self.clock.now += self.eager_s
-        elif self.shapes[-2] != work.shape:
-            self.clock.now += self.captures_s
-        self.shapes.append(work.shape)
-        return super().decode(n_tokens, aside)
-
-
-def measured(deadline_s: float, truth: CostModel = TRUTH) -> tuple[CostModel, Machine]:
+def measured(
+    deadline_s: float, truth: CostModel = TRUTH, noise: Callable[[], float] = lambda: 1.0
+) -> tuple[CostModel, Machine]:
     """Return the model that a session of so many seconds finds."""
     clock = Clock()
-    machine = Machine(truth, clock)
+    machine = Machine(truth, clock, noise=noise)
     return Calibration(machine, clock).measure(deadline_s), machine
+
+
+def busy(seed: int) -> Callable[[], float]:
+    """Return the noise of a machine that somebody else uses: a fifth of all decodes take longer."""
+    draw = random.Random(seed)
+    return lambda: 1.0 + (draw.uniform(0.2, 2.0) if draw.random() < 0.2 else 0.0)
 
 
 def test_with_time_enough_every_step_is_found_as_it_is() -> None:
     """The saw-tooth, what rows add, and what looking back costs."""
     cost, _ = measured(60.0)
-    assert cost.steps == (*DENSE, *WIDE)
+    assert cost.steps == EVERY
     for n in (1, 3, 4, 17, 128, 512):
         assert cost.computing(n) == pytest.approx(TRUTH.computing(n))
     assert cost.output(16) == pytest.approx(0.003)
@@ -75,11 +49,41 @@ def test_with_time_enough_every_step_is_found_as_it_is() -> None:
     assert cost.crowd_s == pytest.approx(TRUTH.crowd_s, rel=0.01)
 
 
-@pytest.mark.parametrize("slower", [1.0, 10.0, 100.0])
-def test_it_ends_soon_after_its_deadline(slower: float) -> None:
-    """However slow the machine is, one decode more at the most."""
-    _, machine = measured(2.0, TRUTH.times(slower))
-    assert machine.clock.now <= 2.0 * 1.2 + 2 * 0.030 * slower
+@pytest.mark.parametrize("slower", [0.1, 1.0, 3.6, 10.0, 100.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_ends_by_its_deadline_or_one_decode_later(slower: float, seed: int) -> None:
+    """However slow the machine is, and whoever else is using it."""
+    _, machine = measured(2.0, TRUTH.times(slower), busy(seed))
+    assert machine.clock.now - machine.took[-1] <= 2.0
+
+
+@given(
+    takes=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=300),
+    deadline_s=st.floats(0.0, 3.0),
+    n_slots=st.integers(1, 5),
+    n_batch=st.sampled_from([1, 2, 24, 96]),
+)
+def test_whatever_decodes_take_there_is_a_table_in_time(
+    takes: list[float], deadline_s: float, n_slots: int, n_batch: int
+) -> None:
+    """One decode after the deadline at the most, and one token at least is known."""
+    clock, times = Clock(), iter(takes)
+    last = takes[-1]
+    machine = Machine(
+        CostModel(Staircase((1,), (1.0,))), clock, n_batch, lambda: next(times, last), n_slots
+    )
+    cost = Calibration(machine, clock).measure(deadline_s)
+    assert clock.now - machine.took[-1] <= deadline_s + 1e-9 or len(machine.took) == 1
+    assert cost.steps[0] == 1
+    assert all(0 < seconds < 6.0 for seconds in cost.computing.seconds)
+
+
+def test_what_fails_is_not_in_the_table() -> None:
+    """A decode that the backend refuses has no time; the model does without."""
+    clock = Clock()
+    machine = Machine(TRUTH, clock)
+    machine._faults = {n: Fault(DecodeStatus.INVALID) for n in range(2000)}
+    assert Calibration(machine, clock).measure().table() == {1: pytest.approx(0.008)}
 
 
 @pytest.mark.parametrize(("eager_s", "captures_s"), [(0.002, 0.006), (0.005, 0.0051)])
@@ -94,34 +98,54 @@ def test_where_graphs_are_captured_the_first_decodes_of_a_shape_do_not_count(
     for n in (1, 4, 16, 512):
         assert cost.computing(n) == pytest.approx(TRUTH.computing(n), rel=0.01)
     assert cost.switch_s == pytest.approx(eager_s, rel=0.01)
-    assert measured(60.0)[0].switch_s == 0
+    assert cost.depth_s == pytest.approx(TRUTH.depth_s, rel=0.01)
+
+
+def test_a_busy_machine_is_not_taken_for_one_that_captures_graphs() -> None:
+    """Noise is no price of changing the shape."""
+    assert [measured(2.0, noise=busy(seed))[0].switch_s for seed in range(20)] == [0.0] * 20
 
 
 def test_the_most_useful_steps_come_first() -> None:
-    """A short session knows small ticks and a chunk, and not every width between."""
+    """A short session knows small ticks, and not every width between."""
     cost, _ = measured(0.5)
     assert {1, 2, 4, 8, 16} <= set(cost.steps)
     assert 512 not in cost.steps
 
 
-def test_it_leaves_every_slot_empty() -> None:
-    """The first request finds the cache as if nothing had been."""
-    _, machine = measured(2.0)
-    assert [machine.kv_length(slot) for slot in range(17)] == [0] * 17
+def test_a_slow_machine_knows_the_sizes_that_a_tick_with_a_stream_may_have() -> None:
+    """Two seconds are enough for the fours and eights that a limit of a few tokens allows."""
+    cost, _ = measured(2.0, CostModel(SLOW))
+    assert {1, 2, 3, 4, 8, 12, 16, 24, 32, 64} <= set(cost.steps)
+    assert {1, 2, 3, 4, 8} <= set(cost.output.at)
+    for n in (1, 3, 4, 8, 12, 16, 32):
+        assert cost.computing(n) == pytest.approx(SLOW(n))
 
 
-def test_a_rest_is_used_for_the_steps_that_are_missing() -> None:
-    """One after another, and none that would let somebody wait noticeably."""
+def test_one_decode_in_five_that_takes_longer_does_no_harm() -> None:
+    """What is timed twice is timed again where the two do not agree; the least is believed."""
+    wrong = 0
+    for seed in range(20):
+        cost, _ = measured(2.0, noise=busy(seed))
+        wrong += sum(
+            abs(cost.computing(n) / TRUTH.computing(n) - 1.0) > 0.1 for n in (1, 2, 4, 8, 12, 16)
+        )
+    assert wrong <= 2  # of 120: two may be disturbed alike
+
+
+def test_the_first_decodes_of_a_tiny_model_are_not_believed() -> None:
+    """It is warm only after some milliseconds, and one decode is too short to tell from noise."""
+    tiny = CostModel(Staircase((1, 16, 512), (0.0005, 0.002, 0.06)))
     clock = Clock()
-    machine = Machine(TRUTH, clock)
-    cost: CostModel | None = CostModel(Staircase((1, 4, 16), (0.008, 0.011, 0.026)), scale=2.0)
-    refinement = Refinement(machine, clock)
-    found = cost
-    while (cost := refinement.refine(found)) is not None:  # type: ignore[arg-type]
-        assert len(cost.steps) == len(found.steps) + 1  # type: ignore[union-attr]
-        found = cost
-    assert found is not None
-    assert found.seconds(Work(3)) == pytest.approx(TRUTH.computing(3))
-    assert 2.0 * found.measured(3) == pytest.approx(TRUTH.computing(3))
-    assert max(found.steps) == 64  # the next, 96 tokens, is believed to take more than 0.1 s
-    assert machine.kv_length(0) == 0
+    machine = Machine(tiny, clock)
+    machine.noise = lambda: 3.0 if clock.now < 0.015 else 1.0
+    cost = Calibration(machine, clock).measure()
+    for n in (1, 2, 4, 16):
+        assert cost.computing(n) == pytest.approx(tiny.computing(n))
+
+
+def test_it_leaves_every_slot_empty() -> None:
+    """The first request finds the cache as if nothing had been, wherever the time was up."""
+    for deadline_s in (0.2, 0.9, 1.3, 1.5, 1.7, 2.0):
+        _, machine = measured(deadline_s, CostModel(SLOW, depth_s=1e-6), busy(1))
+        assert machine.used_cells == 0

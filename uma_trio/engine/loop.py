@@ -19,7 +19,6 @@ from attrs import evolve, field, frozen
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine.batch import BatchBuilder
-from uma_trio.engine.calibrate import Refinement
 from uma_trio.engine.figures import Job, publish_load, record
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
@@ -35,6 +34,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.preemption import GIVEN_UP, Preemption
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
+from uma_trio.engine.refine import Refinement
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
@@ -54,7 +54,9 @@ _NOT_FINITE = (
 )
 
 
-IDLE_S = 1.0  # of rest before a step of the staircase is measured
+# So long a rest comes before the staircase is refined, and between two decodes of that the others
+# get the processor.
+IDLE_S, BREATH_S = 0.5, 0.02
 
 
 @frozen
@@ -126,24 +128,28 @@ class Engine:
     def run(self) -> None:
         """Tick until the inbox is closed, sleeping while there is nothing to do.
 
-        A second of rest is used to measure a step of the staircase that is not known yet.
+        A rest is used to measure steps of the staircase that are not known yet, a decode at a
+        time: whoever comes is noticed before the next one.
         """
+        refining = False
         while not self._inbox.closed:
             if self.tick():
+                refining = False
                 continue
-            rest = IDLE_S if self._refinement is not None else None
-            if not self._inbox.wait(rest):
-                self._refine()
+            rest = None if self._refinement is None else BREATH_S if refining else IDLE_S
+            refining = not self._inbox.wait(rest) and self._refine()
         self.tell()
 
-    def _refine(self) -> None:
+    def _refine(self) -> bool:
+        """Refine the staircase by a decode. False if it cannot be done now, or not any more."""
         if self.registry.running or self._refinement is None or self._memory.cost is None:
-            return  # who is parked holds slots: later
+            return False  # who is parked holds slots: later
         cost = self._refinement.refine(self._memory.cost)
         if cost is None:
             self._refinement = None
-        else:
-            self._memory = evolve(self._memory, cost=cost)
+            return False
+        self._memory = evolve(self._memory, cost=cost)
+        return True
 
     def tick(self) -> bool:
         """Do one tick. False if there was nothing to compute, and then all has been told."""

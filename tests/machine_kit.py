@@ -1,0 +1,73 @@
+"""A machine whose decodes take as long as a cost model says, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define
+
+from uma_trio.backend.base import Aside, nothing
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.policy.cost import CostModel, Staircase, Work
+
+TRUTH = CostModel(
+    Staircase((1, 3, 4, 16, 512), (0.008, 0.016, 0.011, 0.026, 0.770)),
+    output=Staircase((1, 16), (0.0, 0.003)),
+    depth_s=2e-7,
+    crowd_s=5e-8,
+)
+
+
+@define
+class Clock:
+    """Virtual seconds."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Machine(FakeBackend):
+    """See the module. `noise` is asked for a factor at each decode.
+
+    `took` are the seconds of all decodes, and `sizes` their tokens. Where `eager_s` or
+    `captures_s` are given, a decode of a new shape takes so much longer, and the next one of it.
+    """
+
+    def __init__(
+        self,
+        truth: CostModel,
+        clock: Clock,
+        n_batch: int = 512,
+        noise: Callable[[], float] = lambda: 1.0,
+        n_slots: int = 17,
+    ) -> None:
+        super().__init__(n_ctx=4096, n_slots=n_slots, n_batch=n_batch)
+        self.truth, self.clock, self.noise = truth, clock, noise
+        self.eager_s = self.captures_s = 0.0
+        self.shapes = [(0, 0), (0, 0)]
+        self.took: list[float] = []
+        self.sizes: list[int] = []
+
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        """Compute, and let the time pass."""
+        slots = self.batch.slot[:n_tokens].tolist()
+        before = {slot: self.kv_length(slot) for slot in range(self.limits.n_slots)}
+        work = Work(
+            tokens=n_tokens,
+            rows=int(self.batch.want[:n_tokens].sum()),
+            looked=sum(before[slot] for slot in slots),
+            resident=sum(before.values()),
+        )
+        seconds = self.truth.seconds(work) * self.noise()
+        if work.shape != self.shapes[-1]:
+            seconds += self.eager_s
+        elif self.shapes[-2] != work.shape:
+            seconds += self.captures_s
+        self.shapes.append(work.shape)
+        self.took.append(seconds)
+        self.sizes.append(n_tokens)
+        self.clock.now += seconds
+        return super().decode(n_tokens, aside)

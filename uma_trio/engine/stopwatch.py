@@ -1,0 +1,181 @@
+"""Time single decodes of the engine's backend, and keep what was timed.
+
+What is timed is a :class:`Shape`. Whoever measures under a :class:`Deadline` hands it to the
+:class:`Stopwatch`, which asks it before each decode: none is begun too late, wherever it is begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from attrs import define, field, frozen
+
+from uma_trio.backend.base import Backend, DecodeStatus, IntArray
+
+# Two figures that differ by no more than this part agree. Who found no two that agree in so many
+# has to do with the least.
+AGREEMENT, PATIENCE = 0.08, 5
+# A sample is the quickest of the decodes that fit into this: one, unless the model is tiny.
+SAMPLE_S, MOST_IN_SAMPLE = 0.004, 8
+LEAST_S = 1e-6  # no decode takes less, whatever a coarse clock says
+
+
+@frozen
+class Shape:
+    """What decides how long a decode in an empty context takes."""
+
+    tokens: int
+    rows: int = 1  # of them that want logits, a sequence each
+
+
+class TimeUp(Exception):
+    """The deadline has passed; no decode was begun."""
+
+
+class Deadline:
+    """The end of a session of so many `seconds` that begins now."""
+
+    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._began = clock()
+
+    def fits(self, expected_s: float, share: float = 1.0) -> bool:
+        """Return whether what takes `expected_s` would end within that share of the session."""
+        return self._clock() - self._began + expected_s <= share * self._seconds
+
+
+class Stopwatch:
+    """Times decodes, in slots that it empties again. `clock` is in seconds.
+
+    With a `deadline`, what would begin a decode after it raises :class:`TimeUp` instead. A decode
+    that failed has taken infinitely long.
+    """
+
+    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+        self._backend = backend
+        self._clock = clock
+        limits = backend.limits
+        self.most = min(limits.n_batch, limits.n_ctx_seq)
+        self.n_slots = limits.n_slots
+        self.deadline: Deadline | None = None
+        self.uncounted = 0  # decodes of each shape that come before those that count
+        self._tokens = self._plain_tokens()
+
+    def able(self, shapes: Iterable[Shape]) -> list[Shape]:
+        """Return those of `shapes` that this backend can compute."""
+        return [s for s in shapes if s.tokens <= self.most and s.rows <= self.n_slots]
+
+    def time(self, shape: Shape) -> float:
+        """Return the seconds of one decode of `shape`."""
+        each, more = divmod(shape.tokens, shape.rows)
+        took = self._decode([(slot, 0, each + (slot < more)) for slot in range(shape.rows)])
+        for slot in range(shape.rows):
+            self._backend.kv_remove(slot)
+        return took
+
+    def sample(self, shape: Shape) -> float:
+        """Return the seconds of the quickest of some decodes of `shape`."""
+        for _ in range(self.uncounted):
+            self.time(shape)
+        took = [self.time(shape)]
+        while sum(took) + min(took) <= SAMPLE_S and len(took) < MOST_IN_SAMPLE:
+            took.append(self.time(shape))
+        return min(took)
+
+    def beside(self, resident: int, n_tokens: int, times: int) -> tuple[float, float, float]:
+        """Return the seconds of `resident` tokens, of `n_tokens` that look back at them, of others.
+
+        The others are of a sequence of their own, which shares the cache with those cells. The
+        latter two are the quickest of so many `times`.
+        """
+        looking, crowded = [], []
+        try:
+            filling = self._decode([(0, 0, resident)])
+            for _ in range(times + self.uncounted):
+                looking.append(self._decode_and_drop(0, resident, n_tokens))
+            for _ in range(times + self.uncounted):
+                crowded.append(self._decode_and_drop(1, 0, n_tokens))
+        finally:
+            self._backend.kv_remove(0)
+        return filling, min(looking[self.uncounted :]), min(crowded[self.uncounted :])
+
+    def _decode_and_drop(self, slot: int, position: int, n_tokens: int) -> float:
+        took = self._decode([(slot, position, n_tokens)])
+        if not self._backend.kv_remove(slot, position):
+            return float("inf")  # a memory that keeps or drops a sequence whole
+        return took
+
+    def _decode(self, shares: list[tuple[int, int, int]]) -> float:
+        """Compute (slot, position, tokens) shares, a logits row each; infinite if it failed."""
+        if self.deadline is not None and not self.deadline.fits(0.0):
+            raise TimeUp
+        batch = self._backend.batch
+        at = 0
+        for slot, position, n in shares:
+            batch.token[at : at + n] = self._tokens[at : at + n]
+            batch.pos[at : at + n] = range(position, position + n)
+            batch.slot[at : at + n] = slot
+            batch.want[at : at + n] = 0
+            at += n
+            batch.want[at - 1] = 1
+        began = self._clock()
+        status = self._backend.decode(at)
+        self._backend.logits(len(shares))  # a GPU computes until somebody looks
+        took = max(LEAST_S, self._clock() - began)
+        return took if status == DecodeStatus.OK else float("inf")
+
+    def _plain_tokens(self) -> IntArray:
+        """Return different tokens: experts are routed by them, so one would flatter a mixture."""
+        count = self._backend.model.n_vocab
+        tokens = np.random.default_rng(0).integers(0, count, 2 * self.most, dtype=np.int32)
+        ends = np.array(sorted(self._backend.vocabulary.end_tokens), np.int32)
+        return tokens[~np.isin(tokens, ends)]
+
+
+@define
+class Samples:
+    """What was timed, by shape.
+
+    Other programs only ever add time to a decode. So the truth is the least, and two that agree
+    on it are enough.
+    """
+
+    _seconds: dict[Shape, list[float]] = field(factory=dict)
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self._seconds
+
+    def add(self, shape: Shape, seconds: float) -> None:
+        """Keep one more sample of `shape`."""
+        self._seconds.setdefault(shape, []).append(seconds)
+
+    def count(self, shape: Shape) -> int:
+        """Return how many samples of `shape` there are."""
+        return len(self._seconds.get(shape, ()))
+
+    def settled(self, shape: Shape) -> bool:
+        """Return whether another sample of `shape` is not worth its time."""
+        least = sorted(self._seconds.get(shape, ()))
+        if len(least) < 2:
+            return False
+        return least[1] <= (1.0 + AGREEMENT) * least[0] or len(least) >= PATIENCE
+
+    def seconds(self, shape: Shape) -> float:
+        """Return how long `shape` takes: what the two quickest agree on, or the quickest."""
+        first, *more = sorted(self._seconds[shape])
+        if more and more[0] <= (1.0 + AGREEMENT) * first:
+            return (first + more[0]) / 2
+        return first
+
+    def steps(self) -> dict[int, float]:
+        """Return the seconds by tokens of all shapes with one row that could be computed."""
+        return self._finite({shape.tokens: shape for shape in self._seconds if shape.rows == 1})
+
+    def by_rows(self) -> dict[int, float]:
+        """Return the same of all shapes in which every token has a row, by rows."""
+        return self._finite({shape.rows: shape for shape in self._seconds if shape.rows > 1})
+
+    def _finite(self, shapes: dict[int, Shape]) -> dict[int, float]:
+        found = {n: self.seconds(shapes[n]) for n in sorted(shapes)}
+        return {n: seconds for n, seconds in found.items() if np.isfinite(seconds)}
