@@ -104,9 +104,11 @@ class Double:
     plays: list[list[Event]]
     heard: list[Request] = Factory(list)
     running: str = ""
+    connections: int = 0
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Answer what comes on one connection."""
+        self.connections += 1
         reader = FrameReader()
         while True:
             try:
@@ -408,6 +410,14 @@ async def test_metrics_come_as_json_for_scripts(folder: Path) -> None:
         ["sessions", "3", "connections"],
         ["p95_ms", "-"],
     ]
+
+
+@pytest.mark.parametrize("verb", ["metrics", "ps"])
+async def test_who_asks_takes_one_place(folder: Path, verb: str) -> None:
+    """Of --max-sessions, so that the last one that is free is enough to look what goes on."""
+    async with double(folder) as daemon:
+        await run("uma-trio", verb, "--socket", str(daemon.path))
+        assert daemon.connections == 1
 
 
 async def test_metrics_come_as_prometheus_text_for_scrapers(folder: Path) -> None:

@@ -59,10 +59,9 @@ def explain(
 async def _explain(path: Path, request: int | None, ticks: int | None, as_json: bool) -> int:
     import msgspec
 
-    from uma_trio.client import connect
+    from uma_trio.client import Client
 
-    async with connect(path) as client:
-        found = await client.explain(request, ticks=ticks)
+    found = await Client(path).explain(request, ticks=ticks)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:

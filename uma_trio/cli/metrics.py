@@ -47,14 +47,14 @@ def metrics(
 async def _metrics(path: Path, write: Callable[[dict[str, Any]], None], every: float | None) -> int:
     import trio
 
-    from uma_trio.client import connect
+    from uma_trio.client import Client
 
-    async with connect(path) as client:
-        while True:
-            write(await client.metrics())
-            if every is None:
-                return OK
-            await trio.sleep(every)
+    client = Client(path)
+    while True:
+        write(await client.metrics())
+        if every is None:
+            return OK
+        await trio.sleep(every)
 
 
 def _write_prometheus(found: dict[str, Any]) -> None:

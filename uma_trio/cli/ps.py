@@ -25,10 +25,9 @@ def ps(
 async def _ps(path: Path, as_json: bool) -> int:
     import msgspec
 
-    from uma_trio.client import connect
+    from uma_trio.client import Client
 
-    async with connect(path) as client:
-        sessions = await client.sessions()
+    sessions = await Client(path).sessions()
     if as_json:
         print_json(msgspec.to_builtins(sessions))
     elif not sessions:

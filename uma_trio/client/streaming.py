@@ -54,7 +54,7 @@ async def connect(
     Raises:
         ConnectionFailed: nobody serves there, or another user does.
     """
-    client = Client(socket_path_of(socket_path), reconnect=reconnect)
+    client = Client(socket_path, reconnect=reconnect)
     try:
         await client.open()
         yield client
@@ -63,10 +63,17 @@ async def connect(
 
 
 class Client:
-    """A connection to the daemon, for one task. Made by :func:`connect`, which also closes it."""
+    """A connection to the daemon, for one task. Made by :func:`connect`, which also closes it.
 
-    def __init__(self, path: str, *, reconnect: bool = False) -> None:
-        self._path = path
+    A program that only asks (:meth:`metrics`, :meth:`sessions`, :meth:`explain`,
+    :meth:`set_priority`) may make one by itself and need not open it: each question has a
+    connection of its own.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, reconnect: bool = False
+    ) -> None:
+        self._path = socket_path_of(path)
         self._reconnect = reconnect
         self._link: Link | None = None
         self._run: Run | None = None
