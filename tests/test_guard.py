@@ -266,6 +266,24 @@ def rates(**changes: object) -> SchedulerState:
     return evolve(state(), **{"tick": 1} | changes)
 
 
+def test_more_streams_than_rows_leave_out_each_of_the_others_once() -> None:
+    """A batch that was made smaller for want of room: who is left out is told why, and nobody fails."""
+    now = situation(*(stream(key) for key in range(5)), decoder(9, lane="background"))
+    plan = contract(evolve(now, n_batch=4))
+    assert [item.key for item in plan.items] == [0, 1, 2, 3]
+    assert [skip.key for skip in plan.skipped] == [4, 9]
+    assert plan.skipped[0].reason == "decode: the batch is full, its turn is next"
+
+
+def test_without_their_stage_streams_take_their_turn_with_the_rest() -> None:
+    """`contract,-decode` has rows for readers, too, whether or not anybody else is there."""
+    for others in ([], [decoder(9, lane="background")]):
+        now = situation(stream(1), stream(2), *others)
+        plan = contract.without("decode")(now)
+        assert {item.key for item in plan.items} <= {1, 2, 9}
+        assert {1, 2} & {item.key for item in plan.items}
+
+
 def test_the_sweet_spot_is_the_most_tokens_a_second() -> None:
     """Four rows of the staircase above beat three and five; nearly as good and smaller wins."""
     took = {3: 0.0111, 4: 0.0152, 7: 0.0188}

@@ -12,7 +12,6 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.cost import Work
 from uma_trio.policy.guard import alone, room_alone
 from uma_trio.policy.plan import UNGUARDED, Plan
-from uma_trio.policy.roles import protected
 from uma_trio.policy.state import SchedulerState
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.promise import NO_PROMISE, Promise
@@ -59,7 +58,7 @@ def promise(job: Job) -> Promise:
     if cost is None:
         return NO_PROMISE
     prompts = {view.key for view in state.sequences if not view.decoding and view.credit > 0}
-    deepest = max(protected(state), key=lambda view: view.computed, default=None)
+    deepest = max(state.protected, key=lambda view: view.computed, default=None)
     return Promise(
         limit_s=plan.limit.seconds,
         solo_s=plan.limit.solo_s,

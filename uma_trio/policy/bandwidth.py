@@ -7,30 +7,28 @@ together when that is used up, so background work is trimmed before it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attrs import evolve
 
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.roles import is_newcomer
-from uma_trio.policy.state import SchedulerState, SequenceView
-from uma_trio.policy.tally import planned_work
-from uma_trio.policy.traffic import Traffic
+from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.tally import moved_bytes, planned_work
 
 
 def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
     """Trim background items, last first, until the tick's bytes fit into the time it takes.
 
     Only as long as that moves fewer bytes a second: weights are read once a tick, so a tick that
-    becomes much shorter moves more.
+    becomes much shorter moves more. Ballast comes later and is not looked at here.
     """
-    traffic, budget = state.traffic, state.contract.bmt_budget
-    views = {view.key: view for view in state.sequences}
-    if traffic is None or not plan.items:
+    budget = state.contract.bmt_budget
+    if budget is None or not plan.items:
         return plan
-    trimmed = evolve(plan, moved_bytes=_moved(traffic, plan.items, views))
-    while budget is not None and trimmed.moved_bytes > budget * _takes(state, trimmed):
-        item = _last_trimmable(trimmed.items, views, state.contract.newcomer_tokens)
+    trimmed, moved = plan, moved_bytes(state, plan)
+    while moved > budget * _takes(state, trimmed):
+        item = _last_trimmable(state, trimmed.items)
         if item is None:
             break
         items = [other for other in trimmed.items if other is not item]
@@ -40,11 +38,11 @@ def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
             items.append(evolve(item, n_tokens=less, reason=reason))
         else:
             skipped += (Skip(item.key, "bandwidth: the tick moves as much as it may"),)
-        moved = _moved(traffic, items, views)
-        less_of_it = evolve(trimmed, items=tuple(items), skipped=skipped, moved_bytes=moved)
-        if moved * _takes(state, trimmed) >= trimmed.moved_bytes * _takes(state, less_of_it):
+        less_of_it = evolve(trimmed, items=tuple(items), skipped=skipped)
+        moves_less = moved_bytes(state, less_of_it)
+        if moves_less * _takes(state, trimmed) >= moved * _takes(state, less_of_it):
             break
-        trimmed = less_of_it
+        trimmed, moved = less_of_it, moves_less
     return trimmed
 
 
@@ -54,20 +52,13 @@ def _takes(state: SchedulerState, plan: Plan) -> float:
     return state.tick_budget_s if cost is None else cost.seconds(planned_work(state, plan))
 
 
-def _moved(traffic: Traffic, items: Sequence[PlanItem], views: Mapping[int, SequenceView]) -> float:
-    tokens = sum(item.n_tokens for item in items)
-    return traffic.moved(tokens, sum(views[i.key].computed + i.n_tokens for i in items))
-
-
-def _last_trimmable(
-    items: Sequence[PlanItem], views: Mapping[int, SequenceView], newcomer_tokens: int
-) -> PlanItem | None:
+def _last_trimmable(state: SchedulerState, items: Sequence[PlanItem]) -> PlanItem | None:
     """Return the last item that no person waits for; never the only token there is."""
     if len(items) == 1 and items[0].n_tokens == 1:
         return None
     for item in reversed(items):
-        view = views[item.key]
-        paste = not view.decoding and not is_newcomer(view, newcomer_tokens)
+        view = state.views[item.key]
+        paste = not view.decoding and not is_newcomer(view, state.contract.newcomer_tokens)
         if view.lane == "background" or paste:
             return item
     return None

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 
 from attrs import Factory, evolve, field, frozen
 
@@ -53,17 +53,18 @@ class Staircase:
 
     def __call__(self, n: float) -> float:
         """Return the seconds of `n`; 0 for nothing."""
-        if n <= 0 or not self.at:
+        at, seconds = self.at, self.seconds
+        if n <= 0 or not at:
             return 0.0
-        i = bisect_right(self.at, n) - 1
-        if i < 0 or len(self.at) == 1:
-            return self.seconds[0]
-        if self.at[i] == n:
-            return self.seconds[i]
-        i = min(i, len(self.at) - 2)
-        low, high = self.at[i], self.at[i + 1]
+        i = bisect_left(at, n)
+        if i < len(at) and at[i] == n:
+            return seconds[i]
+        if i == 0 or len(at) == 1:
+            return seconds[0]
+        i = min(i, len(at) - 1)
+        low, high = at[i - 1], at[i]
         share = (n - low) / (high - low)
-        return max(0.0, self.seconds[i] + share * (self.seconds[i + 1] - self.seconds[i]))
+        return max(0.0, seconds[i - 1] + share * (seconds[i] - seconds[i - 1]))
 
     def table(self) -> Mapping[int, float]:
         """Return the seconds by count."""
@@ -81,8 +82,8 @@ class Staircase:
 
     def corrected(self, n: int, factor: float) -> Staircase:
         """Return a staircase whose steps at or around `n` are multiplied by `factor`."""
-        i = bisect_right(self.at, n) - 1
-        touched = (i,) if i >= 0 and self.at[i] == n else (i, i + 1)
+        i = bisect_left(self.at, n)
+        touched = (i,) if i < len(self.at) and self.at[i] == n else (i - 1, i)
         seconds = list(self.seconds)
         for j in touched:
             if 0 <= j < len(seconds):
@@ -157,27 +158,28 @@ class CostModel:
         """The numbers of tokens at which it knows the time; between them it is a line."""
         return self.computing.at
 
-    def seconds(self, work: Work) -> float:
-        """Return how long a tick with this work should take, from decode to decode."""
-        return self.scale * self._compute(work) + self.host_s
+    def seconds(self, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0) -> float:
+        """Return how long a tick should take from decode to decode: `work`, and so much more."""
+        table = self.measured if self.fell_back else self.computing
+        return self.scale * self._by(table, work, tokens, rows, looked) + self.host_s
 
     @property
     def margin(self) -> float:
         """How many times its prediction a tick should exceed once in a hundred."""
         return math.exp(CAREFUL_SIGMAS * min(self.error, UNTRUSTED_ERROR))
 
-    def _compute(self, work: Work) -> float:
-        return self._by(self.measured if self.fell_back else self.computing, work)
-
-    def _by(self, table: Staircase, work: Work) -> float:
-        seconds = table(work.tokens) + self._attention(work)
-        if self.switch_s and work.after is not None and work.after != work.shape:
+    def _by(
+        self, table: Staircase, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0
+    ) -> float:
+        tokens, rows, looked = work.tokens + tokens, work.rows + rows, work.looked + looked
+        seconds = table(tokens) + self._attention(tokens, looked, work.resident)
+        if self.switch_s and work.after is not None and work.after != (tokens, rows):
             seconds += self.switch_s
-        return seconds + self.output(work.rows) if work.rows > 1 else seconds
+        return seconds + self.output(rows) if rows > 1 else seconds
 
-    def _attention(self, work: Work) -> float:
-        depth_s = self.wide_depth_s if work.tokens >= WIDE_ROWS else self.depth_s
-        return depth_s * work.looked + self.crowd_s * work.tokens * work.resident
+    def _attention(self, tokens: int, looked: int, resident: int) -> float:
+        depth_s = self.wide_depth_s if tokens >= WIDE_ROWS else self.depth_s
+        return depth_s * looked + self.crowd_s * tokens * resident
 
     def learn(
         self,
@@ -197,20 +199,19 @@ class CostModel:
             return self
         miss = math.log(decode_s / (self.scale * expected))
         by_table = max(self._by(self.measured, work), sys.float_info.min)
-        seen = evolve(
-            self,
-            error=_smoothed(self.error, miss),
-            table_error=_smoothed(self.table_error, math.log(decode_s / (self.scale * by_table))),
-        )
+        error = _smoothed(self.error, miss)
+        table_error = _smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
         if miss >= OUTLIER and self.trusted:
-            return seen
+            return evolve(self, error=error, table_error=table_error)
         if miss <= -OUTLIER:
-            return seen.times(math.exp(miss))
+            return evolve(self, error=error, table_error=table_error).times(math.exp(miss))
         low, high = SCALE_BOUNDS
-        blame = self._attention(work) / expected
+        blame = self._attention(work.tokens, work.looked, work.resident) / expected
         deeper, wide = math.exp(DEPTH_RATE * blame * miss), work.tokens >= WIDE_ROWS
         return evolve(
-            seen,
+            self,
+            error=error,
+            table_error=table_error,
             computing=self.computing.corrected(
                 work.tokens, math.exp(step_rate * (1.0 - blame) * miss)
             ),
@@ -235,13 +236,15 @@ class CostModel:
         )
 
     def plateau(self, largest: int) -> int:
-        """Return the smallest chunk that prefills about as fast as any that is known."""
+        """Return the smallest chunk that prefills about as fast as any that is known.
+
+        A long prompt goes in such chunks where nobody is protected and no size is in use yet.
+        """
         rates = self._rates(largest)
-        enough = PLATEAU * max(rates.values())
-        return min(n for n, rate in rates.items() if rate >= enough)
+        return tuple(rates)[level(tuple(rates.values()))]
 
     def quickest(self, largest: int) -> int:
-        """Return the chunk that prefills fastest."""
+        """Return the chunk that prefills fastest: a newcomer's, where nobody is protected."""
         rates = self._rates(largest)
         return max(rates, key=rates.__getitem__)
 
@@ -259,6 +262,12 @@ class CostModel:
     def table(self) -> Mapping[int, float]:
         """Return the seconds by tokens as they are believed now, for people."""
         return self.computing.table()
+
+
+def level(rates: Sequence[float]) -> int:
+    """Return which of `rates`, of sizes in ascending order, is the first that is about the best."""
+    enough = PLATEAU * max(rates)
+    return next(i for i, rate in enumerate(rates) if rate >= enough)
 
 
 def _smoothed(error: float, miss: float) -> float:

@@ -22,6 +22,8 @@ def lift(used_s: Mapping[K, float], ready: Iterable[K]) -> dict[K, float]:
     Of the others only who is above that is remembered: the rest would be lifted to it.
     """
     present = set(ready)
+    if present and present == used_s.keys():
+        return dict(used_s)  # nobody came or went
     known = [used_s[key] for key in present if key in used_s]
     least = min(known, default=max(used_s.values(), default=0.0))
     counters = {key: used for key, used in used_s.items() if used > least and key not in present}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from attrs import evolve
@@ -17,7 +17,7 @@ from attrs import evolve
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.fairness import lift
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
-from uma_trio.policy.roles import is_newcomer, ready_clients, riding_lanes
+from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.served import burst, next_served, sweet_spot
 from uma_trio.policy.state import SchedulerState, SequenceView
 from uma_trio.policy.tally import planned_work
@@ -47,13 +47,17 @@ class Line:
         """How many tokens they all could use."""
         return self._ends[-1]
 
-    def work(self, n: int) -> Work:
-        """Return the tick with the first `n` tokens in it."""
+    def adds(self, n: int) -> tuple[int, int, int]:
+        """Return what the first `n` tokens add to the tick: tokens, rows, cells looked back at."""
         whole = bisect_right(self._ends, n) - 1  # so many sequences get all they can use
         looked = self._looked[whole]
         if whole < len(self.views):
             looked += (n - self._ends[whole]) * self.views[whole].computed
-        return self.tick.plus(n, rows=whole, looked=looked)
+        return n, whole, looked
+
+    def work(self, n: int) -> Work:
+        """Return the tick with the first `n` tokens in it."""
+        return self.tick.plus(*self.adds(n)) if n else self.tick
 
     def shares(self, n: int) -> list[tuple[SequenceView, int]]:
         """Return who gets how many of `n` tokens: each as many as it can use."""
@@ -74,35 +78,30 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
     m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
-    given = [("newcomer", *share) for share in first.shares(n)]
-    given += [("background", *share) for share in second.shares(m)]
-    items = tuple(
-        PlanItem(
-            view.key,
-            tokens,
-            "decode" if view.decoding else "prefill",
-            f"{who}: {limit.reason}",
-        )
-        for who, view, tokens in given
-    )
-    served = {item.key for item in items}
-    skipped = tuple(
-        Skip(view.key, f"does not fit into this tick ({limit.reason})")
-        for view in (*newcomers, *rest)
-        if view.key not in served
-    )
-    decoders = [v.key for _, v, _ in given if v.lane == "background" and v.decoding]
+    items = _items(first.shares(n), f"newcomer: {limit.reason}")
+    items += _items(second.shares(m), f"background: {limit.reason}")
+    served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
+    skipped = [Skip(v.key, too_much) for v in (*newcomers, *rest) if v.key not in served]
+    decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
     total = state.memory.served.tokens if limit.rare else second.tick.tokens + m
     return evolve(
         plan,
-        items=plan.items + items,
-        skipped=plan.skipped + skipped,
+        items=(*plan.items, *items),
+        skipped=(*plan.skipped, *skipped),
         memory=evolve(plan.memory, served=next_served(state, decoders, total)),
     )
 
 
+def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[PlanItem]:
+    return [PlanItem(v.key, n, "decode" if v.decoding else "prefill", reason) for v, n in shares]
+
+
 def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Line) -> int:
-    """Return how many tokens of newcomers to compute: as many as the streams can bear."""
+    """Return how many tokens of newcomers to compute: as many as the streams can bear.
+
+    Their limit is aimed at from below, like the one for every tick, without the margin that a rare
+    tick keeps: a gap beyond it is late and paid for, and smaller parts would make more gaps late.
+    """
     most = min(line.demand, state.n_batch - line.tick.tokens)
     if most <= 0:
         return 0
@@ -141,7 +140,7 @@ def _fitting(
     margin = cost.margin if careful else 1.0
     took: dict[int, float] = {}
     for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:
-        seconds = margin * cost.seconds(line.work(size))
+        seconds = margin * cost.seconds(line.tick, *line.adds(size))
         if seconds <= limit_s and size > 0:
             took[size] = seconds
         elif seconds > STEEPEST * limit_s:
@@ -157,30 +156,30 @@ def _candidates(
     The lane that had least of its share goes first, then decoders whose burst is not over, then
     whoever had least machine time. With nobody to protect, decoders before prompts.
     """
-    planned = {item.key for item in plan.items}
-    ready = [v for v in state.sequences if v.credit > 0 and v.key not in planned]
-    if not ready:
-        return [], []
+    settled = {item.key for item in plan.items}.union([skip.key for skip in plan.skipped])
+    ready = [v for v in state.sequences if v.credit > 0 and v.key not in settled]
     newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]
     newcomers.sort(key=lambda view: (_urgency(view, state.now, cost), view.key))
-    keys = {view.key for view in newcomers}
-    used = lift(plan.memory.used_s, ready_clients(state))
-    lanes = lift(plan.memory.lane_s, riding_lanes(state))
+    first = {view.key for view in newcomers}
+    rest = [view for view in ready if view.key not in first]
+    return newcomers, sorted(rest, key=_need(state, plan)) if len(rest) > 1 else rest
+
+
+def _need(state: SchedulerState, plan: Plan) -> Callable[[SequenceView], tuple[float, ...]]:
+    """Return what orders everyone else: who needs the tick most comes first."""
+    used = lift(plan.memory.used_s, state.clients)
+    lanes = lift(plan.memory.lane_s, {view.lane for view in state.riders.values()})
     running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)
-    rest = sorted(
-        (view for view in ready if view.key not in keys),
-        key=lambda view: (
-            unlimited and not view.decoding,
-            lanes[view.lane],
-            view.lane == "background",
-            view.key not in running,
-            used[view.client],
-            view.arrived,
-            view.key,
-        ),
+    return lambda view: (
+        unlimited and not view.decoding,
+        lanes.get(view.lane, 0.0),  # nobody's yet, where streams are served here, too
+        view.lane == "background",
+        view.key not in running,
+        used[view.client],
+        view.arrived,
+        view.key,
     )
-    return newcomers, rest
 
 
 def _urgency(view: SequenceView, now: float, cost: CostModel) -> float:

@@ -23,7 +23,7 @@ from attrs import evolve
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
-from uma_trio.policy.roles import is_newcomer, is_protected, protected
+from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.stairs import ballast_for
 from uma_trio.policy.state import Contract, GuardMemory, SchedulerState, SequenceView
 
@@ -35,6 +35,7 @@ EASY_DEBT = -1.0  # below this the limit narrows, at the deepest to what costs n
 # The p95 of gaps alone, over what was expected, is followed by small steps: up by nineteen parts
 # when a gap is above it, down by one when it is not, so that it rests where one in twenty is.
 JITTER_STEP, MOST_JITTER = 0.05, 2.0
+JITTER_UP, JITTER_DOWN = math.exp(JITTER_STEP * 0.95), math.exp(JITTER_STEP * -0.05)
 GAPS_BETWEEN_GRANTS = 25
 SHARE_SECONDS = 2.0  # over which the background's share is smoothed
 # Newcomers that take more than this part of the machine's time, smoothed over so many seconds,
@@ -75,24 +76,16 @@ def _telling(cost: CostModel | None, same_shape: int) -> bool:
 
 def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     """Enter the last tick's gaps into the ledger of each stream, and its time into the share."""
-    guard, cap = plan.memory.guard, state.contract.latency_cap
-    streams = protected(state)
-    balance = {view.key: guard.credits.get(view.key, 0.0) for view in streams}
-    late, jitter = False, guard.jitter
-    telling = _telling(plan.memory.cost, plan.memory.same_shape)
-    for view in streams:
-        if view.gap_s is None or guard.solo_s <= 0:
-            continue
-        if not guard.loaded and telling:
-            jitter = _followed(jitter, view.gap_s / guard.solo_s)
-        if view.gap_s > cap * guard.jitter * guard.solo_s:
-            late = True
-            balance[view.key] = max(DEEPEST_DEBT, balance[view.key] - 1.0)
-        else:
-            balance[view.key] = min(MOST_CREDIT, balance[view.key] + EARNED_PER_GAP)
+    guard = plan.memory.guard
+    solo_s, jitter = guard.solo_s, guard.jitter
+    balance, late = _entered(guard, state.protected, state.contract.latency_cap)
+    if not guard.loaded and solo_s > 0 and _telling(plan.memory.cost, plan.memory.same_shape):
+        for view in state.protected:
+            if view.gap_s is not None:
+                jitter = _followed(jitter, view.gap_s / solo_s)
     took_s = state.last.decode_s
     # What others added to the last tick, as a part of it.
-    added = max(0.0, 1.0 - guard.solo_s / took_s) if guard.loaded and took_s > 0 else 0.0
+    added = max(0.0, 1.0 - solo_s / took_s) if guard.loaded and took_s > 0 else 0.0
     guard = evolve(
         guard,
         credits=balance,
@@ -107,10 +100,29 @@ def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     return evolve(plan, memory=evolve(plan.memory, guard=guard))
 
 
+def _entered(
+    guard: GuardMemory, streams: Sequence[SequenceView], cap: float
+) -> tuple[dict[int, float], bool]:
+    """Return the credit of each stream with its last gap in it, and whether any gap was late."""
+    late_s = cap * guard.jitter * guard.solo_s
+    balance, late = {}, False
+    for view in streams:
+        credit = guard.credits.get(view.key, 0.0)
+        if view.gap_s is None or guard.solo_s <= 0:
+            pass  # nothing to enter
+        elif view.gap_s > late_s:
+            late, credit = True, max(DEEPEST_DEBT, credit - 1.0)
+        else:
+            credit = min(MOST_CREDIT, credit + EARNED_PER_GAP)
+        balance[view.key] = credit
+    return balance, late
+
+
 def _followed(jitter: float, ratio: float) -> float:
     """Move the estimate of the p95 of `ratio` by one sample."""
-    step = 0.95 if ratio > jitter else -0.05
-    return min(max(1.0, jitter * math.exp(JITTER_STEP * step)), MOST_JITTER)
+    if ratio > jitter:
+        return min(jitter * JITTER_UP, MOST_JITTER)
+    return max(1.0, jitter * JITTER_DOWN)
 
 
 def _moved(average: float, value: float, took_s: float, over_s: float) -> float:
@@ -120,43 +132,44 @@ def _moved(average: float, value: float, took_s: float, over_s: float) -> float:
 
 def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     """Say how long this tick may take."""
-    streams, cost = protected(state), plan.memory.cost
+    streams, cost = state.protected, plan.memory.cost
     guard, contract = plan.memory.guard, state.contract
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0, newcomers=0.0))
     solo = cost.seconds(alone(cost, streams, room_alone(state, len(streams))))
-    guard, closed = _closed(guard, captured=cost.switch_s > 0)
-    if closed:
+    loaded_ticks, closed_ticks = _turns(guard, captured=cost.switch_s > 0)
+    guard = evolve(
+        guard, solo_s=solo, loaded_ticks=loaded_ticks, closed_ticks=max(0, closed_ticks - 1)
+    )
+    if closed_ticks > 0:
         limit = Limit(
             solo, "alone: to measure what the streams cost by themselves", solo, closed=True
         )
-        return _with(plan, limit, evolve(guard, solo_s=solo))
-    young = any(_age(view, state.now) < contract.young_s for view in streams)
+        return _with(plan, limit, guard)
+    young = min([_age(view, state.now) for view in streams]) < contract.young_s
     hard = max(contract.latency_cap, contract.young_cap if young else contract.pause_cap)
-    credit = min(guard.credits.get(view.key, 0.0) for view in streams)
+    credit = min([guard.credits.get(view.key, 0.0) for view in streams])
     # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
     # gaps are late. Where newcomers never end, the streams are spared the long ones.
     welcome = hard if guard.newcomers < MANY_NEWCOMERS else min(hard, contract.young_cap)
     # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
     # which moves the limit: there it stands still.
-    limit = _limit(contract, 0.0 if cost.switch_s else credit, hard, solo)
-    limit = evolve(limit, newcomer_s=welcome * solo)
+    limit = _limit(contract, 0.0 if cost.switch_s else credit, hard, solo, welcome * solo)
     if limit.seconds < hard * solo and _owed(state, guard, young=young):
         limit = evolve(
             limit, seconds=hard * solo, reason="floor grant: background got too little", rare=True
         )
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
-    return _with(plan, _tightened(limit, streams), evolve(guard, solo_s=solo))
+    return _with(plan, _tightened(limit, streams), guard)
 
 
-def _closed(guard: GuardMemory, *, captured: bool) -> tuple[GuardMemory, bool]:
-    """Count ticks with company, and say whether this one is to be without."""
+def _turns(guard: GuardMemory, *, captured: bool) -> tuple[int, int]:
+    """Return how many ticks in a row had company, and how many are to be without, this one first."""
     loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
     closed_ticks = guard.closed_ticks
     if loaded_ticks >= (LOADED_BETWEEN_CAPTURES if captured else MOST_LOADED_TICKS):
         loaded_ticks, closed_ticks = 0, CLOSED_AFTER_CAPTURE if captured else 1
-    left = max(0, closed_ticks - 1)
-    return evolve(guard, loaded_ticks=loaded_ticks, closed_ticks=left), closed_ticks > 0
+    return loaded_ticks, closed_ticks
 
 
 def room_alone(state: SchedulerState, streams: int) -> int:
@@ -166,28 +179,32 @@ def room_alone(state: SchedulerState, streams: int) -> int:
 
 def alone(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> Work:
     """Return a tick of nothing but `streams`, in a context that holds nobody else."""
-    looked = sum(view.computed for view in streams)
+    looked = sum([view.computed for view in streams])
     work = Work(len(streams), len(streams), looked, looked)
     ballast = ballast_for(cost, work, spare_rows)
-    return work.plus(ballast, rows=ballast)
+    return work.plus(ballast, rows=ballast) if ballast else work
 
 
-def _limit(contract: Contract, credit: float, hard: float, solo: float) -> Limit:
+def _limit(contract: Contract, credit: float, hard: float, solo: float, newcomer_s: float) -> Limit:
     """Return the limit of a tick whose poorest stream has that much credit."""
-    if credit >= 1.0:
-        return Limit(hard * solo, f"long tick: every stream can bear {hard:g}x", solo, rare=True)
-    cap = contract.latency_cap
-    if credit >= EASY_DEBT:
-        return Limit(cap * solo, f"within {cap:g}x", solo)
-    ease = max(0.0, (credit - DEEPEST_DEBT) / (EASY_DEBT - DEEPEST_DEBT))
-    narrow = 1.0 + ease * (cap - 1.0)
-    return Limit(narrow * solo, f"within {narrow:.2f}x: recent gaps were late", solo)
+    rare, times = credit >= 1.0, contract.latency_cap
+    if rare:
+        times, reason = hard, f"long tick: every stream can bear {hard:g}x"
+    elif credit >= EASY_DEBT:
+        reason = f"within {times:g}x"
+    else:
+        ease = max(0.0, (credit - DEEPEST_DEBT) / (EASY_DEBT - DEEPEST_DEBT))
+        times = 1.0 + ease * (times - 1.0)
+        reason = f"within {times:.2f}x: recent gaps were late"
+    return Limit(times * solo, reason, solo, rare, newcomer_s)
 
 
 def _tightened(limit: Limit, streams: Sequence[SequenceView]) -> Limit:
     """Respect what applications asked for, as far as the streams alone would."""
-    asked = min((v.target_gap_s for v in streams if v.target_gap_s is not None), default=math.inf)
-    asked = max(asked, limit.solo_s)
+    targets = [view.target_gap_s for view in streams if view.target_gap_s is not None]
+    if not targets:
+        return limit
+    asked = max(min(targets), limit.solo_s)
     newcomer_s = min(asked, limit.newcomer_s)
     if asked >= limit.seconds:
         return evolve(limit, newcomer_s=newcomer_s)
@@ -204,14 +221,8 @@ def _owed(state: SchedulerState, guard: GuardMemory, *, young: bool) -> bool:
     return (
         guard.since_grant >= GAPS_BETWEEN_GRANTS
         and guard.share < (floor / 2 if young else floor)
-        and any(_is_background(view, state.contract) for view in state.sequences)
+        and any(not is_newcomer(v, state.contract.newcomer_tokens) for v in state.riders.values())
     )
-
-
-def _is_background(view: SequenceView, contract: Contract) -> bool:
-    """Whether it could use time that is neither a stream's nor a newcomer's."""
-    newcomer = is_newcomer(view, contract.newcomer_tokens)
-    return view.credit > 0 and not is_protected(view) and not newcomer
 
 
 def _age(view: SequenceView, now: float) -> float:

@@ -71,7 +71,10 @@ class Pipeline:
             state = evolve(
                 state, spare_rows=0
             )  # or the streams alone would be held against ballast
-        return compose(*self.stages.values())(state)
+        plan = Plan(memory=state.memory)
+        for transformer in self.stages.values():
+            plan = transformer(state, plan)
+        return plan
 
     @property
     def optional(self) -> tuple[str, ...]:

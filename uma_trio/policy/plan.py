@@ -74,4 +74,4 @@ class Plan:
     @property
     def n_tokens(self) -> int:
         """How many tokens of sequences the batch will have."""
-        return sum(item.n_tokens for item in self.items)
+        return sum([item.n_tokens for item in self.items])

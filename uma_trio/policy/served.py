@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from uma_trio.policy.cost import PLATEAU
+from uma_trio.policy.cost import level
 from uma_trio.policy.state import SchedulerState, Served
 
 DEAD_BAND = 1.03  # a size in use is worth this much more than it is
@@ -32,8 +32,7 @@ def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> 
     sizes = list(took)
     in_use = state.memory.served.tokens - total
     rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
-    enough = PLATEAU * max(rates)
-    best = next(i for i, rate in enumerate(rates) if rate >= enough)
+    best = level(rates)
     if state.tick % PROBE_EVERY == 0:
         other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
         best = other if 0 <= other < len(sizes) else best

@@ -24,7 +24,7 @@ def ballast_for(cost: CostModel, work: Work, room: int) -> int:
     """Return how many rows to throw in, at most `room`, so that `work` takes least time."""
     best, least = 0, cost.seconds(work) * WORTH
     for extra in range(1, min(MOST_BALLAST, room) + 1):
-        seconds = cost.seconds(work.plus(extra, rows=extra))
+        seconds = cost.seconds(work, tokens=extra, rows=extra)
         if seconds < least:
             best, least = extra, seconds
     return best
@@ -48,9 +48,8 @@ def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
     cost = plan.memory.cost
     if cost is None or not cost.switch_s or not plan.items:
         return plan
-    pending = {view.key: view.pending for view in state.sequences}
     prompts = [item for item in plan.items if item.phase == "prefill"]
     if len(prompts) in (0, len(plan.items)) or plan.items[-1].phase != "prefill":
         return plan
-    ends = any(item.n_tokens == pending[item.key] for item in prompts)
+    ends = any(item.n_tokens == state.views[item.key].pending for item in prompts)
     return plan if ends else evolve(plan, extra_row=True)

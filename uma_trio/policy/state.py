@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal
 
 from attrs import field, frozen
@@ -39,6 +40,11 @@ class SequenceView:
     def decoding(self) -> bool:
         """Whether its next step is one token that yields one token."""
         return self.started and self.pending == 1
+
+    @property
+    def protected(self) -> bool:
+        """Whether it is a stream that somebody reads now."""
+        return self.pending == 1 and self.started and self.credit > 0 and self.lane == "interactive"
 
 
 @frozen
@@ -138,7 +144,10 @@ class Memory:
 
 @frozen
 class SchedulerState:
-    """Everything a plan may depend on. Same state, same plan."""
+    """Everything a plan may depend on. Same state, same plan.
+
+    What several stages of a policy ask about the sequences is answered once for all of them.
+    """
 
     now: float
     tick: int
@@ -151,6 +160,32 @@ class SchedulerState:
     spare_rows: int = 0  # logits rows that nobody can ask for: ballast may
     last: LastTick = field(factory=LastTick)
     memory: Memory = field(factory=Memory)
+
+    @cached_property
+    def views(self) -> Mapping[int, SequenceView]:
+        """The sequences by key."""
+        return {view.key: view for view in self.sequences}
+
+    @cached_property
+    def protected(self) -> tuple[SequenceView, ...]:
+        """The streams that the contract protects now."""
+        return tuple([view for view in self.sequences if view.protected])
+
+    @cached_property
+    def riders(self) -> Mapping[int, SequenceView]:
+        """Everyone else who can use machine time now, by key."""
+        read = {view.key for view in self.protected}
+        return {v.key: v for v in self.sequences if v.credit > 0 and v.key not in read}
+
+    @cached_property
+    def clients(self) -> frozenset[int]:
+        """Whose sequences can use machine time now."""
+        return frozenset([view.client for view in self.sequences if view.credit > 0])
+
+    @cached_property
+    def resident(self) -> int:
+        """How many KV cells the cache holds, whosever they are."""
+        return sum([view.computed for view in self.sequences])
 
 
 @frozen

@@ -6,68 +6,75 @@ computed and not of one that was considered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attrs import evolve
 
 from uma_trio.policy.cost import Work
 from uma_trio.policy.fairness import charged
-from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.roles import is_newcomer, is_protected, ready_clients, riding_lanes
-from uma_trio.policy.state import Lane, SchedulerState
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.roles import is_newcomer
+from uma_trio.policy.state import GuardMemory, Lane, Memory, SchedulerState, SequenceView
+
+Ride = tuple[SequenceView, int]  # somebody who is no protected stream, and its tokens
 
 
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
     """Return what of `plan` costs time, ballast included."""
-    views = {view.key: view for view in state.sequences}
-    rows, looked = int(plan.extra_row), 0
+    views = state.views
+    tokens, rows, looked = plan.ballast, plan.ballast + plan.extra_row, 0
     for item in plan.items:
-        view = views[item.key]
-        rows += item.n_tokens == view.pending
-        looked += item.n_tokens * view.computed
-    return Work(
-        tokens=plan.n_tokens + plan.ballast,
-        rows=rows + plan.ballast,
-        looked=looked,
-        resident=sum(view.computed for view in state.sequences),
-        after=state.last.work.shape,
-    )
+        view, n = views[item.key], item.n_tokens
+        tokens += n
+        rows += n == view.pending
+        looked += n * view.computed
+    return Work(tokens, rows, looked, state.resident, state.last.work.shape)
+
+
+def moved_bytes(state: SchedulerState, plan: Plan) -> float:
+    """Return how many bytes the tick reads and writes, 0 if the model's own numbers are unknown.
+
+    Ballast rows reach experts like any other. Each looks at a KV cell or two of its own, which
+    is nothing beside the weights and is not counted.
+    """
+    if state.traffic is None:
+        return 0.0
+    views = state.views
+    cells = sum([views[item.key].computed + item.n_tokens for item in plan.items])
+    return state.traffic.moved(plan.n_tokens + plan.ballast, cells)
 
 
 def tally(state: SchedulerState, plan: Plan) -> Plan:
     """Predict the tick, book it to its clients, and note what rode along for the guard."""
     cost = plan.memory.cost
-    if cost is None or not plan.items:
+    if not plan.items:
         return plan
+    moved = moved_bytes(state, plan)
+    if cost is None:
+        return evolve(plan, moved_bytes=moved)
     predicted_s = cost.seconds(planned_work(state, plan))
-    views = {view.key: view for view in state.sequences}
-    riders = [item for item in plan.items if not is_protected(views[item.key])]
-    newcomers = state.contract.newcomer_tokens
-    others = sum(i.n_tokens for i in riders if not is_newcomer(views[i.key], newcomers))
-    guard = evolve(
-        plan.memory.guard,
-        loaded=bool(riders),
-        background=others / max(1, sum(item.n_tokens for item in riders)),
-    )
-    used_s, lane_s = _charged(state, plan, predicted_s / plan.n_tokens, riders)
-    memory = evolve(plan.memory, guard=guard, used_s=used_s, lane_s=lane_s)
-    return evolve(plan, predicted_s=predicted_s, memory=memory)
+    memory = _booked(state, plan, predicted_s / plan.n_tokens)
+    return evolve(plan, predicted_s=predicted_s, moved_bytes=moved, memory=memory)
 
 
-def _charged(
-    state: SchedulerState, plan: Plan, per_token_s: float, riders: Sequence[PlanItem]
-) -> tuple[dict[int, float], dict[Lane, float]]:
+def _booked(state: SchedulerState, plan: Plan, per_token_s: float) -> Memory:
     """Book the tick: all of it to the clients, what rode along to the lanes, by their weights."""
-    views = {view.key: view for view in state.sequences}
-    contract = state.contract
+    views, riders, contract = state.views, state.riders, state.contract
+    rides = [(riders[item.key], item.n_tokens) for item in plan.items if item.key in riders]
     weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
     by_client = [(views[i.key].client, per_token_s * i.n_tokens) for i in plan.items]
-    by_lane: list[tuple[Lane, float]] = [
-        (lane, per_token_s * item.n_tokens / weight[lane])
-        for item in riders
-        for lane in [views[item.key].lane]
-    ]
-    return (
-        charged(plan.memory.used_s, ready_clients(state), by_client),
-        charged(plan.memory.lane_s, riding_lanes(state), by_lane),
+    by_lane = [(view.lane, per_token_s * n / weight[view.lane]) for view, n in rides]
+    riding: set[Lane] = {view.lane for view in riders.values()}
+    return evolve(
+        plan.memory,
+        guard=_noted(plan.memory.guard, rides, contract.newcomer_tokens),
+        used_s=charged(plan.memory.used_s, state.clients, by_client),
+        lane_s=charged(plan.memory.lane_s, riding, by_lane),
     )
+
+
+def _noted(guard: GuardMemory, rides: list[Ride], newcomer_tokens: int) -> GuardMemory:
+    """Note for the guard whether anything rode along, and what part of it was no newcomer's."""
+    others = sum([n for view, n in rides if not is_newcomer(view, newcomer_tokens)])
+    loaded, background = bool(rides), others / max(1, sum([n for _, n in rides]))
+    if (loaded, background) == (guard.loaded, guard.background):
+        return guard
+    return evolve(guard, loaded=loaded, background=background)
