@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from uma_trio.backend.base import Backend, ModelError
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.cli.cost import Step, bar, decoders_ms, show_cost, steps, summary
+from uma_trio.cli.cost import Step, _table, bar, decoders_ms, show_cost, steps, summary
 from uma_trio.cli.doctor import doctor
 from uma_trio.config import Config
 from uma_trio.parts import Measured
@@ -90,6 +92,36 @@ def test_the_model_is_loaded_once_and_closed(capsys: pytest.CaptureFixture[str])
     load = Loader()
     told(load, capsys)
     assert [backend.closed for backend in load.loaded] == [True]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_table_fits_the_window(width: int) -> None:
+    """The bars give way; no figure and no note is cut or broken."""
+    out = Console(file=io.StringIO(), width=width)
+    found = steps(STAIRS, 64)
+    out.print(_table(found, width))
+    heading, *rows = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert heading.split() == ["tokens", "ms", "ms/token", "tokens/s"]
+    assert len(rows) == len(found)
+    for step, row in zip(found, rows, strict=True):
+        assert row.rstrip().endswith(step.note)
+        assert row.split()[0] == str(step.tokens)
+        assert len(row) <= width
+    assert max(row.count("█") for row in rows) == min(32, width - 45)
+
+
+def test_each_number_of_slots_has_its_own_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--parallel` here is the daemon's: what is told is what that daemon would use."""
+    load = Loader()
+    monkeypatch.setattr("uma_trio.parts.load_backend", load)
+    files = []
+    for parallel in ("2", "3", "2"):
+        assert doctor(cost=True, json=True, parallel=parallel) == 0
+        files.append(json.loads(capsys.readouterr().out)["file"])
+    assert [backend.limits.n_slots for backend in load.loaded] == [3, 4, 3]
+    assert files[0] == files[2] != files[1]
 
 
 def test_the_table_and_its_bars_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ from attrs import evolve, frozen
 from uma_trio.cli.output import OK, USAGE, complain, console, print_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from uma_trio.backend.base import Backend
     from uma_trio.config import Config
     from uma_trio.parts import Measured, Progress
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 Load = Callable[["Config", "Progress | None"], "Backend"]
 
-_BAR = 32
+_BAR, _SHORTEST_BAR = 32, 8  # columns, as far as the window has them
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _DECODERS = (1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -114,23 +116,35 @@ def bar(value: float, most: float, width: int = _BAR) -> str:
 
 
 def _show(about: str, measured: Measured, most: int) -> None:
+
+    out = console()
+    out.print(f"One tick of so many tokens: {about}")
+    out.print(_table(steps(measured.cost, most), out.width))
+    for line in summary(measured, most):
+        out.print(line)
+
+
+def _table(found: list[Step], width: int) -> Table:
+    """Return the steps as a table whose bars take what the figures and notes leave of `width`."""
     from rich.table import Table
 
-    found = steps(measured.cost, most)
+    names = ("tokens", "ms", "ms/token", "tokens/s")
+    rows = [
+        (str(s.tokens), *(_figure(v) for v in (s.ms, s.ms_per_token, s.per_s)), s.note)
+        for s in found
+    ]
+    columns = list(zip((*names, ""), *rows, strict=True))
+    taken = sum(2 + max(map(len, column)) for column in columns)  # with the gaps between
+    room = max(_SHORTEST_BAR, min(_BAR, width - taken))
     best = max(step.per_s for step in found)
     table = Table(box=None, pad_edge=False)
-    for name in ("tokens", "ms", "ms/token", "tokens/s"):
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, style="cyan", min_width=_BAR)
-    table.add_column("", style="dim")
-    for step in found:
-        cells = [str(step.tokens), *(_figure(v) for v in (step.ms, step.ms_per_token, step.per_s))]
-        table.add_row(*cells, bar(step.per_s, best), step.note)
-    out = console()
-    out.print(f"One tick of so many tokens: {about}", soft_wrap=True)
-    out.print(table)
-    for line in summary(measured, most):
-        out.print(line, soft_wrap=True)
+    table.add_column("", no_wrap=True, style="cyan", min_width=room)
+    table.add_column("", no_wrap=True, style="dim")
+    for step, (*figures, note) in zip(found, rows, strict=True):
+        table.add_row(*figures, bar(step.per_s, best, room), note)
+    return table
 
 
 def summary(measured: Measured, most: int) -> list[str]:

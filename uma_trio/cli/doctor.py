@@ -27,6 +27,9 @@ def doctor(
     model: Annotated[str | None, Parameter(help="The model to judge; UMA_MODEL.")] = None,
     socket: Annotated[str | None, Parameter(help="The socket to look at; UMA_SOCK.")] = None,
     n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.")] = None,
+    parallel: Annotated[
+        str | None, Parameter(help="The slots to reckon with; each number has its own --cost.")
+    ] = None,
     config: Annotated[str | None, Parameter(help="A YAML file; UMA_CONFIG.")] = None,
     cost: Annotated[
         bool,
@@ -44,7 +47,13 @@ def doctor(
 
     Exit status: 0 if nothing blocks, 1 if something does.
     """
-    flags = {"model": model, "socket": socket, "n_ctx": n_ctx, "config": config}
+    flags = {
+        "model": model,
+        "socket": socket,
+        "n_ctx": n_ctx,
+        "parallel": parallel,
+        "config": config,
+    }
     if cost:
         from uma_trio.cli.cost import show_cost
 
