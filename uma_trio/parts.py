@@ -94,9 +94,7 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
         return plain
     cost = cost_model(backend)
     traffic = _traffic(backend.model)
-    # What one token of a lone stream moves, over the time that takes: decoding alone is bound
-    # by memory, so this is the bandwidth there is.
-    probed = traffic.moved(1, 0) / cost.seconds(Work(1))
+    probed = traffic.bandwidth({n: cost.seconds(Work(n)) for n in cost.steps})
     if not cost.depth_s and probed:
         # Not measured: what reading the cell takes. Ticks correct it, from anything but nothing.
         cell_s = traffic.cell_bytes / probed

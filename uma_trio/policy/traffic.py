@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 
 
@@ -34,3 +36,11 @@ class Traffic:
             return 0.0
         experts = self.distinct_experts(n_tokens) * self.expert_bytes
         return self.weight_bytes + experts + cells * self.cell_bytes
+
+    def bandwidth(self, seconds: Mapping[int, float]) -> float:
+        """Return the bytes a second that this machine moves, by what ticks of n tokens take there.
+
+        The most that any tick moves: decoding is bound by memory, but one token may be too few to
+        show it. Of a mixture of experts four move twice the weights in less than twice the time.
+        """
+        return max((self.moved(n, 0) / s for n, s in seconds.items() if s > 0), default=0.0)
