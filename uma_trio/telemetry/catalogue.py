@@ -123,9 +123,15 @@ METRICS: tuple[Metric, ...] = (
         "jitter",
         "gauge",
         "ratio",
-        "The machine's own unrest: the p95 of gaps without other work, over what was expected.",
+        "The machine's own unrest: the p95 of gaps without other work, over what was expected; "
+        "followed between 1 and 2.",
     ),
-    _m("tick_limit_ms", "gauge", "ms", "How long the last tick was allowed to take."),
+    _m(
+        "tick_limit_ms",
+        "gauge",
+        "ms",
+        "How long the last tick was allowed to take; a newcomer's prompt may take it further.",
+    ),
     _m("solo_ms", "gauge", "ms", "What the interactive streams alone would have cost."),
     _m("alone_ms", "gauge", "ms", "What one interactive stream wholly alone would have cost."),
     _m(
@@ -141,7 +147,12 @@ METRICS: tuple[Metric, ...] = (
         "The same over `alone_ms`: what company costs a stream, that of its own kind included.",
     ),
     _m("predicted_ms_last", "gauge", "ms", "What the cost model expected of the last tick."),
-    _m("ticks_over_budget", "counter", "ticks", "Ticks that took longer than allowed."),
+    _m(
+        "ticks_over_budget",
+        "counter",
+        "ticks",
+        "Ticks that took longer than `tick_limit_ms`, those of newcomers among them.",
+    ),
     _m("prefill_guard_active", "gauge", "0 or 1", "Whether the last tick left a prompt out."),
     _m(
         "skipped_prefill_due_to_latency_total",
@@ -154,9 +165,16 @@ METRICS: tuple[Metric, ...] = (
         "guard_infeasible_total",
         "counter",
         "ticks",
-        "Ticks of interactive streams alone that missed the cap: the promise cannot be kept.",
+        "Ticks with a gap beyond the cap times `jitter` although no other work rode along: the machine "
+        "cannot keep the promise.",
     ),
-    _m("background_share", "gauge", "ratio", "Machine time that background work got of late."),
+    _m(
+        "background_share",
+        "gauge",
+        "ratio",
+        "The part of machine time that background work got, smoothed over two seconds; 1 while no "
+        "interactive stream is read.",
+    ),
     _m(
         "slo_violations_total",
         "counter",
@@ -212,7 +230,12 @@ METRICS: tuple[Metric, ...] = (
         "tokens/s",
         "All tokens computed while an interactive stream was protected, over that time.",
     ),
-    _m("worst_pause_ms", "histogram", "ms", "The longest gap of each stream's first 3 s."),
+    _m(
+        "worst_pause_ms",
+        "histogram",
+        "ms",
+        "The longest gap of each stream's first 3 s, of both lanes.",
+    ),
     _m("ttf5_ms", "histogram", "ms", "From submitting a request to its fifth token."),
     _m("slots_total", "gauge", "slots", "KV slots there are."),
     _m(

@@ -34,7 +34,7 @@ class CostFigures(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether its predictions may carry a promise."""
+        """Whether its recent error is small."""
 
     def table(self) -> Mapping[int, float]:
         """Return the seconds by tokens, without the factor."""
