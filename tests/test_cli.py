@@ -55,6 +55,7 @@ from uma_trio.cli.output import count, duration, harmless, size
 from uma_trio.cli.serve import policy_in_words, ready_block
 from uma_trio.config import Config
 from uma_trio.daemon import ReadyInfo
+from uma_trio.models import bundled_model
 from uma_trio.net.listener import claim
 
 PATIENCE_S = 30
@@ -481,6 +482,15 @@ def test_doctor_refuses_what_is_not_a_model(folder: Path) -> None:
     (finding,) = check_model(Config(model=folder / "none.gguf"))
     assert finding.weight == "blocks"
     assert "There is no model file" in finding.what
+
+
+def test_two_sizes_of_a_model_have_two_names() -> None:
+    """The file is larger than the weights in it, so nobody has to wonder which number is right."""
+    model, *_ = check_model(Config())
+    assert f"a file of {size(bundled_model().stat().st_size)}, " in model.what
+    fake = FakeBackend()
+    ready = ready_block(ReadyInfo("uma.sock", fake.model, fake.limits, "cpu", "baseline"), 1.0)
+    assert "0 bytes of weights)" in ready
 
 
 def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:

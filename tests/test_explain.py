@@ -362,19 +362,22 @@ def test_without_a_limit_the_reason_is_that_of_the_item() -> None:
 
 
 def test_a_table_is_aligned_and_whole() -> None:
-    """What does not fit stands below, behind its heading; a pipe has room for everything."""
-    rows = [{"N": "7", "NAME": "x", "WHY": "so " * 9}, {"N": "123", "NAME": "yy", "WHY": ""}]
+    """What does not fit stands below, once for lines in a row; a pipe has room for everything."""
+    so = "so so so so so so so so so"
+    rows = [{"N": n, "NAME": "x", "WHY": why} for n, why in (("7", so), ("8", so), ("123", ""))]
     assert aligned(rows, {"NAME", "WHY"}, 10_000) == [
         "  N  NAME  WHY",
-        "  7  x     so so so so so so so so so",
-        "123  yy",
+        f"  7  x     {so}",
+        f"  8  x     {so}",
+        "123  x",
     ]
     assert aligned(rows, {"NAME", "WHY"}, 24) == [
         "  N  NAME",
         "  7  x",
         "      why: so so so so",
         "        so so so so so",
-        "123  yy",
+        "  8  x",
+        "123  x",
         "      why:",
     ]
 

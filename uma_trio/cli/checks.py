@@ -184,15 +184,17 @@ def check_model(config: Config) -> list[Finding]:
         return [Finding("model", "blocks", str(error))]
     room = available_memory()
     cells = kv_bytes(header, config.n_ctx, config.kv_type)
-    parts = f"{size(header.size_bytes)} of weights, {size(cells)} of KV cache"
+    parts = f"a file of {size(header.size_bytes)}, {size(cells)} of KV cache"
     found = [Finding("model", "ok", f"{path}: {parts}")]
     need = header.size_bytes + cells + _SPARE_MEMORY
     if room is None:
         return found
+    spare = f"{size(_SPARE_MEMORY)} of it beside the model"
     if need <= room:
-        found.append(Finding("memory", "ok", f"{size(need)} needed, {size(room)} available"))
+        what = f"{size(need)} needed ({spare}), {size(room)} available"
+        found.append(Finding("memory", "ok", what))
     else:
-        what = f"{size(need)} needed, only {size(room)} available"
+        what = f"{size(need)} needed ({spare}), only {size(room)} available"
         fix = "a smaller --n-ctx, --kv-type q8_0, a smaller model, or close other programs"
         weight: Weight = "blocks" if cells + _SPARE_MEMORY > room else "slow"
         found.append(Finding("memory", weight, what, fix))

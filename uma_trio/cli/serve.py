@@ -129,7 +129,8 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
     rows = {
         "socket": str(info.socket),
-        "model": f"{model.name} ({count(model.n_params)} parameters, {size(model.size_bytes)})",
+        "model": f"{model.name} ({count(model.n_params)} parameters, "
+        f"{size(model.size_bytes)} of weights)",
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
         "slots": f"{limits.n_slots} requests at once",
         "backend": info.backend,

@@ -112,19 +112,22 @@ def aligned(rows: Sequence[Mapping[str, str]], left: set[str], width: int) -> li
     """Return a table as lines, the headings first; the columns in `left` begin at their left.
 
     Nothing is cut. Columns that do not fit into `width` characters stand under their line, each
-    behind its heading.
+    behind its heading; what is the same for lines that follow each other stands under the first.
     """
     sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     beside = list(sizes)
     while len(beside) > 1 and sum(sizes[name] + 2 for name in beside) - 2 > width:
         beside.pop()
     lines = [_line({name: name for name in sizes}, sizes, beside, left)]
+    said = ""
     for row in rows:
         lines.append(_line(row, sizes, beside, left))
         below = ", ".join(f"{name.lower()}: {row[name]}" for name in sizes if name not in beside)
-        lines += textwrap.wrap(
-            below, width, initial_indent=_FOLDED, subsequent_indent=_FOLDED + "  "
-        )
+        if below != said:
+            lines += textwrap.wrap(
+                below, width, initial_indent=_FOLDED, subsequent_indent=_FOLDED + "  "
+            )
+        said = below
     return lines
 
 
