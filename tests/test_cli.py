@@ -46,13 +46,14 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.cli.checks import (
     check_limits,
     check_model,
+    check_policy,
     check_socket,
     compare_features,
     judge_files,
 )
 from uma_trio.cli.demo_pane import Pane
-from uma_trio.cli.output import count, duration, harmless, size
-from uma_trio.cli.serve import policy_in_words, ready_block
+from uma_trio.cli.output import count, duration, harmless, policy_in_words, size
+from uma_trio.cli.serve import ready_block
 from uma_trio.config import Config
 from uma_trio.daemon import ReadyInfo
 from uma_trio.models import bundled_model
@@ -482,6 +483,23 @@ def test_doctor_refuses_what_is_not_a_model(folder: Path) -> None:
     (finding,) = check_model(Config(model=folder / "none.gguf"))
     assert finding.weight == "blocks"
     assert "There is no model file" in finding.what
+
+
+def test_doctor_finds_a_policy_that_serve_would_refuse() -> None:
+    """In the same words; and says in words what is left out."""
+    (wrong,) = check_policy(Config(policy="contrat"))
+    assert (wrong.weight, "did you mean contract?" in wrong.what) == ("blocks", True)
+    (right,) = check_policy(Config(policy="contract,-guard"))
+    assert (right.weight, right.what) == ("ok", "contract without guard")
+
+
+async def test_a_misspelt_variable_is_no_question_to_another_daemon(folder: Path) -> None:
+    """UMA_SOCKET is told to be UMA_SOCK, by whoever asks; the daemon's own are not looked at."""
+    status, _, errors = await run("uma-trio", "ps", UMA_SOCKET=str(folder / "uma.sock"))
+    assert (status, "did you mean UMA_SOCK?" in errors) == (1, True)
+    async with double(folder) as daemon:
+        got = await run("uma-trio", "ps", UMA_SOCK=str(daemon.path), UMA_N_CTX="many")
+    assert got[0] == 0
 
 
 def test_two_sizes_of_a_model_have_two_names() -> None:

@@ -196,6 +196,12 @@ def test_a_misspelt_variable_is_refused_and_a_strangers_is_not() -> None:
     assert load({}, {"UMA_HOME_OF_OTHERS": "1"}) == Config()
 
 
+def test_a_file_that_is_not_there_is_told_by_who_named_it() -> None:
+    """A flag that nobody typed would be looked for in vain."""
+    assert refusal({}, {"UMA_CONFIG": "/no/x.yaml"}).startswith("UMA_CONFIG /no/x.yaml: No such")
+    assert refusal({"config": "/no/x.yaml"}).startswith("--config /no/x.yaml: No such")
+
+
 def test_an_empty_variable_is_not_set() -> None:
     """Shells export empty variables; they mean nothing."""
     assert load({}, {"UMA_MODEL": "", "UMA_N_CTX": ""}) == Config()

@@ -51,8 +51,10 @@ def load(
     env = {name: text for name, text in (os.environ if env is None else env).items() if text}
     _refuse_unknown_env(env)
     _check_reserved(flags)
-    path = flags.get("config") or env.get(CONFIG_ENV)
-    file = read_yaml(Path(str(path)).expanduser()) if path else {}
+    path, named_by = flags.get("config"), CONFIG_FLAG
+    if not path:
+        path, named_by = env.get(CONFIG_ENV), CONFIG_ENV
+    file = read_yaml(Path(str(path)).expanduser(), named_by) if path else {}
     found = {item.name: _first(item, flags, env, file, f"{path}: ") for item in OPTIONS}
     sources = {name: source for name, (_, source) in found.items() if source}
     values = {
@@ -123,25 +125,28 @@ def _refuse_unknown_env(env: Mapping[str, str]) -> None:
             raise ConfigError(message)
 
 
-def read_yaml(path: Path) -> dict[str, object]:
-    """Return the file's settings by dotted key. Raises :class:`ConfigError`."""
+def read_yaml(path: Path, named_by: str) -> dict[str, object]:
+    """Return the file's settings by dotted key. Raises :class:`ConfigError`.
+
+    `named_by` is what the path came from, which is told if there is no such file.
+    """
     import yaml  # here, so that `--help` does not wait for it
 
     try:
         text = path.read_text(encoding="utf-8")
         if problem := _ambiguity(yaml.compose(text, yaml.SafeLoader), ()):
-            raise ConfigError(f"{CONFIG_FLAG} {path}: {problem}")
+            raise ConfigError(f"{path}: {problem}")
         document = yaml.safe_load(text)
     except OSError as error:
-        message = f"{CONFIG_FLAG} {path}: {error.strerror}; check the path"
+        message = f"{named_by} {path}: {error.strerror}; check the path"
         raise ConfigError(message) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"{CONFIG_FLAG} {path} is not YAML: {_where(error)}"
+        message = f"{path} is not YAML: {_where(error)}"
         raise ConfigError(message) from error
     if document is None:
         return {}
     if not isinstance(document, dict):
-        message = f"{CONFIG_FLAG} {path}: expected settings (key: value), found {document!r}"
+        message = f"{path}: expected settings (key: value), found {document!r}"
         raise ConfigError(message)
     return dict(_settings(document, path))
 

@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from uma_trio.cli.output import size
+from uma_trio.cli.output import policy_in_words, size
 from uma_trio.config import Config
 from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cores
+from uma_trio.options import ConfigError
 
 Weight = Literal["ok", "slow", "blocks"]
 
@@ -109,6 +110,17 @@ def _cannot_load(status: int, stderr: str) -> Finding:
         return Finding("llama.cpp", "blocks", what, _REBUILD)
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     return Finding("llama.cpp", "blocks", f"does not load (status {status}): {last}", _REBUILD)
+
+
+def check_policy(config: Config) -> list[Finding]:
+    """See whether there is such a policy, and whether it can do without what is left out."""
+    from uma_trio.parts import chosen_policy
+
+    try:
+        chosen_policy(config)
+    except ConfigError as error:
+        return [Finding("policy", "blocks", str(error))]
+    return [Finding("policy", "ok", policy_in_words(config.policy))]
 
 
 def check_socket(path: Path) -> list[Finding]:

@@ -80,6 +80,7 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         config = Config()
     every: tuple[Callable[[], list[Finding]], ...] = (
         checks.check_llama,
+        lambda: checks.check_policy(config),
         lambda: checks.check_model(config),
         lambda: checks.check_socket(config.socket),
         lambda: checks.check_limits(config),

@@ -83,6 +83,12 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def policy_in_words(spec: str) -> str:
+    """Return what ``contract,-guard,-stairs`` means: "contract without guard and stairs"."""
+    name, *parts = (part.strip().removeprefix("-").strip() for part in spec.split(","))
+    return f"{name} without {' and '.join(parts)}" if parts else name
+
+
 def harmless(text: str) -> str:
     """Return `text` without the control characters that would steer a terminal."""
     return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
@@ -99,8 +105,10 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def socket_path(flag: str | None) -> Path:
     """Return the daemon's socket: the flag, then UMA_SOCK, then the YAML file, then the default."""
-    wanted = ("UMA_SOCK", CONFIG_ENV)
-    env = {name: os.environ[name] for name in wanted if name in os.environ}
+    # The daemon's other variables are not read here. What is no variable at all may be a misspelt
+    # UMA_SOCK, which must not go unnoticed.
+    others = {*settings.known_env()} - {"UMA_SOCK", CONFIG_ENV}
+    env = {name: text for name, text in os.environ.items() if name not in others}
     return settings.load({"socket": flag}, env).socket
 
 

@@ -24,6 +24,7 @@ from uma_trio.cli.output import (
     duration,
     how_to_ask,
     leaves,
+    policy_in_words,
     size,
 )
 from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, OPTIONS, RESERVED
@@ -140,12 +141,6 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
     lines += [f"  try      {how_to_ask(Path(info.socket))}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
-
-
-def policy_in_words(spec: str) -> str:
-    """Return what ``contract,-guard,-stairs`` means: "contract without guard and stairs"."""
-    name, *parts = (part.strip().removeprefix("-").strip() for part in spec.split(","))
-    return f"{name} without {' and '.join(parts)}" if parts else name
 
 
 def _parameter(item: Option) -> inspect.Parameter:
