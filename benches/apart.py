@@ -7,8 +7,9 @@
 
 Four streams at once, unique prompts of 64 tokens, 128 tokens each. *Together*: all from one daemon.
 *Apart*: each from a llama-server of its own, as it comes, so each has a copy of the weights in the
-form that the processor wants them in; the file itself is mapped, and shared. They run with as many
-threads as there are cores, and with their part of the cores; the better of the two is what the
+form that the processor wants them in; the file itself is mapped, and shared: it counts once for all
+of them, and in the daemon only as far as it is read (*private* leaves files out). They run with as
+many threads as there are cores, and with their part of the cores; the better of the two is what the
 daemon is held against. *decode t/s* is while all streams decode, *all t/s* from the first request
 to the last token. PSS is of all processes together, after the last token.
 """

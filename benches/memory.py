@@ -4,7 +4,8 @@
 
 Proportional set size (PSS), from ``smaps_rollup``, after the model was loaded and one request was
 answered. Each server is alone when it is measured: pages of a mapped model count for every process
-that maps it only by its share.
+that maps it only by its share. What a process gave back counts for nobody, also while the kernel
+still has it in its page cache.
 """
 
 from __future__ import annotations
