@@ -34,7 +34,8 @@ class Option:
     """One option, declared once and rendered into the help, the checks and docs/CONFIG.md.
 
     `env` lists variables in order of precedence. `yaml` lists dotted keys beyond the flat one,
-    which is the flag's name with underscores. `read` turns what was written into what
+    which is the flag's name with underscores. `metavar` stands for the value in the help, where
+    that is no number. `read` turns what was written into what
     `type_` is structured from.
     """
 

@@ -146,6 +146,8 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
 def _parameter(item: Option) -> inspect.Parameter:
     """Return the flag of an option; its value stays text, `settings` structures it."""
     about = [item.help, f"Default: {item.default_text}."]
+    if item.bounds:
+        about.append(f"Takes {item.bounds}.")
     if item.env:
         about.append(f"Environment: {', '.join(item.env)}.")
     kind = bool | None if item.is_switch else str | None
@@ -153,7 +155,12 @@ def _parameter(item: Option) -> inspect.Parameter:
     if item.is_switch:
         shape = Parameter(name=item.flag, help=" ".join(about), negative=f"--no-{name}")
     else:
-        shape = Parameter(name=item.flag, help=" ".join(about), allow_leading_hyphen=True)
+        shape = Parameter(
+            name=item.flag,
+            help=" ".join(about),
+            metavar=item.metavar or "N",
+            allow_leading_hyphen=True,
+        )
     return _keyword(name, Annotated[kind, shape])
 
 
@@ -165,7 +172,9 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 def _signature() -> inspect.Signature:
     config = Parameter(
-        name=CONFIG_FLAG, help=f"A YAML file with settings. Environment: {CONFIG_ENV}."
+        name=CONFIG_FLAG,
+        help=f"A YAML file with settings. Environment: {CONFIG_ENV}.",
+        metavar="FILE",
     )
     reserved = [
         _keyword(
