@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from uma_trio.cost_store import recall
 from uma_trio.policy.cost import CostModel, Staircase, Work
@@ -68,18 +68,25 @@ class Machine:
 
     profile: Profile
     random: random.Random
-    used_s: dict[int, float]
-    tokens: dict[int, int]
+    used_s: dict[int, float] = field(factory=dict)
+    tokens: dict[int, int] = field(factory=dict)
+    rested: bool = True
 
     @classmethod
     def of(cls, profile: Profile, seed: int = 0) -> Machine:
         """Return a machine whose noise is drawn with `seed`."""
-        return cls(profile, random.Random(seed), {}, {})
+        return cls(profile, random.Random(seed))
+
+    def rest(self) -> None:
+        """There is nothing to compute."""
+        self.rested = True
 
     def times(self, work: Work, state: SchedulerState, plan: Plan) -> tuple[float, float]:
         """Return what passes before this tick's decode and during it."""
         profile = self.profile
         host_s = profile.host(self.random, len(state.sequences), state.now)
+        if self.rested:  # the host's work for the tick before was done while it rested
+            host_s, self.rested = 0.0, False
         noise = profile.noise(self.random, plan.n_tokens + plan.ballast, state.now)
         return host_s, profile.cost(work, state, plan) * noise
 

@@ -15,17 +15,17 @@ import numpy as np
 from attrs import define
 
 from benches.machine import HOST_S, TABLES, Machine, Profile, gaussian, modelled, staircase
-from benches.virtual import Clock, Request, World
+from benches.virtual import ENDLESS_CREDIT, Request, World
 from uma_trio.backend.base import Aside, DecodeStatus, Interrupt, Limits, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine, EngineSettings, Job
-from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, Targets, TokenOut
+from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import Policy
-from uma_trio.policy.state import Contract, Lane
+from uma_trio.policy.state import Contract
 from uma_trio.policy.tally import planned_work
 from uma_trio.telemetry.metrics import Metrics
 
@@ -44,17 +44,15 @@ def settings_for(profile: Profile, contract: Contract | None = None) -> EngineSe
 class Stream(Request):
     """A request that hears of its tokens as a connection would."""
 
-    clock: Clock
     end: Finished | None = None
 
     def send_nowait(self, item: StreamItem) -> None:
         """Note the time of a token, or the end."""
         if isinstance(item, TokenOut):
-            self.token_times.append(self.clock.now)
+            self.has_token()
         elif isinstance(item, Finished):
             self.end = item
-            if self.on_end is not None:
-                self.on_end()
+            self.has_all()
 
 
 class TimedEngine(Engine):
@@ -67,21 +65,19 @@ class TimedEngine(Engine):
         self._machine = machine
         self._let_pass = let_pass
         self._backend.meanwhile = self._meanwhile
-        self._rested = True
         self._decode_s = 0.0
 
     def prepare(self) -> Job | None:
         """Prepare; note when there is nothing to do."""
         job = super().prepare()
-        self._rested = self._rested or job is None
+        if job is None:
+            self._machine.rest()
         return job
 
     def compute(self, job: Job) -> int:
         """Compute, and let the time pass that it takes; what does not fit is refused at once."""
         work = planned_work(job.state, job.plan)
         host_s, self._decode_s = self._machine.times(work, job.state, job.plan)
-        if self._rested:  # the host's work for the tick before was done while it rested
-            host_s, self._rested = 0.0, False
         self._let_pass(host_s)
         status = super().compute(job)
         if status == DecodeStatus.OK:
@@ -139,7 +135,7 @@ class Simulation(World[Stream]):
 
         The policy begins with what it `believed` of its staircase, if given.
         """
-        super().__init__()
+        super().__init__(Stream)
         if profile is None:
             truth = CostModel(steps or staircase(Q4_0), host_s=HOST_S)
             told = None if believed is None else CostModel(believed, host_s=HOST_S)
@@ -164,44 +160,23 @@ class Simulation(World[Stream]):
             recorder=recorder,
         )
 
-    def submit(
-        self,
-        prompt_tokens: int,
-        max_tokens: int,
-        *,
-        client: int,
-        lane: Lane = "interactive",
-        targets: Targets | None = None,
-        on_end: Callable[[], None] | None = None,
-    ) -> Stream:
-        """Submit a request with a prompt that nobody else has."""
-        stream = Stream(
-            handle=next(self._handles),
-            client=client,
-            lane=lane,
-            arrived=self.clock.now,
-            prompt_tokens=prompt_tokens,
-            answer_tokens=max_tokens,
-            on_end=on_end,
-            clock=self.clock,
-        )
-        self.streams.append(stream)
+    def _send(self, request: Stream) -> None:
+        n = request.prompt_tokens
         self.inbox.submit(
             Submit(
-                handle=stream.handle,
-                prompt=np.array([self.random.randrange(1, 250) for _ in range(prompt_tokens)]),
-                max_tokens=max_tokens,
+                handle=request.handle,
+                prompt=np.array([self.random.randrange(1, 250) for _ in range(n)]),
+                max_tokens=request.answer_tokens,
                 params=SamplingParams(ignore_eos=True),
                 stop=(),
-                lane=lane,
-                client=client,
-                credit=1_000_000,
-                sink=stream,
-                submitted=stream.arrived,
-                targets=targets or Targets(),
+                lane=request.lane,
+                client=request.client,
+                credit=ENDLESS_CREDIT,
+                sink=request,
+                submitted=request.arrived,
+                targets=request.targets,
             )
         )
-        return stream
 
     def _tick(self) -> bool:
         return self.engine.tick()

@@ -16,7 +16,10 @@ from attrs import Factory, define
 
 from benches.pace import young_gaps
 from benches.rates import gaps
+from uma_trio.engine.messages import Targets
 from uma_trio.policy.state import Lane
+
+ENDLESS_CREDIT = 1_000_000  # readers keep up
 
 
 @define
@@ -34,14 +37,25 @@ class Clock:
 class Request:
     """One request, and when its tokens came; `on_end` is called when it has had all of them."""
 
+    clock: Clock
     handle: int
     client: int
     lane: Lane
     arrived: float
     prompt_tokens: int
     answer_tokens: int
+    targets: Targets = Factory(Targets)
     on_end: Callable[[], None] | None = None
     token_times: list[float] = Factory(list)
+
+    def has_token(self) -> None:
+        """Note that a token has come."""
+        self.token_times.append(self.clock.now)
+
+    def has_all(self) -> None:
+        """Say that the answer is over."""
+        if self.on_end is not None:
+            self.on_end()
 
     @property
     def ttft_s(self) -> float:
@@ -63,16 +77,16 @@ R = TypeVar("R", bound=Request)
 
 
 class World(ABC, Generic[R]):
-    """Requests come at moments; between them a machine computes, tick after tick."""
+    """Requests, of one `kind`, come at moments; between them a machine computes, tick after tick."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[R]) -> None:
+        self._kind = kind
         self.clock = Clock()
         self.streams: list[R] = []
         self.ticks = 0
         self._handles: Iterator[int] = count(1)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
-    @abstractmethod
     def submit(
         self,
         prompt_tokens: int,
@@ -80,9 +94,28 @@ class World(ABC, Generic[R]):
         *,
         client: int,
         lane: Lane = "interactive",
+        targets: Targets | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> R:
         """Send a request now, with a prompt that nobody else has; it gets `max_tokens` tokens."""
+        request = self._kind(
+            clock=self.clock,
+            handle=next(self._handles),
+            client=client,
+            lane=lane,
+            arrived=self.clock.now,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=max_tokens,
+            targets=targets or Targets(),
+            on_end=on_end,
+        )
+        self.streams.append(request)
+        self._send(request)
+        return request
+
+    @abstractmethod
+    def _send(self, request: R) -> None:
+        """Hand a request to whoever computes."""
 
     @abstractmethod
     def _tick(self) -> bool:
@@ -109,14 +142,12 @@ class World(ABC, Generic[R]):
             self.clock.now = end
 
     def _happen(self, until: float, enough: Callable[[], bool] = lambda: False) -> bool:
-        """Let happen what is due, each at its moment, until it is `enough`; return whether it was."""
-        while self._events and self._events[0][0] <= until:
+        """Let happen what is due, each at its moment, until it is `enough`; return whether it is."""
+        while not enough() and self._events and self._events[0][0] <= until:
             when, _, action = heapq.heappop(self._events)
             self.clock.now = max(self.clock.now, when)
             action()
-            if enough():
-                return True
-        return False
+        return enough()
 
     def storm(self, client: int, prompt_tokens: int = 506, lane: Lane = "background") -> None:
         """Send prompts one after the other for ever, each for one token."""

@@ -24,6 +24,7 @@ from benches.machine import (
     from_cost_file,
     gaussian,
     modelled,
+    staircase,
 )
 from benches.outcome import jain, together
 from benches.quick import Quick
@@ -36,6 +37,7 @@ from uma_protocol import Eos, Token
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.cost_store import remember
 from uma_trio.engine.loop import EngineSettings
+from uma_trio.engine.messages import Targets
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.cost import CostModel, Staircase
@@ -45,6 +47,9 @@ from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, enc
 from uma_trio.policy.state import SchedulerState
 
 NOISY = built_in("q8_0", gaussian(0.02))  # its ticks are long enough to be given up
+
+# Here many come after a tick was planned and before its decode begins.
+SLOW_BETWEEN = modelled("slow between decodes", CostModel(staircase(TABLES["q8_0"]), host_s=0.2))
 
 
 def quick(policy: str = "contract", profile: Profile = NOISY, seed: int = 1) -> Quick:
@@ -148,6 +153,15 @@ def interrupted(world: World) -> None:  # type: ignore[type-arg]
     world.run(30.0)
 
 
+def choosy(world: World) -> None:  # type: ignore[type-arg]
+    """Streams that ask for less than they could bear, beside background answers."""
+    for client in range(4):
+        world.submit(400, 300, client=client, lane="background")
+    world.submit(50, 200, client=8, targets=Targets(gap_s=0.04))
+    world.at(1.0, lambda: world.submit(600, 50, client=9, targets=Targets(ttft_s=0.3)))
+    world.run(15.0)
+
+
 def without_room(world: World) -> None:  # type: ignore[type-arg]
     """More background answers than the cache has cells for, in the end."""
     for client in range(16):
@@ -155,14 +169,16 @@ def without_room(world: World) -> None:  # type: ignore[type-arg]
     world.run(500.0)
 
 
-@pytest.mark.parametrize("scene", [crowded, interrupted, without_room])
+@pytest.mark.parametrize("machine", [NOISY, SLOW_BETWEEN], ids=lambda profile: profile.name)
+@pytest.mark.parametrize("scene", [crowded, interrupted, choosy, without_room])
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_policy_alone_gives_the_same_tokens_at_the_same_times(
     name: str,
     scene: Callable[[World], None],  # type: ignore[type-arg]
+    machine: Profile,
 ) -> None:
     """Also where ticks are given up for a newcomer, and where requests are preempted."""
-    whole, alone = Simulation(BUILT_IN[name], profile=NOISY, seed=1), quick(name)
+    whole, alone = Simulation(BUILT_IN[name], profile=machine, seed=1), quick(name, machine)
     scene(whole)
     scene(alone)
     assert [s.token_times for s in whole.streams] == [s.token_times for s in alone.streams]

@@ -110,7 +110,7 @@ class Engine:
         )
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)
-        self._preemption = Preemption(backend, inbox, clock)
+        self._preemption = Preemption(backend.arm, inbox.watch, clock)
         self._memory = Memory(target_tokens=settings.start_tokens, cost=settings.cost)
         known = settings.cost is not None
         self._refinement = Refinement(backend, clock) if known else None

@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import Recorded
+from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.state import Lane
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -66,6 +67,11 @@ class Submit:
     sink: Sink
     submitted: float
     targets: Targets = field(factory=Targets)
+
+    @property
+    def newcomer(self) -> Newcomer:
+        """What of it decides whether a tick is given up for it."""
+        return Newcomer(self.lane, len(self.prompt) + self.max_tokens)
 
 
 @frozen

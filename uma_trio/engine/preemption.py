@@ -8,17 +8,24 @@ when a request comes. Whoever brings one decides on the spot, by a pure function
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from attrs import frozen
 
-from uma_trio.backend.base import Backend, DecodeStatus, Interrupt
-from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import Submit
+from uma_trio.backend.base import DecodeStatus, Interrupt
 from uma_trio.policy.abort import Abortable, Newcomer, abortable, gives_way
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
 GIVEN_UP = "given up for an interactive request that came"
+
+
+class Arrival(Protocol):
+    """A request that has come."""
+
+    @property
+    def newcomer(self) -> Newcomer:
+        """What of it decides whether a tick is given up."""
 
 
 @frozen(eq=False)
@@ -30,24 +37,29 @@ class Word:
     clock: Callable[[], float]
     interrupt: Interrupt
 
-    def came(self, submit: Submit) -> None:
-        """Give the tick up if `submit` is worth it. Called on any thread."""
-        newcomer = Newcomer(submit.lane, len(submit.prompt) + submit.max_tokens)
-        if gives_way(self.tick, self.clock() - self.since, newcomer):
+    def came(self, request: Arrival) -> None:
+        """Give the tick up if `request` is worth it. Called on any thread."""
+        if gives_way(self.tick, self.clock() - self.since, request.newcomer):
             self.interrupt()
 
 
 class Preemption:
     """Whether the running tick may be given up, and whether the last one was (`gave_up`).
 
+    `arm` lets the next decode be interrupted, `watch` leaves word: the backend's and the inbox's.
     Called on the engine's thread only. Background work is not starved by arrivals: after a tick
     was given up, the next one that could be is computed to its end. So less than half a tick is
     lost for each that is finished, which is a third of the time of such ticks at most.
     """
 
-    def __init__(self, backend: Backend, inbox: Inbox, clock: Callable[[], float]) -> None:
-        self._backend = backend
-        self._inbox = inbox
+    def __init__(
+        self,
+        arm: Callable[[], Interrupt | None],
+        watch: Callable[[Callable[[Arrival], None] | None], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._arm = arm
+        self._watch = watch
         self._clock = clock
         self._tick: Abortable | None = None
         self._armed = False
@@ -60,15 +72,15 @@ class Preemption:
         self._armed = False
         if self._tick is None or self._owed:
             return
-        interrupt = self._backend.arm()
+        interrupt = self._arm()
         if interrupt is not None:
             self._armed = True
-            self._inbox.watch(Word(self._tick, since, self._clock, interrupt).came)
+            self._watch(Word(self._tick, since, self._clock, interrupt).came)
 
     def end(self, status: int) -> None:
         """It has ended with `status`: nobody can give it up any more."""
         if self._armed:
-            self._inbox.watch(None)
+            self._watch(None)
         self.gave_up = self._armed and status == DecodeStatus.ABORTED
         if self.gave_up:
             self._owed = True

@@ -16,6 +16,14 @@ BACKGROUND_SHARE = 4
 NO_SLOT = -1  # a backend refuses it, so that a sequence without a slot can harm nobody
 
 
+def cells_needed(known: int, remaining: int, lane: Lane, *, preempted: bool) -> int:
+    """Return how many KV cells a request should reserve that may have `remaining` tokens more."""
+    # Who was preempted once gets its whole room the second time, or it would be again.
+    if lane == "background" and not preempted:
+        remaining = min(remaining, max(1, remaining // BACKGROUND_SHARE))
+    return known + remaining
+
+
 class Sequence:
     """A request inside the engine.
 
@@ -94,10 +102,7 @@ class Sequence:
     def cells(self) -> int:
         """How many KV cells it should reserve, as its lane and state are now."""
         remaining = self.submit.max_tokens - self.n_generated
-        # Who was preempted once gets its whole room the second time, or it would be again.
-        if self.lane == "background" and not self.preempted:
-            remaining = min(remaining, max(1, remaining // BACKGROUND_SHARE))
-        return self.known + remaining
+        return cells_needed(self.known, remaining, self.lane, preempted=self.preempted)
 
     def append(self, token: int) -> None:
         """Add a sampled token to what is known."""
