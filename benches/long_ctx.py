@@ -96,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     once = partial(play, depths, given.gen_tokens)
     compared = contest.daemons(setup, given.policies, once)
     flags = servers.server_flags("np-kvu", 1)
-    compared += contest.llama_servers(here.peers, setup, [flags], once)
+    # As it comes, and as the daemon has it on a CPU (uma_trio/backend/llama.py).
+    variants = [flags, (*flags, "-fa", "off")]
+    compared += contest.llama_servers(here.peers, setup, variants, once)
     facts = here.facts(model=model.name, depths=depths, gen_tokens=given.gen_tokens)
     report.print_facts(facts)
     seconds = 5 + sum(depths) / 150  # by a machine that computes 150 prompt tokens/s

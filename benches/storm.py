@@ -29,6 +29,8 @@ from benches.scenes import SAYS, Scenes, Script
 from benches.setting import model_or_exit, setting
 
 CONTRACT, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
+NO_FLASH = f"{PEER} -fa off"  # as the daemon has it on a CPU
+PEERS = (PEER, NO_FLASH)
 CAPS, BATCHES = (1.2, 1.5, 2.0, 3.0, 5.0), (0, 64, 16, 8, 4)
 # At the default cap (issue 4); checked on the medians and printed, never asserted.
 TARGETS = (
@@ -62,12 +64,14 @@ def systems(
         found.append(serving(BASELINE, "", ours("--policy", "baseline"), play))
     if folder is None:
         return found
-    for size in given.batch:
+    points = [(PEER, size) for size in given.batch] + [(NO_FLASH, n) for n in given.no_flash]
+    for family, size in points:
         # A batch holds a token of every slot, or llama-server does not start.
         flags = [*servers.server_flags("np-kvu", min(setup.slots, size or setup.slots))]
         flags += ("-b", str(size)) if size else ()
+        flags += ("-fa", "off") if family == NO_FLASH else ()
         start = partial(servers.llama_server, folder, setup, flags)
-        found.append(serving(PEER, f"-b {size or 2048}", start, play))
+        found.append(serving(family, f"-b {size or 2048}", start, play))
     return found
 
 
@@ -157,8 +161,9 @@ def verdicts(medians: Medians, default_cap: str = "cap 1.2") -> Iterator[str]:
         ("decoders", "decoders_tokens_s", "tokens/s"),
     ):
         found = points(medians, f"{load}_p95_x", gain)
-        others = [p for p in found if p.family == PEER]
-        if not any(medians.values(s, f"{load}_n") for s in medians.systems if s.family == PEER):
+        others = [p for p in found if p.family in PEERS]
+        peers = [s for s in medians.systems if s.family in PEERS]
+        if not any(medians.values(s, f"{load}_n") for s in peers):
             yield f"{load}: no other server was measured"
             continue
         for point in found:
@@ -175,6 +180,8 @@ def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Sc
     add("--caps", type=float, nargs="*", default=list(CAPS), metavar="X", help="latency caps")
     add("--batch", type=int, nargs="*", default=list(BATCHES), metavar="N",
         help="llama-server's -b; 0 is its default")  # fmt: skip
+    add("--no-flash", type=int, nargs="*", default=[], metavar="N",
+        help="llama-server's -b once more, each with -fa off")  # fmt: skip
     add("--no-baseline", action="store_true", help="leave out the daemon's baseline policy")
     add("--interactive", type=int, default=1, metavar="N", help="streams that are read")
     add("--background", type=int, default=3, metavar="N", help="clients that send prompts")

@@ -264,7 +264,7 @@ def test_a_table_shows_only_what_was_measured() -> None:
 
 def test_each_cap_and_batch_is_a_system() -> None:
     """The knobs of the command line are what is compared; without peers there is only us."""
-    given, script = storm.arguments(["--caps", "2", "--batch", "0", "16"])
+    given, script = storm.arguments(["--caps", "2", "--batch", "0", "16", "--no-flash", "4"])
     setup = servers.Setup(Path("m.gguf"), 2, script.cells, script.slots)
     names = [s.name for s in storm.systems(setup, Path("bin"), given, script)]
     assert names == [
@@ -272,6 +272,7 @@ def test_each_cap_and_batch_is_a_system() -> None:
         "uma-trio baseline",
         "llama-server -kvu -b 2048",
         "llama-server -kvu -b 16",
+        "llama-server -kvu -fa off -b 4",
     ]
     assert len(storm.systems(setup, None, given, script)) == 2
 

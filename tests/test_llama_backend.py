@@ -102,6 +102,30 @@ def test_every_kv_type_computes(tiny: Path, kv_type: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "left_out"),
+    [
+        ({}, True),
+        ({"flash_attention": "on"}, False),
+        ({"flash_attention": "off"}, True),
+        ({"kv_type": "q8_0"}, False),
+    ],
+    ids=str,
+)
+def test_a_processor_does_without_flash_attention(
+    tiny: Path, options: dict[str, object], left_out: bool
+) -> None:
+    """Unless somebody asks for it, or the cache is quantised; the description says so.
+
+    What was measured with it must not be taken for the cost without, and the description is a
+    part of what a cost file is called by.
+    """
+    backend = load(tiny, **options)
+    if "CPU" in backend.description:
+        assert ("without flash attention" in backend.description) == left_out
+    backend.close()
+
+
+@pytest.mark.parametrize(
     ("options", "word"),
     [
         ({"kv_type": "q6"}, "q8_0"),
@@ -110,6 +134,7 @@ def test_every_kv_type_computes(tiny: Path, kv_type: str) -> None:
         ({"n_ctx": 0}, "--n-ctx"),
         ({"threads": 0}, "--threads"),
         ({"n_ctx": 1 << 31}, "try --n-ctx"),
+        ({"flash_attention": "off", "kv_type": "q8_0"}, "take --kv-type f16"),
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ from attrs import frozen
 from uma_trio.options import ConfigError, Option, as_written, option, options_of, seconds, show
 
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
+FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -262,6 +263,15 @@ class Config:
         metavar="TYPE",
         since="0.1",
         help="How the KV cache is stored; q8 means q8_0.",
+    )
+    flash_attention: str = option(
+        "auto",
+        flag="--flash-attention",
+        choices=FLASH_ATTENTION,
+        since="0.1",
+        help="Whether llama.cpp's flash attention is used. On a CPU it is several times slower "
+        "for few tokens that look far back, so auto leaves it out there, unless the KV cache is "
+        "quantised, which needs it; where many requests fill one cache it can be quicker.",
     )
     mlock: bool = option(
         False,

@@ -51,6 +51,7 @@ def load_backend(config: Config, on_progress: Progress | None) -> Backend:
         n_slots=config.parallel + _scratch_slots(config),
         threads=config.threads or physical_cores(),
         kv_type=config.kv_type,
+        flash_attention=config.flash_attention,
         mlock=config.mlock,
         mmap=config.mmap,
         gpu_layers=config.gpu_layers,

@@ -50,7 +50,9 @@ __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 _MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
 # load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
 _LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-_FLASH_ATTENTION_AUTO: Final = -1
+# LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.
+_FLASH_LEFT, _FLASH_OFF, _FLASH_ON = -1, 0, 1
+_FLASH_WORDS: Final = {_FLASH_LEFT: "", _FLASH_OFF: " without flash attention", _FLASH_ON: ""}
 _META_KEYS: Final = 4096
 _META_CHARS: Final = 65536
 # CPU features worth a word in one line; the rest is for the doctor.
@@ -67,7 +69,7 @@ class LlamaBackend:
     """
 
     def __init__(
-        self, vocabulary: LlamaVocabulary, info: ModelInfo, context: int, kv_type: str
+        self, vocabulary: LlamaVocabulary, info: ModelInfo, context: int, cache: str
     ) -> None:
         self._context: int | None = context
         self._memory = int(llama.llama_get_memory(context))
@@ -81,7 +83,7 @@ class LlamaBackend:
         )
         self.vocabulary = vocabulary  # which keeps the weights alive
         system = system_info()
-        self.description = _describe(system, int(llama.llama_n_threads(context)), kv_type)
+        self.description = _describe(system, int(llama.llama_n_threads(context)), cache)
         self._compute = Compute(gpu=bool(system.gpus))
         # Of ggml's backends only the CPU's asks whether to go on.
         self._interruptible = not system.gpus and _can_go_back(context)
@@ -103,6 +105,7 @@ class LlamaBackend:
         threads: int,
         n_batch: int = 512,
         kv_type: str = "f16",
+        flash_attention: str = "auto",
         mlock: bool = False,
         mmap: bool = True,
         gpu_layers: int = -1,
@@ -122,6 +125,7 @@ class LlamaBackend:
         path = Path(path)
         header = read_header(path)
         kv_type = _checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
+        flash = _flash_attention(flash_attention, kv_type)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
         info = _model_info(model.pointer, header, kv_type)
@@ -135,8 +139,9 @@ class LlamaBackend:
             n_batch=n_batch,
             threads=threads,
             kv_type=kv_type,
+            flash=flash,
         )
-        return cls(vocabulary, info, context, kv_type)
+        return cls(vocabulary, info, context, f"KV {kv_type}{_FLASH_WORDS[flash]}")
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted; None on a GPU, or with a recurrent memory.
@@ -293,6 +298,25 @@ def _checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_t
     return kv_type
 
 
+def _flash_attention(wanted: str, kv_type: str) -> int:
+    """Return what to tell llama.cpp, whose own choice on a CPU is to use it.
+
+    Its CPU kernel takes a token at a time until there are 64 (ggml-cpu/ops.cpp,
+    GGML_FA_TILE_Q): behind 512 cells of its own a tick of 8 tokens took 95 ms with it and 49 without,
+    on two cores (``benches.long_ctx --flash-attention on``). Without it a token also pays for cells that
+    are not its own, a tenth of that each.
+    """
+    if wanted == "off" and KV_TYPES[kv_type].quantised:
+        raise ModelError(
+            f"--flash-attention off: a quantised KV cache (--kv-type {kv_type}) needs it;"
+            " leave it at auto, or take --kv-type f16."
+        )
+    if wanted == "auto":
+        left = bool(system_info().gpus) or KV_TYPES[kv_type].quantised
+        return _FLASH_LEFT if left else _FLASH_OFF
+    return _FLASH_ON if wanted == "on" else _FLASH_OFF
+
+
 def _mib(n_bytes: int) -> str:
     return f"{n_bytes / (1 << 20):,.0f} MiB"
 
@@ -335,7 +359,15 @@ def _load_model(
 
 
 def _make_context(
-    model: int, path: Path, *, n_ctx: int, n_slots: int, n_batch: int, threads: int, kv_type: str
+    model: int,
+    path: Path,
+    *,
+    n_ctx: int,
+    n_slots: int,
+    n_batch: int,
+    threads: int,
+    kv_type: str,
+    flash: int,
 ) -> int:
     """Make the one context of a model."""
     params = llama.llama_context_default_params()
@@ -350,7 +382,7 @@ def _make_context(
     params.n_outputs_max_per_seq = 0
     # Both, as llama.cpp uses the second for any batch of two tokens or more.
     params.n_threads = params.n_threads_batch = threads
-    params.flash_attn_type = _FLASH_ATTENTION_AUTO  # forced on for a quantised V cache
+    params.flash_attn_type = flash
     params.type_k = params.type_v = KV_TYPES[kv_type].ggml_type
     params.kv_unified = True
     # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
@@ -426,7 +458,7 @@ def _metadata(model: int) -> dict[str, str]:
     return metadata
 
 
-def _describe(system: SystemInfo, threads: int, kv_type: str) -> str:
+def _describe(system: SystemInfo, threads: int, cache: str) -> str:
     where = ", ".join(gpu.description or gpu.name for gpu in system.gpus)
     if not where:
         cpu = system.features.get("CPU", {})
@@ -434,4 +466,4 @@ def _describe(system: SystemInfo, threads: int, kv_type: str) -> str:
             :2
         ]
         where = " ".join(["CPU", f"({', '.join(telling)})"] if telling else ["CPU"])
-    return f"{where}, {threads} thread{'s' * (threads != 1)}, KV {kv_type}"
+    return f"{where}, {threads} thread{'s' * (threads != 1)}, {cache}"
