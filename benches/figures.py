@@ -31,6 +31,7 @@ TICKS_MS = (20, 30, 40, 60)  # the baseline's knob, --tick-budget-ms; 30 is its 
 EVERY_S = (1.0, 2.0, 5.0, 10.0, 20.0)
 QUESTION, PROMPT = 500, 506  # tokens
 SHOWN = ("q4_0", "q8_0", "q4_k_m")
+ANSWER, MOST_S = 31_000, 120  # as many tokens as cells are left; on a GPU they last two minutes
 WIDEST = 20  # tokens; the staircase's stairs are in its first few steps
 
 
@@ -63,7 +64,7 @@ def storm(
 
 def visits(profile: Profile, every_s: float, seconds: float) -> Reading:
     """Return how a stream is read beside a person who asks a question `every_s`."""
-    world = _world(profile, "contract", 1.2, 30.0)
+    world = _world(profile)
     stream = _reader(world)
     asked: list[Counters] = []
     for n in range(1, int(seconds / every_s)):
@@ -75,20 +76,22 @@ def visits(profile: Profile, every_s: float, seconds: float) -> Reading:
 
 def alone(profile: Profile, prompt: int, answer: int) -> Counters:
     """Return a request that had the machine to itself."""
-    world = _world(profile, "contract", 1.2, 30.0)
+    world = _world(profile)
     request = world.submit(prompt, answer, client=1)
     world.run(1000.0)
     return request
 
 
-def _world(profile: Profile, policy: str, cap: float, tick_ms: float) -> Quick:
+def _world(
+    profile: Profile, policy: str = "contract", cap: float = 1.2, tick_ms: float = 30.0
+) -> Quick:
     settings = settings_for(profile, Contract(latency_cap=cap))
     settings = evolve(settings, tick_budget_s=tick_ms / 1e3)
     return Quick(find_policy(policy), Machine.of(profile), settings, LIMITS)
 
 
 def _reader(world: Quick) -> Counters:
-    return world.submit(20, 25_000, client=1)
+    return world.submit(20, ANSWER, client=1)
 
 
 def _reading(stream: Counters, profile: Profile) -> Reading:
@@ -131,12 +134,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and draw the charts."""
     parser = report.parser("figures", __doc__)
     parser.add_argument("--machine", choices=TABLES, default="q4_0", help="a measured table")
-    parser.add_argument("--seconds", type=float, default=120.0, help="virtual, of each run")
+    parser.add_argument("--seconds", type=float, default=MOST_S, help="virtual, of each run")
     parser.add_argument("--into", type=Path, help="folder for the charts, under their plain names")
     parser.add_argument("--dry-run", action="store_true", help="the whole way in seconds")
     given = parser.parse_args(argv)
-    if given.seconds < 1:
-        parser.error(f"--seconds is at least 1, not {given.seconds:g}")
+    if not 1 <= given.seconds <= MOST_S:
+        parser.error(f"--seconds is from 1 to {MOST_S}, not {given.seconds:g}")
     seconds = 5.0 if given.dry_run else given.seconds
     profile = built_in(given.machine, gaussian(0.02))
     facts = {

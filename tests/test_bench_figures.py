@@ -49,6 +49,13 @@ def test_a_looser_cap_costs_the_reader_more_and_gives_the_load_more() -> None:
     assert tight.prompts_s < loose.prompts_s
 
 
+def test_a_run_that_would_outlast_its_reader_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Afterwards nobody is protected, and the load would get the whole machine."""
+    with pytest.raises(SystemExit):
+        figures.main(["--seconds", "300"])
+    assert "--seconds is from 1 to 120, not 300" in capsys.readouterr().err
+
+
 def test_each_picture_that_the_documents_show_is_there_and_small() -> None:
     """An SVG that a page can carry, with nothing of the machine that drew it."""
     pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))
