@@ -7,12 +7,12 @@ and every tick corrects the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.stopwatch import LEAST_S, Deadline, Samples, Shape, Stopwatch, TimeUp
+from uma_trio.engine.stopwatch import LEAST_S, Deadline, Samples, Shape, Stopped, Stopwatch
 from uma_trio.policy.cost import CostModel, Staircase
 
 
@@ -28,9 +28,9 @@ def _rows(*tokens: int) -> tuple[Shape, ...]:
 # kernels take rows in fours and eights: those come first, dense where a tick with streams in it
 # likely ends. The odd ones are for as many decoders, to know whether one more would cost less.
 ORDER = (
-    *_steps(1, 2, 4, 8, 16, 3),
+    *_steps(1, 4, 8, 2, 16, 3, 32),
     *_rows(2, 4, 3),
-    *_steps(12, 32, 24, 64),
+    *_steps(12, 24, 64),
     *_rows(8),
     *_steps(6, 20, 5, 7, 48, 128),
     *_rows(16, 6),
@@ -38,10 +38,12 @@ ORDER = (
     *_rows(12),
     *_steps(96, 256, 512, 192, 384),
 )
-ONE, TWO = ORDER[:2]
+NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
+ONE, TWO = Shape(1), Shape(2)
 DEADLINE_S = 2.0
-# Each shape is timed once in the first part of the session; looking back must fit into the second;
-# the rest is for second samples, and for third ones where two do not agree.
+# Each shape is timed once in the first part of the session, those that are needed whenever they fit;
+# looking back must fit into the second; the rest is for second samples, and for third ones where
+# two do not agree.
 FIRST_LOOK, LOOKING_BACK = 0.5, 0.85
 # So long, or so often, one token is computed before anything counts: caches fill, clocks rise.
 WARM_S, MOST_WARM = 0.02, 40
@@ -89,11 +91,12 @@ class Calibration:
         try:
             self._switch_s = self._switching()
             self._watch.uncounted = UNCOUNTED if self._switch_s else 0
-            self._look(deadline, FIRST_LOOK)
+            self._look(deadline, NEEDED, 1.0)
+            self._look(deadline, ORDER, FIRST_LOOK)
             self._look_back(deadline)
             self._look_again(deadline)
-            self._look(deadline, 1.0)
-        except TimeUp:
+            self._look(deadline, ORDER, 1.0)
+        except Stopped:
             pass  # what is known by now has to do
         return self._model(first_s)
 
@@ -147,9 +150,9 @@ class Calibration:
         turns = [(time(TWO), time(ONE)) for _ in range(IN_TURN)][1:]
         return min(two for two, _ in turns), min(one for _, one in turns)
 
-    def _look(self, deadline: Deadline, share: float) -> None:
-        """Time each shape once that was not yet, as far as that share of the session goes."""
-        for shape in self._watch.able(ORDER):
+    def _look(self, deadline: Deadline, shapes: Iterable[Shape], share: float) -> None:
+        """Time each of `shapes` that was not yet, as far as that share of the session goes."""
+        for shape in self._watch.able(shapes):
             known = shape in self._samples
             # What rows add is told by the same tokens without them.
             told = shape.rows == 1 or Shape(shape.tokens) in self._samples

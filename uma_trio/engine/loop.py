@@ -54,9 +54,9 @@ _NOT_FINITE = (
 )
 
 
-# So long a rest comes before the staircase is refined, and between two decodes of that the others
-# get the processor.
-IDLE_S, BREATH_S = 0.5, 0.02
+# So long a rest comes before the staircase is refined, and so long a one between two decodes of that:
+# others may have waited for the processor.
+IDLE_S, BREATH_S = 0.5, 0.01
 
 
 @frozen
@@ -128,28 +128,34 @@ class Engine:
     def run(self) -> None:
         """Tick until the inbox is closed, sleeping while there is nothing to do.
 
-        A rest is used to measure steps of the staircase that are not known yet, a decode at a
-        time: whoever comes is noticed before the next one.
+        A rest is used to refine the staircase, a decode at a time: whoever comes is noticed before
+        the next one.
         """
-        refining = False
+        rest: float | None = IDLE_S
         while not self._inbox.closed:
-            if self.tick():
-                refining = False
-                continue
-            rest = None if self._refinement is None else BREATH_S if refining else IDLE_S
-            refining = not self._inbox.wait(rest) and self._refine()
+            rest = IDLE_S if self.tick() or self._inbox.wait(rest) else self._refine()
         self.tell()
 
-    def _refine(self) -> bool:
-        """Refine the staircase by a decode. False if it cannot be done now, or not any more."""
-        if self.registry.running or self._refinement is None or self._memory.cost is None:
-            return False  # who is parked holds slots: later
-        cost = self._refinement.refine(self._memory.cost)
+    def _refine(self) -> float | None:
+        """Refine the staircase by a decode; return how long to rest then, None if that was all.
+
+        Where a decode can be interrupted, a request that comes does so.
+        """
+        if self._refinement is None or self._memory.cost is None:
+            return None
+        if self.registry.running:
+            return IDLE_S  # who is parked holds slots: later
+        interrupt = self._backend.arm()
+        if interrupt is not None:
+            self._inbox.watch(lambda _who: interrupt())
+        try:
+            cost = self._refinement.refine(self._memory.cost, interruptible=interrupt is not None)
+        finally:
+            self._inbox.watch(None)
         if cost is None:
-            self._refinement = None
-            return False
+            return None
         self._memory = evolve(self._memory, cost=cost)
-        return True
+        return BREATH_S
 
     def tick(self) -> bool:
         """Do one tick. False if there was nothing to compute, and then all has been told."""

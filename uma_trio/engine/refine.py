@@ -1,8 +1,10 @@
-"""Measure what the calibration had no time for, while the daemon rests.
+"""Measure what the calibration had no time for, and look again at what it found, while all rest.
 
-One decode at a time (a few, of a tiny model), so that whoever comes waits for no more than that. The
-machine may have another mood now than when the table was measured. So a shape is timed in turn
-with one that is known, and the model learns how many times as long it takes.
+One decode at a time (a few, of a tiny model), so that whoever comes waits for no more than that, and
+where a decode can be interrupted not even for that. The machine may have another mood now than when
+the table was measured. So a shape is timed in turn with one token alone, and the model learns how
+many times as long it takes: should the time of one token be wrong, all are by the same factor, which
+the first ticks correct.
 """
 
 from __future__ import annotations
@@ -10,86 +12,89 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.calibrate import ORDER, UNCOUNTED
-from uma_trio.engine.stopwatch import Samples, Shape, Stopwatch
+from uma_trio.engine.calibrate import ONE, ORDER, UNCOUNTED
+from uma_trio.engine.stopwatch import Samples, Shape, Stopped, Stopwatch
 from uma_trio.policy.cost import CostModel, Work
 
-# A shape is timed if it takes no longer than this: who comes meanwhile waits for it.
-UNNOTICED_S = 0.1
-
-
-@frozen
-class Gap:
-    """A shape that the model has not got, and the one it has that it is held against."""
-
-    unknown: Shape
-    known: Shape
+# A shape is timed if it takes no longer than the first of these: who comes meanwhile waits for it; or
+# than the second if it can be interrupted: the processor should rest, too.
+UNNOTICED_S, LONGEST_S = 0.1, 1.0
+# A step of the table that is further off than this was disturbed when it was measured.
+DOUBTFUL = 0.2
 
 
 class Refinement:
-    """Fills the gaps of a model, the most useful first.
+    """Looks at every shape once: those that a model has not got first, the most useful first.
 
     Only for a backend whose slots are empty; they are empty after each call.
     """
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
         self._watch = Stopwatch(backend, clock)
-        self._given_up: set[Shape] = set()
-        self._gap: Gap | None = None
-        self._samples = Samples()  # of this gap
+        self._seen = {ONE}
+        self._shape = ONE
+        self._samples = Samples()  # of that shape, and of what it is held against
 
-    def refine(self, cost: CostModel) -> CostModel | None:
-        """Take one sample; return `cost`, with a step more if that was the last one it took.
+    def refine(self, cost: CostModel, *, interruptible: bool = False) -> CostModel | None:
+        """Take one sample; return `cost`, corrected if that was the last one of a shape.
 
-        None when there is no gap left.
+        None when there is nothing to look at. A sample that is interrupted is lost.
         """
         self._watch.uncounted = UNCOUNTED if cost.switch_s else 0
-        gap = self._next_gap(cost)
-        if gap is None:
+        shape = self._next(cost, LONGEST_S if interruptible else UNNOTICED_S)
+        if shape is None:
             return None
-        if gap != self._gap:
-            self._gap, self._samples = gap, Samples()
-        samples = self._samples
-        behind = min((gap.known, gap.unknown), key=samples.count)
-        samples.add(behind, self._watch.sample(behind))
-        if not (samples.settled(gap.known) and samples.settled(gap.unknown)):
+        if shape != self._shape:
+            self._shape, self._samples = shape, Samples()
+        known, samples = _beside(shape), self._samples
+        behind = min((known, shape), key=samples.count)
+        try:
+            samples.add(behind, self._watch.sample(behind))
+        except Stopped:
             return cost
-        times = samples.seconds(gap.unknown) / samples.seconds(gap.known)
-        if not np.isfinite(times) or times <= 0:
-            self._given_up.add(gap.unknown)
+        if not (samples.settled(known) and samples.settled(shape)):
             return cost
-        return _filled(cost, gap, times)
+        self._seen.add(shape)
+        times = samples.seconds(shape) / samples.seconds(known)
+        return _corrected(cost, shape, times) if np.isfinite(times) and times > 0 else cost
 
-    def _next_gap(self, cost: CostModel) -> Gap | None:
-        for shape in self._watch.able(ORDER):
-            if shape in self._given_up or _has(cost, shape):
-                continue
-            decodes = 1 + self._watch.uncounted
-            if decodes * cost.seconds(Work(shape.tokens, shape.rows)) > UNNOTICED_S:
-                continue
-            if shape.rows == 1:
-                below = (n for n in cost.steps if n < shape.tokens)
-                return Gap(shape, Shape(max(below, default=cost.steps[0])))
-            if shape.tokens in cost.steps:
-                return Gap(shape, Shape(shape.tokens))
-        return None
+    def _next(self, cost: CostModel, longest_s: float) -> Shape | None:
+        """Return what to look at: what goes unnoticed before the rest, and gaps before steps."""
+        decodes = 1 + self._watch.uncounted
+        found = [
+            (expected_s > UNNOTICED_S, _has(cost, shape), place, shape)
+            for place, shape in enumerate(self._watch.able(ORDER))
+            if shape not in self._seen
+            and _has(cost, _beside(shape))
+            and (expected_s := decodes * cost.seconds(Work(shape.tokens, shape.rows))) <= longest_s
+        ]
+        return min(found)[-1] if found else None
+
+
+def _beside(shape: Shape) -> Shape:
+    """Return what `shape` is held against: one token, or the same tokens with one row."""
+    return ONE if shape.rows == 1 else Shape(shape.tokens)
 
 
 def _has(cost: CostModel, shape: Shape) -> bool:
     return shape.tokens in (cost.steps if shape.rows == 1 else cost.output.at)
 
 
-def _filled(cost: CostModel, gap: Gap, times: float) -> CostModel:
-    """Return `cost` with a shape that takes so many `times` as long as one that it has."""
-    n, m = gap.unknown.tokens, gap.known.tokens
-    if gap.unknown.rows > 1:
-        extra = (times - 1.0) * cost.computing(m)
-        return evolve(cost, output=cost.output.with_step(n, max(extra, -0.5 * cost.computing(m))))
+def _corrected(cost: CostModel, shape: Shape, times: float) -> CostModel:
+    """Return `cost` with a `shape` that takes so many `times` as long as what is beside it."""
+    n, known = shape.tokens, _beside(shape).tokens
+    believed = cost.computing(n) + (cost.output(n) if shape.rows > 1 else 0.0)
+    seconds = times * cost.computing(known)
+    if _has(cost, shape) and abs(seconds - believed) <= DOUBTFUL * seconds:
+        return cost
+    if shape.rows > 1:
+        extra = max(seconds - cost.computing(n), -0.5 * cost.computing(n))
+        return evolve(cost, output=cost.output.with_step(n, extra))
     return evolve(
         cost,
-        computing=cost.computing.with_step(n, times * cost.computing(m)),
-        measured=cost.measured.with_step(n, times * cost.measured(m)),
+        computing=cost.computing.with_step(n, seconds),
+        measured=cost.measured.with_step(n, times * cost.measured(known)),
     )

@@ -29,8 +29,8 @@ class Shape:
     rows: int = 1  # of them that want logits, a sequence each
 
 
-class TimeUp(Exception):
-    """The deadline has passed; no decode was begun."""
+class Stopped(Exception):
+    """No decode was begun, since the deadline has passed; or it was interrupted."""
 
 
 class Deadline:
@@ -48,8 +48,8 @@ class Deadline:
 class Stopwatch:
     """Times decodes, in slots that it empties again. `clock` is in seconds.
 
-    With a `deadline`, what would begin a decode after it raises :class:`TimeUp` instead. A decode
-    that failed has taken infinitely long.
+    With a `deadline`, what would begin a decode after it raises :class:`Stopped` instead; so does
+    a decode that is interrupted. One that failed has taken infinitely long.
     """
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
@@ -69,10 +69,11 @@ class Stopwatch:
     def time(self, shape: Shape) -> float:
         """Return the seconds of one decode of `shape`."""
         each, more = divmod(shape.tokens, shape.rows)
-        took = self._decode([(slot, 0, each + (slot < more)) for slot in range(shape.rows)])
-        for slot in range(shape.rows):
-            self._backend.kv_remove(slot)
-        return took
+        try:
+            return self._decode([(slot, 0, each + (slot < more)) for slot in range(shape.rows)])
+        finally:
+            for slot in range(shape.rows):
+                self._backend.kv_remove(slot)
 
     def sample(self, shape: Shape) -> float:
         """Return the seconds of the quickest of some decodes of `shape`."""
@@ -109,7 +110,7 @@ class Stopwatch:
     def _decode(self, shares: list[tuple[int, int, int]]) -> float:
         """Compute (slot, position, tokens) shares, a logits row each; infinite if it failed."""
         if self.deadline is not None and not self.deadline.fits(0.0):
-            raise TimeUp
+            raise Stopped
         batch = self._backend.batch
         at = 0
         for slot, position, n in shares:
@@ -121,8 +122,11 @@ class Stopwatch:
             batch.want[at - 1] = 1
         began = self._clock()
         status = self._backend.decode(at)
-        self._backend.logits(len(shares))  # a GPU computes until somebody looks
+        if status == DecodeStatus.OK:
+            self._backend.logits(len(shares))  # a GPU computes until somebody looks
         took = max(LEAST_S, self._clock() - began)
+        if status == DecodeStatus.ABORTED:
+            raise Stopped
         return took if status == DecodeStatus.OK else float("inf")
 
     def _plain_tokens(self) -> IntArray:
