@@ -42,7 +42,9 @@ _UNDER_WAY = 8  # tokens that each of the three has before the fourth comes
 
 def demo(
     *,
-    model: Annotated[str | None, Parameter(help="A GGUF file instead of the bundled one.")] = None,
+    model: Annotated[
+        str | None, Parameter(help="A GGUF file instead of the bundled one.", metavar="PATH")
+    ] = None,
     plain: Annotated[
         bool | None, Parameter(help="Lines instead of panes; the default without a terminal.")
     ] = None,

@@ -24,13 +24,20 @@ _LEAST_ROOM = 20  # columns
 
 def doctor(
     *,
-    model: Annotated[str | None, Parameter(help="The model to judge; UMA_MODEL.")] = None,
-    socket: Annotated[str | None, Parameter(help="The socket to look at; UMA_SOCK.")] = None,
-    n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.")] = None,
-    parallel: Annotated[
-        str | None, Parameter(help="The slots to reckon with; each number has its own --cost.")
+    model: Annotated[
+        str | None, Parameter(help="The model to judge; UMA_MODEL.", metavar="PATH")
     ] = None,
-    config: Annotated[str | None, Parameter(help="A YAML file; UMA_CONFIG.")] = None,
+    socket: Annotated[
+        str | None, Parameter(help="The socket to look at; UMA_SOCK.", metavar="PATH")
+    ] = None,
+    n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.", metavar="N")] = None,
+    parallel: Annotated[
+        str | None,
+        Parameter(help="The slots to reckon with; each number has its own --cost.", metavar="N"),
+    ] = None,
+    config: Annotated[
+        str | None, Parameter(help="A YAML file; UMA_CONFIG.", metavar="FILE")
+    ] = None,
     cost: Annotated[
         bool,
         Parameter(

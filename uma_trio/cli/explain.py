@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from uma_trio.cli.output import (
     OK,
     USAGE,
+    SocketFlag,
     attempt,
     complain,
     console,
@@ -44,7 +45,7 @@ def explain(
         ),
     ] = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
-    socket: Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.")] = None,
+    socket: SocketFlag = None,
 ) -> int:
     """Show how the latest requests spent their time, or tell the story of one."""
     if request is not None and not 1 <= request < 1 << 63:

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from uma_trio import __version__
 from uma_trio.cli.output import INTERRUPTED, OK, REFUSED, USAGE, complain
@@ -101,7 +101,7 @@ def _app(name: str, text: str) -> App:
         version_flags=["--version"],
         help_flags=["--help", "-h"],
         help_format="plaintext",
-        default_parameter=None,
+        default_parameter=Parameter(show_default=False),
     )
 
 

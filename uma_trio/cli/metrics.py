@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, USAGE, attempt, complain, console, print_json, socket_path
+from uma_trio.cli.output import (
+    OK,
+    USAGE,
+    SocketFlag,
+    attempt,
+    complain,
+    console,
+    print_json,
+    socket_path,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +39,7 @@ def metrics(
     watch: Annotated[
         float | None, Parameter(help="Again every so many seconds, until Ctrl-C.")
     ] = None,
-    socket: Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.")] = None,
+    socket: SocketFlag = None,
 ) -> int:
     """Show the daemon's figures, once or repeatedly."""
     if watch is not None and not 0.1 <= watch <= 86_400:

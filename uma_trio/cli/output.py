@@ -8,13 +8,17 @@ import shlex
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from uma_trio import settings
 from uma_trio.config import CONFIG_ENV, Config
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+SocketFlag = Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.", metavar="PATH")]
 
 OK = 0
 USAGE = 1

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, attempt, console, duration, harmless, print_json, socket_path
+from uma_trio.cli.output import (
+    OK,
+    SocketFlag,
+    attempt,
+    console,
+    duration,
+    harmless,
+    print_json,
+    socket_path,
+)
 
 if TYPE_CHECKING:
     from uma_protocol import SessionInfo
@@ -16,7 +25,7 @@ if TYPE_CHECKING:
 def ps(
     *,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
-    socket: Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.")] = None,
+    socket: SocketFlag = None,
 ) -> int:
     """Show the requests in progress."""
     return attempt(_ps, socket_path(socket), json)

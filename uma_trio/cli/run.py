@@ -18,6 +18,7 @@ from uma_trio.cli.output import (
     INTERRUPTED,
     OK,
     USAGE,
+    SocketFlag,
     attempt,
     complain,
     harmless,
@@ -44,13 +45,26 @@ class Asking:
 
     prompt: Annotated[str | None, Parameter(help="The prompt, instead of words or stdin.")] = None
     system: Annotated[str | None, Parameter(help="A system message; implies --chat.")] = None
-    max_tokens: Annotated[int | None, Parameter(help="Stop after this many tokens.")] = None
+    max_tokens: Annotated[
+        int | None,
+        Parameter(help="Stop after this many tokens; left out, the daemon says how many."),
+    ] = None
     temperature: Annotated[
-        float, Parameter(name=("--temperature", "--temp"), help="0 takes the likeliest token.")
+        float,
+        Parameter(
+            name=("--temperature", "--temp"),
+            help="0, the default, takes the likeliest token; more is more random.",
+        ),
     ] = 0.0
-    top_p: Annotated[float, Parameter(help="Sample from the likeliest that sum to this.")] = 1.0
-    top_k: Annotated[int, Parameter(help="Sample from this many likeliest; 0 is all.")] = 0
-    min_p: Annotated[float, Parameter(help="Leave out what is this much less likely.")] = 0.0
+    top_p: Annotated[
+        float, Parameter(help="Sample from the likeliest that sum to this; 1, the default, is all.")
+    ] = 1.0
+    top_k: Annotated[
+        int, Parameter(help="Sample from this many likeliest; 0, the default, is all.")
+    ] = 0
+    min_p: Annotated[
+        float, Parameter(help="Leave out what is this much less likely than the likeliest.")
+    ] = 0.0
     seed: Annotated[int | None, Parameter(help="The same seed gives the same answer.")] = None
     stop: Annotated[
         tuple[str, ...], Parameter(help="End before this text; up to 8 times.", negative="")
@@ -59,11 +73,12 @@ class Asking:
         bool, Parameter(help="Print the answer as it comes, or all of it at its end.")
     ] = True
     priority: Annotated[
-        Literal["interactive", "background"], Parameter(help="Whether a person is waiting.")
+        Literal["interactive", "background"],
+        Parameter(help="Whether a person is waiting; the default is yes."),
     ] = "interactive"
     session: Annotated[str | None, Parameter(help="The key of a conversation.")] = None
     app: Annotated[str | None, Parameter(help="A label that `ps` shows.")] = None
-    socket: Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.")] = None
+    socket: SocketFlag = None
     metrics: Annotated[
         bool, Parameter(help="Print the daemon's metrics as JSON and ask nothing.", negative="")
     ] = False
@@ -99,7 +114,10 @@ Chat = Annotated[
 _NOTHING = Asking()
 
 
-def run(*words: str, chat: Chat = None, asking: Asking = _NOTHING) -> int:
+Words = Annotated[str, Parameter(help="The prompt; or by --prompt, or standard input.")]
+
+
+def run(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     """Send one prompt and print the answer as it comes.
 
     The prompt is the words, or --prompt, or standard input (one final line break is dropped).
@@ -108,7 +126,7 @@ def run(*words: str, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     return _answer(words, chat, asking)
 
 
-def cli(*words: str, chat: Chat = None, asking: Asking = _NOTHING) -> int:
+def cli(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     """Send one prompt, as it is unless --chat, and print the answer as it comes.
 
     The prompt is the words, or --prompt, or standard input (one final line break is dropped).
