@@ -184,11 +184,8 @@ def verdicts(medians: Medians, steps: int) -> Iterator[str]:
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Script]:
     """Parse the command line; ``--quick`` only changes defaults."""
-    parser = report.parser("agent_chain", __doc__)
-    report.common_arguments(parser)
-    contest.arguments(parser)
+    parser = contest.parser("agent_chain", __doc__, policies=["contract", "baseline"])
     add = parser.add_argument
-    add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
     add("--batch", type=int, nargs="*", default=[16], metavar="N", help="llama-server's -b")
     add("--steps", type=int, metavar="N", help="of the chain (8)")
     add("--answer-tokens", type=int, metavar="N", help="of each step (128)")

@@ -129,12 +129,9 @@ def _by(ours: float | None, theirs: float | None) -> float | None:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; ``--quick`` only changes defaults."""
-    parser = report.parser("apart", __doc__)
-    report.common_arguments(parser)
-    contest.arguments(parser)
+    parser = contest.parser("apart", __doc__, policies=["contract"])
     add = parser.add_argument
     add("--k", type=int, default=4, metavar="K", help="programs, and so processes apart")
-    add("--policies", nargs="+", default=["contract"], metavar="NAME")
     add("--prompt-tokens", type=int, default=64, metavar="N")
     add("--gen-tokens", type=int, metavar="N", help="of each stream (128)")
     given = parser.parse_args(argv)

@@ -102,10 +102,20 @@ class Effort:
     minutes: float
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add how long a run may take; :func:`effort` reads it."""
+def parser(
+    name: str, text: str | None, policies: Sequence[str] | None = None
+) -> argparse.ArgumentParser:
+    """Return the parser of ``benches/<name>.py``, with which of our `policies` it compares if any.
+
+    How long a run may take is for :func:`effort` to read.
+    """
+    parser = report.parser(name, text)
+    report.common_arguments(parser)
     parser.add_argument("--repetitions", type=int, metavar="N", help="of everything (3)")
     parser.add_argument("--minutes", type=float, metavar="M", help="when to give up what is left")
+    if policies is not None:
+        parser.add_argument("--policies", nargs="+", default=[*policies], metavar="NAME")
+    return parser
 
 
 def effort(given: argparse.Namespace, seconds: float, minutes: float) -> Effort:

@@ -69,13 +69,10 @@ def within(depths: Sequence[int], most: int | None) -> list[int]:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; ``--quick`` only changes defaults."""
-    parser = report.parser("long_ctx", __doc__)
-    report.common_arguments(parser)
-    contest.arguments(parser)
+    parser = contest.parser("long_ctx", __doc__, policies=["contract"])
     add = parser.add_argument
     add("--depths", type=int, nargs="+", metavar="N", help="tokens, answer included (1k to 32k)")
     add("--gen-tokens", type=int, default=64, metavar="N", help="how many are timed at each")
-    add("--policies", nargs="+", default=["contract"], metavar="NAME")
     given = parser.parse_args(argv)
     given.depths = given.depths or list(_DEPTHS[:3:2] if given.quick or given.dry_run else _DEPTHS)
     least = given.gen_tokens + _SLACK + 1

@@ -106,11 +106,8 @@ def verdicts(medians: Medians) -> Iterator[str]:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; ``--quick`` only changes defaults."""
-    parser = report.parser("prefill", __doc__)
-    report.common_arguments(parser)
-    contest.arguments(parser)
+    parser = contest.parser("prefill", __doc__, policies=["contract", "baseline"])
     add = parser.add_argument
-    add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
     add("--batch", type=int, nargs="*", default=[0, 16, 4], metavar="N",
         help="llama-server's -b; 0 is its default")  # fmt: skip
     add("--prompts", type=int, metavar="N", help="how many come at once (8)")

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import ctypes
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
+from numpy.typing import NDArray
 
 from benches import report
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.sampling import Sampler, choose
 
+Records = NDArray[np.void]  # id, logit, p
 N_VOCAB = 151_936
 SETTINGS = {
     "top_k 40, top_p 0.95, min_p 0.05, temp 0.8": SamplingParams(0.8, 0.95, 40, 0.05),
@@ -28,8 +31,6 @@ SETTINGS = {
     "top_p 0.95, temp 0.8": SamplingParams(0.8, 0.95),
     "min_p 0.05, temp 0.8": SamplingParams(0.8, min_p=0.05),
 }
-
-
 VOCABULARIES = (4_096, 128_256, 151_936)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=40)
 TICKS = {
@@ -60,8 +61,8 @@ def rows(n: int = 1, n_vocab: int = N_VOCAB) -> dict[str, FloatArray]:
     return {"peaked": peaked, "flat": flat}
 
 
-def chain_of(params: SamplingParams) -> Callable[[FloatArray], object]:
-    """Return a function that draws one token from a row as llama.cpp does."""
+def chain_of(params: SamplingParams, n_vocab: int = N_VOCAB) -> Callable[[FloatArray], Records]:
+    """Return a function that draws from a row as llama.cpp does, and returns what it drew from."""
     chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
     if params.top_k > 0:
         llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_k(params.top_k))
@@ -71,16 +72,17 @@ def chain_of(params: SamplingParams) -> Callable[[FloatArray], object]:
         llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_min_p(params.min_p, 1))
     llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(params.temperature))
     llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_dist(1))
-    data = (llama.llama_token_data * N_VOCAB)()
+    data = (llama.llama_token_data * n_vocab)()
     table = np.frombuffer(data, dtype=[("id", "i4"), ("logit", "f4"), ("p", "f4")])
-    ids = np.arange(N_VOCAB)
+    ids = np.arange(n_vocab)
 
-    def draw(row: FloatArray) -> object:
+    def draw(row: FloatArray) -> Records:
         table["id"], table["logit"] = ids, row
-        array = llama.llama_token_data_array(data, N_VOCAB, -1, False)
+        array = llama.llama_token_data_array(data, n_vocab, -1, False)
         llama.llama_sampler_apply(chain, ctypes.byref(array))
-        return array.selected
+        return table[: array.size]
 
+    weakref.finalize(draw, llama.llama_sampler_free, chain)
     return draw
 
 

@@ -173,9 +173,7 @@ def verdicts(medians: Medians, default_cap: str = "cap 1.2") -> Iterator[str]:
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Script]:
     """Parse the command line; ``--quick`` only changes defaults."""
-    parser = report.parser("storm", __doc__)
-    report.common_arguments(parser)
-    contest.arguments(parser)
+    parser = contest.parser("storm", __doc__)
     add = parser.add_argument
     add("--caps", type=float, nargs="*", default=list(CAPS), metavar="X", help="latency caps")
     add("--batch", type=int, nargs="*", default=list(BATCHES), metavar="N",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import tracemalloc
 from collections import Counter
@@ -59,23 +58,10 @@ def peaked(seed: int, n: int) -> FloatArray:
 
 def llama_chain(params: SamplingParams, row: FloatArray) -> dict[int, float]:
     """Return what llama.cpp's own chain leaves of `row`: token to probability."""
-    llama = pytest.importorskip("llama_cpp.llama_cpp")
-    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-    if params.top_k > 0:
-        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_k(params.top_k))
-    if params.top_p < 1:
-        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_p(params.top_p, 1))
-    if params.min_p > 0:
-        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_min_p(params.min_p, 1))
-    llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(params.temperature))
-    llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_dist(1))
-    data = (llama.llama_token_data * len(row))()
-    table = np.frombuffer(data, dtype=[("id", "i4"), ("logit", "f4"), ("p", "f4")])
-    table["id"], table["logit"] = np.arange(len(row)), row
-    array = llama.llama_token_data_array(data, len(row), -1, False)
-    llama.llama_sampler_apply(chain, ctypes.byref(array))
-    kept = np.array(table[: array.size])
-    llama.llama_sampler_free(chain)
+    pytest.importorskip("llama_cpp")
+    from benches.sampling import chain_of
+
+    kept = chain_of(params, len(row))(row)
     return dict(zip(kept["id"].tolist(), kept["p"].tolist(), strict=True))
 
 
