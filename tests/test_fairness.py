@@ -77,18 +77,18 @@ def test_lanes_share_by_their_weights() -> None:
 
 def test_a_pause_is_no_claim() -> None:
     """Who could use nothing starts level with the least of those that stayed."""
-    assert lift({1: 50.0, 2: 3.0}, [1, 2]) == {1: 50.0, 2: 3.0}
-    after = charged({1: 50.0, 2: 3.0}, [1], [(1, 10.0)])
-    assert lift(after, [1, 2]) == {1: 60.0, 2: 60.0}
+    assert lift({1: 50.0, 2: 3.0}, {1, 2}) == {1: 50.0, 2: 3.0}
+    after = charged({1: 50.0, 2: 3.0}, {1}, [(1, 10.0)])
+    assert lift(after, {1, 2}) == {1: 60.0, 2: 60.0}
 
 
 def test_what_was_used_is_not_shed_by_leaving() -> None:
     """Who comes back between two requests still owes what it had more than the others."""
-    away = lift({1: 50.0, 2: 3.0}, [2])
+    away = lift({1: 50.0, 2: 3.0}, {2})
     assert away == {1: 50.0, 2: 3.0}
-    assert lift(away, [1, 2]) == {1: 50.0, 2: 3.0}
+    assert lift(away, {1, 2}) == {1: 50.0, 2: 3.0}
 
 
 def test_only_debts_are_remembered_of_those_who_left() -> None:
     """The counters do not grow with everyone who ever came."""
-    assert lift({1: 5.0, 2: 7.0, 3: 9.0}, [2]) == {2: 7.0, 3: 9.0}
+    assert lift({1: 5.0, 2: 7.0, 3: 9.0}, {2}) == {2: 7.0, 3: 9.0}

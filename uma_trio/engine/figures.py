@@ -10,7 +10,7 @@ from attrs import frozen
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.cost import Work
-from uma_trio.policy.guard import alone, room_alone
+from uma_trio.policy.guard import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED, Plan
 from uma_trio.policy.state import SchedulerState
 from uma_trio.telemetry.metrics import Metrics
@@ -62,7 +62,7 @@ def promise(job: Job) -> Promise:
     return Promise(
         limit_s=plan.limit.seconds,
         solo_s=plan.limit.solo_s,
-        alone_s=cost.seconds(alone(cost, [deepest], room_alone(state, 1))) if deepest else 0.0,
+        alone_s=alone_s(cost, [deepest], room_alone(state, 1)) if deepest else 0.0,
         predicted_s=plan.predicted_s,
         moved_bytes=plan.moved_bytes,
         tokens=plan.n_tokens,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import evolve
-
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.state import SchedulerState

@@ -23,7 +23,9 @@ import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from attrs import Factory, evolve, field, frozen
+from attrs import Factory, field, frozen
+
+from uma_trio.policy.evolving import evolve
 
 # How quickly the model follows: the common factor within about ten ticks (another program takes
 # a core), a single step of the staircase within twenty of its own ticks.
@@ -172,14 +174,11 @@ class CostModel:
         self, table: Staircase, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0
     ) -> float:
         tokens, rows, looked = work.tokens + tokens, work.rows + rows, work.looked + looked
-        seconds = table(tokens) + self._attention(tokens, looked, work.resident)
+        depth_s = self.wide_depth_s if tokens >= WIDE_ROWS else self.depth_s
+        seconds = table(tokens) + (depth_s * looked + self.crowd_s * tokens * work.resident)
         if self.switch_s and work.after is not None and work.after != (tokens, rows):
             seconds += self.switch_s
         return seconds + self.output(rows) if rows > 1 else seconds
-
-    def _attention(self, tokens: int, looked: int, resident: int) -> float:
-        depth_s = self.wide_depth_s if tokens >= WIDE_ROWS else self.depth_s
-        return depth_s * looked + self.crowd_s * tokens * resident
 
     def learn(
         self,
@@ -206,8 +205,10 @@ class CostModel:
         if miss <= -OUTLIER:
             return evolve(self, error=error, table_error=table_error).times(math.exp(miss))
         low, high = SCALE_BOUNDS
-        blame = self._attention(work.tokens, work.looked, work.resident) / expected
-        deeper, wide = math.exp(DEPTH_RATE * blame * miss), work.tokens >= WIDE_ROWS
+        wide = work.tokens >= WIDE_ROWS
+        depth_s = self.wide_depth_s if wide else self.depth_s
+        blame = (depth_s * work.looked + self.crowd_s * work.tokens * work.resident) / expected
+        deeper = math.exp(DEPTH_RATE * blame * miss)
         return evolve(
             self,
             error=error,

@@ -11,29 +11,29 @@ decoders by one burst of theirs more (:mod:`uma_trio.policy.served`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 K = TypeVar("K")
 
 
-def lift(used_s: Mapping[K, float], ready: Iterable[K]) -> dict[K, float]:
+def lift(used_s: Mapping[K, float], ready: AbstractSet[K]) -> dict[K, float]:
     """Return the counters once those `ready` are no lower than the least of them that was known.
 
     Of the others only who is above that is remembered: the rest would be lifted to it.
     """
-    present = set(ready)
-    if present and present == used_s.keys():
+    if ready and ready == used_s.keys():
         return dict(used_s)  # nobody came or went
-    known = [used_s[key] for key in present if key in used_s]
+    known = [used_s[key] for key in ready if key in used_s]
     least = min(known, default=max(used_s.values(), default=0.0))
-    counters = {key: used for key, used in used_s.items() if used > least and key not in present}
-    for key in present:
+    counters = {key: used for key, used in used_s.items() if used > least and key not in ready}
+    for key in ready:
         counters[key] = max(used_s.get(key, least), least)
     return counters
 
 
 def charged(
-    used_s: Mapping[K, float], ready: Iterable[K], shares: Iterable[tuple[K, float]]
+    used_s: Mapping[K, float], ready: AbstractSet[K], shares: Iterable[tuple[K, float]]
 ) -> dict[K, float]:
     """Return the counters after `shares`: the seconds that each of those `ready` was given."""
     counters = lift(used_s, ready)

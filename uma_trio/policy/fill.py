@@ -12,9 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from attrs import evolve
-
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.roles import is_newcomer
@@ -156,6 +155,8 @@ def _candidates(
     The lane that had least of its share goes first, then decoders whose burst is not over, then
     whoever had least machine time. With nobody to protect, decoders before prompts.
     """
+    if len(plan.items) + len(plan.skipped) == len(state.sequences):
+        return [], []
     settled = {item.key for item in plan.items}.union([skip.key for skip in plan.skipped])
     ready = [v for v in state.sequences if v.credit > 0 and v.key not in settled]
     newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]

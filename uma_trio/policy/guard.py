@@ -19,9 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from attrs import evolve
-
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.stairs import ballast_for
@@ -80,9 +79,7 @@ def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     solo_s, jitter = guard.solo_s, guard.jitter
     balance, late = _entered(guard, state.protected, state.contract.latency_cap)
     if not guard.loaded and solo_s > 0 and _telling(plan.memory.cost, plan.memory.same_shape):
-        for view in state.protected:
-            if view.gap_s is not None:
-                jitter = _followed(jitter, view.gap_s / solo_s)
+        jitter = _followed(jitter, state.protected, solo_s)
     took_s = state.last.decode_s
     # What others added to the last tick, as a part of it.
     added = max(0.0, 1.0 - solo_s / took_s) if guard.loaded and took_s > 0 else 0.0
@@ -118,11 +115,16 @@ def _entered(
     return balance, late
 
 
-def _followed(jitter: float, ratio: float) -> float:
-    """Move the estimate of the p95 of `ratio` by one sample."""
-    if ratio > jitter:
-        return min(jitter * JITTER_UP, MOST_JITTER)
-    return max(1.0, jitter * JITTER_DOWN)
+def _followed(jitter: float, streams: Sequence[SequenceView], solo_s: float) -> float:
+    """Move the estimate of the p95 of gaps, in times of `solo_s`, by the last gap of each stream."""
+    for view in streams:
+        if view.gap_s is None:
+            continue
+        if view.gap_s / solo_s > jitter:
+            jitter = min(jitter * JITTER_UP, MOST_JITTER)
+        else:
+            jitter = max(1.0, jitter * JITTER_DOWN)
+    return jitter
 
 
 def _moved(average: float, value: float, took_s: float, over_s: float) -> float:
@@ -136,7 +138,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     guard, contract = plan.memory.guard, state.contract
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0, newcomers=0.0))
-    solo = cost.seconds(alone(cost, streams, room_alone(state, len(streams))))
+    solo = alone_s(cost, streams, room_alone(state, len(streams)))
     loaded_ticks, closed_ticks = _turns(guard, captured=cost.switch_s > 0)
     guard = evolve(
         guard, solo_s=solo, loaded_ticks=loaded_ticks, closed_ticks=max(0, closed_ticks - 1)
@@ -146,7 +148,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
             solo, "alone: to measure what the streams cost by themselves", solo, closed=True
         )
         return _with(plan, limit, guard)
-    young = min([_age(view, state.now) for view in streams]) < contract.young_s
+    young = _youngest_s(streams, state.now) < contract.young_s
     hard = max(contract.latency_cap, contract.young_cap if young else contract.pause_cap)
     credit = min([guard.credits.get(view.key, 0.0) for view in streams])
     # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
@@ -177,12 +179,11 @@ def room_alone(state: SchedulerState, streams: int) -> int:
     return state.spare_rows + len(state.sequences) - streams if state.spare_rows else 0
 
 
-def alone(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> Work:
-    """Return a tick of nothing but `streams`, in a context that holds nobody else."""
+def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> float:
+    """Return the seconds of a tick of nothing but `streams`, in a context that holds nobody else."""
     looked = sum([view.computed for view in streams])
-    work = Work(len(streams), len(streams), looked, looked)
-    ballast = ballast_for(cost, work, spare_rows)
-    return work.plus(ballast, rows=ballast) if ballast else work
+    _, seconds = ballast_for(cost, Work(len(streams), len(streams), looked, looked), spare_rows)
+    return seconds
 
 
 def _limit(contract: Contract, credit: float, hard: float, solo: float, newcomer_s: float) -> Limit:
@@ -225,8 +226,9 @@ def _owed(state: SchedulerState, guard: GuardMemory, *, young: bool) -> bool:
     )
 
 
-def _age(view: SequenceView, now: float) -> float:
-    return now - view.first_token_at if view.first_token_at is not None else 0.0
+def _youngest_s(streams: Sequence[SequenceView], now: float) -> float:
+    """Return how long ago the last of them began to be read."""
+    return now - max([now if v.first_token_at is None else v.first_token_at for v in streams])
 
 
 def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:

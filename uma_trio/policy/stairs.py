@@ -7,9 +7,8 @@ ends. So such a tick asks for one logits row of an unfinished prompt, as if it e
 
 from __future__ import annotations
 
-from attrs import evolve
-
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 from uma_trio.policy.tally import planned_work
@@ -20,14 +19,15 @@ WORTH = 0.97  # below this part of the time without; measuring is no finer
 TRY_WITHOUT = 256
 
 
-def ballast_for(cost: CostModel, work: Work, room: int) -> int:
-    """Return how many rows to throw in, at most `room`, so that `work` takes least time."""
-    best, least = 0, cost.seconds(work) * WORTH
+def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
+    """Return how many rows to throw in, at most `room`, so that `work` takes least time, and which."""
+    best, takes_s = 0, cost.seconds(work)
+    worth_s = WORTH * takes_s
     for extra in range(1, min(MOST_BALLAST, room) + 1):
         seconds = cost.seconds(work, tokens=extra, rows=extra)
-        if seconds < least:
-            best, least = extra, seconds
-    return best
+        if seconds < worth_s:
+            best, takes_s, worth_s = extra, seconds, seconds
+    return best, takes_s
 
 
 def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
@@ -39,7 +39,7 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     if cost is None or not plan.items:
         return plan
     room = min(state.spare_rows, state.n_batch - plan.n_tokens)
-    best = ballast_for(cost, planned_work(state, plan), room)
+    best, _ = ballast_for(cost, planned_work(state, plan), room)
     return evolve(plan, ballast=best) if best and state.tick % TRY_WITHOUT else plan
 
 
