@@ -1,13 +1,14 @@
 """What planning costs: microseconds of the policy for each tick, and how many ticks it does a second.
 
-    python -m benches.planning              both policies, 1 to 16 sequences (about a minute)
-    python -m benches.planning --quick      a short look (about 10 seconds)
-    python -m benches.planning --n 16 --policies contract --rounds 9
+    python -m benches.planning              both policies and crowds, 1 to 16 sequences (a minute)
+    python -m benches.planning --quick      a short look (a few seconds)
+    python -m benches.planning --n 16 --policies contract --crowds readers --rounds 9
 
 The policy alone (:mod:`benches.quick`): no model, no threads, no clients, and no time that passes
-but its own. Half of the sequences are read, a quarter decode in the background, and a quarter are
-prompts of 506 tokens, one after another. *median us* is what one plan takes, of all ticks of a round
-and of the best round, since everything that disturbs only adds; *p95 us* is of the same round.
+but its own. Of the *mixed* crowd half of the sequences are read, a quarter decode in the background,
+and a quarter are prompts of 506 tokens, one after another; of *readers* all are read. *median us* is
+what one plan takes, of all ticks of a round and of the best round, since everything that disturbs
+only adds; *p95 us* is of the same round.
 *ticks/s* is the whole loop around it, admission and bookkeeping included.
 """
 
@@ -24,13 +25,13 @@ from benches import chart, contest, host, report
 from benches.machine import TABLES, built_in
 from benches.rates import percentile
 from benches.setting import noise
-from benches.speed import crowd
+from benches.speed import CROWDS
 from uma_trio.policy.pipeline import Policy, find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
-TARGET_US, TARGET_N = 150.0, 16
-_COLUMNS = ("policy", "sequences", "ticks", "median_us", "p95_us", "ticks_per_s")
+TARGETS_US, TARGET_N = {"mixed": 100.0, "readers": 60.0}, 16
+_COLUMNS = ("policy", "crowd", "sequences", "ticks", "median_us", "p95_us", "ticks_per_s")
 
 Row = dict[str, object]
 
@@ -50,10 +51,10 @@ class Watched:
         return plan
 
 
-def measure(policy: str, n: int, ticks: int, machine: str) -> Row:
-    """Plan `ticks` ticks of `n` sequences and return what that took."""
+def measure(policy: str, crowd: str, n: int, ticks: int, machine: str) -> Row:
+    """Plan `ticks` ticks of a crowd of `n` sequences and return what that took."""
     watched = Watched(find_policy(policy))
-    world = crowd(watched, built_in(machine), n)
+    world = CROWDS[crowd](watched, built_in(machine), n)
     watched.took_us.clear()
     gc.collect()
     before, began = world.ticks, time.perf_counter()
@@ -62,6 +63,7 @@ def measure(policy: str, n: int, ticks: int, machine: str) -> Row:
     seconds = time.perf_counter() - began
     return {
         "policy": policy,
+        "crowd": crowd,
         "sequences": n,
         "ticks": world.ticks - before,
         "median_us": percentile(watched.took_us, 50),
@@ -75,14 +77,15 @@ def best(rounds: int, once: Callable[[], Row]) -> Row:
     return min((once() for _ in range(rounds)), key=lambda row: float(str(row["median_us"])))
 
 
-def verdict(rows: Sequence[Row]) -> str:
-    """Say whether the target is met."""
+def verdict(rows: Sequence[Row], crowd: str) -> str:
+    """Say whether the target of a crowd is met."""
     found = [
         row["median_us"] for row in rows
-        if (row["policy"], row["sequences"]) == ("contract", TARGET_N)
+        if (row["policy"], row["crowd"], row["sequences"]) == ("contract", crowd, TARGET_N)
     ]  # fmt: skip
     value = float(str(found[0])) if found else None
-    return contest.verdict(f"contract, {TARGET_N} sequences: us for one plan", value, TARGET_US)
+    text = f"contract, {crowd}, {TARGET_N} sequences: us for one plan"
+    return contest.verdict(text, value, TARGETS_US[crowd])
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -90,6 +93,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.parser("planning", __doc__)
     add = parser.add_argument
     add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
+    add("--crowds", nargs="+", default=list(CROWDS), choices=list(CROWDS), help="who is there")
     add("--n", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N", help="sequences")
     add("--machine", choices=list(TABLES), default="q4_0", help="whose ticks are planned")
     add("--ticks", type=int, metavar="N", help="of each round (2000)")
@@ -110,21 +114,22 @@ def main(argv: Sequence[str] | None = None) -> int:
                             "rounds": f"best of {given.rounds}, {given.ticks} ticks each"}  # fmt: skip
     report.print_facts(facts)
     rows = [
-        best(given.rounds, partial(measure, policy, n, given.ticks, given.machine))
+        best(given.rounds, partial(measure, policy, crowd, n, given.ticks, given.machine))
         for policy in given.policies
+        for crowd in given.crowds
         for n in given.n
     ]
-    lines = [[r["policy"], r["sequences"], r["ticks"],
-              *(report.cell(r[name], 0) for name in _COLUMNS[3:])] for r in rows]  # fmt: skip
+    lines = [[r["policy"], r["crowd"], r["sequences"], r["ticks"],
+              *(report.cell(r[name], 0) for name in _COLUMNS[4:])] for r in rows]  # fmt: skip
     series = {
-        policy: [(float(str(r["sequences"])), float(str(r["median_us"]))) for r in rows
-                 if r["policy"] == policy]
-        for policy in given.policies
+        f"{policy}, {crowd}": [(float(str(r["sequences"])), float(str(r["median_us"]))) for r in rows
+                               if (r["policy"], r["crowd"]) == (policy, crowd)]
+        for policy in given.policies for crowd in given.crowds
     }  # fmt: skip
     labels = ("sequences", "us for one plan, median (less is better)")
     draw = partial(chart.lines, "planning", {"planning one tick": series}, labels, chart.caption(facts),
                         doubling=True)  # fmt: skip
-    said = (report.table(_COLUMNS, lines), verdict(rows))
+    said = (report.table(_COLUMNS, lines), *(verdict(rows, crowd) for crowd in given.crowds))
     return contest.conclude("planning", said, rows, facts, draw)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import cProfile
 import pstats
 import time
+from collections.abc import Callable
+
+from attrs import evolve
 
 from benches import report
 from benches.machine import Machine, Profile
@@ -13,9 +16,11 @@ from benches.simulation import LIMITS, settings_for
 from uma_trio.policy.pipeline import BUILT_IN, Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.traffic import Traffic
 
 TICKS, ROUNDS, TOP = 1500, 3, 12
 GOAL = 5000
+TRAFFIC = Traffic(weight_bytes=3e8, cell_bytes=12_288)  # the 0.5B shape
 
 
 class Timed:
@@ -35,7 +40,7 @@ class Timed:
 
 def crowd(policy: Policy, profile: Profile, n: int) -> Quick:
     """Return a world of `n` sequences that never end: half read, and half of the rest decode."""
-    world = Quick(policy, Machine.of(profile), settings_for(profile), LIMITS)
+    world = _world(policy, profile)
     for client in range(n):
         if client % 4 == 3:
             world.storm(client, 506)
@@ -44,6 +49,23 @@ def crowd(policy: Policy, profile: Profile, n: int) -> Quick:
             world.submit(20, 4000, client=client, lane=lane)  # type: ignore[arg-type]
     world.run(2.0)  # the prompts are done
     return world
+
+
+def readers(policy: Policy, profile: Profile, n: int) -> Quick:
+    """Return a world of `n` answers that somebody reads, and nobody else."""
+    world = _world(policy, profile)
+    for client in range(n):
+        world.submit(20, 4000, client=client)
+    world.run(2.0)
+    return world
+
+
+CROWDS: dict[str, Callable[[Policy, Profile, int], Quick]] = {"mixed": crowd, "readers": readers}
+
+
+def _world(policy: Policy, profile: Profile) -> Quick:
+    settings = evolve(settings_for(profile), traffic=TRAFFIC)
+    return Quick(policy, Machine.of(profile), settings, LIMITS)
 
 
 def rate(policy: Policy, profile: Profile, n: int) -> tuple[float, float]:

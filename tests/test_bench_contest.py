@@ -258,10 +258,13 @@ def test_planning_counts_the_round_that_was_disturbed_least() -> None:
     """Everything that disturbs only adds, so the least median is the policy's own."""
     rounds = iter([180.0, 140.0, 160.0])
     found = planning.best(
-        3, lambda: {"policy": "contract", "sequences": 16, "median_us": next(rounds)}
-    )
-    assert planning.verdict([found]).endswith("140.00 (target at most 150: met)")
-    assert planning.verdict([]).endswith("not measured")
+        3,
+        lambda: {
+            "policy": "contract", "crowd": "mixed", "sequences": 16, "median_us": next(rounds)
+        },
+    )  # fmt: skip
+    assert planning.verdict([found], "mixed").endswith("140.00 (target at most 100: MISSED)")
+    assert planning.verdict([found], "readers").endswith("not measured")
 
 
 def test_planning_is_measured_without_any_server(
@@ -270,7 +273,8 @@ def test_planning_is_measured_without_any_server(
     """The policy alone is enough, for each number of sequences."""
     given = ["--n", "1", "4", "--ticks", "20", "--rounds", "1", "--policies", "contract"]
     assert planning.main(given) == 0
-    assert capsys.readouterr().out.count("| contract |") == 2
+    said = capsys.readouterr().out
+    assert (said.count("|   mixed |"), said.count("| readers |")) == (2, 2)
     assert list(out.glob("planning-*.csv"))
 
 
