@@ -12,7 +12,7 @@ does on such a machine. The same command gives the same figures and the same fil
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from attrs import evolve, frozen
@@ -29,6 +29,7 @@ from uma_trio.policy.state import Contract
 CAPS = (1.2, 1.5, 3.0, 5.0)
 TICKS_MS = (20, 30, 40, 60)  # the baseline's knob, --tick-budget-ms; 30 is its default
 EVERY_S = (1.0, 2.0, 5.0, 10.0, 20.0)
+ONCE_S = (1.0, 6.0)  # while the stream is young, and later
 QUESTION, PROMPT = 500, 506  # tokens
 SHOWN = ("q4_0", "q8_0", "q4_k_m")
 ANSWER, MOST_S = 31_000, 120  # as many tokens as cells are left; on a GPU they last two minutes
@@ -42,6 +43,7 @@ class Reading:
     p95_x: float
     young_x: float
     worst_x: float
+    late: int  # gaps beyond the default cap
     prompts_s: float = 0.0
     share: float | None = None  # of the machine's time, where the policy keeps count
     ttft_s: float | None = None  # of those who came, the median
@@ -62,13 +64,13 @@ def storm(
     return evolve(reading, prompts_s=answered / seconds, share=share)
 
 
-def visits(profile: Profile, every_s: float, seconds: float) -> Reading:
-    """Return how a stream is read beside a person who asks a question `every_s`."""
+def visits(profile: Profile, moments: Iterable[float], seconds: float) -> Reading:
+    """Return how a stream is read beside a person who asks a question at these `moments`."""
     world = _world(profile)
     stream = _reader(world)
     asked: list[Counters] = []
-    for n in range(1, int(seconds / every_s)):
-        world.at(n * every_s, lambda: asked.append(world.submit(QUESTION, 1, client=2)))
+    for moment in moments:
+        world.at(moment, lambda: asked.append(world.submit(QUESTION, 1, client=2)))
     world.run(seconds)
     waited = [question.ttft_s for question in asked if question.token_times]
     return evolve(_reading(stream, profile), ttft_s=median(waited) if waited else None)
@@ -100,6 +102,7 @@ def _reading(stream: Counters, profile: Profile) -> Reading:
         p95_x=percentile(stream.gaps, 95) / solo_s,
         young_x=max(stream.young_gaps) / solo_s,
         worst_x=max(stream.gaps) / solo_s,
+        late=sum(gap > Contract().latency_cap * solo_s for gap in stream.gaps),
     )
 
 
@@ -171,12 +174,15 @@ def _loads_table(found: Sequence[tuple[str, str, Reading]]) -> str:
 
 
 def _visits_table(profile: Profile, seconds: float) -> str:
-    headers = ("a question every", "p95 / solo", "worst", "TTFT / alone, median")
+    asked: dict[str, list[float]] = {f"once, at {at:g} s": [at] for at in ONCE_S}
+    for every_s in EVERY_S:
+        asked[f"every {every_s:g} s"] = [n * every_s for n in range(1, int(seconds / every_s))]
     least_s = alone(profile, QUESTION, 1).ttft_s
+    headers = ("a question", "p95 / solo", "worst", "late gaps", "TTFT / alone, median")
     rows = [
-        (f"{every_s:g} s", r.p95_x, r.worst_x, r.ttft_s / least_s if r.ttft_s else None)
-        for every_s in EVERY_S
-        for r in [visits(profile, every_s, seconds)]
+        (when, r.p95_x, r.worst_x, r.late, r.ttft_s / least_s if r.ttft_s else None)
+        for when, moments in asked.items()
+        for r in [visits(profile, moments, seconds)]
     ]
     return f"{report.table(headers, rows)}\n"
 

@@ -37,7 +37,7 @@ def test_without_matplotlib_the_tables_are_printed_all_the_same(
     assert figures.main(["--dry-run"]) == 0
     shown = capsys.readouterr()
     assert re.search(r"contract +\| +1\.2 ", shown.out)
-    assert "a question every" in shown.out
+    assert "every 5 s" in shown.out
     assert "no chart" in shown.err
 
 
@@ -54,6 +54,17 @@ def test_a_run_that_would_outlast_its_reader_is_refused(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         figures.main(["--seconds", "300"])
     assert "--seconds is from 1 to 120, not 300" in capsys.readouterr().err
+
+
+def test_a_question_beside_a_young_stream_takes_longer_and_makes_more_gaps_late() -> None:
+    """Few long gaps instead of many of twice solo, once a stream has found its pace."""
+    profile = built_in("q4_0")
+    young, older = (figures.visits(profile, [at], 12.0) for at in figures.ONCE_S)
+    assert young.young_x <= 2.0 < older.worst_x <= 4.0
+    assert young.late > 2 * older.late
+    assert young.ttft_s is not None
+    assert older.ttft_s is not None
+    assert young.ttft_s > older.ttft_s
 
 
 def test_each_picture_that_the_documents_show_is_there_and_small() -> None:
