@@ -136,16 +136,22 @@ def test_an_empty_section_or_file_changes_nothing(tmp_path: Path) -> None:
     assert from_yaml(tmp_path, "") == from_yaml(tmp_path, empty) == Config()
 
 
-@pytest.mark.parametrize("other", ["ticks", "./ticks", "link"])
+@pytest.mark.parametrize("other", ["ticks", "./ticks", "link", "hard link"])
 def test_two_settings_cannot_name_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """A trace that goes over the scorecard, or the model, would ruin both."""
+    """A trace that goes over the scorecard, the model or the settings would ruin both."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "ticks").write_text("", encoding="utf-8")
     (tmp_path / "link").symlink_to("ticks")
+    (tmp_path / "hard link").hardlink_to("ticks")
     said = refusal({"trace": "ticks", "scorecard": other})
     assert said.startswith("--trace and --scorecard name the same file")
-    assert "--model and --trace" in refusal({"model": "ticks", "trace": other})
+    for first in ("model", "socket", "config"):
+        assert f"--{first} and --trace" in refusal({first: "ticks", "trace": other})
+    assert "--trace and --scorecard" in refusal(
+        {"trace": "not/there", "scorecard": "not/../not/there"}
+    )
     assert load({"trace": "ticks", "scorecard": "other.csv"}, {}).trace == Path("ticks")
 
 

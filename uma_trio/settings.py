@@ -51,10 +51,8 @@ def load(
     env = {name: text for name, text in (os.environ if env is None else env).items() if text}
     _refuse_unknown_env(env)
     _check_reserved(flags)
-    path, named_by = flags.get("config"), CONFIG_FLAG
-    if not path:
-        path, named_by = env.get(CONFIG_ENV), CONFIG_ENV
-    file = read_yaml(Path(str(path)).expanduser(), named_by) if path else {}
+    path, named_by = _file_of_settings(flags, env)
+    file = read_yaml(path, named_by) if path else {}
     found = {item.name: _first(item, flags, env, file, f"{path}: ") for item in OPTIONS}
     sources = {name: source for name, (_, source) in found.items() if source}
     values = {
@@ -63,8 +61,20 @@ def load(
         if item.name in sources
     }
     config = Config(**values, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
-    _refuse_one_file_twice(config)
+    settings = ("socket", "model", "trace", "scorecard")
+    named = {config.source(name): getattr(config, name) for name in settings}
+    _refuse_one_file_twice({named_by: path, **named})
     return config
+
+
+def _file_of_settings(
+    flags: Mapping[str, object], env: Mapping[str, str]
+) -> tuple[Path | None, str]:
+    """Return the YAML file if one is named, and what names it."""
+    for path, named_by in ((flags.get("config"), CONFIG_FLAG), (env.get(CONFIG_ENV), CONFIG_ENV)):
+        if path:
+            return Path(str(path)).expanduser(), named_by
+    return None, CONFIG_FLAG
 
 
 def _first(
@@ -94,18 +104,28 @@ def _first(
     return (file[written[0]], named + written[0]) if written else (None, "")
 
 
-def _refuse_one_file_twice(config: Config) -> None:
-    """Refuse what would write over another setting's file, under whatever name it goes."""
-    files = {"model": config.model, "trace": config.trace, "scorecard": config.scorecard}
-    seen: dict[Path, str] = {}
-    for name, path in files.items():
+def _refuse_one_file_twice(named: Mapping[str, Path | None]) -> None:
+    """Refuse what would write over another setting's file, under whatever name it goes.
+
+    `named` holds the files by where they were named.
+    """
+    seen: dict[object, str] = {}
+    for name, path in named.items():
         if path is None:
             continue
-        other = seen.setdefault(path.resolve(), name)
+        other = seen.setdefault(_identity(path), name)
         if other != name:
-            both = f"{config.source(other)} and {config.source(name)}"
+            both = f"{other} and {name}"
             message = f"{both} name the same file, {path}; give each a file of its own"
             raise ConfigError(message)
+
+
+def _identity(path: Path) -> object:
+    try:
+        about = path.stat()
+    except OSError:
+        return path.resolve()
+    return about.st_dev, about.st_ino
 
 
 def _check_reserved(flags: Mapping[str, object]) -> None:

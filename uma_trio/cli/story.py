@@ -71,7 +71,8 @@ def worst_gap(gap: GapInfo, ticks: Sequence[TickInfo] = ()) -> str:
     text = f"{_time(gap.gap_ms)} in tick {gap.tick}" + (f" (plan: {why})" if why else "")
     for tick in ticks:
         if tick.tick == gap.tick:
-            text += f": limit {_maybe(tick.limit_ms)}, predicted {_maybe(tick.predicted_ms)}, "
+            limit = "no limit" if tick.limit_ms is None else f"limit {_time(tick.limit_ms)}"
+            text += f": {limit}, predicted {_maybe(tick.predicted_ms)}, "
             text += f"took {_time(tick.measured_ms)}"
     return text
 
