@@ -40,7 +40,7 @@ class Inbox:
         self._submitted = 0  # written by trio
         self._left_queue = 0  # written by the engine
         self._queue_s = 0.0  # written by the engine: how long the last one waited
-        self._came: Callable[[Submit], None] | None = None  # written by the engine
+        self._came: Callable[[Submit], object] | None = None  # written by the engine
         self._closed = False
         self._event = threading.Event()
         self._wake = wake if wake is not None else self._event.set
@@ -85,7 +85,7 @@ class Inbox:
         messages = self._messages
         return [messages.popleft() for _ in range(len(messages))]
 
-    def watch(self, came: Callable[[Submit], None] | None) -> None:
+    def watch(self, came: Callable[[Submit], object] | None) -> None:
         """Have `came` called for every request that came since `drain` or is still to come.
 
         It is called at least once for each, on either thread, must not wait, and must not mind
