@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+import structlog.testing
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
@@ -331,10 +332,13 @@ def test_a_full_disk_ends_the_trace_and_not_the_daemon() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
-    trace = TraceFile(full, HEADER)
-    for _ in range(1000):
-        trace(state(decoder(1)), Plan(), TickRecord(0, 0, (), (), 0, NO_LIMIT, 0, 0, 0, 0, 0))
-    trace.close()
+    with structlog.testing.capture_logs() as said:
+        trace = TraceFile(full, HEADER)
+        for _ in range(1000):
+            trace(state(decoder(1)), Plan(), TickRecord(0, 0, (), (), 0, NO_LIMIT, 0, 0, 0, 0, 0))
+        trace.close()
+    first, *_ = said
+    assert (first["file"], first["why"]) == ("/dev/full", "No space left on device")
 
 
 # --- the verb ---

@@ -45,7 +45,7 @@ class LineFile(Generic[T]):
         self._last_line = last_line
         self._most_waiting = most_waiting
         self._items: SimpleQueue[T | None] = SimpleQueue()
-        self._log = log.get("trace")
+        self._log = log.get("trace").bind(file=str(path))
         self._broken = False
         self.written = 0
         self.dropped = 0  # written by `put`'s thread
