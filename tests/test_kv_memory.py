@@ -12,6 +12,7 @@ from uma_trio.backend.kv_memory import (
     available_memory,
     kv_bytes,
     kv_type_name,
+    score_bytes,
 )
 
 
@@ -37,6 +38,11 @@ def header(**keys: Value) -> GgufHeader:
 def test_kv_bytes_are_those_that_llama_cpp_allocates(kind: str, expected: int) -> None:
     """The 0.5B shape with 4096 cells takes 48 MiB in f16, as llama.cpp's log says."""
     assert kv_bytes(header(), 4096, kind) == expected
+
+
+def test_the_scores_of_attention_are_a_float_for_each_head_token_and_cell() -> None:
+    """The 0.5B shape reserves 900 MiB more for 32,768 cells without flash attention than with it."""
+    assert score_bytes(header(), 32768, 512) == 896 << 20
 
 
 def test_layers_may_have_different_kv_heads() -> None:

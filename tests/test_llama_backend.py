@@ -68,6 +68,18 @@ def test_one_sequence_is_no_longer_than_the_model_was_trained_for(tiny: Path) ->
     backend.close()
 
 
+def test_a_context_is_refused_that_has_no_room_for_its_scores(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without flash attention they add as much to the cells: 4 heads, a batch of 32."""
+    monkeypatch.setattr("uma_trio.backend.llama.available_memory", lambda: 150 << 10)
+    without_gpu = evolve(system_info(), devices=())
+    monkeypatch.setattr("uma_trio.backend.llama.system_info", lambda: without_gpu)
+    with pytest.raises(ModelError, match="scores of attention"):
+        load(tiny, flash_attention="off")
+    load(tiny, flash_attention="on").close()
+
+
 def test_the_weights_that_a_tick_reads_are_those_of_the_file(tmp_path: Path) -> None:
     """A mixture's two parts make the whole; an expert is its share of the stacked matrices."""
     shape = PRESETS["moe-tiny"]

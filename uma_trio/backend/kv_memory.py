@@ -1,4 +1,4 @@
-"""What the KV cache costs, and what memory there is: pure arithmetic on a model's header.
+"""What a context costs, and what memory there is: pure arithmetic on a model's header.
 
 Used before a model is loaded, because a machine that overcommits grants any allocation and
 kills the process when it is used.
@@ -73,6 +73,15 @@ def kv_bytes(header: GgufHeader, n_ctx: int, kv_type: str) -> int:
     )
     kind = KV_TYPES[kv_type]
     return n_ctx * row * kind.block_bytes // kind.block
+
+
+def score_bytes(header: GgufHeader, n_ctx: int, n_batch: int) -> int:
+    """Return the bytes of the scores of attention where flash attention is off; 0 if unknown.
+
+    A float for each head, each token of a decode and each cell that there is, of one layer at a
+    time. llama.cpp reserves them when the context is made; they are used as the cache fills.
+    """
+    return 4 * header.number("attention.head_count") * n_ctx * n_batch
 
 
 def attention_only(header: GgufHeader) -> bool:

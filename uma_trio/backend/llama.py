@@ -41,6 +41,7 @@ from uma_trio.backend.kv_memory import (
     available_memory,
     kv_bytes,
     kv_type_name,
+    score_bytes,
 )
 from uma_trio.backend.mapped_file import release
 from uma_trio.backend.weights import weights_read
@@ -126,6 +127,7 @@ class LlamaBackend:
         header = read_header(path)
         kv_type = _checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         flash = _flash_attention(flash_attention, kv_type)
+        _refuse_without_room(header, n_ctx=n_ctx, n_batch=n_batch, kv_type=kv_type, flash=flash)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
         info = _model_info(model.pointer, header, kv_type)
@@ -287,14 +289,6 @@ def _checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_t
         raise ModelError(f"--parallel must be 1 to {_MAX_SLOTS}, not {n_slots}.")
     if n_ctx < 1 or threads < 1:
         raise ModelError(f"--n-ctx ({n_ctx}) and --threads ({threads}) must be at least 1.")
-    room = available_memory()
-    need = kv_bytes(header, n_ctx, kv_type)
-    if room is not None and need > room and attention_only(header) and not system_info().gpus:
-        raise ModelError(
-            f"The KV cache for --n-ctx {n_ctx} needs {_mib(need)} and {_mib(room)} are free;"
-            f" try --n-ctx {max(256, n_ctx * room // need // 2 // 256 * 256)}"
-            " or a smaller --kv-type such as q8_0."
-        )
     return kv_type
 
 
@@ -315,6 +309,25 @@ def _flash_attention(wanted: str, kv_type: str) -> int:
         left = bool(system_info().gpus) or KV_TYPES[kv_type].quantised
         return _FLASH_LEFT if left else _FLASH_OFF
     return _FLASH_ON if wanted == "on" else _FLASH_OFF
+
+
+def _refuse_without_room(
+    header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, flash: int
+) -> None:
+    """Refuse a context that does not fit: the kernel would only end us once it is filled."""
+    room = available_memory()
+    if room is None or not attention_only(header) or system_info().gpus:
+        return
+    need, what = kv_bytes(header, n_ctx, kv_type), "The KV cache"
+    if flash == _FLASH_OFF:
+        need += score_bytes(header, n_ctx, n_batch)
+        what = "The KV cache with the scores of attention to it"
+    if need > room:
+        raise ModelError(
+            f"{what} needs {_mib(need)} for --n-ctx {n_ctx}, and {_mib(room)} are free;"
+            f" try --n-ctx {max(256, n_ctx * room // need // 2 // 256 * 256)}"
+            " or a smaller --kv-type such as q8_0."
+        )
 
 
 def _mib(n_bytes: int) -> str:
