@@ -34,6 +34,7 @@ from benches.virtual import World
 from benches.workload import ENDLESS, MIXES, Application, Session, Turn, gamma, play, turns
 from benches.workload import sessions as sessions_of
 from uma_protocol import Eos, Token
+from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.cost_store import remember
 from uma_trio.engine.loop import EngineSettings
@@ -129,6 +130,19 @@ def test_a_request_comes_when_it_comes_though_a_tick_is_being_computed() -> None
     world.run(5.0)
     newcomer = next(s for s in world.streams if s.client == 2)
     assert newcomer.arrived == 0.1003
+
+
+def test_a_tick_that_is_given_up_ends_when_the_newcomer_comes() -> None:
+    """Whatever else would have happened while it was computed."""
+    ticks: list[TracedTick] = []
+    settings = settings_for(NOISY)
+    world = Quick(find_policy("contract"), Machine.of(NOISY), settings, LIMITS, ticks.append)
+    world.storm(1, 900)
+    world.at(0.01, lambda: world.submit(20, 5, client=2) and None)
+    world.at(0.02, lambda: None)
+    world.run(0.1)
+    assert ticks[0].status == DecodeStatus.ABORTED
+    assert ticks[0].decode_s == pytest.approx(0.01)
 
 
 # --- the policy alone is the engine, only faster ---
