@@ -24,7 +24,11 @@ ALLOWED = {
     "uma_trio.machine": set(),
     "uma_trio.options": {"attrs", "cattrs"},
     "uma_trio.config": {"attrs", "uma_trio.options"},
-    "uma_trio.settings": {"yaml", "uma_trio.config", "uma_trio.options"},
+    "uma_trio.reserved": {"attrs", "uma_trio.options"},
+    "uma_trio.settings": {
+        "yaml",
+        *("uma_trio.config", "uma_trio.options", "uma_trio.reserved"),
+    },
     "uma_trio.models": set(),
     "uma_trio.cost_store": {"msgspec", "uma_trio.backend.base", "uma_trio.policy"},
     "uma_trio.policy": {"attrs", "numpy"},

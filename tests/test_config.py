@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
-from uma_trio.config import KV_TYPES, OPTIONS, RESERVED, Config, replace
+from uma_trio.config import KV_TYPES, OPTIONS, Config, replace
 from uma_trio.options import ConfigError, show
 from uma_trio.parts import chosen_policy
+from uma_trio.reserved import RESERVED
 from uma_trio.settings import flag_key, known_env, known_keys, load
 
 TRACKER = """

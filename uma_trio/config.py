@@ -1,7 +1,6 @@
 """Every option of the daemon, declared once: flag, environment, YAML key, default, bounds, help.
 
-How the places it may come from are joined is :mod:`uma_trio.settings`. What later versions will
-bring is declared too, accepted at its default and refused otherwise.
+How the places it may come from are joined is :mod:`uma_trio.settings`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal, get_type_hints
 import attrs
 from attrs import frozen
 
-from uma_trio.options import ConfigError, Option, as_written, option, options_of, seconds, show
+from uma_trio.options import Option, option, options_of, seconds, show
 
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
 FLASH_ATTENTION = ("auto", "on", "off")
@@ -405,40 +404,6 @@ _HINTS = get_type_hints(Config) | {"log_level": str}
 OPTIONS: tuple[Option, ...] = options_of(Config, _HINTS)
 
 
-@frozen
-class Reserved:
-    """An option that has one value: `accepts` lists its spellings, `because` says why."""
-
-    flag: str | None
-    accepts: tuple[str, ...]
-    because: str
-    keys: tuple[str, ...] = ()
-
-    def check(self, raw: object, source: str) -> None:
-        """Raise unless `raw` is the default."""
-        text = str(raw).strip().lower()
-        if text in self.accepts or _same_number(text, self.accepts[0]):
-            return
-        message = (
-            f"{source}: {as_written(raw)} is not available: {self.because}; "
-            f"leave it out or use {self.accepts[0]}"
-        )
-        raise ConfigError(message)
-
-
-RESERVED: tuple[Reserved, ...] = (
-    Reserved("--kv-pack", ("default",), "it comes with the work on KV layouts", ("kv_pack",)),
-    Reserved("--ipc", ("uds",), "other transports come later"),
-    Reserved("--http", ("off", "false", "no"), "the HTTP gateway comes later", ("http",)),
-    Reserved(None, ("64",), "the listener's backlog is fixed", ("ipc.backlog",)),
-    Reserved(
-        None, ("4",), "the measured staircase says how much to merge", ("scheduler.max_merge",)
-    ),
-    Reserved(
-        None, ("on", "true"), "requests always join at a token", ("scheduler.preempt_at_token",)
-    ),
-)
-
 CONFIG_FLAG = "--config"
 CONFIG_ENV = "UMA_CONFIG"
 ENV_PREFIX = "UMA_"
@@ -450,10 +415,3 @@ def replace(config: Config, **changes: object) -> Config:
         if item.name in changes:
             item.check(changes[item.name], item.name)
     return attrs.evolve(config, **changes)  # type: ignore[arg-type]  # checked by name above
-
-
-def _same_number(text: str, other: str) -> bool:
-    try:
-        return float(text) == float(other)
-    except ValueError:
-        return False

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, RESERVED, Config
+from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, Config
 from uma_trio.options import ConfigError, Option, as_written, nearest
+from uma_trio.reserved import RESERVED
 
 if TYPE_CHECKING:
     from yaml.nodes import Node

@@ -27,8 +27,9 @@ from uma_trio.cli.output import (
     policy_in_words,
     size,
 )
-from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, OPTIONS, RESERVED
+from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, OPTIONS
 from uma_trio.options import Option
+from uma_trio.reserved import RESERVED
 
 if TYPE_CHECKING:
     from rich.progress import Progress
