@@ -21,6 +21,12 @@ import numpy as np
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_compute import Compute
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
+from uma_trio.backend._llama_options import (
+    FLASH_OFF,
+    checked,
+    chosen_flash,
+    refuse_without_room,
+)
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.base import (
     Aside,
@@ -35,25 +41,14 @@ from uma_trio.backend.base import (
     nothing,
 )
 from uma_trio.backend.gguf_header import GgufHeader, read_header
-from uma_trio.backend.kv_memory import (
-    KV_TYPES,
-    attention_only,
-    available_memory,
-    kv_bytes,
-    kv_type_name,
-    score_bytes,
-)
+from uma_trio.backend.kv_memory import KV_TYPES, kv_bytes
 from uma_trio.backend.mapped_file import release
 from uma_trio.backend.weights import weights_read
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
-_MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
 # load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
 _LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-# LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.
-_FLASH_LEFT, _FLASH_OFF, _FLASH_ON = -1, 0, 1
-_FLASH_WORDS: Final = {_FLASH_LEFT: "", _FLASH_OFF: " without flash attention", _FLASH_ON: ""}
 _META_KEYS: Final = 4096
 _META_CHARS: Final = 65536
 # CPU features worth a word in one line; the rest is for the doctor.
@@ -125,9 +120,9 @@ class LlamaBackend:
             log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
         path = Path(path)
         header = read_header(path)
-        kv_type = _checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
-        flash = _flash_attention(flash_attention, kv_type)
-        _refuse_without_room(header, n_ctx=n_ctx, n_batch=n_batch, kv_type=kv_type, flash=flash)
+        kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
+        flash = chosen_flash(flash_attention, kv_type)
+        refuse_without_room(header, n_ctx=n_ctx, n_batch=n_batch, kv_type=kv_type, flash=flash)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
         info = _model_info(model.pointer, header, kv_type)
@@ -143,7 +138,8 @@ class LlamaBackend:
             kv_type=kv_type,
             flash=flash,
         )
-        return cls(vocabulary, info, context, f"KV {kv_type}{_FLASH_WORDS[flash]}")
+        without = " without flash attention" if flash == FLASH_OFF else ""
+        return cls(vocabulary, info, context, f"KV {kv_type}{without}")
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted; None on a GPU, or with a recurrent memory.
@@ -268,70 +264,6 @@ class LlamaBackend:
             raise BackendDied("the backend is closed")
         if not 0 <= slot < self.limits.n_slots:  # llama.cpp would end the process
             raise IndexError(f"there is no slot {slot}")
-
-
-def _checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_type: str) -> str:
-    """Check what can be known before loading; return the full name of the KV type."""
-    path = header.path
-    if not header.tensors:
-        raise ModelError(f"{path} holds a vocabulary and no weights; get the whole model.")
-    if header.metadata.get("general.type") == "adapter":
-        raise ModelError(f"{path} is a LoRA adapter; name the model it belongs to.")
-    if header.architecture == "clip":
-        raise ModelError(f"{path} is a multimodal projector; name the language model beside it.")
-    if not header.architecture:
-        raise ModelError(f"{path} does not say its architecture; download it again.")
-    try:
-        kv_type = kv_type_name(kv_type)
-    except ValueError as error:
-        raise ModelError(f"--kv-type: {error}.") from error
-    if not 1 <= n_slots <= _MAX_SLOTS:
-        raise ModelError(f"--parallel must be 1 to {_MAX_SLOTS}, not {n_slots}.")
-    if n_ctx < 1 or threads < 1:
-        raise ModelError(f"--n-ctx ({n_ctx}) and --threads ({threads}) must be at least 1.")
-    return kv_type
-
-
-def _flash_attention(wanted: str, kv_type: str) -> int:
-    """Return what to tell llama.cpp, whose own choice on a CPU is to use it.
-
-    Its CPU kernel takes a token at a time until there are 64 (ggml-cpu/ops.cpp,
-    GGML_FA_TILE_Q): behind 512 cells of its own a tick of 8 tokens took 95 ms with it and 49 without,
-    on two cores (``benches.long_ctx --flash-attention on``). Without it a token also pays for cells that
-    are not its own, a tenth of that each.
-    """
-    if wanted == "off" and KV_TYPES[kv_type].quantised:
-        raise ModelError(
-            f"--flash-attention off: a quantised KV cache (--kv-type {kv_type}) needs it;"
-            " leave it at auto, or take --kv-type f16."
-        )
-    if wanted == "auto":
-        left = bool(system_info().gpus) or KV_TYPES[kv_type].quantised
-        return _FLASH_LEFT if left else _FLASH_OFF
-    return _FLASH_ON if wanted == "on" else _FLASH_OFF
-
-
-def _refuse_without_room(
-    header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, flash: int
-) -> None:
-    """Refuse a context that does not fit: the kernel would only end us once it is filled."""
-    room = available_memory()
-    if room is None or not attention_only(header) or system_info().gpus:
-        return
-    need, what = kv_bytes(header, n_ctx, kv_type), "The KV cache"
-    if flash == _FLASH_OFF:
-        need += score_bytes(header, n_ctx, n_batch)
-        what = "The KV cache with the scores of attention to it"
-    if need > room:
-        raise ModelError(
-            f"{what} needs {_mib(need)} for --n-ctx {n_ctx}, and {_mib(room)} are free;"
-            f" try --n-ctx {max(256, n_ctx * room // need // 2 // 256 * 256)}"
-            " or a smaller --kv-type such as q8_0."
-        )
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 20):,.0f} MiB"
 
 
 def _load_model(

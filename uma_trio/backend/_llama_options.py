@@ -1,0 +1,88 @@
+"""The options of a context, checked against the model's file before llama.cpp meets them.
+
+What it would answer by ending the process, or the kernel by ending us, is answered with a sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from uma_trio.backend._llama_lib import system_info
+from uma_trio.backend.base import ModelError
+from uma_trio.backend.gguf_header import GgufHeader
+from uma_trio.backend.kv_memory import (
+    KV_TYPES,
+    attention_only,
+    available_memory,
+    kv_bytes,
+    kv_type_name,
+    score_bytes,
+)
+
+_MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
+# LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.
+FLASH_LEFT, FLASH_OFF, FLASH_ON = -1, 0, 1
+
+
+def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_type: str) -> str:
+    """Check what can be known before loading; return the full name of the KV type."""
+    path = header.path
+    if not header.tensors:
+        raise ModelError(f"{path} holds a vocabulary and no weights; get the whole model.")
+    if header.metadata.get("general.type") == "adapter":
+        raise ModelError(f"{path} is a LoRA adapter; name the model it belongs to.")
+    if header.architecture == "clip":
+        raise ModelError(f"{path} is a multimodal projector; name the language model beside it.")
+    if not header.architecture:
+        raise ModelError(f"{path} does not say its architecture; download it again.")
+    try:
+        kv_type = kv_type_name(kv_type)
+    except ValueError as error:
+        raise ModelError(f"--kv-type: {error}.") from error
+    if not 1 <= n_slots <= _MAX_SLOTS:
+        raise ModelError(f"--parallel must be 1 to {_MAX_SLOTS}, not {n_slots}.")
+    if n_ctx < 1 or threads < 1:
+        raise ModelError(f"--n-ctx ({n_ctx}) and --threads ({threads}) must be at least 1.")
+    return kv_type
+
+
+def chosen_flash(wanted: str, kv_type: str) -> int:
+    """Return what to tell llama.cpp, whose own choice on a CPU is to use it.
+
+    Its CPU kernel takes a token at a time until there are 64 (ggml-cpu/ops.cpp,
+    GGML_FA_TILE_Q): behind 512 cells of its own a tick of 8 tokens took 95 ms with it and 49 without,
+    on two cores (``benches.long_ctx --flash-attention on``). Without it a token also pays for cells that
+    are not its own, a tenth of that each.
+    """
+    if wanted == "off" and KV_TYPES[kv_type].quantised:
+        raise ModelError(
+            f"--flash-attention off: a quantised KV cache (--kv-type {kv_type}) needs it;"
+            " leave it at auto, or take --kv-type f16."
+        )
+    if wanted == "auto":
+        left = bool(system_info().gpus) or KV_TYPES[kv_type].quantised
+        return FLASH_LEFT if left else FLASH_OFF
+    return FLASH_ON if wanted == "on" else FLASH_OFF
+
+
+def refuse_without_room(
+    header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, flash: int
+) -> None:
+    """Refuse a context that does not fit: the kernel would only end us once it is filled."""
+    room = available_memory()
+    if room is None or not attention_only(header) or system_info().gpus:
+        return
+    need, what = kv_bytes(header, n_ctx, kv_type), "The KV cache"
+    if flash == FLASH_OFF:
+        need += score_bytes(header, n_ctx, n_batch)
+        what = "The KV cache with the scores of attention to it"
+    if need > room:
+        raise ModelError(
+            f"{what} needs {_mib(need)} for --n-ctx {n_ctx}, and {_mib(room)} are free;"
+            f" try --n-ctx {max(256, n_ctx * room // need // 2 // 256 * 256)}"
+            " or a smaller --kv-type such as q8_0."
+        )
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 20):,.0f} MiB"
