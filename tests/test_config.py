@@ -100,6 +100,7 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("n_ctxx: 3", "no such key n_ctxx (did you mean n_ctx?)"),
+        ("scheduler: {policy: contract,-stairs}", "a text that holds a comma needs quotes"),
         ("limits: {max_session: 2}", "did you mean limits.max_sessions?"),
         ("n_ctx: true", "uma.yaml: n_ctx: true is not a whole number; it takes 16 to 16777216"),
         ("n_ctx: 1.5", "n_ctx: 1.5 is not a whole number"),
