@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,11 @@ EVERY = tuple(sorted(shape.tokens for shape in ORDER if shape.rows == 1))
 SLOW = Staircase(
     (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 32, 64, 512),
     tuple(ms / 1e3 for ms in (29, 33, 36, 28, 35, 40, 47, 41, 50, 52, 58, 60, 115, 209, 1600)),
+)
+# The same of an 8B model on an H200.
+GPU = Staircase(
+    (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    tuple(ms / 1e3 for ms in (3.8, 4.1, 4.6, 6.3, 7.8, 9.4, 11.8, 16.9, 28.2, 45.7)),
 )
 
 
@@ -122,6 +128,17 @@ def test_a_slow_machine_knows_the_sizes_that_a_tick_with_a_stream_may_have() -> 
         assert cost.computing(n) == pytest.approx(SLOW(n))
 
 
+def test_where_wide_chunks_are_cheap_they_are_known_too() -> None:
+    """A GPU whose graphs are captured: nobody measures its wide chunks later, they take too long."""
+    clock = Clock()
+    machine = Machine(CostModel(GPU), clock)
+    machine.eager_s, machine.captures_s = 0.001, 0.004
+    cost = Calibration(machine, clock).measure()
+    assert {1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512} <= set(cost.steps)
+    for n in (1, 4, 32, 256, 512):
+        assert cost.computing(n) == pytest.approx(GPU(n))
+
+
 def test_one_decode_in_five_that_takes_longer_does_no_harm() -> None:
     """What is timed twice is timed again where the two do not agree; the least is believed."""
     wrong = 0
@@ -131,6 +148,19 @@ def test_one_decode_in_five_that_takes_longer_does_no_harm() -> None:
             abs(cost.computing(n) / TRUTH.computing(n) - 1.0) > 0.1 for n in (1, 2, 4, 8, 12, 16)
         )
     assert wrong <= 2  # of 120: two may be disturbed alike
+
+
+def test_what_was_badly_disturbed_is_not_in_the_table() -> None:
+    """Others take the processor for a tenth of a second, again and again: better a gap than a wall."""
+    for seed in range(10):
+        draw, tiny = random.Random(seed), CostModel(Staircase((1, 512), (0.0005, 0.06)))
+        clock = Clock()
+        machine = Machine(tiny, clock)
+        machine.noise = lambda draw=draw: 100.0 if draw.random() < 0.3 else 1.0  # type: ignore[misc]
+        cost = Calibration(machine, clock).measure()
+        assert len(cost.steps) > 1
+        for before, after in pairwise(cost.computing.seconds):
+            assert before <= 2.0 * after
 
 
 def test_the_first_decodes_of_a_tiny_model_are_not_believed() -> None:

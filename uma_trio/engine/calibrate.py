@@ -32,11 +32,11 @@ ORDER = (
     *_rows(2, 4, 3),
     *_steps(12, 24, 64),
     *_rows(8),
-    *_steps(6, 20, 5, 7, 48, 128),
+    *_steps(128, 256, 512, 6, 20, 5, 7, 48),
     *_rows(16, 6),
     *_steps(28, 40, 10, 14, 9, 11, 13, 15, 17),
     *_rows(12),
-    *_steps(96, 256, 512, 192, 384),
+    *_steps(96, 192, 384),
 )
 NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
 ONE, TWO = Shape(1), Shape(2)
@@ -45,6 +45,10 @@ DEADLINE_S = 2.0
 # looking back must fit into the second; the rest is for second samples, and for third ones where
 # two do not agree.
 FIRST_LOOK, LOOKING_BACK = 0.5, 0.85
+# No stair is that high, and none goes down that far: what was so much slower than expected, or than
+# something wider, was disturbed.
+DISTURBED = 2.0
+DEAREST = 0.1  # part of the session that one of the first looks may take
 # So long, or so often, one token is computed before anything counts: caches fill, clocks rise.
 WARM_S, MOST_WARM = 0.02, 40
 # Two shapes, so often in turn and then each by itself: what that costs more than this part of a
@@ -91,23 +95,21 @@ class Calibration:
         try:
             self._switch_s = self._switching()
             self._watch.uncounted = UNCOUNTED if self._switch_s else 0
-            self._look(deadline, NEEDED, 1.0)
-            self._look(deadline, ORDER, FIRST_LOOK)
+            self._look(deadline, NEEDED)
+            self._look(deadline, ORDER, FIRST_LOOK, DEAREST * deadline_s)
             self._look_back(deadline)
             self._look_again(deadline)
-            self._look(deadline, ORDER, 1.0)
+            self._look(deadline, ORDER)
         except Stopped:
             pass  # what is known by now has to do
         return self._model(first_s)
 
     def _model(self, first_s: float) -> CostModel:
-        steps = self._samples.steps()
-        if ONE.tokens not in steps:
-            steps = {ONE.tokens: first_s, **steps}
+        steps = {ONE.tokens: first_s} | _undisturbed(self._samples.steps())
         computing = Staircase(tuple(steps), tuple(steps.values()))
         rows = {1: 0.0} | {
             n: max(seconds - computing(n), -0.5 * computing(n))
-            for n, seconds in self._samples.by_rows().items()
+            for n, seconds in _undisturbed(self._samples.by_rows()).items()
         }
         return CostModel(
             computing,
@@ -150,14 +152,25 @@ class Calibration:
         turns = [(time(TWO), time(ONE)) for _ in range(IN_TURN)][1:]
         return min(two for two, _ in turns), min(one for _, one in turns)
 
-    def _look(self, deadline: Deadline, shapes: Iterable[Shape], share: float) -> None:
+    def _look(
+        self,
+        deadline: Deadline,
+        shapes: Iterable[Shape],
+        share: float = 1.0,
+        dearest_s: float = float("inf"),
+    ) -> None:
         """Time each of `shapes` that was not yet, as far as that share of the session goes."""
         for shape in self._watch.able(shapes):
             known = shape in self._samples
             # What rows add is told by the same tokens without them.
             told = shape.rows == 1 or Shape(shape.tokens) in self._samples
-            if not known and told and deadline.fits(self._expected(shape), share):
+            expected_s = self._expected(shape)
+            if known or not told or expected_s > dearest_s:
+                continue
+            if deadline.fits(expected_s, share):
                 self._samples.add(shape, self._watch.sample(shape))
+                if expected_s and self._samples.seconds(shape) > DISTURBED * expected_s:
+                    self._samples.add(shape, self._watch.sample(shape))
 
     def _look_again(self, deadline: Deadline) -> None:
         """Time again what was timed once, or not twice the same, the most useful first."""
@@ -204,3 +217,13 @@ class Calibration:
             largest = max(steps, default=shape.tokens)
             each = steps.get(largest, 0.0) * shape.tokens / largest
         return (1 + self._watch.uncounted) * each
+
+
+def _undisturbed(table: dict[int, float]) -> dict[int, float]:
+    """Return `table` without what took much longer than something wider; it is measured later."""
+    least, kept = float("inf"), {}
+    for n in sorted(table, reverse=True):
+        least = min(least, table[n])
+        if table[n] <= DISTURBED * least or n == ONE.tokens:
+            kept[n] = table[n]
+    return dict(sorted(kept.items()))
