@@ -157,6 +157,21 @@ def test_the_margin_grows_with_the_known_error() -> None:
     assert vague.margin > 1.2
 
 
+def test_nothing_takes_less_than_at_least() -> None:
+    """What is left out for its step alone would not have fitted, whatever it looks back at."""
+    model = CostModel(
+        STAIRS,
+        Staircase((1, 4), (0.0, 1e-3)),
+        depth_s=1e-6,
+        crowd_s=1e-8,
+        switch_s=1e-3,
+        host_s=1e-4,
+    )
+    assert model.seconds(Work(7)) == model.at_least(7)
+    for work in (Work(7, 4), Work(7, looked=99), Work(7, resident=99), Work(7, after=(1, 1))):
+        assert model.seconds(work) > model.at_least(7)
+
+
 def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
     """A prefill gains nothing beyond it, and a newcomer waits least."""
     assert CostModel(STAIRS).plateau(512) == 64

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policy_kit import prompt, state
 
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.fairness import charged, lift
+from uma_trio.policy.fairness import lift
 from uma_trio.policy.pipeline import contract
 from uma_trio.policy.state import Contract, Lane, Memory, SequenceView
 
@@ -78,7 +78,8 @@ def test_lanes_share_by_their_weights() -> None:
 def test_a_pause_is_no_claim() -> None:
     """Who could use nothing starts level with the least of those that stayed."""
     assert lift({1: 50.0, 2: 3.0}, {1, 2}) == {1: 50.0, 2: 3.0}
-    after = charged({1: 50.0, 2: 3.0}, {1}, [(1, 10.0)])
+    after = lift({1: 50.0, 2: 3.0}, {1})
+    after[1] += 10.0
     assert lift(after, {1, 2}) == {1: 60.0, 2: 60.0}
 
 

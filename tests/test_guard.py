@@ -284,6 +284,13 @@ def test_without_their_stage_streams_take_their_turn_with_the_rest() -> None:
         assert {1, 2} & {item.key for item in plan.items}
 
 
+def test_prompts_go_in_the_chunks_that_doctor_names() -> None:
+    """With nobody to protect: the plateau's for the background, the quickest for a newcomer."""
+    for lane, chunk in (("background", COST.plateau(512)), ("interactive", COST.quickest(512))):
+        now = situation(prompt(1, 2000, lane=lane), solo_s=0.0)
+        assert [item.n_tokens for item in contract(now).items] == [chunk]
+
+
 def test_the_sweet_spot_is_the_most_tokens_a_second() -> None:
     """Four rows of the staircase above beat three and five; nearly as good and smaller wins."""
     took = {3: 0.0111, 4: 0.0152, 7: 0.0188}

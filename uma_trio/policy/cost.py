@@ -165,6 +165,11 @@ class CostModel:
         table = self.measured if self.fell_back else self.computing
         return self.scale * self._by(table, work, tokens, rows, looked) + self.host_s
 
+    def at_least(self, tokens: int) -> float:
+        """Return what a tick of so many tokens takes at the least: with nothing to look back at."""
+        table = self.measured if self.fell_back else self.computing
+        return self.scale * table(tokens) + self.host_s
+
     @property
     def margin(self) -> float:
         """How many times its prediction a tick should exceed once in a hundred."""

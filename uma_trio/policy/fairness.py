@@ -10,7 +10,7 @@ decoders by one burst of theirs more (:mod:`uma_trio.policy.served`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
@@ -29,14 +29,4 @@ def lift(used_s: Mapping[K, float], ready: AbstractSet[K]) -> dict[K, float]:
     counters = {key: used for key, used in used_s.items() if used > least and key not in ready}
     for key in ready:
         counters[key] = max(used_s.get(key, least), least)
-    return counters
-
-
-def charged(
-    used_s: Mapping[K, float], ready: AbstractSet[K], shares: Iterable[tuple[K, float]]
-) -> dict[K, float]:
-    """Return the counters after `shares`: the seconds that each of those `ready` was given."""
-    counters = lift(used_s, ready)
-    for key, seconds in shares:
-        counters[key] += seconds
     return counters

@@ -136,10 +136,13 @@ def _fitting(
     total = line.tick.tokens
     if total < cost.steps[-1]:
         most = min(most, cost.steps[-1] - total)
-    margin = cost.margin if careful else 1.0
+    margin, endless = cost.margin if careful else 1.0, math.isinf(limit_s)
     took: dict[int, float] = {}
     for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:
-        seconds = margin * cost.seconds(line.tick, *line.adds(size))
+        # Most sizes are too large by their own step, before it is asked what they look back at.
+        seconds = 0.0 if endless else margin * cost.at_least(total + size)
+        if seconds <= limit_s:
+            seconds = margin * cost.seconds(line.tick, *line.adds(size))
         if seconds <= limit_s and size > 0:
             took[size] = seconds
         elif seconds > STEEPEST * limit_s:

@@ -6,16 +6,12 @@ computed and not of one that was considered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import charged
+from uma_trio.policy.fairness import lift
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.roles import is_newcomer
-from uma_trio.policy.state import GuardMemory, Lane, Memory, SchedulerState, SequenceView
-
-Ride = tuple[SequenceView, int]  # somebody who is no protected stream, and its tokens
+from uma_trio.policy.state import GuardMemory, Memory, SchedulerState
 
 
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
@@ -58,31 +54,24 @@ def tally(state: SchedulerState, plan: Plan) -> Plan:
 
 def _booked(state: SchedulerState, plan: Plan, per_token_s: float) -> Memory:
     """Book the tick: all of it to the clients, what rode along to the lanes, by their weights."""
-    views, riders = state.views, state.riders
-    by_client = [(views[i.key].client, per_token_s * i.n_tokens) for i in plan.items]
-    used_s = charged(plan.memory.used_s, state.clients, by_client)
-    rides: list[Ride] = []
-    lane_s: dict[Lane, float] = {}
-    if riders:
-        rides = [(riders[item.key], item.n_tokens) for item in plan.items if item.key in riders]
-        lane_s = _by_lane(state, plan.memory.lane_s, rides, per_token_s)
-    guard = _noted(plan.memory.guard, rides, state.contract.newcomer_tokens)
-    return evolve(plan.memory, guard=guard, used_s=used_s, lane_s=lane_s)
-
-
-def _by_lane(
-    state: SchedulerState, lane_s: Mapping[Lane, float], rides: Sequence[Ride], per_token_s: float
-) -> dict[Lane, float]:
-    contract = state.contract
+    views, riders, contract, memory = state.views, state.riders, state.contract, plan.memory
     weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
-    shares = [(view.lane, per_token_s * n / weight[view.lane]) for view, n in rides]
-    return charged(lane_s, {view.lane for view in state.riders.values()}, shares)
+    used_s = lift(memory.used_s, state.clients)
+    lane_s = lift(memory.lane_s, {view.lane for view in riders.values()})
+    rode = others = 0
+    for item in plan.items:
+        view, seconds = views[item.key], per_token_s * item.n_tokens
+        used_s[view.client] += seconds
+        if item.key in riders:
+            lane_s[view.lane] += seconds / weight[view.lane]
+            rode += item.n_tokens
+            others += 0 if is_newcomer(view, contract.newcomer_tokens) else item.n_tokens
+    guard = _noted(memory.guard, loaded=rode > 0, background=others / max(1, rode))
+    return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
 
 
-def _noted(guard: GuardMemory, rides: Sequence[Ride], newcomer_tokens: int) -> GuardMemory:
+def _noted(guard: GuardMemory, *, loaded: bool, background: float) -> GuardMemory:
     """Note for the guard whether anything rode along, and what part of it was no newcomer's."""
-    others = sum([n for view, n in rides if not is_newcomer(view, newcomer_tokens)])
-    loaded, background = bool(rides), others / max(1, sum([n for _, n in rides]))
     if (loaded, background) == (guard.loaded, guard.background):
         return guard
     return evolve(guard, loaded=loaded, background=background)
