@@ -72,6 +72,14 @@ def test_the_summary_says_that_four_are_quicker_than_three(tmp_path: Path) -> No
     assert "Recalled" in text
 
 
+def test_the_summary_names_both_chunks(tmp_path: Path) -> None:
+    """The smallest that is about as fast as any for the background, the fastest for a person."""
+    flat = CostModel(Staircase((32, 64, 128), (0.0486, 0.0935, 0.186)))
+    text = " ".join(summary(Measured(flat, recalled=True, file=tmp_path), 128))
+    assert "background prompts go in chunks of 32:" in text
+    assert "A person's prompt then goes in chunks of 128," in text
+
+
 def test_bars_are_exact_to_an_eighth() -> None:
     """Half of a width of one is half a block."""
     assert [bar(v, 8.0, width=1) for v in (0.0, 4.0, 8.0)] == ["", "▌", "█"]

@@ -151,10 +151,10 @@ def summary(measured: Measured, most: int) -> list[str]:
     """Return what follows from the staircase, in sentences."""
     cost = measured.cost
     ms = decoders_ms(cost, most)
-    chunk = cost.plateau(most)
-    chunks = f"With nobody to protect, prompts go in chunks of {chunk}"
+    chunks = f"With nobody to protect, background prompts go in chunks of {cost.plateau(most)}"
     lines = [
         f"{chunks}: the fewest tokens that reach 95 % of the best rate.",
+        f"A person's prompt then goes in chunks of {cost.quickest(most)}, the best rate.",
         f"Decoders: {', '.join(f'{n}: {_figure(v)} ms' for n, v in ms.items())}.",
     ]
     if cost.depth_s:
