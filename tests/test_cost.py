@@ -170,6 +170,8 @@ def test_nothing_takes_less_than_at_least() -> None:
     assert model.seconds(Work(7)) == model.at_least(7)
     for work in (Work(7, 4), Work(7, looked=99), Work(7, resident=99), Work(7, after=(1, 1))):
         assert model.seconds(work) > model.at_least(7)
+    fours = CostModel(STAIRS, Staircase((1, 3, 4), (0.0, 2e-3, -1e-3)), host_s=1e-4)
+    assert fours.seconds(Work(7, 4)) == pytest.approx(fours.at_least(7))
 
 
 def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:

@@ -24,8 +24,6 @@ def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
     best, takes_s = 0, cost.seconds(work)
     worth_s = WORTH * takes_s
     for extra in range(1, min(MOST_BALLAST, room) + 1):
-        if cost.at_least(work.tokens + extra) >= worth_s:
-            continue
         seconds = cost.seconds(work, tokens=extra, rows=extra)
         if seconds < worth_s:
             best, takes_s, worth_s = extra, seconds, seconds
