@@ -53,6 +53,7 @@ class Machine(FakeBackend):
 
     def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
         """Compute, and let the time pass."""
+        self.sizes.append(n_tokens)
         slots = self.batch.slot[:n_tokens].tolist()
         before = {slot: self.kv_length(slot) for slot in range(self.limits.n_slots)}
         work = Work(
@@ -68,6 +69,5 @@ class Machine(FakeBackend):
             seconds += self.captures_s
         self.shapes.append(work.shape)
         self.took.append(seconds)
-        self.sizes.append(n_tokens)
         self.clock.now += seconds
         return super().decode(n_tokens, aside)

@@ -163,6 +163,15 @@ def test_what_was_badly_disturbed_is_not_in_the_table() -> None:
             assert before <= 2.0 * after
 
 
+def test_one_token_that_was_disturbed_is_known_by_what_is_wider() -> None:
+    """All that is refined later is held against it."""
+    clock = Clock()
+    machine = Machine(TRUTH, clock)
+    machine.noise = lambda: 9.0 if machine.sizes[-1] == 1 else 1.0
+    cost = Calibration(machine, clock).measure()
+    assert cost.computing(1) == pytest.approx(TRUTH.computing(4))
+
+
 def test_the_first_decodes_of_a_tiny_model_are_not_believed() -> None:
     """It is warm only after some milliseconds, and one decode is too short to tell from noise."""
     tiny = CostModel(Staircase((1, 16, 512), (0.0005, 0.002, 0.06)))

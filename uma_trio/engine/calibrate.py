@@ -220,10 +220,15 @@ class Calibration:
 
 
 def _undisturbed(table: dict[int, float]) -> dict[int, float]:
-    """Return `table` without what took much longer than something wider; it is measured later."""
+    """Return `table` without what took much longer than something wider; it is measured later.
+
+    One token, which all else is held against, takes no longer than what is wider then.
+    """
     least, kept = float("inf"), {}
     for n in sorted(table, reverse=True):
-        least = min(least, table[n])
-        if table[n] <= DISTURBED * least or n == ONE.tokens:
+        if table[n] <= DISTURBED * least:
             kept[n] = table[n]
+        elif n == ONE.tokens:
+            kept[n] = least
+        least = min(least, table[n])
     return dict(sorted(kept.items()))

@@ -58,8 +58,13 @@ class Refinement:
         if not (samples.settled(known) and samples.settled(shape)):
             return cost
         self._seen.add(shape)
-        times = samples.seconds(shape) / samples.seconds(known)
-        return _corrected(cost, shape, times) if np.isfinite(times) and times > 0 else cost
+        known_s = samples.seconds(known)
+        times = samples.seconds(shape) / known_s
+        if not np.isfinite(times) or times <= 0:
+            return cost
+        if _has(cost, shape) and _off(known_s, cost.scale * cost.computing(known.tokens)):
+            return cost  # others are at work: what they take from each shape is not the same
+        return _corrected(cost, shape, times)
 
     def _next(self, cost: CostModel, longest_s: float) -> Shape | None:
         """Return what to look at: what goes unnoticed before the rest, and gaps before steps."""
@@ -83,12 +88,16 @@ def _has(cost: CostModel, shape: Shape) -> bool:
     return shape.tokens in (cost.steps if shape.rows == 1 else cost.output.at)
 
 
+def _off(seconds: float, believed: float) -> bool:
+    return abs(seconds - believed) > DOUBTFUL * seconds
+
+
 def _corrected(cost: CostModel, shape: Shape, times: float) -> CostModel:
     """Return `cost` with a `shape` that takes so many `times` as long as what is beside it."""
     n, known = shape.tokens, _beside(shape).tokens
     believed = cost.computing(n) + (cost.output(n) if shape.rows > 1 else 0.0)
     seconds = times * cost.computing(known)
-    if _has(cost, shape) and abs(seconds - believed) <= DOUBTFUL * seconds:
+    if _has(cost, shape) and not _off(seconds, believed):
         return cost
     if shape.rows > 1:
         extra = max(seconds - cost.computing(n), -0.5 * cost.computing(n))
