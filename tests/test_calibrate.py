@@ -147,7 +147,7 @@ def test_one_decode_in_five_that_takes_longer_does_no_harm() -> None:
         wrong += sum(
             abs(cost.computing(n) / TRUTH.computing(n) - 1.0) > 0.1 for n in (1, 2, 4, 8, 12, 16)
         )
-    assert wrong <= 2  # of 120: two may be disturbed alike
+    assert wrong <= 4  # of 120: two samples may be disturbed alike
 
 
 def test_what_was_badly_disturbed_is_not_in_the_table() -> None:

@@ -48,7 +48,7 @@ FIRST_LOOK, LOOKING_BACK = 0.5, 0.85
 # No stair is that high, and none goes down that far: what was so much slower than expected, or than
 # something wider, was disturbed.
 DISTURBED = 2.0
-DEAREST = 0.1  # part of the session that one of the first looks may take
+DEAREST = 0.12  # part of the session that one of the first looks may take
 # So long, or so often, one token is computed before anything counts: caches fill, clocks rise.
 WARM_S, MOST_WARM = 0.02, 40
 # Two shapes, so often in turn and then each by itself: what that costs more than this part of a
@@ -59,9 +59,10 @@ WARM_S, MOST_WARM = 0.02, 40
 IN_TURN, BY_ITSELF, NOTICED, UNCOUNTED = 3, 4, 0.12, 2
 LEAST_SWITCH_S = 0.0002
 SLOWEST_CAPTURED_S = 0.05  # a machine that needs longer for a token captures nothing
-# Looking back is measured by so many tokens behind so many cells at least: fewer cost too little
-# to tell from noise.
-LOOKERS, SHALLOWEST, LOOKS = Shape(16), Shape(64), 2
+# Looking back is measured by so many tokens behind so many cells at least: llama.cpp computes attention
+# over cells by the 256 (``get_n_kv``), so that fewer would show nothing. Where there is no time for that,
+# what reading a cell takes is assumed.
+LOOKERS, SHALLOWEST, LOOKS = Shape(16), Shape(256), 2
 # A masked cell costs its check, which is easily lost in noise and yet adds up in a full cache: on two
 # AVX-512 cores a 20th of what it costs to look at one (1 token, 2,048 cells of others).
 LEAST_CROWD = 0.05
