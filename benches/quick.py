@@ -74,6 +74,7 @@ class Counters(Request):
                 arrived=self.arrived,
                 client=self.client,
                 first_token_at=self.token_times[0] if self.token_times else None,
+                last_token_at=self.token_times[-1] if self.token_times else None,
                 gap_s=self.gap_s,
                 target_ttft_s=self.targets.ttft_s,
                 target_gap_s=self.targets.gap_s,

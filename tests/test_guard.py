@@ -19,7 +19,13 @@ from uma_trio.policy.guard import (
 )
 from uma_trio.policy.pipeline import PolicyError, baseline, contract, find_policy
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.served import BURST, EXPERT_BURST, PROBE_EVERY, sweet_spot
+from uma_trio.policy.served import (
+    BURST,
+    EXPERT_BURST,
+    PROBE_EVERY,
+    next_served,
+    sweet_spot,
+)
 from uma_trio.policy.stairs import TRY_WITHOUT
 from uma_trio.policy.state import (
     Contract,
@@ -329,6 +335,24 @@ def test_background_decoders_go_on_together_for_a_burst(
     assert len(turns[0]) == 4
     assert turns[: length - 1] == [turns[0]] * (length - 1)
     assert turns[length + 1] != turns[0]
+
+
+def test_a_burst_goes_on_after_a_tick_without_company() -> None:
+    """Ticks that measure the streams alone come often; they end nobody's turn."""
+    served = Served(keys=(2, 3), since=5, tokens=4)
+    now = rates(tick=7, memory=Memory(served=served))
+    assert next_served(now, (), 4) == served
+    assert next_served(now, (2, 3), 4) == served
+
+
+def test_decoders_of_one_client_take_turns() -> None:
+    """Whose last token is oldest comes first once a burst is over, not who arrived first."""
+    views = [
+        decoder(i, lane="background", client=1, computed=0, last_token_at=10.0 - i)
+        for i in range(6)
+    ]
+    plan = contract(evolve(state(*views), tick=1, now=11.0, memory=Memory(cost=COST)))
+    assert {item.key for item in plan.items} == {2, 3, 4, 5}
 
 
 def test_deep_context_is_part_of_what_a_stream_costs_alone() -> None:

@@ -121,6 +121,7 @@ class Sequence:
             arrived=self.submit.submitted,
             client=self.submit.client,
             first_token_at=self.first_token,
+            last_token_at=self.last_token,
             gap_s=self.gap_s,
             target_ttft_s=self.submit.targets.ttft_s,
             target_gap_s=self.submit.targets.gap_s,

@@ -82,7 +82,7 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
     skipped = [Skip(v.key, too_much) for v in (*newcomers, *rest) if v.key not in served]
     decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
-    total = state.memory.served.tokens if limit.rare else second.tick.tokens + m
+    total = state.memory.served.tokens if limit.rare or limit.closed else second.tick.tokens + m
     return evolve(
         plan,
         items=(*plan.items, *items),
@@ -156,7 +156,8 @@ def _candidates(
     """Return the interactive newcomers by urgency, and everyone else by need.
 
     The lane that had least of its share goes first, then decoders whose burst is not over, then
-    whoever had least machine time. With nobody to protect, decoders before prompts.
+    whoever had least machine time; of one client the decoders, in turn, before its prompts. With
+    nobody to protect, all decoders before prompts.
     """
     if len(plan.items) + len(plan.skipped) == len(state.sequences):
         return [], []
@@ -181,7 +182,8 @@ def _need(state: SchedulerState, plan: Plan) -> Callable[[SequenceView], tuple[f
         view.lane == "background",
         view.key not in running,
         used[view.client],
-        view.arrived,
+        not view.decoding,
+        view.last_token_at if view.decoding and view.last_token_at is not None else view.arrived,
         view.key,
     )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from uma_trio.policy.cost import level
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import SchedulerState, Served
 
 DEAD_BAND = 1.03  # a size in use is worth this much more than it is
@@ -49,6 +50,8 @@ def burst(state: SchedulerState) -> frozenset[int]:
 
 def next_served(state: SchedulerState, keys: Sequence[int], tokens: int) -> Served:
     """Return what to remember of a tick that serves these background decoders."""
+    if not keys:
+        return evolve(state.memory.served, tokens=tokens)  # a burst goes on after such a tick
     running = burst(state)
     since = state.memory.served.since if running and running.issuperset(keys) else state.tick
     return Served(tuple(keys), since, tokens)

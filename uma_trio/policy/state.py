@@ -32,6 +32,7 @@ class SequenceView:
     arrived: float  # seconds, engine clock
     client: int = 0  # who sent it
     first_token_at: float | None = None
+    last_token_at: float | None = None
     gap_s: float | None = None  # since its token before, if the last tick gave it one
     target_ttft_s: float | None = None  # what its application asked for
     target_gap_s: float | None = None
