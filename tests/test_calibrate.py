@@ -13,7 +13,7 @@ from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import Fault
-from uma_trio.engine.calibrate import ORDER, Calibration
+from uma_trio.engine.calibrate import LEAST_CROWD, ORDER, Calibration, assume_looking_back
 from uma_trio.policy.cost import CostModel, Staircase
 
 EVERY = tuple(sorted(shape.tokens for shape in ORDER if shape.rows == 1))
@@ -188,3 +188,13 @@ def test_it_leaves_every_slot_empty() -> None:
     for deadline_s in (0.2, 0.9, 1.3, 1.5, 1.7, 2.0):
         _, machine = measured(deadline_s, CostModel(SLOW, depth_s=1e-6), busy(1))
         assert machine.used_cells == 0
+
+
+@pytest.mark.parametrize("whole_cache", [True, False])
+def test_a_cell_that_was_not_looked_at_is_assumed_to_take_its_reading(whole_cache: bool) -> None:
+    """One's own always, everyone else's where attention runs over all; what was measured stays."""
+    cost = assume_looking_back(CostModel(SLOW), 1e-6, whole_cache=whole_cache)
+    assert cost.depth_s + cost.crowd_s == pytest.approx(1e-6)
+    assert cost.crowd_s == pytest.approx(1e-6 if whole_cache else LEAST_CROWD * 1e-6)
+    measured_before = CostModel(SLOW, crowd_s=2e-6)
+    assert assume_looking_back(measured_before, 1e-6, whole_cache=whole_cache) is measured_before

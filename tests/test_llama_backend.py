@@ -134,6 +134,7 @@ def test_a_processor_does_without_flash_attention(
     backend = load(tiny, **options)
     if "CPU" in backend.description:
         assert ("without flash attention" in backend.description) == left_out
+        assert backend.limits.whole_cache == left_out
     backend.close()
 
 

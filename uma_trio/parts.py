@@ -17,7 +17,7 @@ from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.config import Config
 from uma_trio.cost_store import cost_file, recall, remember
-from uma_trio.engine.calibrate import LEAST_CROWD, Calibration
+from uma_trio.engine.calibrate import Calibration, assume_looking_back
 from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
@@ -96,10 +96,9 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     cost = cost_model(backend)
     traffic = _traffic(backend.model)
     probed = traffic.bandwidth({n: cost.seconds(Work(n)) for n in cost.steps})
-    if not cost.depth_s and probed:
-        # Not measured: what reading the cell takes. Ticks correct it, from anything but nothing.
+    if probed:
         cell_s = traffic.cell_bytes / probed
-        cost = evolve(cost, depth_s=cell_s, wide_depth_s=cell_s, crowd_s=LEAST_CROWD * cell_s)
+        cost = assume_looking_back(cost, cell_s, whole_cache=backend.limits.whole_cache)
     given = None if config.bmt_budget is None else config.bmt_budget * 1e9
     return evolve(
         plain,

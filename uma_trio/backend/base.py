@@ -82,6 +82,7 @@ class Limits:
     n_ctx_seq: int  # the longest one sequence may be
     n_slots: int  # KV sequence ids 0..n_slots-1
     n_batch: int  # the most tokens of one decode
+    whole_cache: bool = False  # a token pays for every cell as for its own (no flash attention)
 
 
 class Batch:

@@ -65,7 +65,13 @@ class LlamaBackend:
     """
 
     def __init__(
-        self, vocabulary: LlamaVocabulary, info: ModelInfo, context: int, cache: str
+        self,
+        vocabulary: LlamaVocabulary,
+        info: ModelInfo,
+        context: int,
+        *,
+        kv_type: str,
+        whole_cache: bool,
     ) -> None:
         self._context: int | None = context
         self._memory = int(llama.llama_get_memory(context))
@@ -76,9 +82,11 @@ class LlamaBackend:
             n_ctx_seq=min(n_ctx, info.n_ctx_train) if info.n_ctx_train > 0 else n_ctx,
             n_slots=int(llama.llama_n_seq_max(context)),
             n_batch=int(llama.llama_n_batch(context)),
+            whole_cache=whole_cache,
         )
         self.vocabulary = vocabulary  # which keeps the weights alive
         system = system_info()
+        cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
         self.description = _describe(system, int(llama.llama_n_threads(context)), cache)
         self._compute = Compute(gpu=bool(system.gpus))
         # Of ggml's backends only the CPU's asks whether to go on.
@@ -138,8 +146,8 @@ class LlamaBackend:
             kv_type=kv_type,
             flash=flash,
         )
-        without = " without flash attention" if flash == FLASH_OFF else ""
-        return cls(vocabulary, info, context, f"KV {kv_type}{without}")
+        whole = flash == FLASH_OFF
+        return cls(vocabulary, info, context, kv_type=kv_type, whole_cache=whole)
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted; None on a GPU, or with a recurrent memory.
