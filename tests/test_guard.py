@@ -345,6 +345,21 @@ def test_a_burst_goes_on_after_a_tick_without_company() -> None:
     assert next_served(now, (2, 3), 4) == served
 
 
+def test_a_prompt_that_may_not_end_lets_others_go_on() -> None:
+    """The row of its last token is too dear for this tick: it waits for a long one, they do not."""
+    cost = evolve(COST, output=Staircase((1, 2), (0.0, 0.02)))
+    ending = prompt(2, 2, lane="background", computed=500)
+    other = prompt(3, 400, lane="background")
+    now = evolve(
+        situation(stream(), ending, other),
+        memory=Memory(cost=cost),
+        contract=Contract(latency_cap=1.6),
+    )
+    items = {item.key: item.n_tokens for item in contract(now).items}
+    assert 2 not in items
+    assert items[3] == 3
+
+
 def test_decoders_of_one_client_take_turns() -> None:
     """Whose last token is oldest comes first once a burst is over, not who arrived first."""
     views = [

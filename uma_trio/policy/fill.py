@@ -28,6 +28,8 @@ GRACE_S, PATIENCE = 0.3, 2.0
 # streams' ticks alone, which are the measure, are a little slower amid a load than without any: aimed
 # at 0.97, the median gap in a storm was 1.21 times solo at a cap of 1.2 (docs/BENCHMARKS.md).
 AIM = 0.93
+# A prompt of so many tokens may end in a tick of the smallest sizes.
+NEAR_END = 8
 STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
 
 
@@ -77,6 +79,10 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
     m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
+    if m == 0 and not limit.closed:
+        # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
+        second = Line(second.tick, [view for view in rest if view.pending > NEAR_END])
+        m = _size(state, cost, limit, second, beside_newcomers=n > 0)
     items = _items(first.shares(n), f"newcomer: {limit.reason}")
     items += _items(second.shares(m), f"background: {limit.reason}")
     served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
