@@ -348,7 +348,7 @@ def test_a_burst_goes_on_after_a_tick_without_company() -> None:
 def test_a_prompt_that_may_not_end_lets_others_go_on() -> None:
     """The row of its last token is too dear for this tick: it waits for a long one, they do not."""
     cost = evolve(COST, output=Staircase((1, 2), (0.0, 0.02)))
-    ending = prompt(2, 2, lane="background", computed=500)
+    ending = prompt(2, 1, lane="background", computed=500)
     other = prompt(3, 400, lane="background")
     now = evolve(
         situation(stream(), ending, other),
