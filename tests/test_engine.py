@@ -17,7 +17,7 @@ from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Inspect, PromptDone, SetLane, StreamItem, TokenOut
 from uma_trio.engine.recorder import Recorder
-from uma_trio.policy.pipeline import PolicyError, baseline
+from uma_trio.policy.pipeline import Pipeline, PolicyError, baseline
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState
 
@@ -635,3 +635,58 @@ def test_the_baseline_is_found_by_name() -> None:
     assert find_policy("baseline") is baseline
     with pytest.raises(PolicyError, match="baseline"):
         find_policy("nonsense")
+
+
+class Noting:
+    """A backend that computes before its aside, as a GPU does, and a policy's stage that notes which it was."""
+
+    def __init__(self) -> None:
+        self.computing = False
+        self.asked: list[tuple[bool, int]] = []
+        noting = self
+
+        class OnDevice(FakeBackend):
+            def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+                def beside() -> None:
+                    noting.computing = True
+                    aside()
+                    noting.computing = False
+
+                return super().decode(n_tokens, beside)
+
+        def note(_state: SchedulerState, plan: Plan) -> Plan:
+            self.asked.append((self.computing, len(plan.items)))
+            return plan
+
+        stages = {**baseline.stages, "note": note}
+        self.bench = Bench(OnDevice(), Pipeline(stages, frozenset(stages)))
+
+
+def test_where_only_streams_are_read_the_policy_is_asked_beside_the_decode() -> None:
+    """What is computed is foregone then; once somebody else comes, the plan comes first again."""
+    noting = Noting()
+    bench = noting.bench
+    _, stream = bench.submit(max_tokens=60)
+    bench.ticks(3)
+    noting.asked.clear()
+    bench.ticks(5)
+    assert noting.asked == [(True, 1)] * 5
+    _, other = bench.submit("another", max_tokens=2, lane="background")
+    noting.asked.clear()
+    bench.ticks(1)
+    assert noting.asked == [(False, 2)], "who comes is in the next tick"
+    bench.run()
+    assert stream.tokens == bench.expected("hello", 60)
+    assert other.tokens == bench.expected("another", 2)
+
+
+def test_a_plan_that_came_late_is_the_one_that_is_remembered_and_recorded() -> None:
+    """What the policy learns is there for the next tick, and its reasons are in the record."""
+    noting = Noting()
+    noting.bench.submit(max_tokens=20)
+    noting.bench.ticks(12)
+    assert any(beside for beside, _ in noting.asked)
+    recorded = noting.bench.explain(ticks=4)
+    reasons = {item.reason for tick in recorded.ticks for item in tick.items}
+    assert reasons == {"decode: one token each"}
+    assert noting.bench.engine.memory.target_tokens > 0

@@ -19,12 +19,16 @@ from uma_trio.telemetry.promise import NO_PROMISE, Promise
 
 @frozen
 class Job:
-    """One tick between its steps: what is planned from what, what that costs, whose rows come."""
+    """One tick between its steps: what is planned from what, what that costs, whose rows come.
+
+    A `foregone` one is computed as any policy would have it, and its plan is still to come.
+    """
 
     state: SchedulerState
     plan: Plan
     work: Work
     rows: tuple[Sequence, ...]
+    foregone: bool = False
 
 
 def record(

@@ -6,7 +6,8 @@ happens to them leaves through the outlet. A tick has three steps so that a test
 time between them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine.finish`.
 
 What decides the next tick is done between two decodes, and nothing else: every microsecond there
-is one in which nothing is computed. What the outside hears of a tick (items, figures, the trace)
+is one in which nothing is computed. Where nobody is there but streams that are read, what is computed
+is foregone, and the policy is asked beside the decode: what it learns is not needed before. What the outside hears of a tick (items, figures, the trace)
 is told by :meth:`Engine.tell` while the next one is computed, or at once when there is none.
 """
 
@@ -40,8 +41,8 @@ from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.admission import admit
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.pipeline import Policy, check_plan
-from uma_trio.policy.plan import Plan
+from uma_trio.policy.pipeline import Pipeline, Policy, check_plan
+from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
 from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
@@ -57,6 +58,7 @@ _NOT_FINITE = (
 # So long a rest comes before the staircase is refined, and so long a one between two decodes of that:
 # others may have waited for the processor.
 IDLE_S, BREATH_S = 0.5, 0.01
+ASK_ANEW = 64  # one tick in so many is planned before it is computed, whoever is there
 
 
 @frozen
@@ -118,6 +120,9 @@ class Engine:
         self._ticks = 0
         self._decoding_since = self._decoded_at = clock()
         self._idle = True
+        # Of how many streams the last plan was that took no ballast; and a plan made beside its decode.
+        self._bare = 0
+        self._late: Plan | None = None
         self._unrecorded: list[Callable[[], None]] = []  # ticks that are not in the metrics yet
 
     @property
@@ -176,7 +181,12 @@ class Engine:
         self._admit(began)
         self._recorder.queued(self.registry.ledger)
         state = self._state(began)
-        plan = self._plan(state)
+        foregone = self._foregone(state)
+        if foregone:
+            # So no plan of it can have ballast: the rows are in the batch by then.
+            state, plan = evolve(state, spare_rows=0), Plan(foregone)
+        else:
+            plan = self._plan(state)
         if not plan.items:
             self.tell()
             self._idle = True
@@ -184,7 +194,7 @@ class Engine:
         running = self.registry.running
         shares = [(running[item.key], item.n_tokens) for item in plan.items]
         rows = self._builder.fill(shares, plan.ballast, extra_row=plan.extra_row)
-        return Job(state, plan, planned_work(state, plan), rows)
+        return Job(state, plan, planned_work(state, plan), rows, foregone=bool(foregone))
 
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long, and that may be given up meanwhile.
@@ -193,9 +203,14 @@ class Engine:
         """
         self._decoding_since = since = self._clock()
         self._preemption.begin(job.state, job.plan, self.registry.ledger.free_slots, since)
-        status = self._backend.decode(job.work.tokens, self.tell)
+        status = self._backend.decode(job.work.tokens, partial(self._beside, job))
         self._preemption.end(status)
         return status
+
+    def _beside(self, job: Job) -> None:
+        self.tell()
+        if job.foregone:
+            self._late = self._plan(job.state)
 
     def finish(self, job: Job, status: int) -> None:
         """Sample and move every sequence on; what there is to say of it is told later."""
@@ -206,6 +221,10 @@ class Engine:
         self._idle = False
         self._decoded_at = now
         self._ticks += 1
+        if self._late is not None:
+            job, self._late = evolve(job, plan=self._late), None
+        else:
+            self._bare = 0 if job.plan.ballast else len(job.plan.items)
         if job.plan.ballast:
             self._backend.kv_remove(self._scratch_slot)
         self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
@@ -312,6 +331,16 @@ class Engine:
             last=self._last,
             memory=self._memory,
         )
+
+    def _foregone(self, state: SchedulerState) -> tuple[PlanItem, ...]:
+        """Return what is computed whatever the policy says, if that is so.
+
+        Whether ballast would make such a tick quicker is asked anew now and then.
+        """
+        if not isinstance(self._policy, Pipeline) or self._ticks % ASK_ANEW == 0:
+            return ()
+        items = self._policy.foregone(state)
+        return items if len(items) == self._bare else ()
 
     def _plan(self, state: SchedulerState) -> Plan:
         if not state.sequences:

@@ -11,6 +11,11 @@ from uma_trio.policy.rotation import rotate
 from uma_trio.policy.state import SchedulerState, SequenceView
 
 
+def one_token_each(views: Sequence[SequenceView]) -> tuple[PlanItem, ...]:
+    """Return an item of one token for each of `views`."""
+    return tuple([_one_token(view.key) for view in views])
+
+
 def select_decoders(state: SchedulerState, plan: Plan) -> Plan:
     """Give one token to each decoding sequence, in turn if the batch cannot hold all."""
     return _serve(state, plan, [v for v in state.sequences if v.credit > 0 and v.decoding])
@@ -34,7 +39,7 @@ def _serve(state: SchedulerState, plan: Plan, ready: Sequence[SequenceView]) -> 
     if len(ready) > room:
         ready = rotate(ready, state.memory.decode_cursor)
     served, left_out = ready[:room], ready[room:]
-    items = plan.items + tuple([_one_token(view.key) for view in served])
+    items = plan.items + one_token_each(served)
     if not left_out:
         return evolve(plan, items=items)
     skipped = tuple(

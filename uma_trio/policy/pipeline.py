@@ -18,11 +18,11 @@ from attrs import evolve, frozen
 
 from uma_trio.policy.bandwidth import guard_bandwidth
 from uma_trio.policy.budget import adapt_budget
-from uma_trio.policy.decode import select_decoders, select_interactive
+from uma_trio.policy.decode import one_token_each, select_decoders, select_interactive
 from uma_trio.policy.fill import fill_within_limit
 from uma_trio.policy.guard import keep_ledger, learn_cost, set_limit
 from uma_trio.policy.parking import leave_out_parked
-from uma_trio.policy.plan import Plan
+from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.prefill import fill_with_prefill
 from uma_trio.policy.stairs import add_ballast, keep_shape
 from uma_trio.policy.state import SchedulerState
@@ -75,6 +75,16 @@ class Pipeline:
         for transformer in self.stages.values():
             plan = transformer(state, plan)
         return plan
+
+    def foregone(self, state: SchedulerState) -> tuple[PlanItem, ...]:
+        """Return what any plan of `state` computes, where nobody but streams that are read is there.
+
+        Nothing where somebody else could use the tick, or not all of them fit into it.
+        """
+        streams = state.protected
+        if "decode" not in self.stages or state.riders or len(streams) > state.n_batch:
+            return ()
+        return one_token_each(streams)
 
     @property
     def optional(self) -> tuple[str, ...]:
