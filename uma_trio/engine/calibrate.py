@@ -33,8 +33,12 @@ ORDER = (
     *_rows(2, 4, 3),
     *_steps(12, 24, 64),
     *_rows(8),
-    *_steps(128, 256, 512, 6, 20, 5, 7, 48),
-    *_rows(16, 6),
+    *_steps(7),
+    *_rows(7),
+    *_steps(128, 256, 512, 6, 20, 5),
+    *_rows(6, 5),
+    *_steps(48),
+    *_rows(16),
     *_steps(28, 40, 10, 14, 9, 11, 13, 15, 17),
     *_rows(12),
     *_steps(96, 192, 384),
@@ -42,10 +46,10 @@ ORDER = (
 NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
 ONE, TWO = Shape(1), Shape(2)
 DEADLINE_S = 2.0
-# Each shape is timed once in the first part of the session, those that are needed whenever they fit;
+# Each shape is timed once in the first three quarters of the session, those that are needed whenever they fit;
 # looking back must fit into the second; the rest is for second samples, and for third ones where
 # two do not agree.
-FIRST_LOOK, LOOKING_BACK = 0.5, 0.85
+FIRST_LOOK, LOOKING_BACK = 0.75, 0.85
 # No stair is that high, and none goes down that far: what was so much slower than expected, or than
 # something wider, was disturbed.
 DISTURBED = 2.0
