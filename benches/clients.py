@@ -47,9 +47,14 @@ class NotServed(Exception):
     """A server refused, broke off, or brought something else than was asked for."""
 
 
+GREEDY: dict[str, float] = {"temperature": 0}
+# min_p is 0.05 at llama-server unless it is told.
+SAMPLED: dict[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0}
+
+
 @dataclass(frozen=True)
 class Job:
-    """One greedy request of fixed length.
+    """One request of fixed length, greedy unless it is to be `sampled`.
 
     `priority` is the daemon's lane; a server without lanes is not told. With `progress`, a server
     that can is asked to say how much of the prompt it has computed.
@@ -60,6 +65,12 @@ class Job:
     max_tokens: int
     priority: str | None = None
     progress: bool = False
+    sampled: bool = False
+
+    @property
+    def choosing(self) -> dict[str, float]:
+        """How its tokens are chosen, in the words that both kinds of server have for it."""
+        return SAMPLED if self.sampled else GREEDY
 
 
 @dataclass
@@ -139,8 +150,8 @@ class FramedWire:
                 "type": "generate",
                 "id": job.id,
                 "max_tokens": job.max_tokens,
-                "temperature": 0,
                 "ignore_eos": True,
+                **job.choosing,
                 **lane,
                 "prompt": job.prompt,
             }
@@ -200,8 +211,8 @@ class SseWire:
             {
                 "prompt": job.prompt,
                 "n_predict": job.max_tokens,
-                "temperature": 0,
                 "ignore_eos": True,
+                **job.choosing,
                 "stream": True,
                 **({"return_progress": True} if job.progress else {}),
             }

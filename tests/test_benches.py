@@ -308,6 +308,17 @@ def test_streams_ask_in_the_lane_of_the_load() -> None:
     assert {job.priority for job in throughput.Load(2, 8, 4, "1").jobs(4, "1")} == {None}
 
 
+def test_both_kinds_of_server_are_told_the_same_way_to_choose(tmp_path: Path) -> None:
+    """Drawn tokens are drawn alike, and greedy ones are the likeliest at both."""
+    for sampled in (False, True):
+        (job,) = throughput.Load(1, 8, 4, "1", sampled=sampled).jobs(4, "1")
+        ours = json.loads(FramedWire(tmp_path / "s").request(job)[4:])
+        theirs = json.loads(SseWire(1).request(job).partition(b"\r\n\r\n")[2])
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            assert ours.get(name) == theirs.get(name)
+        assert (ours["temperature"] > 0) == sampled
+
+
 def test_verdict_on_a_disturbed_machine_says_so() -> None:
     """When others took a share of the cores, the verdict carries it."""
     measured = cells(93.0, 100.0, 80.0)
