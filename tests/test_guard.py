@@ -337,6 +337,18 @@ def test_background_decoders_go_on_together_for_a_burst(
     assert turns[length + 1] != turns[0]
 
 
+@pytest.mark.parametrize(("loaded", "learns"), [(False, True), (True, False)])
+def test_what_others_cost_between_two_decodes_is_not_the_streams_own(
+    *, loaded: bool, learns: bool
+) -> None:
+    """Planning takes longer beside others; counted as the streams' own it would widen every limit."""
+    now = situation(stream(), loaded=loaded)
+    now = evolve(now, last=LastTick(SOLO, 0.002, Work(1, 1)))
+    cost = learn_cost(now, started(now)).memory.cost
+    assert cost is not None
+    assert (cost.host_s > 0) == learns
+
+
 def test_a_burst_goes_on_after_a_tick_without_company() -> None:
     """Ticks that measure the streams alone come often; they end nobody's turn."""
     served = Served(keys=(2, 3), since=5, tokens=4)

@@ -197,10 +197,12 @@ class CostModel:
         *,
         scale_rate: float = SCALE_RATE,
         step_rate: float = STEP_RATE,
+        host_rate: float = SCALE_RATE,
     ) -> CostModel:
         """Return the model corrected by one measured tick.
 
-        The rates say how much of a miss is the machine's mood, and how much this step's own.
+        The rates say how much of a miss is the machine's mood, and how much this step's own; and
+        how quickly what passes between two decodes is followed.
         """
         expected = self._by(self.computing, work)
         if expected <= 0 or decode_s <= 0:
@@ -229,7 +231,7 @@ class CostModel:
             wide_depth_s=self.wide_depth_s * (deeper if wide else 1.0),
             crowd_s=self.crowd_s * deeper,
             scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
-            host_s=self.host_s + SCALE_RATE * (min(host_s, decode_s) - self.host_s),
+            host_s=self.host_s + host_rate * (min(host_s, decode_s) - self.host_s),
         )
 
     def times(self, factor: float) -> CostModel:
