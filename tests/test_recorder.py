@@ -312,13 +312,13 @@ def test_the_reason_to_wait_is_that_of_the_moment_it_came() -> None:
 
 
 def test_the_worst_gap_forgets_what_happened_before_the_last_token() -> None:
-    """Left out twice, then served, then in a tick that was longer than all of that."""
+    """Left out three times, for one reason most, then served, then in a tick that was longer still."""
     now = [0.0]
 
     def policy(state: SchedulerState) -> Plan:
-        now[0] += 10.0 if state.tick == 8 else 1.0
+        now[0] += 10.0 if state.tick == 9 else 1.0
         plan = baseline(state)
-        if state.tick not in (4, 5) or len(plan.items) < 2:
+        if state.tick not in (4, 5, 6) or len(plan.items) < 2:
             return plan
         reason = "first" if state.tick == 4 else "second"
         return evolve(plan, items=plan.items[:1], skipped=(Skip(plan.items[1].key, reason),))
@@ -326,14 +326,14 @@ def test_the_worst_gap_forgets_what_happened_before_the_last_token() -> None:
     bench = Bench(policy=policy, clock=lambda: now[0])
     bench.submit("hello", 50)
     handle, _ = bench.submit("hello", 50)
-    bench.ticks(7)
+    bench.ticks(8)
     gap = story(bench, handle).worst_gap
     assert gap is not None
-    assert (gap.seconds, gap.tick.tick, gap.skipped, gap.reason) == (3.0, 6, 2, "first")
+    assert (gap.seconds, gap.tick.tick, gap.skipped, gap.reason) == (4.0, 7, 3, "second")
     bench.ticks(3)
     gap = story(bench, handle).worst_gap
     assert gap is not None
-    assert (gap.seconds, gap.tick.tick, gap.skipped) == (10.0, 8, 0)
+    assert (gap.seconds, gap.tick.tick, gap.skipped) == (10.0, 9, 0)
     assert gap.reason == gap.tick.limit.reason
 
 

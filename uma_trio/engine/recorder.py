@@ -9,7 +9,7 @@ as long as they are few.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from attrs import define, evolve, field
@@ -68,17 +68,16 @@ class _Story:
     preempted_s: float = 0.0
     parked_at: float | None = None
     parked_s: float = 0.0
-    missed: int = 0  # ticks since its last token that left it out
-    missed_reason: str = ""  # of the first of them
+    missed: Counter[str] = field(
+        factory=Counter
+    )  # ticks since its last token without it, by reason
     worst: Gap | None = None
 
     def skip(self, reason: str, seconds: float) -> None:
         """Note a tick that left it out for another reason than its reader."""
         sequence = self.sequence
         (self.decode if sequence.decoding else self.prefill).without(reason, seconds)
-        if not self.missed:
-            self.missed_reason = reason
-        self.missed += 1
+        self.missed[reason] += 1
 
 
 class Recorder:
@@ -139,8 +138,7 @@ class Recorder:
         story = self._live[handle]
         story.preemptions += 1
         story.preempted_at = now
-        story.missed += 1
-        story.missed_reason = PREEMPTED
+        story.missed = Counter({PREEMPTED: story.missed.total() + 1})  # which outweighs the rest
 
     def parked(self, handle: int, now: float) -> None:
         """Its reader is behind, from now on."""
@@ -158,9 +156,10 @@ class Recorder:
         story = self._live[handle]
         if gap_s is not None and (story.worst is None or gap_s > story.worst.seconds):
             tick = self._ticks[-1]
-            reason = story.missed_reason if story.missed else tick.limit.reason
-            story.worst = Gap(gap_s, tick, reason, story.missed)
-        story.missed = 0
+            ((reason, _),) = story.missed.most_common(1) or ((tick.limit.reason, 0),)
+            story.worst = Gap(gap_s, tick, reason, story.missed.total())
+        if story.missed:
+            story.missed = Counter()
 
     def ended(self, sequence: Sequence, reason: str, now: float, code: str | None) -> None:
         """It got its terminal item."""

@@ -60,8 +60,8 @@ class Spent:
 class Gap:
     """The longest time between two tokens of a request. `tick` ended it.
 
-    `reason` is why it was left out of `skipped` ticks in between, or else what that tick's limit
-    was.
+    `reason` is why it was left out of most of the `skipped` ticks in between, or else what that
+    tick's limit was.
     """
 
     seconds: float
