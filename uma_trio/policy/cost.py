@@ -38,8 +38,9 @@ SCALE_BOUNDS = (0.5, 3.0)
 # frozen machine) and must not teach the model anything, unless it happens all the time. One that
 # took a third was no accident: nothing makes a machine quicker by chance.
 OUTLIER = math.log(3.0)
-# A limit that may be missed by one tick in a hundred: the 99th percentile of a normal error.
-CAREFUL_SIGMAS = 2.33
+# A limit that may be missed by three ticks in a hundred: so many times the mean size of a normal error
+# lie 97 of a hundred misses.
+CAREFUL_ERRORS = 2.33
 # Chunks need not be larger than what reaches this part of the best rate there is.
 PLATEAU = 0.95
 # Beyond this the model says so and is not used to promise anything (scheduling.md, 3.1).
@@ -176,8 +177,8 @@ class CostModel:
 
     @property
     def margin(self) -> float:
-        """How many times its prediction a tick should exceed once in a hundred."""
-        return math.exp(CAREFUL_SIGMAS * min(self.error, UNTRUSTED_ERROR))
+        """How many times its prediction a tick should exceed three times in a hundred."""
+        return math.exp(CAREFUL_ERRORS * min(self.error, UNTRUSTED_ERROR))
 
     def _by(
         self, table: Staircase, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0
