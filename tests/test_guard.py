@@ -179,11 +179,12 @@ def test_alone_the_background_takes_the_smallest_chunk_at_full_rate() -> None:
     assert filled(now) == {2: 32}
 
 
-def test_no_tick_is_larger_than_the_largest_step_that_is_known() -> None:
+def test_no_tick_beside_a_stream_is_larger_than_the_largest_step_that_is_known() -> None:
     """Two noisy steps with little between them would make the next chunk look free."""
     steep = CostModel(Staircase((1, 32, 64), (0.008, 0.049, 0.050)))
-    now = evolve(situation(prompt(1, 500, lane="background")), memory=Memory(cost=steep))
-    assert filled(now) == {1: 64}
+    now = situation(stream(), prompt(2, 500, lane="background"))
+    now = evolve(now, memory=evolve(now.memory, cost=steep), contract=Contract(latency_cap=30.0))
+    assert contract(now).n_tokens == 64
 
 
 def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
@@ -292,8 +293,10 @@ def test_without_their_stage_streams_take_their_turn_with_the_rest() -> None:
 
 def test_prompts_go_in_the_chunks_that_doctor_names() -> None:
     """With nobody to protect: the plateau's for the background, the quickest for a newcomer."""
-    for lane, chunk in (("background", COST.plateau(512)), ("interactive", COST.quickest(512))):
+    wide = evolve(COST, computing=COST.computing.with_step(512, 0.75))
+    for lane, chunk in (("background", wide.plateau(512)), ("interactive", wide.quickest(512))):
         now = situation(prompt(1, 2000, lane=lane), solo_s=0.0)
+        now = evolve(now, memory=evolve(now.memory, cost=wide))
         assert [item.n_tokens for item in contract(now).items] == [chunk]
 
 
@@ -347,6 +350,15 @@ def test_what_others_cost_between_two_decodes_is_not_the_streams_own(
     cost = learn_cost(now, started(now)).memory.cost
     assert cost is not None
     assert (cost.host_s > 0) == learns
+
+
+def test_with_nobody_to_protect_larger_chunks_are_tried() -> None:
+    """Where twice the largest known promises more than a twentieth; a stream allows no such thing."""
+    steep = CostModel(Staircase((1, 8, 16), (0.008, 0.04, 0.06)))
+    alone = evolve(state(prompt(2, 400, lane="background")), tick=1)
+    assert contract(evolve(alone, memory=Memory(cost=steep))).n_tokens == 32
+    flat = CostModel(Staircase((1, 8, 16), (0.008, 0.04, 0.08)))
+    assert contract(evolve(alone, memory=Memory(cost=flat))).n_tokens == 8
 
 
 def test_a_burst_goes_on_after_a_tick_without_company() -> None:
