@@ -30,7 +30,7 @@ from uma_trio.policy.pipeline import Policy, find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
-TARGETS_US, TARGET_N = {"mixed": 100.0, "readers": 60.0}, 16
+TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0}, 16
 _COLUMNS = ("policy", "crowd", "sequences", "ticks", "median_us", "p95_us", "ticks_per_s")
 
 Row = dict[str, object]

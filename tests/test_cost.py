@@ -23,7 +23,8 @@ def test_a_measured_step_is_predicted_as_it_was_measured() -> None:
 def test_between_steps_it_is_linear_and_beyond_it_goes_on() -> None:
     """What was not measured lies on the line of its neighbours."""
     assert STAIRS(12) == pytest.approx((18.8 + 25.9) / 2e3)
-    assert STAIRS(256) == pytest.approx(0.192 + 128 * (0.192 - 0.0935) / 64)
+    assert STAIRS(192) == pytest.approx(1.5 * 0.192), "the line would be steeper than in proportion"
+    assert Staircase((1, 64, 128), (0.01, 0.1, 0.19))(192) == pytest.approx(0.28)
     assert STAIRS(0) == 0
 
 
@@ -172,6 +173,13 @@ def test_nothing_takes_less_than_at_least() -> None:
         assert model.seconds(work) > model.at_least(7)
     fours = CostModel(STAIRS, Staircase((1, 3, 4), (0.0, 2e-3, -1e-3)), host_s=1e-4)
     assert fours.seconds(Work(7, 4)) == pytest.approx(fours.at_least(7))
+
+
+@pytest.mark.parametrize("last_s", [0.09, 0.096, 0.1, 0.125, 0.3])
+def test_two_steps_that_lie_close_together_promise_nothing_wild(last_s: float) -> None:
+    """Beyond the last: no less than there, and no more than in proportion to it."""
+    stairs = Staircase((1, 32, 33), (0.01, 0.1, last_s))
+    assert last_s <= stairs(66) <= 2 * last_s
 
 
 def test_a_tick_beyond_the_largest_step_adds_one() -> None:

@@ -646,6 +646,10 @@ class Noting:
         noting = self
 
         class OnDevice(FakeBackend):
+            @property
+            def computes_beside(self) -> bool:
+                return True
+
             def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
                 def beside() -> None:
                     noting.computing = True

@@ -340,12 +340,12 @@ def test_background_decoders_go_on_together_for_a_burst(
     assert turns[length + 1] != turns[0]
 
 
-@pytest.mark.parametrize(("loaded", "learns"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("company", "learns"), [(False, True), (True, False)])
 def test_what_others_cost_between_two_decodes_is_not_the_streams_own(
-    *, loaded: bool, learns: bool
+    *, company: bool, learns: bool
 ) -> None:
     """Planning takes longer beside others; counted as the streams' own it would widen every limit."""
-    now = situation(stream(), loaded=loaded)
+    now = situation(stream(), company=company)
     now = evolve(now, last=LastTick(SOLO, 0.002, Work(1, 1)))
     cost = learn_cost(now, started(now)).memory.cost
     assert cost is not None

@@ -78,6 +78,9 @@ def test_a_context_is_refused_that_has_no_room_for_its_scores(
     with pytest.raises(ModelError, match="scores of attention"):
         load(tiny, flash_attention="off")
     load(tiny, flash_attention="on").close()
+    left_to_llama = load(tiny)
+    assert not left_to_llama.limits.whole_cache, "by itself nothing is refused for their sake"
+    left_to_llama.close()
 
 
 def test_the_weights_that_a_tick_reads_are_those_of_the_file(tmp_path: Path) -> None:

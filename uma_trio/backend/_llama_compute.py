@@ -18,11 +18,11 @@ class Compute:
 
     def __init__(self, *, gpu: bool) -> None:
         self._gpu = gpu
-        self._goes_on = gpu
+        self.goes_on = gpu  # whether it computes on after the call, as it did the last time
 
     def __call__(self, context: int, batch: Any, aside: Aside) -> int:
         """Return the status, with the logits there if it is OK."""
-        goes_on = self._goes_on
+        goes_on = self.goes_on
         if not goes_on:
             aside()
         began = perf_counter()
@@ -32,5 +32,5 @@ class Compute:
             aside()
         if self._gpu and status == DecodeStatus.OK:
             lib.synchronize(context)
-            self._goes_on = perf_counter() - back > back - began
+            self.goes_on = perf_counter() - back > back - began
         return status

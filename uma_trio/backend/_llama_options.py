@@ -46,13 +46,14 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
     return kv_type
 
 
-def chosen_flash(wanted: str, kv_type: str) -> int:
+def chosen_flash(wanted: str, header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str) -> int:
     """Return what to tell llama.cpp, whose own choice on a CPU is to use it.
 
     Its CPU kernel takes a token at a time until there are 64 (ggml-cpu/ops.cpp,
     GGML_FA_TILE_Q): behind 512 cells of its own a tick of 8 tokens took 95 ms with it and 49 without,
     on two cores (0.5B, Q4_0; ``benches.long_ctx`` has llama-server both ways). Without it a token also
-    pays for cells that are not its own: it is slower where others hold nine times as many.
+    pays for cells that are not its own: it is slower where others hold nine times as many. And its
+    scores need room: where there is none, it is left to llama.cpp.
     """
     if wanted == "off" and KV_TYPES[kv_type].quantised:
         raise ModelError(
@@ -60,8 +61,11 @@ def chosen_flash(wanted: str, kv_type: str) -> int:
             " leave it at auto, or take --kv-type f16."
         )
     if wanted == "auto":
-        left = bool(system_info().gpus) or KV_TYPES[kv_type].quantised
-        return FLASH_LEFT if left else FLASH_OFF
+        if system_info().gpus or KV_TYPES[kv_type].quantised:
+            return FLASH_LEFT
+        room = available_memory()
+        need = kv_bytes(header, n_ctx, kv_type) + score_bytes(header, n_ctx, n_batch)
+        return FLASH_OFF if room is None or need <= room else FLASH_LEFT
     return FLASH_ON if wanted == "on" else FLASH_OFF
 
 
@@ -75,7 +79,7 @@ def refuse_without_room(
     need, what = kv_bytes(header, n_ctx, kv_type), "The KV cache"
     if flash == FLASH_OFF:
         need += score_bytes(header, n_ctx, n_batch)
-        what = "The KV cache with the scores of attention to it"
+        what = "The KV cache with the scores of attention to it (--flash-attention off)"
     if need > room:
         raise ModelError(
             f"{what} needs {_mib(need)} for --n-ctx {n_ctx}, and {_mib(room)} are free;"

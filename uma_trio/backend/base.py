@@ -160,6 +160,10 @@ class Backend(Protocol):
     def description(self) -> str:
         """One line for people: the compute backend, threads, KV type."""
 
+    @property
+    def computes_beside(self) -> bool:
+        """Whether an aside of the next decode runs while that is computed, as on a GPU."""
+
     def arm(self) -> Interrupt | None:
         """Let the next decode, and only that one, be interrupted; return what does it.
 

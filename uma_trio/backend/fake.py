@@ -188,6 +188,11 @@ class FakeBackend:
         """Let the next decode be interrupted, unless built so that none can."""
         return partial(self._flag.__setitem__, 0, 1) if self._interruptible else None
 
+    @property
+    def computes_beside(self) -> bool:
+        """No: `aside` comes before the computing."""
+        return False
+
     def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
         """Compute the batch, or fail as told; `aside` comes first."""
         aside()

@@ -129,7 +129,7 @@ class LlamaBackend:
         path = Path(path)
         header = read_header(path)
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
-        flash = chosen_flash(flash_attention, kv_type)
+        flash = chosen_flash(flash_attention, header, n_ctx, n_batch, kv_type)
         refuse_without_room(header, n_ctx=n_ctx, n_batch=n_batch, kv_type=kv_type, flash=flash)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
@@ -148,6 +148,11 @@ class LlamaBackend:
         )
         whole = flash == FLASH_OFF
         return cls(vocabulary, info, context, kv_type=kv_type, whole_cache=whole)
+
+    @property
+    def computes_beside(self) -> bool:
+        """Whether the GPU went on after the last call, and so will after the next."""
+        return self._compute.goes_on
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted; None on a GPU, or with a recurrent memory.

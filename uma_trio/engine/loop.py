@@ -7,7 +7,7 @@ time between them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine
 
 What decides the next tick is done between two decodes, and nothing else: every microsecond there
 is one in which nothing is computed. Where nobody is there but streams that are read, what is computed
-is foregone, and the policy is asked beside the decode: what it learns is not needed before. What the outside hears of a tick (items, figures, the trace)
+is foregone, and where a GPU computes it the policy is asked meanwhile. What the outside hears of a tick (items, figures, the trace)
 is told by :meth:`Engine.tell` while the next one is computed, or at once when there is none.
 """
 
@@ -41,7 +41,7 @@ from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.admission import admit
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.pipeline import Pipeline, Policy, check_plan
+from uma_trio.policy.pipeline import Pipeline, Policy, PolicyError, check_plan
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
 from uma_trio.policy.tally import planned_work
@@ -184,7 +184,8 @@ class Engine:
         foregone = self._foregone(state)
         if foregone:
             # So no plan of it can have ballast: the rows are in the batch by then.
-            state, plan = evolve(state, spare_rows=0), Plan(foregone)
+            state = evolve(state, spare_rows=0)
+            plan = Plan(foregone, memory=state.memory)
         else:
             plan = self._plan(state)
         if not plan.items:
@@ -210,7 +211,10 @@ class Engine:
     def _beside(self, job: Job) -> None:
         self.tell()
         if job.foregone:
-            self._late = self._plan(job.state)
+            plan = self._plan(job.state)
+            if plan.items != job.plan.items or plan.ballast:
+                raise PolicyError("the plan of a tick that was foregone is another one")
+            self._late = plan
 
     def finish(self, job: Job, status: int) -> None:
         """Sample and move every sequence on; what there is to say of it is told later."""
@@ -224,7 +228,8 @@ class Engine:
         if self._late is not None:
             job, self._late = evolve(job, plan=self._late), None
         else:
-            self._bare = 0 if job.plan.ballast else len(job.plan.items)
+            asked = job.plan.ballast or job.state.riders
+            self._bare = 0 if asked else len(job.plan.items)
         if job.plan.ballast:
             self._backend.kv_remove(self._scratch_slot)
         self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
@@ -333,11 +338,13 @@ class Engine:
         )
 
     def _foregone(self, state: SchedulerState) -> tuple[PlanItem, ...]:
-        """Return what is computed whatever the policy says, if that is so.
+        """Return what is computed whatever the policy says, if that is so and saves time.
 
         Whether ballast would make such a tick quicker is asked anew now and then.
         """
-        if not isinstance(self._policy, Pipeline) or self._ticks % ASK_ANEW == 0:
+        if not isinstance(self._policy, Pipeline) or not self._backend.computes_beside:
+            return ()
+        if self._ticks % ASK_ANEW == 1:  # and not 0, when a policy may leave ballast out for once
             return ()
         items = self._policy.foregone(state)
         return items if len(items) == self._bare else ()

@@ -35,6 +35,7 @@ class Refinement:
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
         self._watch = Stopwatch(backend, clock)
         self._seen = {ONE}
+        self._disturbed: set[Shape] = set()
         self._shape = ONE
         self._samples = Samples()  # of that shape, and of what it is held against
 
@@ -57,20 +58,24 @@ class Refinement:
             return cost
         if not (samples.settled(known) and samples.settled(shape)):
             return cost
-        self._seen.add(shape)
         known_s = samples.seconds(known)
         times = samples.seconds(shape) / known_s
         if not np.isfinite(times) or times <= 0:
+            self._seen.add(shape)
             return cost
         if _has(cost, shape) and _off(known_s, cost.scale * cost.computing(known.tokens)):
-            return cost  # others are at work: what they take from each shape is not the same
+            # Others are at work: what they take from each shape is not the same. Once more, later.
+            self._samples = Samples()
+            (self._seen if shape in self._disturbed else self._disturbed).add(shape)
+            return cost
+        self._seen.add(shape)
         return _corrected(cost, shape, times)
 
     def _next(self, cost: CostModel, longest_s: float) -> Shape | None:
         """Return what to look at: what goes unnoticed before the rest, and gaps before steps."""
         decodes = 1 + self._watch.uncounted
         found = [
-            (expected_s > UNNOTICED_S, _has(cost, shape), place, shape)
+            (shape in self._disturbed, expected_s > UNNOTICED_S, _has(cost, shape), place, shape)
             for place, shape in enumerate(self._watch.able(ORDER))
             if shape not in self._seen
             and _has(cost, _beside(shape))

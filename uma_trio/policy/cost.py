@@ -49,7 +49,10 @@ UNTRUSTED_ERROR = 0.15
 
 @frozen
 class Staircase:
-    """Seconds by a count, measured at some counts, linear between them and beyond."""
+    """Seconds by a count, measured at some counts, linear between them and beyond.
+
+    Beyond the last no less than there, and no more than in proportion to it.
+    """
 
     at: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -64,10 +67,14 @@ class Staircase:
             return seconds[i]
         if i == 0 or len(at) == 1:
             return seconds[0]
-        i = min(i, len(at) - 1)
+        beyond, i = i == len(at), min(i, len(at) - 1)
         low, high = at[i - 1], at[i]
         share = (n - low) / (high - low)
-        return max(0.0, seconds[i - 1] + share * (seconds[i] - seconds[i - 1]))
+        found = seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+        if beyond:  # where a line through two that lie close together could lead anywhere
+            least, most = sorted((seconds[-1], seconds[-1] * n / high))
+            found = min(max(least, found), most)
+        return max(0.0, found)
 
     def table(self) -> Mapping[int, float]:
         """Return the seconds by count."""
@@ -219,12 +226,12 @@ class CostModel:
         table_error = _smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
         if miss >= OUTLIER and self.trusted:
             return evolve(self, error=error, table_error=table_error)
-        if miss <= -OUTLIER:
-            return evolve(self, error=error, table_error=table_error).times(math.exp(miss))
         if work.tokens > self.steps[-1]:
             others_s = expected - self.computing(work.tokens)
             grown = self._with_step(work.tokens, decode_s / self.scale - others_s)
             return evolve(grown, error=error, table_error=table_error)
+        if miss <= -OUTLIER:
+            return evolve(self, error=error, table_error=table_error).times(math.exp(miss))
         low, high = SCALE_BOUNDS
         wide = work.tokens >= WIDE_ROWS
         depth_s = self.wide_depth_s if wide else self.depth_s

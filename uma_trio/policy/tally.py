@@ -66,12 +66,17 @@ def _booked(state: SchedulerState, plan: Plan, per_token_s: float) -> Memory:
             lane_s[view.lane] += seconds / weight[view.lane]
             rode += item.n_tokens
             others += 0 if is_newcomer(view, contract.newcomer_tokens) else item.n_tokens
-    guard = _noted(memory.guard, loaded=rode > 0, background=others / max(1, rode))
+    guard = _noted(
+        memory.guard,
+        loaded=rode > 0,
+        company=bool(riders),
+        background=others / max(1, rode),
+    )
     return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
 
 
-def _noted(guard: GuardMemory, *, loaded: bool, background: float) -> GuardMemory:
-    """Note for the guard whether anything rode along, and what part of it was no newcomer's."""
-    if (loaded, background) == (guard.loaded, guard.background):
+def _noted(guard: GuardMemory, *, loaded: bool, company: bool, background: float) -> GuardMemory:
+    """Note for the guard whether anything could ride along, and did, and what part was no newcomer's."""
+    if (loaded, company, background) == (guard.loaded, guard.company, guard.background):
         return guard
-    return evolve(guard, loaded=loaded, background=background)
+    return evolve(guard, loaded=loaded, company=company, background=background)
