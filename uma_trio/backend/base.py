@@ -23,7 +23,8 @@ Interrupt = Callable[[], object]
 that decode and no other, so that after it, or after `close`, nothing happens."""
 
 Aside = Callable[[], object]
-"""What the engine's thread can do beside a decode. It must not raise, nor touch the backend."""
+"""What the engine's thread can do beside a decode. It must not touch the backend; if it raises, the
+decode's outcome is lost with it."""
 
 
 def nothing() -> None:
