@@ -76,8 +76,7 @@ def parse_llama_bench(output: str, error: str = "") -> Row:
 def systems(setup: servers.Setup, folder: Path | None, given: argparse.Namespace) -> list[System]:
     """Return everything that is compared."""
     once = partial(play, given)
-    shared = servers.server_flags("np-kvu", setup.slots)
-    flags = [(*shared, *(("-b", str(size)) if size else ())) for size in given.batch]
+    flags = [servers.batch_flags(setup.slots, size) for size in given.batch]
     found = contest.daemons(setup, given.policies, once)
     found += contest.llama_servers(folder, setup, flags, once)
     if folder is not None:

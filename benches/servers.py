@@ -116,6 +116,16 @@ def server_flags(variant: str, k: int) -> tuple[str, ...]:
     }[variant]
 
 
+def batch_flags(slots: int, size: int) -> tuple[str, ...]:
+    """Return llama-server's flags for one KV cache and a batch of `size`, 0 for its own.
+
+    It has no more slots than the batch has tokens, or it would not start.
+    """
+    if not size:
+        return server_flags("np-kvu", slots)
+    return (*server_flags("np-kvu", min(slots, size)), "-b", str(size))
+
+
 def environment() -> dict[str, str]:
     """Return the environment of every program that is measured, ours and others' alike.
 

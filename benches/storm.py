@@ -64,11 +64,9 @@ def systems(
         found.append(serving(BASELINE, "", ours("--policy", "baseline"), play))
     if folder is None:
         return found
-    points = [(PEER, size) for size in given.batch] + [(NO_FLASH, n) for n in given.no_flash]
-    for family, size in points:
-        # A batch holds a token of every slot, or llama-server does not start.
-        flags = [*servers.server_flags("np-kvu", min(setup.slots, size or setup.slots))]
-        flags += ("-b", str(size)) if size else ()
+    knobs = [(PEER, size) for size in given.batch] + [(NO_FLASH, n) for n in given.no_flash]
+    for family, size in knobs:
+        flags = servers.batch_flags(setup.slots, size)
         flags += ("-fa", "off") if family == NO_FLASH else ()
         start = partial(servers.llama_server, folder, setup, flags)
         found.append(serving(family, f"-b {size or 2048}", start, play))
