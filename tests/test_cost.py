@@ -182,18 +182,6 @@ def test_two_steps_that_lie_close_together_promise_nothing_wild(last_s: float) -
     assert last_s <= stairs(66) <= 2 * last_s
 
 
-def test_a_tick_beyond_the_largest_step_adds_one() -> None:
-    """A start that had no time for wide ticks is made good by the first that are computed."""
-    model = CostModel(Staircase((1, 32), (0.008, 0.049)), crowd_s=1e-6, scale=1.1)
-    truth = CostModel(Staircase((1, 32, 64), (0.008, 0.049, 0.09)), crowd_s=1e-6, scale=1.1)
-    work = Work(64, 1, looked=0, resident=500)
-    learnt = model.learn(work, truth.seconds(work), 0.0)
-    assert learnt.steps == (1, 32, 64)
-    assert learnt.seconds(work) == pytest.approx(truth.seconds(work))
-    assert learnt.scale == model.scale
-    assert model.learn(work, 0.06, 0.0).computing(64) == 0.049, "more tokens, and never cheaper"
-
-
 def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
     """A prefill gains nothing beyond it, and a newcomer waits least."""
     assert CostModel(STAIRS).plateau(512) == 64

@@ -17,13 +17,12 @@ from uma_trio.policy.guard import (
     learn_cost,
     set_limit,
 )
-from uma_trio.policy.pipeline import PolicyError, baseline, contract, find_policy
+from uma_trio.policy.pipeline import PolicyError, contract, find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.served import (
     BURST,
     EXPERT_BURST,
     PROBE_EVERY,
-    next_served,
     sweet_spot,
 )
 from uma_trio.policy.stairs import TRY_WITHOUT
@@ -179,12 +178,11 @@ def test_alone_the_background_takes_the_smallest_chunk_at_full_rate() -> None:
     assert filled(now) == {2: 32}
 
 
-def test_no_tick_beside_a_stream_is_larger_than_the_largest_step_that_is_known() -> None:
+def test_no_tick_is_larger_than_the_largest_step_that_is_known() -> None:
     """Two noisy steps with little between them would make the next chunk look free."""
     steep = CostModel(Staircase((1, 32, 64), (0.008, 0.049, 0.050)))
-    now = situation(stream(), prompt(2, 500, lane="background"))
-    now = evolve(now, memory=evolve(now.memory, cost=steep), contract=Contract(latency_cap=30.0))
-    assert contract(now).n_tokens == 64
+    now = evolve(situation(prompt(1, 500, lane="background")), memory=Memory(cost=steep))
+    assert filled(now) == {1: 64}
 
 
 def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
@@ -293,10 +291,8 @@ def test_without_their_stage_streams_take_their_turn_with_the_rest() -> None:
 
 def test_prompts_go_in_the_chunks_that_doctor_names() -> None:
     """With nobody to protect: the plateau's for the background, the quickest for a newcomer."""
-    wide = evolve(COST, computing=COST.computing.with_step(512, 0.75))
-    for lane, chunk in (("background", wide.plateau(512)), ("interactive", wide.quickest(512))):
+    for lane, chunk in (("background", COST.plateau(512)), ("interactive", COST.quickest(512))):
         now = situation(prompt(1, 2000, lane=lane), solo_s=0.0)
-        now = evolve(now, memory=evolve(now.memory, cost=wide))
         assert [item.n_tokens for item in contract(now).items] == [chunk]
 
 
@@ -350,69 +346,6 @@ def test_what_others_cost_between_two_decodes_is_not_the_streams_own(
     cost = learn_cost(now, started(now)).memory.cost
     assert cost is not None
     assert (cost.host_s > 0) == learns
-
-
-def test_with_nobody_to_protect_larger_chunks_are_tried() -> None:
-    """Where twice the largest known promises more than a twentieth; a stream allows no such thing."""
-    steep = CostModel(Staircase((1, 8, 16), (0.008, 0.04, 0.06)))
-    alone = evolve(state(prompt(2, 400, lane="background")), tick=1)
-    assert contract(evolve(alone, memory=Memory(cost=steep))).n_tokens == 32
-    flat = CostModel(Staircase((1, 8, 16), (0.008, 0.04, 0.08)))
-    assert contract(evolve(alone, memory=Memory(cost=flat))).n_tokens == 8
-
-
-def test_a_burst_goes_on_after_a_tick_without_company() -> None:
-    """Ticks that measure the streams alone come often; they end nobody's turn."""
-    served = Served(keys=(2, 3), since=5, tokens=4)
-    now = rates(tick=7, memory=Memory(served=served))
-    assert next_served(now, (), 4) == served
-    assert next_served(now, (2, 3), 4) == served
-
-
-def test_a_prompt_that_may_not_end_lets_others_go_on() -> None:
-    """The row of its last token is too dear for this tick: it waits for a long one, they do not."""
-    cost = evolve(COST, output=Staircase((1, 2), (0.0, 0.02)))
-    ending = prompt(2, 1, lane="background", computed=500)
-    other = prompt(3, 400, lane="background")
-    now = evolve(
-        situation(stream(), ending, other),
-        memory=Memory(cost=cost),
-        contract=Contract(latency_cap=1.6),
-    )
-    items = {item.key: item.n_tokens for item in contract(now).items}
-    assert 2 not in items
-    assert items[3] == 3
-
-
-def test_decoders_of_one_client_take_turns() -> None:
-    """Whose last token is oldest comes first once a burst is over, not who arrived first."""
-    views = [
-        decoder(i, lane="background", client=1, computed=0, last_token_at=10.0 - i)
-        for i in range(6)
-    ]
-    plan = contract(evolve(state(*views), tick=1, now=11.0, memory=Memory(cost=COST)))
-    assert {item.key for item in plan.items} == {2, 3, 4, 5}
-
-
-def test_deep_context_is_part_of_what_a_stream_costs_alone() -> None:
-    """A stream is measured against itself at its own depth, in a cache that holds nobody else."""
-    cost = evolve(COST, depth_s=1e-6, crowd_s=1e-7)
-    deep, other = stream(computed=4000), prompt(2, 30, lane="background", computed=9000)
-    now = evolve(situation(deep, other), memory=Memory(cost=cost))
-    assert set_limit(now, started(now)).limit.solo_s == pytest.approx(
-        cost.seconds(Work(1, 1, looked=4000, resident=4000))
-    )
-
-
-def test_a_part_can_be_left_out_for_comparison() -> None:
-    """Without its guard the contract has no limit; without lanes everyone is a person."""
-    now = situation(stream(), prompt(2, 64, lane="background"))
-    assert contract(now).limit.seconds < 1
-    assert find_policy("contract,-guard")(now).limit.seconds == float("inf")
-    assert find_policy("contract, -guard, -stairs")(now).items
-    reasons = [item.reason for item in find_policy("contract,-lanes")(now).items]
-    assert any("newcomer" in reason for reason in reasons)
-    assert find_policy("baseline,-budget")(now).items == baseline(now).items
 
 
 @pytest.mark.parametrize("spec", ["contract,stairs", "contract,-fill", "contract,-", "x,-y"])

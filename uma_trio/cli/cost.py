@@ -153,7 +153,7 @@ def summary(measured: Measured, most: int) -> list[str]:
     ms = decoders_ms(cost, most)
     chunks = f"With nobody to protect, background prompts go in chunks of {cost.plateau(most)}"
     lines = [
-        f"{chunks}: the fewest tokens that reach 95 % of the best rate (larger ones are tried).",
+        f"{chunks}: the fewest tokens that reach 95 % of the best rate.",
         f"A person's prompt then goes in chunks of {cost.quickest(most)}, the best rate.",
         f"Decoders: {', '.join(f'{n}: {_figure(v)} ms' for n, v in ms.items())}.",
     ]

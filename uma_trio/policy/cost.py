@@ -168,11 +168,6 @@ class CostModel:
         """The numbers of tokens at which it knows the time; between them it is a line."""
         return self.computing.at
 
-    @property
-    def next_step(self) -> int:
-        """What may be tried where nobody is harmed: the first tick of that size adds its step."""
-        return 2 * self.steps[-1]
-
     def seconds(self, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0) -> float:
         """Return how long a tick should take from decode to decode: `work`, and so much more."""
         table = self.measured if self.fell_back else self.computing
@@ -226,10 +221,6 @@ class CostModel:
         table_error = _smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
         if miss >= OUTLIER and self.trusted:
             return evolve(self, error=error, table_error=table_error)
-        if work.tokens > self.steps[-1]:
-            others_s = expected - self.computing(work.tokens)
-            grown = self._with_step(work.tokens, decode_s / self.scale - others_s)
-            return evolve(grown, error=error, table_error=table_error)
         if miss <= -OUTLIER:
             return evolve(self, error=error, table_error=table_error).times(math.exp(miss))
         low, high = SCALE_BOUNDS
@@ -249,15 +240,6 @@ class CostModel:
             crowd_s=self.crowd_s * deeper,
             scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
             host_s=self.host_s + host_rate * (min(host_s, decode_s) - self.host_s),
-        )
-
-    def _with_step(self, n: int, seconds: float) -> CostModel:
-        """Return the model with a step beyond its largest, which costs no less than that."""
-        seconds = max(seconds, self.computing.seconds[-1])
-        return evolve(
-            self,
-            computing=self.computing.with_step(n, seconds),
-            measured=self.measured.with_step(n, seconds),
         )
 
     def times(self, factor: float) -> CostModel:

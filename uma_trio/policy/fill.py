@@ -137,13 +137,12 @@ def _fitting(
     """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
 
     Sizes fill the tick up to a known step, or take all `most` that there are; none goes beyond
-    the largest step, where a line through two noisy ones could promise anything. Where there is no
-    limit twice the largest may be tried.
+    the largest step: nobody knows what it takes, and who comes meanwhile waits for it.
     """
     total = line.tick.tokens
     margin, endless = cost.margin if careful else 1.0, math.isinf(limit_s)
     if total < cost.steps[-1]:
-        most = min(most, (cost.next_step if endless else cost.steps[-1]) - total)
+        most = min(most, cost.steps[-1] - total)
     took: dict[int, float] = {}
     for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:
         # Most sizes are too large by their own step, before it is asked what they look back at.
