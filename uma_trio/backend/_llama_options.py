@@ -64,8 +64,8 @@ def chosen_flash(wanted: str, header: GgufHeader, n_ctx: int, n_batch: int, kv_t
         if system_info().gpus or KV_TYPES[kv_type].quantised:
             return FLASH_LEFT
         room = available_memory()
-        need = kv_bytes(header, n_ctx, kv_type) + score_bytes(header, n_ctx, n_batch)
-        return FLASH_OFF if room is None or need <= room else FLASH_LEFT
+        fits = room is None or _needed(header, n_ctx, n_batch, kv_type, FLASH_OFF) <= room
+        return FLASH_OFF if fits else FLASH_LEFT
     return FLASH_ON if wanted == "on" else FLASH_OFF
 
 
@@ -76,16 +76,21 @@ def refuse_without_room(
     room = available_memory()
     if room is None or not attention_only(header) or system_info().gpus:
         return
-    need, what = kv_bytes(header, n_ctx, kv_type), "The KV cache"
-    if flash == FLASH_OFF:
-        need += score_bytes(header, n_ctx, n_batch)
-        what = "The KV cache with the scores of attention to it (--flash-attention off)"
+    need = _needed(header, n_ctx, n_batch, kv_type, flash)
     if need > room:
+        what = "The KV cache"
+        if flash == FLASH_OFF:
+            what = "The KV cache with the scores of attention to it (--flash-attention off)"
         raise ModelError(
             f"{what} needs {_mib(need)} for --n-ctx {n_ctx}, and {_mib(room)} are free;"
             f" try --n-ctx {max(256, n_ctx * room // need // 2 // 256 * 256)}"
             " or a smaller --kv-type such as q8_0."
         )
+
+
+def _needed(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str, flash: int) -> int:
+    scores = score_bytes(header, n_ctx, n_batch) if flash == FLASH_OFF else 0
+    return kv_bytes(header, n_ctx, kv_type) + scores
 
 
 def _mib(n_bytes: int) -> str:

@@ -46,9 +46,9 @@ ORDER = (
 NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
 ONE, TWO = Shape(1), Shape(2)
 DEADLINE_S = 2.0
-# Each shape is timed once in the first three quarters of the session, those that are needed whenever they fit;
-# looking back must fit into the second; the rest is for second samples, and for third ones where
-# two do not agree.
+# Each shape is timed once within the first part of the session, those that are needed whenever they
+# fit; looking back must end within the second; the rest is for second samples, and for third ones
+# where two do not agree.
 FIRST_LOOK, LOOKING_BACK = 0.75, 0.85
 # No stair is that high, and none goes down that far: what was so much slower than expected, or than
 # something wider, was disturbed.

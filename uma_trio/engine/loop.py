@@ -6,9 +6,10 @@ happens to them leaves through the outlet. A tick has three steps so that a test
 time between them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine.finish`.
 
 What decides the next tick is done between two decodes, and nothing else: every microsecond there
-is one in which nothing is computed. Where nobody is there but streams that are read, what is computed
-is foregone, and where a GPU computes it the policy is asked meanwhile. What the outside hears of a tick (items, figures, the trace)
-is told by :meth:`Engine.tell` while the next one is computed, or at once when there is none.
+is one in which nothing is computed. Where nobody is there but streams that are read, what is
+computed is foregone, and where a GPU computes it the policy is asked meanwhile. What the outside
+hears of a tick (items, figures, the trace) is told by :meth:`Engine.tell` while the next one is
+computed, or at once when there is none.
 """
 
 from __future__ import annotations

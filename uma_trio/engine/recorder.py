@@ -68,9 +68,7 @@ class _Story:
     preempted_s: float = 0.0
     parked_at: float | None = None
     parked_s: float = 0.0
-    missed: Counter[str] = field(
-        factory=Counter
-    )  # ticks since its last token without it, by reason
+    missed: Counter[str] = field(factory=Counter)  # ticks without it since its token, by reason
     worst: Gap | None = None
 
     def skip(self, reason: str, seconds: float) -> None:

@@ -79,9 +79,10 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
     m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
-    if m == 0 and not limit.closed:
-        # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
-        second = Line(second.tick, [view for view in rest if view.pending > NEAR_END])
+    # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
+    others = [view for view in rest if view.pending > NEAR_END]
+    if m == 0 and not limit.closed and 0 < len(others) < len(rest):
+        second = Line(second.tick, others)
         m = _size(state, cost, limit, second, beside_newcomers=n > 0)
     items = _items(first.shares(n), f"newcomer: {limit.reason}")
     items += _items(second.shares(m), f"background: {limit.reason}")
