@@ -1,8 +1,12 @@
-"""From a plan to the arrays of one decode: slices only, no loop over tokens."""
+"""From a plan to the arrays of one decode: slices only, no loop over tokens.
+
+Sequences that compute one token each, as streams do, are written together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
+from itertools import compress, islice, takewhile
 
 import numpy as np
 
@@ -23,15 +27,18 @@ class BatchBuilder:
         self._positions: IntArray = np.arange(n_ctx, dtype=np.int32)
 
     def fill(
-        self, shares: Iterable[tuple[Sequence, int]], ballast: int = 0, *, extra_row: bool = False
+        self, shares: Collection[tuple[Sequence, int]], ballast: int = 0, *, extra_row: bool = False
     ) -> tuple[Sequence, ...]:
         """Write `n` tokens of each sequence from where it stands; return whose rows come back.
 
         Rows that nobody reads come last, so that they move nobody's: the `extra_row` of the last
         sequence, and `ballast` in the scratch slot, which whoever decodes must empty after.
         """
-        batch, at, rows = self._batch, 0, []
-        for sequence, n in shares:
+        batch = self._batch
+        single = [sequence for sequence, _ in takewhile(_is_single, shares)]
+        rows = self._fill_single(single)
+        at = len(single)
+        for sequence, n in islice(shares, at, None):
             start, stop = sequence.computed, sequence.computed + n
             end = at + n
             batch.token[at:end] = sequence.tokens[start:stop]
@@ -51,3 +58,19 @@ class BatchBuilder:
             batch.slot[at:end] = self._scratch_slot
             batch.want[at:end] = 1
         return tuple(rows)
+
+    def _fill_single(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Write the next token of each from the first row on; return whose rows come back."""
+        batch, n = self._batch, len(sequences)
+        if not n:
+            return []
+        last = [sequence.pending == 1 for sequence in sequences]
+        batch.token[:n] = [sequence.tokens[sequence.computed] for sequence in sequences]
+        batch.pos[:n] = [sequence.computed for sequence in sequences]
+        batch.slot[:n] = [sequence.slot for sequence in sequences]
+        batch.want[:n] = last
+        return list(compress(sequences, last))
+
+
+def _is_single(share: tuple[Sequence, int]) -> bool:
+    return share[1] == 1

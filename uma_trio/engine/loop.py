@@ -259,6 +259,7 @@ class Engine:
 
         The streams first, then figures and the trace. Harmless when there is nothing to tell.
         """
+        self.registry.say()
         self._outlet.flush()
         ticks, self._unrecorded = self._unrecorded, []
         for to_metrics in ticks:
@@ -289,6 +290,7 @@ class Engine:
                 reports = registry.reports(now)
                 self._outlet.call(lambda: reply(reports))
             case Explain(answer, handle, ticks):
+                registry.say()
                 recorded = self._recorder.explain(now, handle, ticks)
                 self._outlet.call(lambda: answer(recorded))
 

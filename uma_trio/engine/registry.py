@@ -52,6 +52,7 @@ class Registry:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
+        self._unsaid: list[tuple[Sequence, int, float | None, float]] = []  # a tick's tokens
         self.just_preempted = False  # admission in the tick after would undo it
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -100,9 +101,11 @@ class Registry:
             self._reserve(sequence, sequence.cells)
 
     def sampled(self, sequence: Sequence, token: int, now: float) -> None:
-        """Take one sampled token: tell the stream, and end the request if this was the last."""
-        first = sequence.first_token is None
-        if first:
+        """Take one sampled token, and end the request if this was the last.
+
+        What there is to say of it waits for :meth:`say`: on a GPU the next decode does not.
+        """
+        if sequence.first_token is None:
             sequence.first_token = now
             self._outlet.emit(sequence.submit.sink, PromptDone(now))
             waited = now - sequence.submit.submitted
@@ -113,27 +116,39 @@ class Registry:
             return
         if sequence.last_token is not None:
             sequence.gap_s = now - sequence.last_token
-            self._metrics.gap(sequence.gap_s, sequence.lane)
-            self._metrics.promise.compare("tbt", sequence.gap_s, sequence.submit.targets.gap_s)
-            self._note_youth(sequence, sequence.gap_s, now)
         sequence.last_token = now
         sequence.append(token)
         sequence.credit -= 1
-        self._recorder.sampled(sequence.handle, sequence.gap_s)
         if sequence.credit <= 0:
             self._recorder.parked(sequence.handle, now)
         if sequence.known > sequence.reserved:
             self._reserve(sequence, sequence.known)
-        text = sequence.text.push(token)
-        self._outlet.emit(sequence.submit.sink, TokenOut(token, text))
+        self._unsaid.append((sequence, token, sequence.gap_s, now))
+        if sequence.submit.stop:
+            self.say()  # only its text tells whether it has ended
         if sequence.text.stopped:
             self.end(sequence, "stop", now)
         elif sequence.n_generated >= sequence.submit.max_tokens:
             self.end(sequence, "length", now)
 
+    def say(self) -> None:
+        """Tell streams and figures of the tokens of the latest tick, where that is still to do.
+
+        To be called before the next tick is finished; whatever ends a request does it first.
+        """
+        unsaid, self._unsaid = self._unsaid, []
+        for sequence, token, gap_s, now in unsaid:
+            if gap_s is not None:
+                self._metrics.gap(gap_s, sequence.lane)
+                self._metrics.promise.compare("tbt", gap_s, sequence.submit.targets.gap_s)
+                self._note_youth(sequence, gap_s, now)
+            self._recorder.sampled(sequence.handle, gap_s)
+            text = sequence.text.push(token)
+            self._outlet.emit(sequence.submit.sink, TokenOut(token, text))
+
     def _note_youth(self, sequence: Sequence, gap_s: float, now: float) -> None:
         """Record the worst pause of its youth once that is over, and the fifth token."""
-        if sequence.n_generated == FIRST_FEW - 1:  # this token is about to be the fifth
+        if sequence.n_generated == FIRST_FEW:
             self._metrics.promise.first_five(now - sequence.submit.submitted)
         if sequence.worst_young_s is None or sequence.first_token is None:
             return
@@ -149,6 +164,7 @@ class Registry:
 
         Nothing it generated is lost: it is computed again, and its stream only pauses.
         """
+        self.say()
         sequence = self.running.pop(handle)
         self._drop(sequence)
         sequence.preempted = True
@@ -167,6 +183,7 @@ class Registry:
 
     def fail_all(self, code: str, message: str, now: float) -> None:
         """End everything with an error, without touching the backend."""
+        self.say()
         for sequence in [*self.running.values(), *self.waiting.values()]:
             sequence.slot = NO_SLOT
             self._say_finished(sequence, "error", now, code, message)
@@ -183,6 +200,7 @@ class Registry:
         message: str | None = None,
     ) -> None:
         """End one request: free what it holds, and emit its terminal item."""
+        self.say()
         if self.running.pop(sequence.handle, None) is not None:
             self._drop(sequence)
         elif self.waiting.pop(sequence.handle, None) is not None and sequence.admitted is None:
