@@ -130,13 +130,13 @@ class FramedWire:
     """The daemon's own: length-prefixed JSON through a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        self._path = str(path)
+        self.path = str(path)
 
     def connect(self) -> socket.socket:
         """Connect to the daemon."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.connect(self._path)
+            sock.connect(self.path)
         except OSError:
             sock.close()
             raise

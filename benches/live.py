@@ -73,9 +73,18 @@ class Live:
         """The time by the clock of all reads."""
         return self._clock()
 
-    def start(self, job: Job, then: Callable[[Stream], None] | None = None) -> Stream:
-        """Send `job` now; `then` is called with its stream once the last byte has come."""
-        stream = self._open(job, self._wire.request(job), self._wire.end_detector(), then)
+    def start(
+        self,
+        job: Job,
+        then: Callable[[Stream], None] | None = None,
+        connect: Callable[[], socket.socket] | None = None,
+    ) -> Stream:
+        """Send `job` now; `then` is called with its stream once the last byte has come.
+
+        Whoever is to be its client can `connect` for it.
+        """
+        sock = (connect or self._wire.connect)()
+        stream = self._open(job, sock, self._wire.request(job), self._wire.end_detector(), then)
         self.streams.append(stream)
         return stream
 
@@ -83,16 +92,18 @@ class Live:
         """Have the server's counters told at intervals, where it can."""
         request = self._wire.watch(WATCH_MS)
         if request is not None:
-            self._watch = self._open(Job("watch", "", 0), request, lambda _data: False, None)
+            sock = self._wire.connect()
+            self._watch = self._open(Job("watch", "", 0), sock, request, lambda _data: False, None)
 
     def _open(
         self,
         job: Job,
+        sock: socket.socket,
         request: bytes,
         ended: Callable[[bytes], bool],
         then: Callable[[Stream], None] | None,
     ) -> Stream:
-        stream = Stream(job, self._wire.connect(), ended, then)
+        stream = Stream(job, sock, ended, then)
         stream.sent = self._clock()
         stream.sock.sendall(request)
         self._selector.register(stream.sock, selectors.EVENT_READ, stream)

@@ -1,13 +1,15 @@
 """Three people chat, and a program has a long document summed up: when each token arrived.
 
-    python -m benches.mixed_load            every server once (about 3 minutes)
-    python -m benches.mixed_load --quick    shorter answers (about 1 minute)
+    python -m benches.mixed_load            every server once (3 to 8 minutes)
+    python -m benches.mixed_load --quick    shorter answers (1 to 4 minutes)
     python -m benches.mixed_load --unlabelled    the document comes without `priority`
 
 For each server a CSV with exactly the columns ``session_id,token_idx,ts_ms,is_interactive``, time
 counted from the first request sent; a summary is printed and written beside them. Sessions 0 to 2
 are the chats, the next is the document, sent half a second after them. The chats are measured
-alone first, on the same server. benches/storm.py says how far a load may go; this shows one.
+alone first, on the same server. A server that has not done everything when ten times as long as
+that has passed (and a minute) is given up, which is said; its figures are of what was read until
+then. benches/storm.py says how far a load may go; this shows one.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from benches import chart, clients, report, servers
@@ -29,7 +32,8 @@ from benches.rates import gaps
 from benches.setting import model_or_exit, setting
 
 COLUMNS = ("session_id", "token_idx", "ts_ms", "is_interactive")
-_CHAT_TOKENS, _DOCUMENT_AFTER_S, _MOST_S = 30, 0.5, 60.0
+_CHAT_TOKENS, _DOCUMENT_AFTER_S = 30, 0.5
+_LEAST_S, _PATIENCE = 60.0, 10.0  # a slow machine has longer: so many times the chats alone
 
 Start = Callable[[], AbstractContextManager[servers.Running]]
 
@@ -57,28 +61,47 @@ def write_tokens(name: str, answers: Sequence[Answer], interactive: int) -> Path
     return path
 
 
-def play(wire: Wire, given: argparse.Namespace, seed: str) -> tuple[list[Answer], list[Answer]]:
-    """Return the answers of the chats alone, and of chats and document together."""
+@dataclass(frozen=True)
+class Played:
+    """What was read: the chats alone, then chats and document; `left` is what was given up."""
+
+    alone: list[Answer]
+    answers: list[Answer]
+    left: str = ""
+
+
+def play(wire: Wire, given: argparse.Namespace, seed: str, least_s: float = _LEAST_S) -> Played:
+    """Have the chats answered alone, then beside the document."""
     chats = clients.jobs(2 * given.interactive + 1, _CHAT_TOKENS, given.gen_tokens, seed)
-    clients.drive(wire, [chats.pop()], timeout_s=_MOST_S)  # warms up
+    clients.drive(wire, [chats.pop()])  # warms up
     chats = [Job(c.id, c.prompt, c.max_tokens, "interactive") for c in chats]
-    alone = clients.drive(wire, chats[: given.interactive], timeout_s=_MOST_S)
+    alone = clients.drive(wire, chats[: given.interactive])
     (text,) = clients.jobs(1, given.document_tokens, given.gen_tokens, f"{seed}/document")
     lane = None if given.unlabelled else "background"
+    most_s = max(least_s, patience(alone))
     with Live(wire) as live:
         streams = [live.start(job) for job in chats[given.interactive :]]
         live.run(_DOCUMENT_AFTER_S)
         streams.append(live.start(Job("document", text.prompt, text.max_tokens, lane)))
-        live.run(_MOST_S, lambda: all(stream.over for stream in streams))
+        live.run(most_s, lambda: all(stream.over for stream in streams))
     answers = live.answers(streams)
-    for stream, answer in zip(streams, answers, strict=True):
-        if not stream.whole:
-            answer.error = answer.error or f"not done after {_MOST_S:g} s"
-    return alone, answers
+    left = [
+        f"{len(answer.times)} of {stream.job.max_tokens} tokens of session {session}"
+        for session, (stream, answer) in enumerate(zip(streams, answers, strict=True))
+        if not stream.whole
+    ]
+    said = f"given up after {most_s:.0f} s with {', '.join(left)}" if left else ""
+    return Played(alone, answers, said)
 
 
-def summarise(alone: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, object]:
+def patience(alone: Sequence[Answer]) -> float:
+    """Return for how many seconds chats and document are waited for, by what `alone` took."""
+    return _PATIENCE * max((a.times[-1] - a.sent for a in alone if a.times), default=0.0)
+
+
+def summarise(played: Played) -> dict[str, object]:
     """Return what the chats felt and what the document took."""
+    alone, answers = played.alone, played.answers
     *chats, document = answers
     solo = pace([a.sent for a in alone], [a.times for a in alone])
     beside = pace([a.sent for a in chats], [a.times for a in chats])
@@ -91,6 +114,7 @@ def summarise(alone: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, o
         **ratios(beside, solo),
         "document_ttft_s": document.ttft_s,
         "tokens_per_s": sum(len(a.times) for a in answers) / seconds if seconds else None,
+        "left": played.left,
         "error": clients.first_error([*alone, *answers]),
     }
 
@@ -161,16 +185,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, start in systems(setup, here.peers).items():
         try:
             with start() as running:
-                alone, answers = play(running.wire, given, str(here.seed))
-            files.append(write_tokens(name, answers, given.interactive))
-            rows.append({"system": name, **summarise(alone, answers)})
-            felt[name] = pauses(answers, given.interactive)
+                played = play(running.wire, given, str(here.seed))
+            files.append(write_tokens(name, played.answers, given.interactive))
+            rows.append({"system": name, **summarise(played)})
+            felt[name] = pauses(played.answers, given.interactive)
         except (servers.DidNotStart, OSError, subprocess.SubprocessError) as failure:
             rows.append({"system": name, "error": str(failure)})
-        report.note(f"  {name}: {rows[-1]['error'] or 'done'}")
+        report.note(f"  {name}: {rows[-1]['error'] or rows[-1]['left'] or 'done'}")
     print("Gaps of the chats, and their ratio to the same chats alone:\n")
     lines = [[row["system"], *(row.get(name) for name in _SHOWN)] for row in rows]
     print(report.table(HEADERS, lines))
+    for row in rows:
+        if row.get("left"):
+            print(f"\n{row['system']}: {row['left']}; its figures are of what was read until then")
     files.append(report.write_csv("mixed_load_summary", rows, facts))
     files += chart.lines(
         "mixed_load", {"pauses of the chats": felt}, _AXES, chart.caption(facts), wide=True

@@ -20,7 +20,7 @@ from uma_trio.engine.ledger import KvLedger
 from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.preemption import Arrival, Preemption
 from uma_trio.engine.sequences import cells_needed
-from uma_trio.policy.abort import Newcomer
+from uma_trio.policy.abort import Newcomer, abortable
 from uma_trio.policy.admission import admit
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
@@ -163,7 +163,7 @@ class Quick(World[Counters]):
         if not self._fits(plan):
             return DecodeStatus.NO_KV_ROOM
         self._given_up = False
-        self._preemption.begin(state, plan, self._ledger.free_slots, self.clock.now)
+        self._preemption.begin(abortable(state, plan, self._ledger.free_slots), self.clock.now)
         self._pass(decode_s, lambda: self._given_up)
         status = DecodeStatus.ABORTED if self._given_up else DecodeStatus.OK
         self._preemption.end(status)

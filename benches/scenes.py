@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from benches import clients
 from benches.clients import Answer, Job, NotServed, Wire, checked
+from benches.elsewhere import Connect
 from benches.live import Live, Stream
 from benches.pace import Pace, pace, rate, ratios, tokens_within
 from benches.rates import median
@@ -66,7 +67,11 @@ class Script:
 class Scenes:
     """One server, one script, one seed; each method is a scene and returns its figures."""
 
-    def __init__(self, wire: Wire, script: Script, seed: str) -> None:
+    def __init__(
+        self, wire: Wire, script: Script, seed: str, background: Sequence[Connect] = ()
+    ) -> None:
+        """`background` is how each client of the load connects, if not as everybody does."""
+        self._background = background or [wire.connect] * script.background
         self._wire = wire
         self._script = script
         self._seed = seed
@@ -153,8 +158,8 @@ class Scenes:
         with self._scene() as live:
             live.watch()
             prompts = Storm(live, self._prompt)
-            for _ in range(script.background):
-                prompts.send()
+            for connect in self._background:
+                prompts.send(connect)
             live.run(self._random.uniform(0.7, 1.0))  # till prompts are really being computed
             people = self._read(live, script.interactive, script.storm_s, _MOST_STRETCH)
             end = _last_read(people)
@@ -188,16 +193,16 @@ class Scenes:
             live.watch()
             people = self._read(live, script.interactive, 1.0)
             prompts = Storm(live, self._prompt)
-            for _ in range(script.background):
-                prompts.send()
+            for connect in self._background:
+                prompts.send(connect)
             live.run(self._random.uniform(0.7, 1.0))
             begin = live.now
             live.run(script.storm_s)
-            few = lambda: all(s.reads[-1][0] > begin + 0.5 for s in people)  # noqa: E731
+            few = lambda: all(_last_read([s]) > begin + 0.5 for s in people)  # noqa: E731
             live.run(script.storm_s, few)
             end = _last_read(people)
         read, sent = checked(live.answers(people)), checked(live.answers(prompts.streams))
-        beside = [_during(a.times, begin, end) for a in read]
+        beside = [during for a in read if (during := _during(a.times, begin, end))]
         found = pace([t[0] for t in beside], beside)
         return {
             **_loaded(
@@ -235,11 +240,13 @@ class Scenes:
         """Read while background streams decode."""
         script = self._script
         with self._scene() as live:
-            jobs = [
-                self._job(script.chat_tokens, script.stream_tokens, "background")
-                for _ in range(script.background)
+            others = [
+                live.start(
+                    self._job(script.chat_tokens, script.stream_tokens, "background"),
+                    connect=connect,
+                )
+                for connect in self._background
             ]
-            others = [live.start(job) for job in jobs]
             live.run(2.0, lambda: all(len(s.reads) > 2 for s in others))
             people = self._read(live, script.interactive, script.decoders_s, _MOST_STRETCH)
             end = _last_read(people)
@@ -261,7 +268,7 @@ class Scenes:
             live.run(3.5)  # past their first impression: that is the storm's to test
             paste = live.start(self._job(script.paste_tokens, 1, "interactive", progress=True))
             live.run(script.paste_s)
-            few = lambda: all(s.reads[-1][0] > paste.sent + 0.5 for s in people)  # noqa: E731
+            few = lambda: all(_last_read([s]) > paste.sent + 0.5 for s in people)  # noqa: E731
             live.run(script.paste_s, few)
             end = min(_last_read(people), paste.reads[-1][0] if paste.whole else float("inf"))
         read, pasted = checked(live.answers(people)), checked(live.answers([paste]))
@@ -282,9 +289,10 @@ class Storm:
         self._make = make
         self.streams: list[Stream] = []
 
-    def send(self, _before: Stream | None = None) -> None:
-        """Send the next prompt of one client."""
-        self.streams.append(self._live.start(self._make(), self.send))
+    def send(self, connect: Connect) -> None:
+        """Send the next prompt of the client who connects so, and then one after another."""
+        then = lambda _before: self.send(connect)  # noqa: E731
+        self.streams.append(self._live.start(self._make(), then, connect))
 
 
 def _during(times: Sequence[float], begin: float, end: float) -> list[float]:

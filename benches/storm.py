@@ -4,13 +4,16 @@
     python -m benches.storm --quick         a short look at everything (under 4 minutes)
     python -m benches.storm --interactive 3 --paste
     python -m benches.storm --caps 2 --batch 16 --repetitions 5
+    python -m benches.storm --caps 1.2 --without guard stairs    what these parts of ours do
+    python -m benches.storm --caps 1.2 --processes    the load comes from a process for each client
 
 Four loads, each against the same reader alone, seconds earlier on the same server: a *storm*
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
 (3 background streams), *newcomers* (short questions in the storm), with ``--paste`` one big
 unlabelled prompt. Systems: the daemon under its contract at several caps, its baseline, and
-llama-server at several batch sizes, which is the knob it has for this. What the figures mean is in
-docs/BENCHMARKS.md. One client for all, prompts from a printed seed, greedy, fixed lengths.
+llama-server at several batch sizes, which is the knob it has for this; on request the contract
+without one part of it. What the figures mean is in docs/BENCHMARKS.md. One client for all unless there
+are ``--processes``, prompts from a printed seed, greedy, fixed lengths.
 """
 
 from __future__ import annotations
@@ -24,14 +27,17 @@ from pathlib import Path
 
 from benches import chart, contest, report, servers
 from benches.contest import Column, Medians, Row, Start, System, serving
+from benches.elsewhere import processes
 from benches.pace import Point, judge
 from benches.scenes import SAYS, Scenes, Script
 from benches.setting import model_or_exit, setting
+from uma_trio.policy.pipeline import contract
 
 CONTRACT, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
 NO_FLASH = f"{PEER} -fa off"  # as the daemon has it on a CPU
 PEERS = (PEER, NO_FLASH)
-CAPS, BATCHES = (1.2, 1.5, 2.0, 3.0, 5.0), (0, 64, 16, 8, 4)
+DEFAULT_CAP = 1.2
+CAPS, BATCHES = (DEFAULT_CAP, 1.5, 2.0, 3.0, 5.0), (0, 64, 16, 8, 4)
 # At the default cap (issue 4); checked on the medians and printed, never asserted.
 TARGETS = (
     ("storm_p95_x", 1.2, "storm: p95 gap / solo"),
@@ -48,18 +54,21 @@ def systems(
     """Return everything that is compared."""
 
     def play(running: servers.Running, seed: str) -> Row:
-        return Scenes(running.wire, script, seed).play()
+        with processes(running.wire, script.background if given.processes else 0) as clients:
+            return Scenes(running.wire, script, seed, clients).play()
 
     def ours(*flags: str) -> Start:
         return lambda: servers.ours(setup, *flags)
 
-    found = [
-        serving(
-            CONTRACT, f"cap {cap:g}",
-            ours("--policy", "contract", "--latency-cap", f"{cap:g}"), play,
-        )
-        for cap in given.caps
-    ]  # fmt: skip
+    def capped(family: str, policy: str, cap: float) -> System:
+        flags = ("--policy", policy, "--latency-cap", f"{cap:g}")
+        return serving(family, f"cap {cap:g}", ours(*flags), play)
+
+    found = [capped(CONTRACT, "contract", cap) for cap in given.caps]
+    # Each is a family of its own: no chart joins it to the caps, and no verdict is about it.
+    found += [
+        capped(f"{CONTRACT} -{part}", f"contract,-{part}", DEFAULT_CAP) for part in given.without
+    ]
     if not given.no_baseline:
         found.append(serving(BASELINE, "", ours("--policy", "baseline"), play))
     if folder is None:
@@ -147,10 +156,10 @@ def tables(medians: Medians) -> Iterator[str]:
             yield f"{title}\n\n{text}"
 
 
-def verdicts(medians: Medians, default_cap: str = "cap 1.2") -> Iterator[str]:
+def verdicts(medians: Medians) -> Iterator[str]:
     """Yield what came of the targets, and how each cap stands beside the peers."""
     for system in medians.systems:
-        if (system.family, system.knob) != (CONTRACT, default_cap):
+        if (system.family, system.knob) != (CONTRACT, f"cap {DEFAULT_CAP:g}"):
             continue
         for figure, target, text in TARGETS:
             yield contest.verdict(text, medians(system, figure), target)
@@ -178,9 +187,14 @@ def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Sc
         help="llama-server's -b; 0 is its default")  # fmt: skip
     add("--no-flash", type=int, nargs="*", default=[], metavar="N",
         help="llama-server's -b once more, each with -fa off")  # fmt: skip
+    add("--without", nargs="+", choices=contract.optional, default=[], metavar="PART",
+        help="the contract once more without this part, each for itself, at the default cap: "
+             + ", ".join(contract.optional))  # fmt: skip
     add("--no-baseline", action="store_true", help="leave out the daemon's baseline policy")
     add("--interactive", type=int, default=1, metavar="N", help="streams that are read")
     add("--background", type=int, default=3, metavar="N", help="clients that send prompts")
+    add("--processes", action="store_true",
+        help="each of these is a process: the daemon sees so many clients, and not one")  # fmt: skip
     add("--prompt-tokens", type=int, default=506, metavar="N", help="of each prompt of the storm")
     add("--paste", action="store_true", help="also chat beside one big paste")
     add("--seconds", type=float, metavar="S", help="how long the stream in the storm is read")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from benches import contest, mixed_load, scenes, servers, storm
+from benches import contest, mixed_load, report, scenes, servers, storm
 from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
+from benches.elsewhere import processes
 from benches.live import Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within, young_gaps
+from uma_trio.net.peers import peer_of
+from uma_trio.policy.pipeline import contract
 
 SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_young=20, ttft=50, ttf5=80)
 
@@ -141,7 +147,7 @@ def test_who_has_ended_is_followed_by_the_next(wire: Paired) -> None:
     """A client of the storm sends its next prompt when the last was answered."""
     with Live(wire) as live:
         prompts = scenes.Storm(live, lambda: Job("a", "x", 1))
-        prompts.send()
+        prompts.send(wire.connect)
         wire.far[0].sendall(packed({"event": "token", "id": "a"}) + END)
         live.run(5.0, lambda: len(prompts.streams) == 2)
     first, second = live.answers(prompts.streams)
@@ -190,6 +196,72 @@ def test_a_mixed_load_has_a_row_for_each_token() -> None:
     rows = list(mixed_load.token_rows(answers, interactive=1))
     assert [(s, i, chat) for s, i, _, chat in rows] == [(0, 0, 1), (0, 1, 1), (1, 0, 0)]
     assert [ms for _, _, ms, _ in rows] == pytest.approx([100, 200, 1000])
+
+
+def test_the_csv_of_a_mixed_load_has_the_columns_of_the_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly these, with nothing before them: other programs read the file."""
+    monkeypatch.setattr(report, "OUT", tmp_path)
+    path = mixed_load.write_tokens("us -b 4", [Answer(1.0, times=[1.5])], interactive=1)
+    assert path.read_text().splitlines() == [
+        "session_id,token_idx,ts_ms,is_interactive",
+        "0,0,500.000,1",
+    ]
+
+
+def test_each_client_of_the_load_can_be_a_process(tmp_path: Path) -> None:
+    """The daemon goes by who connected; one process has one name however often it connects."""
+    with contextlib.ExitStack() as stack, socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "s"))
+        door.listen()
+        for connect in stack.enter_context(processes(FramedWire(tmp_path / "s"), 2)) * 2:
+            stack.enter_context(connect())
+        accepted = [stack.enter_context(door.accept()[0]) for _ in range(4)]
+        pids = {peer_of(sock).pid for sock in accepted}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def test_a_server_that_does_not_ask_has_one_client() -> None:
+    """llama-server has no clients to tell apart."""
+    wire = SseWire(1)
+    with processes(wire, 2) as clients:
+        assert clients == [wire.connect] * 2
+
+
+class Silent(Paired):
+    """A wire on which every request is answered at once with a token, but for the `last`."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self._last = last
+
+    def connect(self) -> socket.socket:
+        """Return a socket that holds the answer, or nothing."""
+        near = super().connect()
+        if len(self.far) < self._last:
+            self.far[-1].sendall(packed({"event": "token", "id": "a"}) + END)
+        return near
+
+
+def test_a_document_that_takes_too_long_is_given_up_and_the_chats_are_kept() -> None:
+    """What was read until then is the server's row; the CSV's number of the session is told."""
+    given = mixed_load.arguments(["--interactive", "1", "--gen-tokens", "1"])
+    wire = Silent(last=4)  # after a warm-up, a chat alone, and a chat beside it
+    played = mixed_load.play(wire, given, "1", least_s=0.01)
+    row = mixed_load.summarise(played)
+    assert played.left.endswith("with 0 of 1 tokens of session 1")
+    assert (row["left"], row["error"], row["document_ttft_s"]) == (played.left, None, None)
+    assert len(list(mixed_load.token_rows(played.answers, 1))) == 1
+    for far in wire.far:
+        far.close()
+
+
+def test_a_slow_machine_has_longer_for_a_mixed_load() -> None:
+    """Ten times what the slowest chat took alone."""
+    alone = [Answer(10.0, times=[11.0, 25.0]), Answer(10.0, times=[12.0]), Answer(10.0)]
+    assert mixed_load.patience(alone) == pytest.approx(150)
 
 
 def test_a_quick_run_and_a_whole_one_are_bounded() -> None:
@@ -275,6 +347,66 @@ def test_each_cap_and_batch_is_a_system() -> None:
         "llama-server -kvu -fa off -b 4",
     ]
     assert len(storm.systems(setup, None, given, script)) == 2
+
+
+def test_a_part_that_is_left_out_makes_a_system_beside_the_caps() -> None:
+    """One for each part, at the default cap, whichever caps are compared."""
+    given, script = storm.arguments(
+        ["--caps", "3", "--no-baseline", "--without", "guard", "stairs"]
+    )
+    setup = servers.Setup(Path("m.gguf"), 2, script.cells, script.slots)
+    assert [s.name for s in storm.systems(setup, None, given, script)] == [
+        "uma-trio cap 3",
+        "uma-trio -guard cap 1.2",
+        "uma-trio -stairs cap 1.2",
+    ]
+
+
+def test_a_part_that_is_not_there_is_refused_with_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody waits a minute for a daemon that does not start."""
+    with pytest.raises(SystemExit) as ended:
+        storm.arguments(["--without", "gard"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "gard" in said
+    assert all(part in said for part in contract.optional)
+
+
+def test_the_contract_without_a_part_is_not_judged_as_the_contract() -> None:
+    """Targets and caps are the whole contract's; what a part does is read in the tables."""
+    whole, part = system(storm.CONTRACT, "cap 1.2"), system("uma-trio -guard", "cap 1.2")
+    peer = system(storm.PEER, "-b 4")
+    found = medians((whole, 1.1, 0.2), (part, 9.0, 0.6), (peer, 1.5, 0.1))
+    lines = list(storm.verdicts(found))
+    assert "storm: p95 gap / solo: 1.10 (target at most 1.2: met)" in lines
+    assert not any("-guard" in line or "9.00" in line for line in lines)
+    (text,) = storm.tables(found)
+    assert "| uma-trio -guard cap 1.2 |" in text
+    assert {p.family for p in storm.points(found, "storm_p95_x", "storm_prompts_s")} == {
+        whole.family,
+        part.family,
+        peer.family,
+    }, "the chart joins what is of one family"
+
+
+@pytest.mark.daemon
+def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way without a model: the policy that was named is the one that ran."""
+    monkeypatch.setattr(report, "OUT", tmp_path)
+    status = storm.main(
+        ["--dry-run", "--processes", "--caps", "1.2", "--no-baseline", "--without", "guard"]
+    )
+    (file,) = tmp_path.glob("storm-*.csv")
+    text = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    rows = {row["family"]: row for row in csv.DictReader(text)}
+    assert status == 0
+    assert set(rows) == {"uma-trio", "uma-trio -guard"}
+    assert rows["uma-trio"]["says_tick_limit_ms"]
+    assert not rows["uma-trio -guard"]["says_tick_limit_ms"]
 
 
 @pytest.mark.daemon

@@ -43,6 +43,8 @@ from uma_protocol import (
     frame,
 )
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.backend.gguf_header import read_header
+from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
 from uma_trio.cli.checks import (
     check_limits,
     check_model,
@@ -512,6 +514,33 @@ def test_two_sizes_of_a_model_have_two_names() -> None:
     fake = FakeBackend()
     ready = ready_block(ReadyInfo("uma.sock", fake.model, fake.limits, "cpu", "baseline"), 1.0)
     assert "0 bytes of weights)" in ready
+
+
+def test_doctor_counts_the_scores_of_attention_as_loading_does() -> None:
+    """They are there where flash attention is off, and a context can have more of them than cells."""
+    header = read_header(bundled_model())
+    scores = score_bytes(header, 32768, N_BATCH)
+    told = {
+        flash: {
+            finding.about: finding.what
+            for finding in check_model(Config(n_ctx=32768, flash_attention=flash))
+        }
+        for flash in ("on", "off")
+    }
+    assert f", {size(scores)} of attention's scores" in told["off"]["model"]
+    assert "scores" not in told["on"]["model"]
+    need = header.size_bytes + kv_bytes(header, 32768, "f16") + 300_000_000
+    assert told["on"]["memory"].startswith(f"{size(need)} needed")
+    assert told["off"]["memory"].startswith(f"{size(need + scores)} needed")
+
+
+def test_doctor_leaves_scores_on_a_gpu_and_of_a_quantised_cache_out() -> None:
+    """There flash attention is llama.cpp's own choice; turned off, such a cache is refused."""
+    for config, gpu in ((Config(), True), (Config(kv_type="q8_0"), False)):
+        model, *_ = check_model(config, gpu=gpu)
+        assert "scores" not in model.what
+    (refused,) = check_model(Config(kv_type="q8_0", flash_attention="off"))
+    assert (refused.weight, "needs it" in refused.what) == ("blocks", True)
 
 
 def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from benches.simulation import HOST_S, Q4_0, Simulation, Stream, staircase
 from uma_trio.engine.messages import Targets
-from uma_trio.policy.pipeline import contract
+from uma_trio.policy.cost import Staircase
+from uma_trio.policy.pipeline import contract, find_policy
 from uma_trio.policy.state import Contract
+from uma_trio.policy.traffic import Traffic
 
 SOLO_S = 0.008 + HOST_S
 
@@ -167,10 +169,33 @@ def test_an_unlabelled_paste_does_not_break_the_contract_for_long() -> None:
     assert p95(stream) <= 1.2
 
 
-def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
-    """Machine time is shared: a client's 30 tokens pass another's 20,000."""
+def test_an_slo_that_cannot_be_kept_does_not_take_the_floor_from_others() -> None:
+    """One application's wish narrows every other tick; the grants that are counted are given."""
     simulation = Simulation(contract)
-    long = simulation.submit(20_000, 1, client=1, lane="background")
+    simulation.submit(20, 8000, client=1, targets=Targets(gap_s=0.001))
+    simulation.run(5.0)
+    simulation.storm(100)
+    simulation.run(30.0)
+    assert background_prompts(simulation) > 0
+    assert simulation.metrics.snapshot()["floor_grants_total"] > 0
+
+
+def test_without_its_guard_the_contract_is_felt() -> None:
+    """What the guard is for: without it a storm has the machine, and its reader waits."""
+    simulation = Simulation(find_policy("contract,-guard"))
+    for client in range(3):
+        simulation.storm(100 + client)
+    simulation.run(1.0)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(30.0)
+    assert p95(stream) > 3.0
+    assert background_prompts(simulation) / 30.0 > 1.0
+
+
+def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
+    """Machine time is shared: a client's 30 tokens pass another's 32,000."""
+    simulation = Simulation(contract)
+    long = simulation.submit(32_000, 1, client=1, lane="background")
     simulation.run(1.0)
     short = simulation.submit(30, 1, client=2, lane="background")
     simulation.run(60.0)
@@ -188,6 +213,59 @@ def test_on_a_machine_without_stairs_the_contract_holds_too() -> None:
     simulation.run(15.0)
     assert p95(stream, 0.00382 + HOST_S) <= 1.2
     assert background_prompts(simulation) >= 3
+
+
+def mixture(experts: int, used: int) -> Staircase:
+    """Return a machine that takes 20 ms a tick, and 2.5 ms for each expert that it reaches."""
+    traffic = Traffic(experts=experts, experts_used=used)
+    steps = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+    return staircase({n: 20 + 2.5 * traffic.distinct_experts(n) + 0.3 * n for n in steps})
+
+
+@pytest.mark.parametrize(
+    ("experts", "used", "ride_along"),
+    [(128, 8, 1), (8, 8, 8)],  # eight of eight are a dense model that takes as long for one token
+)
+def test_served_decoders_follow_from_the_experts_that_they_reach(
+    experts: int, used: int, ride_along: int
+) -> None:
+    """Where each row reaches other experts few ride along, where all share the weights all do."""
+    steps = mixture(experts, used)
+    simulation = Simulation(contract, Contract(latency_cap=2.0), steps=steps)
+    batch = [simulation.submit(20, 8000, client=100, lane="background") for _ in range(8)]
+    simulation.run(3.0)
+    assert len(batch[-1].token_times) > 10
+    stream = simulation.submit(20, 8000, client=1)
+    before = sum(len(s.token_times) for s in batch)
+    simulation.run(20.0)
+    rode = sum(len(s.token_times) for s in batch) - before
+    assert p95(stream, steps(1) + HOST_S) <= 2.0
+    assert rode / len(stream.token_times) == pytest.approx(ride_along, rel=0.2)
+
+
+def test_on_a_mixture_of_experts_the_contract_holds() -> None:
+    """A second row costs half as much again there: a storm waits for ticks that may be long."""
+    steps = mixture(128, 8)
+    simulation = Simulation(contract, steps=steps)
+    for client in range(3):
+        simulation.storm(100 + client)
+    stream = simulation.submit(20, 8000, client=1)
+    simulation.run(60.0)
+    assert p95(stream, steps(1) + HOST_S) <= 1.2
+    assert max(stream.gaps) <= 4.0 * steps(1) * 1.1
+    assert sum(simulation.machine.computed.values()) > 0
+
+
+@pytest.mark.parametrize("part", contract.optional)
+def test_without_any_of_its_parts_everybody_is_served_to_the_end(part: str) -> None:
+    """Worse, perhaps, but no plan breaks a rule and nobody waits for ever."""
+    simulation = Simulation(contract.without(part))
+    for client in range(3):
+        simulation.submit(506, 20, client=100 + client, lane="background")
+    simulation.run(0.5)
+    simulation.submit(20, 300, client=1)
+    simulation.run(60.0)
+    assert [s.end and s.end.reason for s in simulation.streams] == ["length"] * 4
 
 
 @pytest.mark.parametrize("wrong", [0.5, 0.7, 1.5])

@@ -7,7 +7,7 @@ from attrs import evolve
 from policy_kit import decoder, prompt, state
 
 from uma_trio.policy.cost import CostModel, Staircase, Work
-from uma_trio.policy.fill import fill_within_limit
+from uma_trio.policy.fill import Line, fill_within_limit
 from uma_trio.policy.guard import (
     DEEPEST_DEBT,
     EARNED_PER_GAP,
@@ -21,7 +21,6 @@ from uma_trio.policy.pipeline import PolicyError, contract, find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.served import (
     BURST,
-    EXPERT_BURST,
     PROBE_EVERY,
     sweet_spot,
 )
@@ -36,7 +35,6 @@ from uma_trio.policy.state import (
     Served,
 )
 from uma_trio.policy.tally import planned_work
-from uma_trio.policy.traffic import Traffic
 
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
 COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
@@ -119,13 +117,14 @@ def test_only_waiting_background_work_is_owed_a_floor() -> None:
     assert "floor grant" not in limit(0.0, stream(), prompt(2, 30), share=0.0).limit.reason
 
 
-def test_a_grant_stays_within_the_pause_cap_and_a_requests_own_target() -> None:
-    """What is granted to the background is no licence to break what was asked for."""
+def test_a_grant_stays_within_the_pause_cap() -> None:
+    """One application's `slo` narrows other ticks, and does not take the floor from everyone else."""
     views = (stream(), decoder(2, lane="background"))
     now = evolve(situation(*views, share=0.0), contract=Contract(pause_cap=2.0))
     assert set_limit(now, started(now)).limit.seconds == pytest.approx(2 * SOLO)
-    asking = situation(stream(target_gap_s=0.009), views[1], share=0.0)
-    assert set_limit(asking, started(asking)).limit.seconds == pytest.approx(0.009)
+    for share, seconds in ((1.0, 0.009), (0.0, 4 * SOLO)):
+        asking = situation(stream(target_gap_s=0.009), views[1], share=share)
+        assert set_limit(asking, started(asking)).limit.seconds == pytest.approx(seconds)
 
 
 def test_company_does_not_change_what_the_streams_cost_alone() -> None:
@@ -280,13 +279,23 @@ def test_more_streams_than_rows_leave_out_each_of_the_others_once() -> None:
     assert plan.skipped[0].reason == "decode: the batch is full, its turn is next"
 
 
-def test_without_their_stage_streams_take_their_turn_with_the_rest() -> None:
-    """`contract,-decode` has rows for readers, too, whether or not anybody else is there."""
-    for others in ([], [decoder(9, lane="background")]):
-        now = situation(stream(1), stream(2), *others)
-        plan = contract.without("decode")(now)
-        assert {item.key for item in plan.items} <= {1, 2, 9}
-        assert {1, 2} & {item.key for item in plan.items}
+@pytest.mark.parametrize(("computed", "gets"), [(0, 15), (500, 12), (512, 0)])
+def test_only_the_beginning_of_a_long_prompt_is_a_newcomers(computed: int, gets: int) -> None:
+    """Its first 512 tokens may make a tick late, the rest of a paste may not."""
+    now = situation(stream(), prompt(2, 3000, computed=computed))
+    items = {item.key: item.n_tokens for item in contract(now).items}
+    assert items.get(2, 0) == gets
+    now = situation(prompt(2, 3000, computed=500), solo_s=0.0)
+    assert [item.n_tokens for item in contract(now).items] == [COST.quickest(512)]
+
+
+def test_what_a_long_prompt_must_leave_the_next_newcomer_takes() -> None:
+    """A tick goes on with the next in the line; only a prompt that ends asks for a row of logits."""
+    now = situation(stream(), prompt(2, 3000, computed=508), prompt(3, 100, arrived=100.0))
+    plan = contract(now)
+    assert [(item.key, item.n_tokens) for item in plan.items[:2]] == [(1, 1), (2, 4)]
+    assert plan.items[2].key == 3
+    assert Line(Work(1), now.sequences[1:], within=512).adds(104) == (104, 1, 4 * 508)
 
 
 def test_prompts_go_in_the_chunks_that_doctor_names() -> None:
@@ -319,21 +328,18 @@ def test_now_and_then_a_neighbour_is_tried() -> None:
     assert tried == {4, 7}
 
 
-@pytest.mark.parametrize(("traffic", "length"), [(None, BURST), (Traffic(experts=8), EXPERT_BURST)])
-def test_background_decoders_go_on_together_for_a_burst(
-    traffic: Traffic | None, length: int
-) -> None:
+def test_background_decoders_go_on_together_for_a_burst() -> None:
     """Five that share rows of four: the same four for a while, then the fifth has its turn."""
     views = [decoder(i, lane="background", client=i, computed=0) for i in range(5)]
     memory = Memory(cost=COST)
     turns = []
-    for tick in range(1, 3 * length):
-        plan = contract(evolve(state(*views), tick=tick, memory=memory, traffic=traffic))
+    for tick in range(1, 3 * BURST):
+        plan = contract(evolve(state(*views), tick=tick, memory=memory))
         memory = plan.memory
         turns.append(tuple(sorted(item.key for item in plan.items)))
     assert len(turns[0]) == 4
-    assert turns[: length - 1] == [turns[0]] * (length - 1)
-    assert turns[length + 1] != turns[0]
+    assert turns[: BURST - 1] == [turns[0]] * (BURST - 1)
+    assert turns[BURST + 1] != turns[0]
 
 
 @pytest.mark.parametrize(("company", "learns"), [(False, True), (True, False)])

@@ -74,7 +74,7 @@ def test_a_context_is_refused_that_has_no_room_for_its_scores(
     """Without flash attention they add as much to the cells: 4 heads, a batch of 32."""
     monkeypatch.setattr("uma_trio.backend._llama_options.available_memory", lambda: 150 << 10)
     without_gpu = evolve(system_info(), devices=())
-    monkeypatch.setattr("uma_trio.backend._llama_options.system_info", lambda: without_gpu)
+    monkeypatch.setattr("uma_trio.backend.llama.system_info", lambda: without_gpu)
     with pytest.raises(ModelError, match="scores of attention"):
         load(tiny, flash_attention="off")
     load(tiny, flash_attention="on").close()

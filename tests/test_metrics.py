@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from attrs import define
 
+from tests.engine_kit import Sink
+from tests.machine_kit import TRUTH, Clock, Machine
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.loop import Engine, EngineSettings
+from uma_trio.engine.messages import SamplingParams, Submit, Targets
+from uma_trio.engine.outlet import Outlet
+from uma_trio.policy.pipeline import Policy, baseline, contract
+from uma_trio.policy.state import Contract, Lane
+from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.catalogue import METRICS
+from uma_trio.telemetry.csv_file import CsvFile
 from uma_trio.telemetry.exposition import prometheus
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import SharedMemory, proportional_bytes, resident_bytes
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
 
 SEEDS = (
     *("tokens_generated_total", "batch_calls_total", "last_batch_size", "decode_ms_last"),
@@ -179,6 +195,137 @@ def test_uptime_runs_on_the_clock_it_was_given() -> None:
     metrics = Metrics(clock=lambda: now[0])
     now[0] = 107.5
     assert metrics.snapshot()["uptime_s"] == 7.5
+
+
+@define
+class Reading(Clock):
+    """A clock that moves a little each time it is read, so that everything takes some time."""
+
+    def __call__(self) -> float:
+        """Return the time."""
+        self.now += 1e-5
+        return self.now
+
+
+class Busy:
+    """A restless machine on which people read while more prompts come than there are slots."""
+
+    def __init__(self, policy: Policy) -> None:
+        clock, beat = Reading(), count()
+        self.inbox, self.clock = Inbox(1000), clock
+        self.metrics = Metrics(clock)
+        self.card = Scorecard(self.metrics, 1.0)
+        noise = lambda: 4.0 if next(beat) % 7 == 6 else 1.0  # noqa: E731
+        self.engine = Engine(
+            Machine(TRUTH, clock, noise=noise, n_slots=9),
+            policy,
+            self.inbox,
+            Outlet(lambda deliver: deliver()),
+            self.metrics,
+            clock,
+            settings=EngineSettings(
+                contract=Contract(bmt_budget=1e12),
+                scratch_slots=1,
+                cost=TRUTH,
+                traffic=Traffic(weight_bytes=4e8, cell_bytes=1e4),
+            ),
+        )
+        for handle in range(3):
+            self.submit(handle, 20, 900, "interactive")
+        self.submit(3, 20, 300, "background", credit=3)  # its reader falls behind
+        for handle in range(4, 24):
+            self.submit(handle, 200, 2, "interactive" if handle % 5 == 0 else "background")
+
+    def submit(self, handle: int, prompt: int, answer: int, lane: Lane, credit: int = 999) -> None:
+        """Ask for something, in less time than there can be."""
+        self.inbox.submit(
+            Submit(
+                handle=handle,
+                prompt=np.full(prompt, 97),
+                max_tokens=answer,
+                params=SamplingParams(ignore_eos=True),
+                stop=(),
+                lane=lane,
+                client=handle,
+                credit=credit,
+                sink=Sink(),
+                submitted=self.clock.now,
+                targets=Targets(ttft_s=0.001),
+            )
+        )
+
+    def ticks(self, n: int) -> bool:
+        """Tick so often; return whether there is more to do."""
+        return [self.engine.tick() for _ in range(n)][-1]
+
+    def moved(self) -> dict[str, tuple[object, str]]:
+        """Return what each figure was when it first differed, and Prometheus' text of then.
+
+        A figure that never moved is not there.
+        """
+        before, found = self.metrics.snapshot(), dict[str, tuple[object, str]]()
+        while self.ticks(10):
+            now = self.metrics.snapshot()
+            fresh = {k: v for k, v in now.items() if k not in found and v != before[k]}
+            if fresh:
+                text = prometheus(json.loads(json.dumps(now, allow_nan=False)))
+                found |= {name: (value, text) for name, value in fresh.items()}
+        return found
+
+
+ASKED_OF = {
+    "contract": (
+        *("decode_ms_last", "decode_ms_ewma", "decode_ms_avg", "sampling_ms_last", "host_ms_last"),
+        *("tokens_per_tick_decode", "tokens_per_tick_prefill", "served_decoders"),
+        *("parked_sessions", "active_sessions", "queued_sessions"),
+        *("queued_interactive", "queued_background", "active_interactive", "active_background"),
+        *("sum_bmt_mb_last", "sum_bmt_mb_per_token", "bmt_budget_gbps"),
+        *("sum_bmt_budget_mb_last", "sum_bmt_budget_mb_per_token"),
+        *("prefill_guard_active", "skipped_prefill_due_to_latency_total", "ticks_over_budget"),
+        *("guard_infeasible_total", "floor_grants_total", "slo_violations_total"),
+        *("tick_limit_ms", "solo_ms", "jitter", "background_share", "tokens_per_s_at_cap"),
+        *("worst_pause_ms", "ttf5_ms", "ttft_ms", "inter_token_ms", "interactive_gap_ms"),
+        *("decode_ms", "queue_ms", "batch_size", "p50_ms", "p95_ms", "p99_ms"),
+        *("scheduler_efficiency", "copy_free_ratio", "cost_error", "cost_staircase_ms"),
+    ),
+    "baseline": ("budget_target", "budget_used", "served_decoders", "tokens_per_tick_prefill"),
+}
+
+
+@pytest.fixture(scope="module")
+def moved() -> dict[str, dict[str, tuple[object, str]]]:
+    """What moved on a busy machine, under each policy."""
+    return {"contract": Busy(contract).moved(), "baseline": Busy(baseline).moved()}
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"), [(policy, name) for policy, names in ASKED_OF.items() for name in names]
+)
+def test_a_figure_that_was_asked_for_moves_and_is_exported(
+    policy: str, name: str, moved: dict[str, dict[str, tuple[object, str]]]
+) -> None:
+    """In a real run of the engine, as JSON and as Prometheus' text, under the name given in the issue."""
+    value, text = moved[policy][name]
+    assert value is not None
+    assert f"\numa_{name}" in text
+
+
+def test_the_scorecard_of_a_busy_machine_has_a_value_in_every_column(tmp_path: Path) -> None:
+    """In the metrics as an object, in the file as a line; what nobody knows would be empty."""
+    busy = Busy(contract)
+    while busy.clock.now < 8.0:
+        busy.engine.tick()
+    card = busy.card.update(2_000_000_000)
+    assert card is not None
+    shown = json.loads(json.dumps(busy.metrics.snapshot()["scorecard"], allow_nan=False))
+    file = CsvFile(tmp_path / "card.csv", COLUMNS)
+    file.append(card[name] for name in COLUMNS)
+    file.close()
+    with (tmp_path / "card.csv").open(newline="") as lines:
+        (line,) = csv.DictReader(lines)
+    assert set(shown) == set(line) == set(COLUMNS)
+    assert all(shown.values())
+    assert all(value not in ("", "0", "0.0") for value in line.values())
 
 
 def test_prometheus_text_has_every_metric_that_is_known() -> None:

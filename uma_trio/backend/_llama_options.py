@@ -1,13 +1,14 @@
 """The options of a context, checked against the model's file before llama.cpp meets them.
 
 What it would answer by ending the process, or the kernel by ending us, is answered with a sentence.
+Asks nothing of the library, which `uma-trio doctor` cannot load where it was compiled for another
+processor: whether it computes on a GPU is told.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from uma_trio.backend._llama_lib import system_info
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import (
@@ -46,7 +47,9 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
     return kv_type
 
 
-def chosen_flash(wanted: str, header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str) -> int:
+def chosen_flash(
+    wanted: str, header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, gpu: bool
+) -> int:
     """Return what to tell llama.cpp, whose own choice on a CPU is to use it.
 
     Its CPU kernel takes a token at a time until there are 64 (ggml-cpu/ops.cpp,
@@ -61,22 +64,22 @@ def chosen_flash(wanted: str, header: GgufHeader, n_ctx: int, n_batch: int, kv_t
             " leave it at auto, or take --kv-type f16."
         )
     if wanted == "auto":
-        if system_info().gpus or KV_TYPES[kv_type].quantised:
+        if gpu or KV_TYPES[kv_type].quantised:
             return FLASH_LEFT
         room = available_memory()
-        fits = room is None or _needed(header, n_ctx, n_batch, kv_type, FLASH_OFF) <= room
+        fits = room is None or context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF) <= room
         return FLASH_OFF if fits else FLASH_LEFT
     return FLASH_ON if wanted == "on" else FLASH_OFF
 
 
 def refuse_without_room(
-    header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, flash: int
+    header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, flash: int, gpu: bool
 ) -> None:
     """Refuse a context that does not fit: the kernel would only end us once it is filled."""
     room = available_memory()
-    if room is None or not attention_only(header) or system_info().gpus:
+    if room is None or not attention_only(header) or gpu:
         return
-    need = _needed(header, n_ctx, n_batch, kv_type, flash)
+    need = context_bytes(header, n_ctx, n_batch, kv_type, flash)
     if need > room:
         what = "The KV cache"
         if flash == FLASH_OFF:
@@ -88,7 +91,8 @@ def refuse_without_room(
         )
 
 
-def _needed(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str, flash: int) -> int:
+def context_bytes(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str, flash: int) -> int:
+    """Return the bytes of a context: its KV cache, and the scores of attention where it has them."""
     scores = score_bytes(header, n_ctx, n_batch) if flash == FLASH_OFF else 0
     return kv_bytes(header, n_ctx, kv_type) + scores
 

@@ -42,6 +42,8 @@ KV_TYPES: Final[Mapping[str, KvType]] = {
     "q4_0": KvType(2, 32, 18),
     "iq4_nl": KvType(20, 32, 18),
 }
+#: The tokens of one decode at the most, unless a caller says otherwise.
+N_BATCH: Final = 512
 _ALIASES: Final = {"q8": "q8_0", "q5": "q5_0", "q4": "q4_0"}
 
 

@@ -41,7 +41,7 @@ from uma_trio.backend.base import (
     nothing,
 )
 from uma_trio.backend.gguf_header import GgufHeader, read_header
-from uma_trio.backend.kv_memory import KV_TYPES, kv_bytes
+from uma_trio.backend.kv_memory import KV_TYPES, N_BATCH, kv_bytes
 from uma_trio.backend.mapped_file import release
 from uma_trio.backend.weights import weights_read
 
@@ -107,7 +107,7 @@ class LlamaBackend:
         n_ctx: int,
         n_slots: int,
         threads: int,
-        n_batch: int = 512,
+        n_batch: int = N_BATCH,
         kv_type: str = "f16",
         flash_attention: str = "auto",
         mlock: bool = False,
@@ -129,8 +129,10 @@ class LlamaBackend:
         path = Path(path)
         header = read_header(path)
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
-        flash = chosen_flash(flash_attention, header, n_ctx, n_batch, kv_type)
-        refuse_without_room(header, n_ctx=n_ctx, n_batch=n_batch, kv_type=kv_type, flash=flash)
+        size = {"n_ctx": n_ctx, "n_batch": n_batch}
+        gpu = bool(system_info().gpus)
+        flash = chosen_flash(flash_attention, header, **size, kv_type=kv_type, gpu=gpu)
+        refuse_without_room(header, **size, kv_type=kv_type, flash=flash, gpu=gpu)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
         info = _model_info(model.pointer, header, kv_type)
@@ -139,9 +141,8 @@ class LlamaBackend:
         context = _make_context(
             model.pointer,
             path,
-            n_ctx=n_ctx,
+            **size,
             n_slots=n_slots,
-            n_batch=n_batch,
             threads=threads,
             kv_type=kv_type,
             flash=flash,

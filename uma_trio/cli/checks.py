@@ -59,16 +59,35 @@ class Finding:
     fix: str = ""
 
 
-def check_llama() -> list[Finding]:
-    """Ask llama.cpp what it was compiled for, and compare that with this processor."""
+@frozen
+class Probe:
+    """What llama.cpp said of itself; `info` is empty where it did not load."""
+
+    status: int
+    info: Mapping[str, Any]
+    stderr: str = ""
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """What layers can be offloaded to."""
+        return [device for device in self.info.get("devices", ()) if "gpu" in device["kind"]]
+
+
+def probe_llama() -> Probe:
+    """Ask llama.cpp what it was compiled for."""
     command = [sys.executable, "-c", _PROBE]
     # In a process of its own: a library compiled for another processor dies of SIGILL.
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        return [_cannot_load(done.returncode, done.stderr)]
-    info: dict[str, Any] = json.loads(done.stdout)
+    info = {} if done.returncode else json.loads(done.stdout)
+    return Probe(done.returncode, info, done.stderr)
+
+
+def check_llama(probe: Probe) -> list[Finding]:
+    """Compare what llama.cpp was compiled for with this processor."""
+    if probe.status:
+        return [_cannot_load(probe.status, probe.stderr)]
+    info, gpus = probe.info, probe.gpus
     features: dict[str, dict[str, str]] = info["features"]
-    gpus = [d for d in info["devices"] if "gpu" in d["kind"]]
     where = ", ".join(f"{d['name']} ({d['description']})" for d in gpus) or "CPU"
     version = f"llama-cpp-python {info['package_version']}, ggml {info['ggml_version']}"
     backends = ", ".join(features) or "none"
@@ -182,35 +201,45 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def check_model(config: Config) -> list[Finding]:
-    """See whether the model is one, and whether it fits in memory with its KV cache."""
+def check_model(config: Config, *, gpu: bool = False) -> list[Finding]:
+    """See whether the model is one, and whether it fits in memory with its context."""
+    from uma_trio.backend._llama_options import FLASH_OFF, chosen_flash, context_bytes
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
-    from uma_trio.backend.kv_memory import available_memory, kv_bytes
+    from uma_trio.backend.kv_memory import N_BATCH, available_memory, kv_bytes
     from uma_trio.parts import model_path
 
+    n_ctx, kv_type = config.n_ctx, config.kv_type
     try:
         path = model_path(config)
         header = read_header(path)
+        wanted = config.flash_attention
+        flash = chosen_flash(wanted, header, n_ctx=n_ctx, n_batch=N_BATCH, kv_type=kv_type, gpu=gpu)
     except ModelError as error:
         return [Finding("model", "blocks", str(error))]
-    room = available_memory()
-    cells = kv_bytes(header, config.n_ctx, config.kv_type)
+    cells = kv_bytes(header, n_ctx, kv_type)
+    context = context_bytes(header, n_ctx, N_BATCH, kv_type, flash)
     parts = f"a file of {size(header.size_bytes)}, {size(cells)} of KV cache"
+    if flash == FLASH_OFF:
+        parts += f", {size(context - cells)} of attention's scores"
     found = [Finding("model", "ok", f"{path}: {parts}")]
-    need = header.size_bytes + cells + _SPARE_MEMORY
-    if room is None:
-        return found
+    room = available_memory()
+    if room is not None:
+        fewer = "--flash-attention on" if flash == FLASH_OFF else "--kv-type q8_0"
+        found.append(_judge_memory(header.size_bytes, context, room, fewer))
+    return [*found, *_check_mlock(config, header.size_bytes)]
+
+
+def _judge_memory(weights: int, context: int, room: int, fewer: str) -> Finding:
+    """See whether a model fits; `fewer` is a flag by which its context would be smaller."""
+    need = weights + context + _SPARE_MEMORY
     spare = f"{size(_SPARE_MEMORY)} of it beside the model"
     if need <= room:
-        what = f"{size(need)} needed ({spare}), {size(room)} available"
-        found.append(Finding("memory", "ok", what))
-    else:
-        what = f"{size(need)} needed ({spare}), only {size(room)} available"
-        fix = "a smaller --n-ctx, --kv-type q8_0, a smaller model, or close other programs"
-        weight: Weight = "blocks" if cells + _SPARE_MEMORY > room else "slow"
-        found.append(Finding("memory", weight, what, fix))
-    return [*found, *_check_mlock(config, header.size_bytes)]
+        return Finding("memory", "ok", f"{size(need)} needed ({spare}), {size(room)} available")
+    what = f"{size(need)} needed ({spare}), only {size(room)} available"
+    fix = f"a smaller --n-ctx, {fewer}, a smaller model, or close other programs"
+    weight: Weight = "blocks" if context + _SPARE_MEMORY > room else "slow"
+    return Finding("memory", weight, what, fix)
 
 
 def _check_mlock(config: Config, weights: int) -> list[Finding]:

@@ -85,10 +85,11 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
     except ConfigError as error:
         findings.append(Finding("settings", "blocks", str(error)))
         config = Config()
+    llama = checks.probe_llama()
     every: tuple[Callable[[], list[Finding]], ...] = (
-        checks.check_llama,
+        lambda: checks.check_llama(llama),
         lambda: checks.check_policy(config),
-        lambda: checks.check_model(config),
+        lambda: checks.check_model(config, gpu=bool(llama.gpus)),
         lambda: checks.check_socket(config.socket),
         lambda: checks.check_limits(config),
     )

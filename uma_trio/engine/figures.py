@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from attrs import frozen
 
@@ -13,22 +14,42 @@ from uma_trio.policy.cost import Work
 from uma_trio.policy.guard import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED, Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.tally import planned_work
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.promise import NO_PROMISE, Promise
 
 
 @frozen
 class Job:
-    """One tick between its steps: what is planned from what, what that costs, whose rows come.
+    """One tick between its steps: how many tokens it computes, and whose rows come back.
 
-    A `foregone` one is computed as any policy would have it, and its plan is still to come.
+    `ask` gives the plan, and what it was made from. That of a `foregone` tick is made when somebody
+    first looks at it: the tick is computed as any policy would have it.
     """
 
-    state: SchedulerState
-    plan: Plan
-    work: Work
+    n_tokens: int
     rows: tuple[Sequence, ...]
+    ask: Callable[[], tuple[SchedulerState, Plan]]
     foregone: bool = False
+
+    @cached_property
+    def _asked(self) -> tuple[SchedulerState, Plan]:
+        return self.ask()
+
+    @property
+    def state(self) -> SchedulerState:
+        """What it was planned from."""
+        return self._asked[0]
+
+    @property
+    def plan(self) -> Plan:
+        """What the policy wants of it."""
+        return self._asked[1]
+
+    @cached_property
+    def work(self) -> Work:
+        """What of it costs time."""
+        return planned_work(self.state, self.plan)
 
 
 def record(

@@ -40,12 +40,12 @@ from uma_trio.engine.refine import Refinement
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Pipeline, Policy, PolicyError, check_plan
-from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
-from uma_trio.policy.tally import planned_work
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
@@ -121,9 +121,7 @@ class Engine:
         self._ticks = 0
         self._decoding_since = self._decoded_at = clock()
         self._idle = True
-        # Of how many streams the last plan was that took no ballast; and a plan made beside its decode.
-        self._bare = 0
-        self._late: Plan | None = None
+        self._bare = 0  # of how many streams alone the last plan was that took no ballast
         self._unrecorded: list[Callable[[], None]] = []  # ticks that are not in the metrics yet
 
     @property
@@ -181,14 +179,12 @@ class Engine:
             self._handle(message, began)
         self._admit(began)
         self._recorder.queued(self.registry.ledger)
+        streams = self._foregone()
+        if streams:
+            rows = self._builder.fill([(stream, 1) for stream in streams])
+            return Job(len(rows), rows, partial(self._plan_of, streams, began), foregone=True)
         state = self._state(began)
-        foregone = self._foregone(state)
-        if foregone:
-            # So no plan of it can have ballast: the rows are in the batch by then.
-            state = evolve(state, spare_rows=0)
-            plan = Plan(foregone, memory=state.memory)
-        else:
-            plan = self._plan(state)
+        plan = self._plan(state)
         if not plan.items:
             self.tell()
             self._idle = True
@@ -196,7 +192,7 @@ class Engine:
         running = self.registry.running
         shares = [(running[item.key], item.n_tokens) for item in plan.items]
         rows = self._builder.fill(shares, plan.ballast, extra_row=plan.extra_row)
-        return Job(state, plan, planned_work(state, plan), rows, foregone=bool(foregone))
+        return Job(plan.n_tokens + plan.ballast, rows, lambda: (state, plan))
 
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long, and that may be given up meanwhile.
@@ -204,18 +200,16 @@ class Engine:
         Beside it all is told that the tick before, and what arrived since, left to be told.
         """
         self._decoding_since = since = self._clock()
-        self._preemption.begin(job.state, job.plan, self.registry.ledger.free_slots, since)
-        status = self._backend.decode(job.work.tokens, partial(self._beside, job))
+        free_slots = self.registry.ledger.free_slots
+        tick = None if job.foregone else abortable(job.state, job.plan, free_slots)
+        self._preemption.begin(tick, since)
+        status = self._backend.decode(job.n_tokens, partial(self._beside, job))
         self._preemption.end(status)
         return status
 
     def _beside(self, job: Job) -> None:
         self.tell()
-        if job.foregone:
-            plan = self._plan(job.state)
-            if plan.items != job.plan.items or plan.ballast:
-                raise PolicyError("the plan of a tick that was foregone is another one")
-            self._late = plan
+        _ = job.work  # the plan of a tick that was foregone is made here
 
     def finish(self, job: Job, status: int) -> None:
         """Sample and move every sequence on; what there is to say of it is told later."""
@@ -226,11 +220,9 @@ class Engine:
         self._idle = False
         self._decoded_at = now
         self._ticks += 1
-        if self._late is not None:
-            job, self._late = evolve(job, plan=self._late), None
-        else:
-            asked = job.plan.ballast or job.state.riders
-            self._bare = 0 if asked else len(job.plan.items)
+        if not job.foregone:
+            others = job.plan.ballast or job.state.riders
+            self._bare = 0 if others else len(job.plan.items)
         if job.plan.ballast:
             self._backend.kv_remove(self._scratch_slot)
         self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
@@ -316,7 +308,7 @@ class Engine:
         )
         registry.admit(admit(state), now)
 
-    def _state(self, now: float) -> SchedulerState:
+    def _state(self, now: float, *, ballast: bool = True) -> SchedulerState:
         running = self.registry.running
         suspect = self._recovery.suspect
         return SchedulerState(
@@ -334,23 +326,41 @@ class Engine:
             traffic=self._settings.traffic,
             # Every slot may ask for a row; those that do not can be asked for by ballast.
             spare_rows=self._backend.limits.n_slots - len(running)
-            if self._settings.scratch_slots
+            if ballast and self._settings.scratch_slots
             else 0,
             last=self._last,
             memory=self._memory,
         )
 
-    def _foregone(self, state: SchedulerState) -> tuple[PlanItem, ...]:
-        """Return what is computed whatever the policy says, if that is so and saves time.
+    def _foregone(self) -> list[Sequence]:
+        """Return the streams, where any plan computes a token of each and nothing else.
 
-        Whether ballast would make such a tick quicker is asked anew now and then.
+        None where asking beside the decode saves no time. Whether ballast would make such a tick
+        quicker is asked anew now and then.
         """
-        if not isinstance(self._policy, Pipeline) or not self._backend.computes_beside:
-            return ()
+        policy, recovery = self._policy, self._recovery
+        if not self._bare or not self._backend.computes_beside:
+            return []
+        if not isinstance(policy, Pipeline) or not policy.serves_streams:
+            return []
+        if recovery.suspect is not None:
+            return []
         if self._ticks % ASK_ANEW == 1:  # and not 0, when a policy may leave ballast out for once
-            return ()
-        items = self._policy.foregone(state)
-        return items if len(items) == self._bare else ()
+            return []
+        ready = [sequence for sequence in self.registry.running.values() if sequence.credit > 0]
+        if len(ready) != self._bare or len(ready) > recovery.batch_limit:
+            return []
+        streams = all(s.decoding and s.lane == "interactive" for s in ready)
+        return ready if streams else []
+
+    def _plan_of(self, streams: list[Sequence], now: float) -> tuple[SchedulerState, Plan]:
+        """Return what was planned `now`, and from what, for `streams` that are being computed."""
+        state = self._state(now, ballast=False)  # it is too late for that
+        plan = self._plan(state)
+        served = {item.key: item.n_tokens for item in plan.items}
+        if served != {stream.handle: 1 for stream in streams} or plan.ballast:
+            raise PolicyError("the plan of a tick that was foregone is another one")
+        return state, plan
 
     def _plan(self, state: SchedulerState) -> Plan:
         if not state.sequences:

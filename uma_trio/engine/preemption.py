@@ -13,9 +13,7 @@ from typing import Protocol
 from attrs import frozen
 
 from uma_trio.backend.base import DecodeStatus, Interrupt
-from uma_trio.policy.abort import Abortable, Newcomer, abortable, gives_way
-from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.abort import Abortable, Newcomer, gives_way
 
 GIVEN_UP = "given up for an interactive request that came"
 
@@ -66,16 +64,16 @@ class Preemption:
         self.gave_up = False
         self._owed = False  # one was given up, and none was finished since
 
-    def begin(self, state: SchedulerState, plan: Plan, free_slots: int, since: float) -> None:
+    def begin(self, tick: Abortable | None, since: float) -> None:
         """A tick is about to be computed: let it be given up if it may be."""
-        self._tick = abortable(state, plan, free_slots)
+        self._tick = tick
         self._armed = False
-        if self._tick is None or self._owed:
+        if tick is None or self._owed:
             return
         interrupt = self._arm()
         if interrupt is not None:
             self._armed = True
-            self._watch(Word(self._tick, since, self._clock, interrupt).came)
+            self._watch(Word(tick, since, self._clock, interrupt).came)
 
     def end(self, status: int) -> None:
         """It has ended with `status`: nobody can give it up any more."""

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 else:
 
     def evolve(value: Any, **changes: Any) -> Any:
-        """Return `value` with `changes`. All of its fields are arguments of its class, in order."""
+        """Return `value` with `changes`.
+
+        For classes of two fields or more, all of which are arguments of the class, in their order:
+        none with `init=False`, `kw_only` or an alias. Others fail, or worse.
+        """
         places, fields_of = _layout(value.__class__)
         values = list(fields_of(value))
         for name, changed in changes.items():

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import lift
+from uma_trio.policy.fairness import lift, turns
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.served import burst, next_served, sweet_spot
@@ -24,6 +24,9 @@ from uma_trio.policy.tally import planned_work
 # People's prompts are ordered by how much of the time they can expect is left, relative to that
 # time: seconds of grace, and how many times its own prefill a prompt may take.
 GRACE_S, PATIENCE = 0.3, 2.0
+# What a prompt still takes is reckoned at so many times its price in a full batch: small ticks beside
+# streams cost more, and who has begun must not fall behind for that (:mod:`uma_trio.policy.fairness`).
+DEARER = 2.0
 # A limit for every tick is aimed at from below. Half of the ticks take longer than expected, and the
 # streams' ticks alone, which are the measure, are a little slower amid a load than without any: aimed
 # at 0.97, the median gap in a storm was 1.21 times solo at a cap of 1.2 (docs/BENCHMARKS.md).
@@ -34,14 +37,19 @@ STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is with
 
 
 class Line:
-    """Sequences in the order of who is next, and what serving the first tokens adds to a tick."""
+    """Sequences in the order of who is next, and what serving the first tokens adds to a tick.
 
-    def __init__(self, tick: Work, views: Sequence[SequenceView]) -> None:
+    Each can use what is pending of its first `within` tokens.
+    """
+
+    def __init__(self, tick: Work, views: Sequence[SequenceView], within: float = math.inf) -> None:
         self.tick = tick
         self.views = views
-        self._ends = list(accumulate((view.pending for view in views), initial=0))
-        looked = (view.pending * view.computed for view in views)
-        self._looked = list(accumulate(looked, initial=0))
+        self._uses = [int(min(view.pending, within - view.computed)) for view in views]
+        self._ends = list(accumulate(self._uses, initial=0))
+        uses = list(zip(views, self._uses, strict=True))
+        self._rows = list(accumulate((view.pending == n for view, n in uses), initial=0))
+        self._looked = list(accumulate((n * view.computed for view, n in uses), initial=0))
 
     @property
     def demand(self) -> int:
@@ -54,7 +62,7 @@ class Line:
         looked = self._looked[whole]
         if whole < len(self.views):
             looked += (n - self._ends[whole]) * self.views[whole].computed
-        return n, whole, looked
+        return n, self._rows[whole], looked
 
     def work(self, n: int) -> Work:
         """Return the tick with the first `n` tokens in it."""
@@ -62,8 +70,8 @@ class Line:
 
     def shares(self, n: int) -> list[tuple[SequenceView, int]]:
         """Return who gets how many of `n` tokens: each as many as it can use."""
-        ends = zip(self.views, self._ends, strict=False)
-        return [(view, min(view.pending, n - begin)) for view, begin in ends if begin < n]
+        line = zip(self.views, self._uses, self._ends, strict=False)
+        return [(view, min(uses, n - begin)) for view, uses, begin in line if begin < n]
 
 
 def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
@@ -75,7 +83,10 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     if not newcomers and not rest:
         return plan
     # Sizes are chosen by what they cost again and again, not by what the first such tick costs.
-    first = Line(evolve(planned_work(state, plan), after=None), newcomers)
+    tick = evolve(planned_work(state, plan), after=None)
+    # Beside streams the rest of a long prompt has no claim to a late tick.
+    within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
+    first = Line(tick, newcomers, within)
     n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
     m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
@@ -163,8 +174,8 @@ def _candidates(
     """Return the interactive newcomers by urgency, and everyone else by need.
 
     The lane that had least of its share goes first, then decoders whose burst is not over, then
-    whoever had least machine time; of one client the decoders, in turn, before its prompts. With
-    nobody to protect, all decoders before prompts.
+    whoever had least machine time; prompts stand together and take turns, of one client the oldest
+    first. With nobody to protect, all decoders before prompts.
     """
     if len(plan.items) + len(plan.skipped) == len(state.sequences):
         return [], []
@@ -174,12 +185,19 @@ def _candidates(
     newcomers.sort(key=lambda view: (_urgency(view, state.now, cost), view.key))
     first = {view.key for view in newcomers}
     rest = [view for view in ready if view.key not in first]
-    return newcomers, sorted(rest, key=_need(state, plan)) if len(rest) > 1 else rest
+    return newcomers, sorted(rest, key=_need(state, plan, cost, rest)) if len(rest) > 1 else rest
 
 
-def _need(state: SchedulerState, plan: Plan) -> Callable[[SequenceView], tuple[float, ...]]:
+def _need(
+    state: SchedulerState, plan: Plan, cost: CostModel, rest: Sequence[SequenceView]
+) -> Callable[[SequenceView], tuple[float, ...]]:
     """Return what orders everyone else: who needs the tick most comes first."""
     used = lift(plan.memory.used_s, state.clients)
+    turn_s = DEARER * cost.seconds(Work(state.n_batch))
+    left: dict[int, float] = {}
+    for view in sorted([v for v in rest if not v.decoding], key=_age):
+        left.setdefault(view.client, turn_s * min(1.0, view.pending / state.n_batch))
+    together, finish = turns(used, left, turn_s)
     lanes = lift(plan.memory.lane_s, {view.lane for view in state.riders.values()})
     running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)
@@ -188,11 +206,16 @@ def _need(state: SchedulerState, plan: Plan) -> Callable[[SequenceView], tuple[f
         lanes.get(view.lane, 0.0),  # nobody's yet, where streams are served here, too
         view.lane == "background",
         view.key not in running,
-        used[view.client],
+        used[view.client] if view.decoding else together,
         not view.decoding,
+        0.0 if view.decoding else finish[view.client],
         view.last_token_at if view.decoding and view.last_token_at is not None else view.arrived,
         view.key,
     )
+
+
+def _age(view: SequenceView) -> tuple[float, int]:
+    return view.arrived, view.key
 
 
 def _urgency(view: SequenceView, now: float, cost: CostModel) -> float:

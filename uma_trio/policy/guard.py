@@ -161,12 +161,14 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
     # which moves the limit: there it stands still.
     limit = _limit(contract, 0.0 if cost.switch_s else credit, hard, solo, welcome * solo)
+    limit = _tightened(limit, streams)
+    # What one application asks for does not take the floor from the others.
     if limit.seconds < hard * solo and _owed(state, guard, young=young):
         limit = evolve(
             limit, seconds=hard * solo, reason="floor grant: background got too little", rare=True
         )
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
-    return _with(plan, _tightened(limit, streams), guard)
+    return _with(plan, limit, guard)
 
 
 def _turns(guard: GuardMemory, *, captured: bool) -> tuple[int, int]:

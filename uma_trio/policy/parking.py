@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import evolve
-
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, Skip
 from uma_trio.policy.state import SchedulerState
 

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from uma_trio.policy.bandwidth import guard_bandwidth
 from uma_trio.policy.budget import adapt_budget
-from uma_trio.policy.decode import one_token_each, select_decoders, select_interactive
+from uma_trio.policy.decode import select_decoders, select_interactive
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fill import fill_within_limit
 from uma_trio.policy.guard import keep_ledger, learn_cost, set_limit
 from uma_trio.policy.parking import leave_out_parked
-from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefill import fill_with_prefill
 from uma_trio.policy.stairs import add_ballast, keep_shape
 from uma_trio.policy.state import SchedulerState
@@ -76,15 +77,13 @@ class Pipeline:
             plan = transformer(state, plan)
         return plan
 
-    def foregone(self, state: SchedulerState) -> tuple[PlanItem, ...]:
-        """Return what any plan of `state` computes, where nobody but streams that are read is there.
+    @property
+    def serves_streams(self) -> bool:
+        """Whether a tick computes a token of each stream that is read, as far as the batch holds them.
 
-        Nothing where somebody else could use the tick, or not all of them fit into it.
+        So where nobody else is there, it is known what is computed before it is planned.
         """
-        streams = state.protected
-        if "decode" not in self.stages or state.riders or len(streams) > state.n_batch:
-            return ()
-        return one_token_each(streams)
+        return "decode" in self.stages
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -132,7 +131,7 @@ contract = Pipeline(
         "stairs": add_ballast,
         "tally": tally,
     },
-    needed=frozenset({"parking", "fill", "tally"}),
+    needed=frozenset({"parking", "decode", "fill", "tally"}),
 )
 """The latency contract: interactive streams first, the rest as their patience allows."""
 

@@ -5,8 +5,8 @@ Among sizes that are nearly as good as the best the smallest is taken, since it 
 else's next word least waiting, and a size that is in use is not given up for a small gain. Now
 and then a neighbour is tried, since only ticks of a size tell what that size costs.
 
-Decoders that share a tick go on together for a burst: the same sequences route to the same
-experts, and a batch of the same shape reuses its graph.
+Decoders that share a tick go on together for a burst: a batch of the same shape reuses its graph,
+and fewer answers are half done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from uma_trio.policy.state import SchedulerState, Served
 DEAD_BAND = 1.03  # a size in use is worth this much more than it is
 PROBE_EVERY = 64  # ticks; one in so many may be a neighbour of the best
 BURST = 16  # ticks that background decoders are served before others have their turn
-EXPERT_BURST = 32  # the same for a mixture of experts
 
 
 def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> int:
@@ -43,9 +42,7 @@ def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> 
 def burst(state: SchedulerState) -> frozenset[int]:
     """Return the background decoders whose burst is not over."""
     served = state.memory.served
-    mixture = state.traffic is not None and state.traffic.experts > 0
-    length = EXPERT_BURST if mixture else BURST
-    return frozenset(served.keys) if state.tick - served.since < length else frozenset()
+    return frozenset(served.keys) if state.tick - served.since < BURST else frozenset()
 
 
 def next_served(state: SchedulerState, keys: Sequence[int], tokens: int) -> Served:
