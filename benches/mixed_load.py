@@ -7,8 +7,8 @@
 For each server a CSV with exactly the columns ``session_id,token_idx,ts_ms,is_interactive``, time
 counted from the first request sent; a summary is printed and written beside them. Sessions 0 to 2
 are the chats, the next is the document, sent half a second after them. The chats are measured
-alone first, on the same server. A server that has not done everything when ten times as long as
-that has passed (and a minute) is given up, which is said; its figures are of what was read until
+alone first, on the same server. A server that has not done everything after ten times as long as
+that took, and at least a minute, is given up, which is said; its figures are of what was read until
 then. benches/storm.py says how far a load may go; this shows one.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from attrs import evolve
 from hypothesis import given
@@ -17,8 +18,8 @@ from uma_trio.policy.state import Contract, Lane, Memory, SequenceView
 STAIRS = Staircase(
     (1, 2, 3, 4, 8, 16, 64, 512), (0.008, 0.012, 0.016, 0.011, 0.019, 0.026, 0.1, 0.8)
 )
-LONGEST_S = 0.8  # of a full batch
-APART_S = 3 * LONGEST_S  # a turn, which is two of them, and a tick
+TURN_S = 512 * 0.006  # a full batch at the price of a tick of two
+APART_S = TURN_S + 0.8  # and a tick: none takes longer
 
 
 def shared_out(
@@ -103,6 +104,62 @@ def test_prompts_are_computed_one_after_the_other() -> None:
     assert sorted(ended) == [0, 1, 2]
 
 
+def test_long_prompts_are_computed_a_batch_at_a_time() -> None:
+    """Of two that fill many batches one goes on until its batch is done, and then the other."""
+    left = {1: 2048, 2: 2048}
+    memory, order = Memory(cost=CostModel(STAIRS)), []
+    reader = decoder(9, client=9, computed=0, first_token_at=0.0)
+    while sum(left.values()) > 1024:
+        views = [
+            prompt(k, n, computed=2048 - n, lane="background", client=k) for k, n in left.items()
+        ]
+        now = evolve(state(reader, *views), tick=len(order), now=100 + 0.02 * len(order))
+        plan = contract(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
+        memory = plan.memory
+        for item in plan.items:
+            if item.key in left:
+                left[item.key] -= item.n_tokens
+                order.append(item.key)
+    switches = sum(before != after for before, after in pairwise(order))
+    assert switches <= 2 * 3072 / 512
+
+
+def test_clients_that_come_new_with_each_request_do_not_go_before_one_that_waits() -> None:
+    """Every run of a script is a client of its own: a long prompt and a decoder go on beside them."""
+    long, batch = (
+        prompt(1, 3000, lane="background", client=1),
+        decoder(2, lane="background", client=2),
+    )
+    reader = decoder(3, client=3, computed=0, first_token_at=0.0)
+    scripts, came = dict.fromkeys(range(10, 13), 300), 13
+    memory, decoded = Memory(cost=CostModel(STAIRS)), 0
+    for tick in range(4000):
+        short = [
+            prompt(
+                key, n, computed=300 - n, lane="background", client=key, arrived=100 + 0.02 * tick
+            )
+            for key, n in scripts.items()
+        ]
+        now = evolve(state(long, batch, reader, *short), tick=tick, now=100 + 0.02 * tick)
+        plan = contract(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
+        memory = plan.memory
+        for item in plan.items:
+            if item.key in scripts:
+                scripts[item.key] -= item.n_tokens
+                if not scripts[item.key]:
+                    del scripts[item.key]
+                    scripts[came], came = 300, came + 1
+            decoded += item.key == 2
+            if item.key == 1:
+                long = evolve(long, pending=long.pending - item.n_tokens)
+        if not long.pending:
+            break
+    assert came > 20, "the scripts went on all the while"
+    assert long.pending <= 1500
+    assert decoded > 100
+    assert len(memory.used_s) < 40
+
+
 def test_background_decoders_do_not_wait_for_whole_turns() -> None:
     """They are served when they had less than the mean of clients with prompts, not the least."""
     batch = [decoder(10 + n, lane="background", client=10 + n, computed=0) for n in range(4)]
@@ -173,6 +230,12 @@ def test_what_was_used_is_not_shed_by_leaving() -> None:
     away = lift({1: 50.0, 2: 3.0}, {2})
     assert away == {1: 50.0, 2: 3.0}
     assert lift(away, {1, 2}) == {1: 50.0, 2: 3.0}
+
+
+def test_who_was_never_seen_starts_where_the_furthest_is() -> None:
+    """Or a turn ahead of the least, where that is a debtor's place; or nobody would come before it."""
+    assert lift({1: 3.0, 2: 4.0}, {1, 2, 3}, ahead_s=2.0)[3] == 4.0
+    assert lift({1: 3.0, 2: 50.0}, {1, 2, 3}, ahead_s=2.0)[3] == 5.0
 
 
 def test_only_debts_are_remembered_of_those_who_left() -> None:

@@ -127,6 +127,14 @@ def test_a_grant_stays_within_the_pause_cap() -> None:
         assert set_limit(asking, started(asking)).limit.seconds == pytest.approx(seconds)
 
 
+def test_a_grant_is_not_for_newcomers() -> None:
+    """They have their limit in every other tick; what is granted and counted goes to the rest."""
+    now = situation(stream(), prompt(2, 30), prompt(3, 500, lane="background"), share=0.0)
+    plan = contract(now)
+    assert plan.limit.grant
+    assert {item.key for item in plan.items} == {1, 3}
+
+
 def test_company_does_not_change_what_the_streams_cost_alone() -> None:
     """The slots that others hold would be ballast's, were the streams alone."""
     streams = [stream(key) for key in range(5)]

@@ -36,12 +36,12 @@ class Job:
     def _asked(self) -> tuple[SchedulerState, Plan]:
         return self.ask()
 
-    @property
+    @cached_property
     def state(self) -> SchedulerState:
         """What it was planned from."""
         return self._asked[0]
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """What the policy wants of it."""
         return self._asked[1]

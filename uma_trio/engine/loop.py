@@ -277,6 +277,7 @@ class Engine:
             case Abort(handle, code, text):
                 registry.abort(handle, now, code, text)
             case SetLane(handle, lane):
+                registry.say()
                 registry.set_lane(handle, lane)
             case Inspect(reply):
                 reports = registry.reports(now)

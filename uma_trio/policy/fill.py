@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import lift, turns
+from uma_trio.policy.fairness import lift, turn_s, turns
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.served import burst, next_served, sweet_spot
@@ -24,9 +24,6 @@ from uma_trio.policy.tally import planned_work
 # People's prompts are ordered by how much of the time they can expect is left, relative to that
 # time: seconds of grace, and how many times its own prefill a prompt may take.
 GRACE_S, PATIENCE = 0.3, 2.0
-# What a prompt still takes is reckoned at so many times its price in a full batch: small ticks beside
-# streams cost more, and who has begun must not fall behind for that (:mod:`uma_trio.policy.fairness`).
-DEARER = 2.0
 # A limit for every tick is aimed at from below. Half of the ticks take longer than expected, and the
 # streams' ticks alone, which are the measure, are a little slower amid a load than without any: aimed
 # at 0.97, the median gap in a storm was 1.21 times solo at a cap of 1.2 (docs/BENCHMARKS.md).
@@ -87,7 +84,8 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     # Beside streams the rest of a long prompt has no claim to a late tick.
     within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
     first = Line(tick, newcomers, within)
-    n = 0 if limit.closed else _newcomers_size(state, cost, limit, first)
+    alone = limit.closed or limit.grant
+    n = 0 if alone else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
     m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
     # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
@@ -192,12 +190,13 @@ def _need(
     state: SchedulerState, plan: Plan, cost: CostModel, rest: Sequence[SequenceView]
 ) -> Callable[[SequenceView], tuple[float, ...]]:
     """Return what orders everyone else: who needs the tick most comes first."""
-    used = lift(plan.memory.used_s, state.clients)
-    turn_s = DEARER * cost.seconds(Work(state.n_batch))
-    left: dict[int, float] = {}
+    turn = turn_s(cost, state.n_batch)
+    used = lift(plan.memory.used_s, state.clients, turn)
+    left: dict[int, float] = {}  # of the turn of each client's oldest prompt
     for view in sorted([v for v in rest if not v.decoding], key=_age):
-        left.setdefault(view.client, turn_s * min(1.0, view.pending / state.n_batch))
-    together, finish = turns(used, left, turn_s)
+        in_batch = (view.pending - 1) % state.n_batch + 1
+        left.setdefault(view.client, turn * in_batch / state.n_batch)
+    together, finish = turns(used, left, turn)
     lanes = lift(plan.memory.lane_s, {view.lane for view in state.riders.values()})
     running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)

@@ -165,7 +165,11 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     # What one application asks for does not take the floor from the others.
     if limit.seconds < hard * solo and _owed(state, guard, young=young):
         limit = evolve(
-            limit, seconds=hard * solo, reason="floor grant: background got too little", rare=True
+            limit,
+            seconds=hard * solo,
+            reason="floor grant: background got too little",
+            rare=True,
+            grant=True,
         )
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
     return _with(plan, limit, guard)

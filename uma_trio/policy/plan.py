@@ -37,7 +37,8 @@ class Limit:
     `solo_s` is what the interactive streams alone would cost; `seconds` is infinite when no
     interactive stream is decoding, and under a policy that watches none. A `rare` limit is for
     one tick in many, which makes the most of it and must not exceed it. Prompts of newcomers may
-    take the tick to `newcomer_s`. Nothing rides along in a `closed` tick.
+    take the tick to `newcomer_s`, but for a `grant`, which is everyone else's. Nothing rides along in
+    a `closed` tick.
     """
 
     seconds: float
@@ -46,6 +47,7 @@ class Limit:
     rare: bool = False
     newcomer_s: float = math.inf
     closed: bool = False
+    grant: bool = False
 
 
 NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import lift
+from uma_trio.policy.fairness import lift, turn_s
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.state import GuardMemory, Memory, SchedulerState
@@ -48,15 +48,15 @@ def tally(state: SchedulerState, plan: Plan) -> Plan:
     if cost is None:
         return evolve(plan, moved_bytes=moved)
     predicted_s = cost.seconds(planned_work(state, plan))
-    memory = _booked(state, plan, predicted_s / plan.n_tokens)
+    memory = _booked(state, plan, predicted_s / plan.n_tokens, turn_s(cost, state.n_batch))
     return evolve(plan, predicted_s=predicted_s, moved_bytes=moved, memory=memory)
 
 
-def _booked(state: SchedulerState, plan: Plan, per_token_s: float) -> Memory:
+def _booked(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: float) -> Memory:
     """Book the tick: all of it to the clients, what rode along to the lanes, by their weights."""
     views, riders, contract, memory = state.views, state.riders, state.contract, plan.memory
     weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
-    used_s = lift(memory.used_s, state.clients)
+    used_s = lift(memory.used_s, state.clients, ahead_s)
     lane_s = lift(memory.lane_s, {view.lane for view in riders.values()})
     rode = others = 0
     for item in plan.items:
