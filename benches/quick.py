@@ -21,7 +21,7 @@ from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.preemption import Arrival, Preemption
 from uma_trio.engine.sequences import cells_needed
 from uma_trio.policy.abort import Newcomer, abortable
-from uma_trio.policy.admission import admit
+from uma_trio.policy.admission import admit, gives_place
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
@@ -33,6 +33,7 @@ from uma_trio.policy.state import (
     SchedulerState,
     SequenceView,
     Waiting,
+    Yielding,
 )
 from uma_trio.policy.tally import planned_work
 
@@ -172,21 +173,33 @@ class Quick(World[Counters]):
     def _admit(self) -> None:
         self._unseen.clear()
         preempted, self._just_preempted = self._just_preempted, False
-        free = self._ledger.free_slots
-        if not self._waiting or not free or (preempted and self._running):
+        if not self._waiting or (preempted and self._running):
             return
-        state = AdmissionState(
-            waiting=tuple(request.waiting() for request in self._waiting.values()),
-            running_by_client=Counter(request.client for request in self._running.values()),
-            free_slots=free,
-            free_cells=self._ledger.free_cells,
-        )
+        state = self._admission()
+        place = gives_place(state)
+        if place is not None:
+            self._preempt(place)
+            state = self._admission()
         for key in admit(state):
             request = self._running[key] = self._waiting.pop(key)
             request.reserved = request.cells
             self._ledger.take(key, request.reserved)
             for other in self._waiting.values():
                 other.passed_over += other.arrived < request.arrived
+
+    def _admission(self) -> AdmissionState:
+        running = self._running.values()
+        return AdmissionState(
+            waiting=tuple(request.waiting() for request in self._waiting.values()),
+            running_by_client=Counter(request.client for request in running),
+            free_slots=self._ledger.free_slots,
+            free_cells=self._ledger.free_cells,
+            yielding=tuple(
+                Yielding(request.handle, request.reserved, request.computed)
+                for request in running
+                if request.lane == "background"
+            ),
+        )
 
     def _state(self) -> SchedulerState:
         settings, running = self._settings, self._running
@@ -238,15 +251,18 @@ class Quick(World[Counters]):
         used = sum(request.computed for request in self._running.values())
         return used + plan.n_tokens + plan.ballast <= self._limits.n_ctx
 
+    def _preempt(self, key: int) -> None:
+        request = self._waiting[key] = self._running.pop(key)
+        self._ledger.release(key)
+        request.preempted, request.computed, request.seen = True, 0, None
+
     def _make_room(self, plan: Plan) -> None:
         """Do as the engine does when the cache is full."""
         relief = relieve(plan, tuple(request.view() for request in self._running.values()))
         if isinstance(relief, Shrink):
             self._batch_limit = relief.n_tokens
         elif isinstance(relief, Preempt):
-            request = self._waiting[relief.key] = self._running.pop(relief.key)
-            self._ledger.release(relief.key)
-            request.preempted, request.computed, request.seen = True, 0, None
+            self._preempt(relief.key)
             self._just_preempted = True
         else:
             self._end(self._running[relief.key])

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import waiting
 
-from uma_trio.policy.admission import MAX_PASSED_OVER, admit
-from uma_trio.policy.state import AdmissionState, Waiting
+from uma_trio.policy.admission import MAX_PASSED_OVER, admit, gives_place
+from uma_trio.policy.state import AdmissionState, Waiting, Yielding
 
 
 def admitted(*requests: Waiting, slots: int = 1, cells: int = 100, **running: int) -> list[int]:
@@ -74,3 +74,24 @@ def test_admission_never_promises_what_is_not_there(
     chosen = [w for w in requests if w.key in keys]
     assert len(keys) == len(set(keys)) == len(chosen) <= slots
     assert sum(w.cells for w in chosen) <= cells
+
+
+def place(*requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, int]) -> int | None:
+    """Return who makes room; `held` are running background requests by how much of each is computed."""
+    yielding = tuple(Yielding(key, 50, computed) for key, computed in held.items())
+    return gives_place(AdmissionState(requests, {}, slots, cells, yielding))
+
+
+def test_a_person_takes_the_place_of_the_batch_request_that_loses_least() -> None:
+    """Without a slot, or without room; what it held must be enough."""
+    assert place(waiting(9), held={1: 40, 2: 5, 3: 30}) == 2
+    assert place(waiting(9), slots=3, held={1: 40, 2: 5}) == 2
+    assert place(waiting(9, cells=60), cells=5, held={1: 40}) is None
+
+
+def test_nobody_gives_place_to_a_batch_request_or_to_who_gets_one_anyway() -> None:
+    """And not for the sake of a person whose turn it would not be."""
+    assert place(waiting(9, lane="background"), held={1: 40}) is None
+    assert place(waiting(9), slots=1, cells=100, held={1: 40}) is None
+    overdue = waiting(8, lane="background", passed_over=MAX_PASSED_OVER)
+    assert place(waiting(9), overdue, held={1: 40}) is None

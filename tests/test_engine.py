@@ -552,6 +552,20 @@ def test_whatever_happens_every_request_ends_once_with_its_own_text(
             assert len(sink.tokens) == n
 
 
+def test_a_question_does_not_wait_until_a_batch_job_has_ended() -> None:
+    """One of the background requests gives its slot up, and loses nothing but time."""
+    bench = Bench(FakeBackend(n_slots=2))
+    jobs = [bench.submit(f"job {n}", 60, lane="background") for n in range(2)]
+    bench.ticks(5)
+    _, question = bench.submit("question", 3)
+    bench.ticks(5)
+    assert question.end.reason == "length"
+    bench.run()
+    for n, (_, sink) in enumerate(jobs):
+        assert sink.tokens == bench.expected(f"job {n}", 60)
+    assert bench.metrics.snapshot()["preemptions_total"] == 1
+
+
 class AtOnce(Engine):
     """An engine that tells each tick as soon as it is done."""
 

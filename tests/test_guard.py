@@ -109,6 +109,15 @@ def test_a_newcomer_may_take_what_a_single_pause_may() -> None:
     assert limit(0.0, newcomers=0.3).limit.newcomer_s == pytest.approx(2 * SOLO)
 
 
+def test_the_beginning_of_a_paste_makes_no_gap_longer_than_twice_solo() -> None:
+    """Who sends a document waits anyway; a question has the pause cap."""
+    for pending, times in ((512, 4), (513, 2)):
+        plan = limit(0.0, stream(), prompt(2, pending))
+        assert plan.limit.newcomer_s == pytest.approx(times * SOLO)
+    begun = prompt(2, 100, computed=512)
+    assert limit(0.0, stream(), begun).limit.newcomer_s == pytest.approx(4 * SOLO)
+
+
 def test_only_waiting_background_work_is_owed_a_floor() -> None:
     """Newcomers have a limit of their own and are granted nothing beyond it."""
     assert (
@@ -287,7 +296,7 @@ def test_more_streams_than_rows_leave_out_each_of_the_others_once() -> None:
     assert plan.skipped[0].reason == "decode: the batch is full, its turn is next"
 
 
-@pytest.mark.parametrize(("computed", "gets"), [(0, 15), (500, 12), (512, 0)])
+@pytest.mark.parametrize(("computed", "gets"), [(0, 3), (511, 1), (512, 0)])
 def test_only_the_beginning_of_a_long_prompt_is_a_newcomers(computed: int, gets: int) -> None:
     """Its first 512 tokens may make a tick late, the rest of a paste may not."""
     now = situation(stream(), prompt(2, 3000, computed=computed))
@@ -299,11 +308,11 @@ def test_only_the_beginning_of_a_long_prompt_is_a_newcomers(computed: int, gets:
 
 def test_what_a_long_prompt_must_leave_the_next_newcomer_takes() -> None:
     """A tick goes on with the next in the line; only a prompt that ends asks for a row of logits."""
-    now = situation(stream(), prompt(2, 3000, computed=508), prompt(3, 100, arrived=100.0))
+    now = situation(stream(), prompt(2, 3000, computed=510), prompt(3, 100, arrived=100.0))
     plan = contract(now)
-    assert [(item.key, item.n_tokens) for item in plan.items[:2]] == [(1, 1), (2, 4)]
+    assert [(item.key, item.n_tokens) for item in plan.items[:2]] == [(1, 1), (2, 2)]
     assert plan.items[2].key == 3
-    assert Line(Work(1), now.sequences[1:], within=512).adds(104) == (104, 1, 4 * 508)
+    assert Line(Work(1), now.sequences[1:], within=512).adds(102) == (102, 1, 2 * 510)
 
 
 def test_prompts_go_in_the_chunks_that_doctor_names() -> None:

@@ -85,6 +85,15 @@ def test_the_cost_model_tells_its_steps_and_how_far_it_can_be_believed() -> None
     assert values["cost_error_p95"] == pytest.approx(0.05)
 
 
+def test_what_was_measured_at_the_start_is_told_before_the_first_tick() -> None:
+    """Whoever looks at a daemon that rests sees its staircase."""
+    figures = PromiseFigures()
+    figures.measured(COST)
+    assert figures.values()["cost_staircase_ms"] == pytest.approx(
+        {"1": 15.0, "4": 30.0, "16": 60.0}
+    )
+
+
 def test_without_a_cost_model_nothing_is_said_about_one() -> None:
     """A policy that predicts nothing has no error, and no efficiency either."""
     values = PromiseFigures().values()

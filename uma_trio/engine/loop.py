@@ -34,18 +34,18 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.preemption import GIVEN_UP, Preemption
-from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.recorder import NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.refine import Refinement
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.abort import abortable
-from uma_trio.policy.admission import admit
+from uma_trio.policy.admission import admit, gives_place
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Pipeline, Policy, PolicyError, check_plan
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import AdmissionState, Contract, LastTick, Memory, SchedulerState
+from uma_trio.policy.state import Contract, LastTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
@@ -115,8 +115,10 @@ class Engine:
         self._recovery = Recovery(backend, self.registry)
         self._preemption = Preemption(backend.arm, inbox.watch, clock)
         self._memory = Memory(target_tokens=settings.start_tokens, cost=settings.cost)
-        known = settings.cost is not None
-        self._refinement = Refinement(backend, clock) if known else None
+        self._refinement: Refinement | None = None
+        if settings.cost is not None:
+            self._refinement = Refinement(backend, clock)
+            metrics.promise.measured(settings.cost)
         self._last = LastTick()
         self._ticks = 0
         self._decoding_since = self._decoded_at = clock()
@@ -296,17 +298,19 @@ class Engine:
     def _admit(self, now: float) -> None:
         registry = self.registry
         preempted, registry.just_preempted = registry.just_preempted, False
-        if not registry.waiting or not registry.ledger.free_slots:
+        if not registry.ledger.free_slots and not any(
+            sequence.lane == "interactive" for sequence in registry.waiting.values()
+        ):
             return
         # Admission right after a preemption would undo it, unless there is nobody it was for.
         if preempted and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
-        state = AdmissionState(
-            waiting=tuple(sequence.waiting() for sequence in registry.waiting.values()),
-            running_by_client=registry.running_by_client(),
-            free_slots=registry.ledger.free_slots,
-            free_cells=registry.ledger.free_cells,
-        )
+        state = registry.admission()
+        place = gives_place(state)
+        if place is not None:
+            registry.preempt(place, NEEDED)
+            registry.just_preempted = False  # it is for who is admitted now
+            state = registry.admission()
         registry.admit(admit(state), now)
 
     def _state(self, now: float, *, ballast: bool = True) -> SchedulerState:

@@ -27,7 +27,8 @@ SHOWN = 64  # of the requests that live, and of those that ended, when all are a
 MOST_REASONS = 12
 OTHER_REASONS = "other reasons"
 DECODE_FAILED, ABORTED = "the decode failed", "its tick was given up for a newcomer"
-PREEMPTED = "preempted: the KV cache had no room"
+NO_ROOM = "preempted: the KV cache had no room"
+NEEDED = "preempted: an interactive request had no slot or no room"
 
 Trace = Callable[[SchedulerState, Plan, TickRecord], None]
 """Takes every tick, in order and on the engine's thread: it must neither wait nor raise."""
@@ -130,13 +131,13 @@ class Recorder:
         if story.sequence.credit <= 0:
             story.parked_at = now
 
-    def preempted(self, handle: int, now: float) -> None:
+    def preempted(self, handle: int, now: float, reason: str) -> None:
         """It has lost its slot and will be computed again."""
         self.resumed(handle, now)  # what its reader does is of no consequence until then
         story = self._live[handle]
         story.preemptions += 1
         story.preempted_at = now
-        story.missed = Counter({PREEMPTED: story.missed.total() + 1})  # which outweighs the rest
+        story.missed = Counter({reason: story.missed.total() + 1})  # which outweighs the rest
 
     def parked(self, handle: int, now: float) -> None:
         """Its reader is behind, from now on."""

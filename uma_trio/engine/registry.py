@@ -7,6 +7,7 @@ exactly one :class:`Finished`, and its slot and cells are free before the next p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from uma_trio.backend.base import Backend
@@ -20,9 +21,9 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.recorder import NO_ROOM, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
-from uma_trio.policy.state import Lane
+from uma_trio.policy.state import AdmissionState, Lane, Yielding
 from uma_trio.telemetry.metrics import Metrics
 
 FIRST_FEW = 5
@@ -75,12 +76,20 @@ class Registry:
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
 
-    def running_by_client(self) -> dict[int, int]:
-        """Count running sequences by client."""
-        counts: dict[int, int] = {}
-        for sequence in self.running.values():
-            counts[sequence.submit.client] = counts.get(sequence.submit.client, 0) + 1
-        return counts
+    def admission(self) -> AdmissionState:
+        """Return what admission may see."""
+        running = self.running.values()
+        return AdmissionState(
+            waiting=tuple(sequence.waiting() for sequence in self.waiting.values()),
+            running_by_client=Counter(sequence.submit.client for sequence in running),
+            free_slots=self.ledger.free_slots,
+            free_cells=self.ledger.free_cells,
+            yielding=tuple(
+                Yielding(sequence.handle, sequence.reserved, sequence.computed)
+                for sequence in running
+                if sequence.lane == "background"
+            ),
+        )
 
     def give_credit(self, handle: int, n: int) -> None:
         """Note that a stream has room for `n` more tokens."""
@@ -141,7 +150,8 @@ class Registry:
             if gap_s is not None:
                 self._metrics.gap(gap_s, sequence.lane)
                 self._metrics.promise.compare("tbt", gap_s, sequence.submit.targets.gap_s)
-                self._note_youth(sequence, gap_s, now)
+                if sequence.lane == "interactive":
+                    self._note_youth(sequence, gap_s, now)
             self._recorder.sampled(sequence.handle, gap_s)
             text = sequence.text.push(token)
             self._outlet.emit(sequence.submit.sink, TokenOut(token, text))
@@ -159,7 +169,7 @@ class Registry:
             self._metrics.promise.young_pause(sequence.worst_young_s)
             sequence.worst_young_s = None
 
-    def preempt(self, handle: int) -> None:
+    def preempt(self, handle: int, reason: str = NO_ROOM) -> None:
         """Take the slot and the cells of a running sequence; it goes back to the queue.
 
         Nothing it generated is lost: it is computed again, and its stream only pauses.
@@ -171,7 +181,7 @@ class Registry:
         sequence.computed = 0
         self.waiting[handle] = sequence
         self.just_preempted = True
-        self._recorder.preempted(handle, self._clock())
+        self._recorder.preempted(handle, self._clock(), reason)
         self._metrics.preempted()
 
     def abort(self, handle: int, now: float, code: str | None, message: str | None) -> None:

@@ -1,7 +1,12 @@
-"""Who gets a free slot: interactive first, fair among clients, nobody passed over for ever."""
+"""Who gets a free slot: interactive first, fair among clients, nobody passed over for ever.
+
+A person does not wait until a batch job has ended: where no room is left, one background request
+gives its own back, and is computed again later.
+"""
 
 from __future__ import annotations
 
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import AdmissionState, Waiting
 
 # How often a request may see later ones go before it; then it is next, whatever its lane and
@@ -38,6 +43,24 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
         slots -= 1
         cells -= chosen.cells
     return tuple(admitted)
+
+
+def gives_place(state: AdmissionState) -> int | None:
+    """Return which background request is to make room, for an interactive one that finds none.
+
+    Of those whose room is enough the one of which least has to be computed again; so one that has
+    just come back goes again, and the others get done. None where somebody is admitted anyway, or
+    where the next in line is another: who was passed over often, say.
+    """
+    if not state.yielding or all(w.lane == "background" for w in state.waiting) or admit(state):
+        return None
+    persons = {w.key for w in state.waiting if w.lane == "interactive"}
+    for held in sorted(state.yielding, key=lambda held: (held.computed, -held.key)):
+        slots, cells = state.free_slots + 1, state.free_cells + held.cells
+        next_in = admit(evolve(state, free_slots=slots, free_cells=cells))
+        if next_in and next_in[0] in persons:
+            return held.key
+    return None
 
 
 def _rank(waiting: Waiting, running: dict[int, int]) -> tuple[bool, int, float, int]:

@@ -156,8 +156,10 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     hard = max(contract.latency_cap, contract.young_cap if young else contract.pause_cap)
     credit = min([guard.credits.get(view.key, 0.0) for view in streams])
     # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
-    # gaps are late. Where newcomers never end, the streams are spared the long ones.
-    welcome = hard if guard.newcomers < MANY_NEWCOMERS else min(hard, contract.young_cap)
+    # gaps are late. Where newcomers never end, or who comes pastes a document and will wait anyway,
+    # the streams are spared the long ones.
+    odd = guard.newcomers < MANY_NEWCOMERS and not _pasted(state)
+    welcome = hard if odd else min(hard, contract.young_cap)
     # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
     # which moves the limit: there it stands still.
     limit = _limit(contract, 0.0 if cost.switch_s else credit, hard, solo, welcome * solo)
@@ -173,6 +175,15 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
         )
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
     return _with(plan, limit, guard)
+
+
+def _pasted(state: SchedulerState) -> bool:
+    """Whether somebody is at the beginning of more than a newcomer's prompt."""
+    most = state.contract.newcomer_tokens
+    return any(
+        is_newcomer(view, most) and view.computed + view.pending > most
+        for view in state.riders.values()
+    )
 
 
 def _turns(guard: GuardMemory, *, captured: bool) -> tuple[int, int]:

@@ -61,6 +61,15 @@ class Waiting:
 
 
 @frozen
+class Yielding:
+    """A background request that runs: what a person's would get, and what would be computed again."""
+
+    key: int
+    cells: int
+    computed: int
+
+
+@frozen
 class LastTick:
     """The measured tick before this one; zeros before the first."""
 
@@ -198,3 +207,4 @@ class AdmissionState:
     running_by_client: dict[int, int] = field(factory=dict)
     free_slots: int = 0
     free_cells: int = 0
+    yielding: tuple[Yielding, ...] = ()

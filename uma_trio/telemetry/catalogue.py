@@ -172,8 +172,8 @@ METRICS: tuple[Metric, ...] = (
         "background_share",
         "gauge",
         "ratio",
-        "The part of machine time that background work got, smoothed over two seconds; 1 while no "
-        "interactive stream is read.",
+        "The part of machine time that background work got, smoothed over two seconds, as of "
+        "the last tick; 1 where that served no interactive stream.",
     ),
     _m(
         "slo_violations_total",
@@ -234,9 +234,9 @@ METRICS: tuple[Metric, ...] = (
         "worst_pause_ms",
         "histogram",
         "ms",
-        "The longest gap of each stream's first 3 s, of both lanes.",
+        "The longest gap of each interactive stream's first 3 s.",
     ),
-    _m("ttf5_ms", "histogram", "ms", "From submitting a request to its fifth token."),
+    _m("ttf5_ms", "histogram", "ms", "From submitting an interactive request to its fifth token."),
     _m("slots_total", "gauge", "slots", "KV slots there are."),
     _m(
         "scorecard",

@@ -119,6 +119,10 @@ class PromiseFigures:
         self._young_pause_ms = Histogram(bounds_ms(0.1, 100_000))
         self._ttf5_ms = Histogram(bounds_ms(1, 1_000_000))
 
+    def measured(self, cost: CostFigures) -> None:
+        """Note what was measured before the first tick."""
+        self._last = evolve(self._last, cost=cost)
+
     def tick(self, promise: Promise, took_s: float) -> None:
         """Record one tick that took `took_s` from decode to decode."""
         if promise is NO_PROMISE:
