@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benches.machine import modelled
 from benches.simulation import HOST_S, Q4_0, Simulation, Stream, staircase
 from uma_trio.engine.messages import Targets
-from uma_trio.policy.cost import Staircase
+from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import contract, find_policy
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
@@ -190,6 +191,23 @@ def test_without_its_guard_the_contract_is_felt() -> None:
     simulation.run(30.0)
     assert p95(stream) > 3.0
     assert background_prompts(simulation) / 30.0 > 1.0
+
+
+def test_a_long_prompt_of_a_person_is_computed_beside_background_decoders() -> None:
+    """Lanes share by their weights, also with nobody to protect: decoders do not take a row each tick."""
+    steps = staircase({1: 15.0, 2: 25.0, 4: 38.0, 8: 70.0, 16: 114.0, 32: 237.0})
+    rows = staircase({1: 0.0, 2: 6.0, 4: 9.0, 8: 22.0})
+    dear = modelled("dear rows", CostModel(steps, output=rows, host_s=HOST_S))
+    ttft = []
+    for decoders in (0, 8):
+        simulation = Simulation(contract, profile=dear)
+        for _ in range(decoders):
+            simulation.submit(64, 4000, client=2, lane="background")
+        simulation.run(5.0)
+        asked = simulation.submit(1400, 1, client=1)
+        simulation.run(60.0)
+        ttft.append(asked.token_times[0] - asked.arrived)
+    assert ttft[1] < 1.2 * ttft[0]
 
 
 def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:

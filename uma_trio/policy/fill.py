@@ -173,7 +173,7 @@ def _candidates(
 
     The lane that had least of its share goes first, then decoders whose burst is not over, then
     whoever had least machine time; prompts stand together and take turns, of one client the oldest
-    first. With nobody to protect, all decoders before prompts.
+    first. With nobody to protect, background decoders go before background prompts.
     """
     if len(plan.items) + len(plan.skipped) == len(state.sequences):
         return [], []
@@ -201,9 +201,9 @@ def _need(
     running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)
     return lambda view: (
-        unlimited and not view.decoding,
         lanes.get(view.lane, 0.0),  # nobody's yet, where streams are served here, too
         view.lane == "background",
+        unlimited and not view.decoding,
         view.key not in running,
         used[view.client] if view.decoding else together,
         not view.decoding,
