@@ -8,7 +8,6 @@ which a test holds.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from attrs import Factory, define
@@ -28,12 +27,12 @@ from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.pressure import Preempt, Shrink, relieve
 from uma_trio.policy.state import (
     AdmissionState,
+    Holder,
     LastTick,
     Memory,
     SchedulerState,
     SequenceView,
     Waiting,
-    Yielding,
 )
 from uma_trio.policy.tally import planned_work
 
@@ -88,6 +87,12 @@ class Counters(Request):
             self.handle, self.lane, self.client, self.cells, self.passed_over, self.arrived
         )
 
+    def holder(self) -> Holder:
+        """Return what admission may see of it while it has a slot."""
+        return Holder(
+            self.handle, self.lane, self.client, self.reserved, self.computed, self.passed_over
+        )
+
 
 class Quick(World[Counters]):
     """One policy on one machine. `on_tick` is given every tick, as a trace would have it."""
@@ -112,7 +117,7 @@ class Quick(World[Counters]):
         self._running: dict[int, Counters] = {}
         self._last = LastTick()
         self._batch_limit = limits.n_batch
-        self._just_preempted = False
+        self._made_room = False
         self._preemption = Preemption(lambda: self._give_up, self._watch, self.clock)
         self._came: Callable[[Arrival], None] | None = None
         self._unseen: list[Counters] = []  # since the last admission
@@ -172,8 +177,8 @@ class Quick(World[Counters]):
 
     def _admit(self) -> None:
         self._unseen.clear()
-        preempted, self._just_preempted = self._just_preempted, False
-        if not self._waiting or (preempted and self._running):
+        made_room, self._made_room = self._made_room, False
+        if not self._waiting or (made_room and self._running):
             return
         state = self._admission()
         place = gives_place(state)
@@ -188,17 +193,11 @@ class Quick(World[Counters]):
                 other.passed_over += other.arrived < request.arrived
 
     def _admission(self) -> AdmissionState:
-        running = self._running.values()
         return AdmissionState(
             waiting=tuple(request.waiting() for request in self._waiting.values()),
-            running_by_client=Counter(request.client for request in running),
+            running=tuple(request.holder() for request in self._running.values()),
             free_slots=self._ledger.free_slots,
             free_cells=self._ledger.free_cells,
-            yielding=tuple(
-                Yielding(request.handle, request.reserved, request.computed)
-                for request in running
-                if request.lane == "background"
-            ),
         )
 
     def _state(self) -> SchedulerState:
@@ -234,6 +233,7 @@ class Quick(World[Counters]):
         if request.token_times:
             request.gap_s = now - request.token_times[-1]
         request.has_token()
+        request.passed_over = 0
         request.known += 1
         if request.known > request.reserved:
             request.reserved = request.known
@@ -263,6 +263,6 @@ class Quick(World[Counters]):
             self._batch_limit = relief.n_tokens
         elif isinstance(relief, Preempt):
             self._preempt(relief.key)
-            self._just_preempted = True
+            self._made_room = True
         else:
             self._end(self._running[relief.key])

@@ -7,13 +7,17 @@ from hypothesis import strategies as st
 from policy_kit import waiting
 
 from uma_trio.policy.admission import MAX_PASSED_OVER, admit, gives_place
-from uma_trio.policy.state import AdmissionState, Waiting, Yielding
+from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 
 def admitted(*requests: Waiting, slots: int = 1, cells: int = 100, **running: int) -> list[int]:
     """Return who is admitted; ``c3=2`` says that client 3 has two requests running."""
-    by_client = {int(name[1:]): n for name, n in running.items()}
-    return list(admit(AdmissionState(requests, by_client, slots, cells)))
+    held = tuple(
+        Holder(0, "background", int(name[1:]), 0, 0, 0)
+        for name, n in running.items()
+        for _ in range(n)
+    )
+    return list(admit(AdmissionState(requests, held, slots, cells)))
 
 
 def test_first_come_first_served_within_a_lane() -> None:
@@ -70,16 +74,21 @@ def test_admission_never_promises_what_is_not_there(
     requests: list[Waiting], slots: int, cells: int
 ) -> None:
     """The admitted fit into the slots and cells that are free, each once."""
-    keys = admit(AdmissionState(tuple(requests), {}, slots, cells))
+    keys = admit(AdmissionState(tuple(requests), (), slots, cells))
     chosen = [w for w in requests if w.key in keys]
     assert len(keys) == len(set(keys)) == len(chosen) <= slots
     assert sum(w.cells for w in chosen) <= cells
 
 
 def place(*requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, int]) -> int | None:
-    """Return who makes room; `held` are running background requests by how much of each is computed."""
-    yielding = tuple(Yielding(key, 50, computed) for key, computed in held.items())
-    return gives_place(AdmissionState(requests, {}, slots, cells, yielding))
+    """Return who makes room; `held` says of background requests how much is computed.
+
+    Their keys are also how often they were passed over.
+    """
+    running = tuple(
+        Holder(key, "background", 0, 50, computed, key) for key, computed in held.items()
+    )
+    return gives_place(AdmissionState(requests, running, slots, cells))
 
 
 def test_a_person_takes_the_place_of_the_batch_request_that_loses_least() -> None:
@@ -87,6 +96,12 @@ def test_a_person_takes_the_place_of_the_batch_request_that_loses_least() -> Non
     assert place(waiting(9), held={1: 40, 2: 5, 3: 30}) == 2
     assert place(waiting(9), slots=3, held={1: 40, 2: 5}) == 2
     assert place(waiting(9, cells=60), cells=5, held={1: 40}) is None
+
+
+def test_who_gave_its_place_up_often_keeps_it() -> None:
+    """Or it would be computed again and again; the next best goes."""
+    assert place(waiting(9), held={1: 40, MAX_PASSED_OVER: 5}) == 1
+    assert place(waiting(9), held={MAX_PASSED_OVER: 5}) is None
 
 
 def test_nobody_gives_place_to_a_batch_request_or_to_who_gets_one_anyway() -> None:

@@ -566,6 +566,20 @@ def test_a_question_does_not_wait_until_a_batch_job_has_ended() -> None:
     assert bench.metrics.snapshot()["preemptions_total"] == 1
 
 
+def test_batch_jobs_get_done_though_questions_never_end() -> None:
+    """Whoever gave its place up too often keeps it; the next question has another's, or waits."""
+    bench = Bench(FakeBackend(n_slots=2))
+    jobs = [bench.submit(f"job {n}", 300, lane="background") for n in range(2)]
+    bench.ticks(5)
+    for n in range(40):
+        _, question = bench.submit(f"question {n}", 2)
+        bench.ticks(8)
+        assert question.end.reason == "length"
+    bench.run()
+    for n, (_, sink) in enumerate(jobs):
+        assert sink.tokens == bench.expected(f"job {n}", 300)
+
+
 class AtOnce(Engine):
     """An engine that tells each tick as soon as it is done."""
 

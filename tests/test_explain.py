@@ -259,8 +259,8 @@ def test_the_story_of_a_request_in_sentences() -> None:
         ),
         "parked 400 ms: its reader was behind",
         (
-            "preempted 2 times, 100 ms without a slot: the KV cache had no room; what it had "
-            "computed was computed again"
+            "preempted 2 times, 100 ms without a slot: the KV cache had no room, or a person needed "
+            "its place; what it had computed was computed again"
         ),
         "worst gap 33.5 ms in tick 812 (plan: long tick: every stream can bear 4x)",
     ]

@@ -10,7 +10,7 @@ from benches.simulation import Simulation
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.messages import Explain
-from uma_trio.engine.recorder import MOST_REASONS, OTHER_REASONS, SHOWN, Recorder
+from uma_trio.engine.recorder import MOST_REASONS, NO_ROOM, OTHER_REASONS, SHOWN, Recorder
 from uma_trio.engine.records import Recorded, RequestRecord, TickRecord
 from uma_trio.policy.pipeline import Policy, baseline, contract
 from uma_trio.policy.plan import Plan, Skip
@@ -279,7 +279,7 @@ def test_one_that_is_preempted_while_parked_is_one_of_both_at_a_time() -> None:
     handle, _ = bench.submit("hello", 6, credit=3)
     bench.run()
     now[0] = 5.0
-    bench.engine.registry.preempt(handle)
+    bench.engine.registry.preempt(handle, NO_ROOM)
     now[0] = 7.0
     bench.ticks(2)  # nobody is admitted in the first
     now[0] = 10.0

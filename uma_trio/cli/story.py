@@ -55,7 +55,8 @@ def sentences(story: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
     if story.preemptions:
         lines.append(
             f"preempted {_times(story.preemptions)}, {_time(story.preempted_ms)} without a slot: "
-            "the KV cache had no room; what it had computed was computed again"
+            "the KV cache had no room, or a person needed its place; "
+            "what it had computed was computed again"
         )
     if story.worst_gap is not None:
         lines.append(f"worst gap {worst_gap(story.worst_gap, ticks)}")

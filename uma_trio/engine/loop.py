@@ -297,19 +297,16 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         registry = self.registry
-        preempted, registry.just_preempted = registry.just_preempted, False
-        if not registry.ledger.free_slots and not any(
-            sequence.lane == "interactive" for sequence in registry.waiting.values()
-        ):
+        made_room, self._recovery.made_room = self._recovery.made_room, False
+        if not registry.waiting or not (registry.ledger.free_slots or registry.crowded):
             return
-        # Admission right after a preemption would undo it, unless there is nobody it was for.
-        if preempted and any(sequence.credit > 0 for sequence in registry.running.values()):
+        # Admission right after room was made would undo it, unless there is nobody it was for.
+        if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
         state = registry.admission()
         place = gives_place(state)
         if place is not None:
             registry.preempt(place, NEEDED)
-            registry.just_preempted = False  # it is for who is admitted now
             state = registry.admission()
         registry.admit(admit(state), now)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 from uma_trio.backend.base import Backend, BackendDied, DecodeStatus
+from uma_trio.engine.recorder import NO_ROOM
 from uma_trio.engine.registry import Registry
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.pressure import Fail, Preempt, Shrink, relieve
@@ -24,7 +25,8 @@ class Recovery:
     """The engine's memory of failed decodes.
 
     `batch_limit` is how many tokens the next batch may hold; `suspect` is the one sequence
-    that the next batch may hold, if any.
+    that the next batch may hold, if any. `made_room` says that a sequence was preempted, and is for
+    whoever admits to take back.
     """
 
     def __init__(self, backend: Backend, registry: Registry) -> None:
@@ -33,6 +35,7 @@ class Recovery:
         self._suspects: deque[int] = deque()
         self._failures = 0  # in a row, for other reasons than room
         self.batch_limit = backend.limits.n_batch
+        self.made_room = False
 
     @property
     def suspect(self) -> int | None:
@@ -82,7 +85,8 @@ class Recovery:
                 self.batch_limit = n_tokens
                 return f"no room: the next batch holds {n_tokens} tokens at most"
             case Preempt(key):
-                self._registry.preempt(key)
+                self._registry.preempt(key, NO_ROOM)
+                self.made_room = True
                 return f"no room: request {key} was preempted"
             case Fail(key):
                 self._registry.end(

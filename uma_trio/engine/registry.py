@@ -7,7 +7,6 @@ exactly one :class:`Finished`, and its slot and cells are free before the next p
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from uma_trio.backend.base import Backend
@@ -21,9 +20,9 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.recorder import NO_ROOM, Recorder
+from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
-from uma_trio.policy.state import AdmissionState, Lane, Yielding
+from uma_trio.policy.state import AdmissionState, Lane
 from uma_trio.telemetry.metrics import Metrics
 
 FIRST_FEW = 5
@@ -54,7 +53,6 @@ class Registry:
         self.running: dict[int, Sequence] = {}
         self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
         self._unsaid: list[tuple[Sequence, int, float | None, float]] = []  # a tick's tokens
-        self.just_preempted = False  # admission in the tick after would undo it
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a new request into the queue."""
@@ -76,19 +74,19 @@ class Registry:
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a person waits for a place while background requests have theirs."""
+        held = any(sequence.lane == "background" for sequence in self.running.values())
+        return held and any(sequence.lane == "interactive" for sequence in self.waiting.values())
+
     def admission(self) -> AdmissionState:
         """Return what admission may see."""
-        running = self.running.values()
         return AdmissionState(
             waiting=tuple(sequence.waiting() for sequence in self.waiting.values()),
-            running_by_client=Counter(sequence.submit.client for sequence in running),
+            running=tuple(sequence.holder() for sequence in self.running.values()),
             free_slots=self.ledger.free_slots,
             free_cells=self.ledger.free_cells,
-            yielding=tuple(
-                Yielding(sequence.handle, sequence.reserved, sequence.computed)
-                for sequence in running
-                if sequence.lane == "background"
-            ),
         )
 
     def give_credit(self, handle: int, n: int) -> None:
@@ -126,6 +124,7 @@ class Registry:
         if sequence.last_token is not None:
             sequence.gap_s = now - sequence.last_token
         sequence.last_token = now
+        sequence.forgiven = sequence.passed_over
         sequence.append(token)
         sequence.credit -= 1
         if sequence.credit <= 0:
@@ -169,7 +168,7 @@ class Registry:
             self._metrics.promise.young_pause(sequence.worst_young_s)
             sequence.worst_young_s = None
 
-    def preempt(self, handle: int, reason: str = NO_ROOM) -> None:
+    def preempt(self, handle: int, reason: str) -> None:
         """Take the slot and the cells of a running sequence; it goes back to the queue.
 
         Nothing it generated is lost: it is computed again, and its stream only pauses.
@@ -180,7 +179,6 @@ class Registry:
         sequence.preempted = True
         sequence.computed = 0
         self.waiting[handle] = sequence
-        self.just_preempted = True
         self._recorder.preempted(handle, self._clock(), reason)
         self._metrics.preempted()
 

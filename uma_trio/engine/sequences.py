@@ -6,7 +6,7 @@ import numpy as np
 
 from uma_trio.engine.messages import SequenceReport, SequenceState, Submit
 from uma_trio.engine.sampling import Sampler
-from uma_trio.policy.state import Lane, SequenceView, Waiting
+from uma_trio.policy.state import Holder, Lane, SequenceView, Waiting
 from uma_trio.text.stream import TokenText
 
 # A background request reserves its prompt and this part of what it may generate; the rest it
@@ -37,6 +37,7 @@ class Sequence:
         "computed",
         "credit",
         "first_token",
+        "forgiven",
         "gap_s",
         "known",
         "lane",
@@ -66,6 +67,7 @@ class Sequence:
         self.slot = NO_SLOT
         self.reserved = 0
         self.passed_over = 0
+        self.forgiven = 0  # how often it had been passed over when it had its last token
         self.preempted = False
         self.admitted: float | None = None
         self.first_token: float | None = None
@@ -134,8 +136,19 @@ class Sequence:
             lane=self.lane,
             client=self.submit.client,
             cells=self.cells,
-            passed_over=self.passed_over,
+            passed_over=self.passed_over - self.forgiven,
             arrived=self.submit.submitted,
+        )
+
+    def holder(self) -> Holder:
+        """Return what admission may see of it while it has a slot."""
+        return Holder(
+            key=self.submit.handle,
+            lane=self.lane,
+            client=self.submit.client,
+            cells=self.reserved,
+            computed=self.computed,
+            passed_over=self.passed_over - self.forgiven,
         )
 
     def report(self, now: float) -> SequenceReport:

@@ -6,11 +6,14 @@ gives its own back, and is computed again later.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import AdmissionState, Waiting
 
-# How often a request may see later ones go before it; then it is next, whatever its lane and
-# size, and room is kept free for it.
+# How often a request may see later ones go before it without a token of its own meanwhile; then it
+# is next, whatever its lane and size, room is kept free for it, and once it has a place it keeps it.
 MAX_PASSED_OVER = 8
 
 
@@ -23,7 +26,7 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
     slots, cells = state.free_slots, state.free_cells
     if slots <= 0 or not state.waiting:
         return ()
-    running = dict(state.running_by_client)
+    running = Counter(held.client for held in state.running)
     left = list(state.waiting)
     admitted: list[int] = []
     while left and slots > 0:
@@ -39,7 +42,7 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
             break
         admitted.append(chosen.key)
         left.remove(chosen)
-        running[chosen.client] = running.get(chosen.client, 0) + 1
+        running[chosen.client] += 1
         slots -= 1
         cells -= chosen.cells
     return tuple(admitted)
@@ -48,14 +51,23 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
 def gives_place(state: AdmissionState) -> int | None:
     """Return which background request is to make room, for an interactive one that finds none.
 
-    Of those whose room is enough the one of which least has to be computed again; so one that has
-    just come back goes again, and the others get done. None where somebody is admitted anyway, or
-    where the next in line is another: who was passed over often, say.
+    Of those whose room is enough the one of which least has to be computed again: so one that has
+    just come back goes again, and the others get done. Who was passed over `MAX_PASSED_OVER` times
+    keeps its place until its next token. None where somebody is admitted anyway, or where another is
+    next in line.
     """
-    if not state.yielding or all(w.lane == "background" for w in state.waiting) or admit(state):
+    persons = {w.key: w.cells for w in state.waiting if w.lane == "interactive"}
+    if not persons or admit(state):
         return None
-    persons = {w.key for w in state.waiting if w.lane == "interactive"}
-    for held in sorted(state.yielding, key=lambda held: (held.computed, -held.key)):
+    missing = min(persons.values()) - state.free_cells
+    could = [
+        held
+        for held in state.running
+        if held.lane == "background"
+        and held.passed_over < MAX_PASSED_OVER
+        and held.cells >= missing
+    ]
+    for held in sorted(could, key=lambda held: (held.computed, -held.key)):
         slots, cells = state.free_slots + 1, state.free_cells + held.cells
         next_in = admit(evolve(state, free_slots=slots, free_cells=cells))
         if next_in and next_in[0] in persons:
@@ -63,7 +75,7 @@ def gives_place(state: AdmissionState) -> int | None:
     return None
 
 
-def _rank(waiting: Waiting, running: dict[int, int]) -> tuple[bool, int, float, int]:
+def _rank(waiting: Waiting, running: Mapping[int, int]) -> tuple[bool, int, float, int]:
     """Interactive before background, then the client with least running, then who came first."""
     return (
         waiting.lane == "background",

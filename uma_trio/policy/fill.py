@@ -84,8 +84,7 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     # Beside streams the rest of a long prompt has no claim to a late tick.
     within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
     first = Line(tick, newcomers, within)
-    alone = limit.closed or limit.grant
-    n = 0 if alone else _newcomers_size(state, cost, limit, first)
+    n = 0 if limit.closed or limit.grant else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
     m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
     # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.

@@ -61,12 +61,18 @@ class Waiting:
 
 
 @frozen
-class Yielding:
-    """A background request that runs: what a person's would get, and what would be computed again."""
+class Holder:
+    """One request that has a slot: whose it is, and what its place is worth.
+
+    `cells` are reserved for it; `computed` of its tokens would have to be computed again.
+    """
 
     key: int
+    lane: Lane
+    client: int
     cells: int
     computed: int
+    passed_over: int
 
 
 @frozen
@@ -204,7 +210,6 @@ class AdmissionState:
     """What admission may depend on: who waits, who runs, and what room there is."""
 
     waiting: tuple[Waiting, ...]
-    running_by_client: dict[int, int] = field(factory=dict)
+    running: tuple[Holder, ...] = ()
     free_slots: int = 0
     free_cells: int = 0
-    yielding: tuple[Yielding, ...] = ()
