@@ -124,7 +124,7 @@ def modelled(
     name: str, model: CostModel, noise: Noise = steady, *, believed: CostModel | None = None
 ) -> Profile:
     """Return a machine that takes what `model` says, with the host time that it names."""
-    decode = evolve(model, host_s=0.0)
+    decode = evolve(model, host_s=0.0, company_s=0.0)
     return Profile(
         name,
         lambda work, _state, _plan: decode.seconds(work),

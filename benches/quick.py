@@ -149,9 +149,11 @@ class Quick(World[Counters]):
             return False
         work = planned_work(state, plan)
         host_s, decode_s = self.machine.times(work, state, plan)
+        ended = clock.now
         self._pass(host_s)
         began, status = clock.now, self._decode(state, plan, decode_s)
-        decode_s = clock.now - began
+        # As the engine measures them, to the last bit: of equals that decides who is next.
+        host_s, decode_s = began - ended, clock.now - began
         if status == DecodeStatus.OK:
             self._batch_limit = self._limits.n_batch
             self._last = LastTick(decode_s=decode_s, host_s=host_s, work=work)

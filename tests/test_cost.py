@@ -39,6 +39,17 @@ def test_rows_and_host_add_up() -> None:
     assert model.seconds(Work(4, 4)) == pytest.approx(0.0111 + 0.003 + 0.001)
 
 
+def test_what_passes_between_decodes_is_learnt_apart_with_and_without_company() -> None:
+    """A limit is made of what the streams need alone; a tick with others has to fit with all it takes."""
+    model = CostModel(STAIRS)
+    for company in (False, True):
+        for _ in range(80):
+            passed = 0.0004 if company else 0.0001
+            model = model.learn(Work(4, company=company), 0.0111, passed)
+    assert model.seconds(Work(4)) == pytest.approx(0.0111 + 0.0001, rel=1e-3)
+    assert model.seconds(Work(4, company=True)) == pytest.approx(0.0111 + 0.0004, rel=1e-3)
+
+
 def test_a_slower_machine_is_learnt_within_a_few_ticks() -> None:
     """When everything takes half as long again, so does the prediction."""
     model = CostModel(STAIRS)
@@ -191,11 +202,13 @@ def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
     assert flat.plateau(512) == 8
 
 
-@given(st.integers(1, 600), st.floats(1e-4, 1.0), st.floats(0, 0.1))
-def test_learning_keeps_the_model_sane(n: int, took: float, host: float) -> None:
+@given(
+    n=st.integers(1, 600), took=st.floats(1e-4, 1.0), host=st.floats(0, 0.1), company=st.booleans()
+)
+def test_learning_keeps_the_model_sane(n: int, took: float, host: float, *, company: bool) -> None:
     """Whatever is measured, predictions stay finite and positive."""
     model = CostModel(STAIRS)
     for _ in range(30):
-        model = model.learn(Work(n), took, host)
-    assert 0 < model.seconds(Work(n)) < 60
+        model = model.learn(Work(n, company=company), took, host)
+    assert 0 < model.seconds(Work(n)) <= model.seconds(Work(n, company=True)) < 60
     assert 0 <= model.error < 2

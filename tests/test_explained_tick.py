@@ -12,7 +12,7 @@ from uma_trio.policy.portable import TracedTick, decode
 
 ROOT = Path(__file__).resolve().parent.parent
 LINE = (
-    ROOT / "tests" / "data" / "tick_1310.trace"
+    ROOT / "tests" / "data" / "tick_527.trace"
 )  # a real one, of the model and load that are named
 
 
@@ -56,13 +56,14 @@ def test_the_explanation_has_the_figures_of_its_tick(
     for figure in (
         f"Tick {traced.state.tick} ",
         f"scale {cost.scale:.4f}, T(1) {1e3 * cost.table()[1]:.3f}, error {cost.error:.4f}",
-        f"| credit {guard.credits[7]:.3f} |",
+        f"company {1e3 * cost.company_s:.3f} |",
+        f"| credit {guard.credits[5]:.3f} |",
         f"| jitter {guard.jitter:.3f} |",
         f"| solo {1e3 * plan.limit.solo_s:.2f} |",
         f"| limit {1e3 * plan.limit.seconds:.2f} |",
         f"predicted {1e3 * plan.predicted_s:.2f}, moved {plan.moved_bytes / 1e6:.2f} MB",
         f"exp(2.33 * {cost.error:.4f}) = {cost.margin:.3f}",
-        f"| client 21494: {plan.memory.used_s[21494]:.4f} s |",
+        f"| client 5598: {plan.memory.used_s[5598]:.4f} s |",
         f"decode {1e3 * traced.decode_s:.2f}, host {1e3 * traced.host_s:.2f}",
         *(
             f"{item.key}  {item.n_tokens} tokens {item.reason}"

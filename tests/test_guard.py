@@ -359,16 +359,14 @@ def test_background_decoders_go_on_together_for_a_burst() -> None:
     assert turns[BURST + 1] != turns[0]
 
 
-@pytest.mark.parametrize(("company", "learns"), [(False, True), (True, False)])
-def test_what_others_cost_between_two_decodes_is_not_the_streams_own(
-    *, company: bool, learns: bool
-) -> None:
+@pytest.mark.parametrize("company", [False, True])
+def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, company: bool) -> None:
     """Planning takes longer beside others; counted as the streams' own it would widen every limit."""
-    now = situation(stream(), company=company)
-    now = evolve(now, last=LastTick(SOLO, 0.002, Work(1, 1)))
+    now = situation(stream())
+    now = evolve(now, last=LastTick(SOLO, 0.002, Work(1, 1, company=company)))
     cost = learn_cost(now, started(now)).memory.cost
     assert cost is not None
-    assert (cost.host_s > 0) == learns
+    assert (cost.host_s > 0, cost.company_s > 0) == (not company, company)
 
 
 @pytest.mark.parametrize("spec", ["contract,stairs", "contract,-fill", "contract,-", "x,-y"])

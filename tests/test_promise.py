@@ -9,7 +9,7 @@ from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import contract
 from uma_trio.telemetry.promise import Promise, PromiseFigures
 
-COST = CostModel(Staircase((1, 4, 16), (0.010, 0.020, 0.040)), scale=1.5, host_s=0.002)
+COST = CostModel(Staircase((1, 4, 16), (0.010, 0.020, 0.040)), scale=1.5)
 
 
 def test_ticks_beyond_their_limit_are_counted_and_unlimited_ones_never() -> None:
@@ -105,7 +105,7 @@ def test_without_a_cost_model_nothing_is_said_about_one() -> None:
 def test_efficiency_is_what_the_staircase_allows_over_what_ticks_took() -> None:
     """Time between decodes is lost, whether the model expected it or not."""
     figures = PromiseFigures()
-    figures.tick(Promise(predicted_s=0.022, cost=COST), 0.025)
+    figures.tick(Promise(predicted_s=0.022, between_s=0.002, cost=COST), 0.025)
     assert figures.values()["scheduler_efficiency"] == pytest.approx(0.8)
 
 

@@ -23,7 +23,7 @@ from uma_trio.telemetry.promise import Promise
 from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
 from uma_trio.telemetry.scorekeeper import ScoreKeeper
 
-COST = CostModel(Staircase((1, 8), (0.010, 0.018)), host_s=0.002)
+COST = CostModel(Staircase((1, 8), (0.010, 0.018)))
 
 
 class Machine:
@@ -47,7 +47,12 @@ class Machine:
             lane_tokens={"interactive": 3, "background": tokens - 3},
         )
         promise = Promise(
-            limit_s=0.030, predicted_s=0.018, tokens=tokens, moved_bytes=4e6, cost=COST
+            limit_s=0.030,
+            predicted_s=0.018,
+            between_s=0.002,
+            tokens=tokens,
+            moved_bytes=4e6,
+            cost=COST,
         )
         self.metrics.promise.tick(promise, took_s)
         self.metrics.gap(gap_s, "interactive")

@@ -89,6 +89,7 @@ def promise(job: Job) -> Promise:
         solo_s=plan.limit.solo_s,
         alone_s=alone_s(cost, [deepest], room_alone(state, 1)) if deepest else 0.0,
         predicted_s=plan.predicted_s,
+        between_s=cost.between_s(job.work),
         moved_bytes=plan.moved_bytes,
         tokens=plan.n_tokens,
         ballast=plan.ballast,

@@ -5,7 +5,7 @@ since matrix kernels take rows in fours; elsewhere two cost twice one. So the mo
 measured at start-up (:mod:`uma_trio.engine.calibrate`) and corrected by every tick:
 
     seconds = scale * (computing(n) + output(rows) + depth * looked + crowd * n * resident
-                       + switch) + host
+                       + switch) + host + company
 
 `computing` is the time of n tokens of which one wants logits, in an empty context; `output` what
 further logits rows add; `depth` what it costs a token to look back at one KV cell of its own, which
@@ -13,7 +13,9 @@ is less in a wide tick (64 rows: llama.cpp's CPU attention then works in tiles),
 `crowd` what one cell of anybody costs it, since attention runs over the whole cache and masks
 what is not its own (``get_n_kv`` in llama.cpp); `switch` what it costs that a tick has not the
 shape of the one before, which is much where graphs are captured (CUDA) and nothing on a CPU; `host`
-what passes between two decodes. The model is a value; learning returns a new one.
+what passes between two decodes where nobody is there but streams that are read, and `company` what
+passes more where others are: more is planned, and more rows are read. The model is a value; learning
+returns a new one.
 """
 
 from __future__ import annotations
@@ -106,14 +108,16 @@ class Work:
     """What of a tick costs time: its tokens, and how many of them want logits.
 
     `looked` is how many KV cells, computed before this tick, its tokens look back at, summed over
-    the tokens. `resident` is how many cells the cache holds, whosever they are. `after` is the
-    shape of the tick before it: where graphs are captured, another shape costs extra.
+    the tokens. `resident` is how many cells the cache holds, whosever they are. `company` says
+    whether others than streams could be in it. `after` is the shape of the tick before it: where
+    graphs are captured, another shape costs extra.
     """
 
     tokens: int
     rows: int = 1
     looked: int = 0
     resident: int = 0
+    company: bool = False
     after: tuple[int, int] | None = None
 
     @property
@@ -128,6 +132,7 @@ class Work:
             self.rows + rows,
             self.looked + looked,
             self.resident,
+            self.company,
             self.after,
         )
 
@@ -149,6 +154,7 @@ class CostModel:
     switch_s: float = 0.0
     scale: float = 1.0
     host_s: float = 0.0
+    company_s: float = 0.0
     error: float = 0.0
     table_error: float = 0.0
     measured: Staircase = field(default=Factory(lambda self: self.computing, takes_self=True))
@@ -171,7 +177,11 @@ class CostModel:
     def seconds(self, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0) -> float:
         """Return how long a tick should take from decode to decode: `work`, and so much more."""
         table = self.measured if self.fell_back else self.computing
-        return self.scale * self._by(table, work, tokens, rows, looked) + self.host_s
+        return self.scale * self._by(table, work, tokens, rows, looked) + self.between_s(work)
+
+    def between_s(self, work: Work) -> float:
+        """Return what of that passes between two decodes."""
+        return self.host_s + self.company_s if work.company else self.host_s
 
     def at_least(self, tokens: int) -> float:
         """Return what a tick of so many tokens takes at the least, whatever else is in it.
@@ -205,12 +215,10 @@ class CostModel:
         *,
         scale_rate: float = SCALE_RATE,
         step_rate: float = STEP_RATE,
-        host_rate: float = SCALE_RATE,
     ) -> CostModel:
         """Return the model corrected by one measured tick.
 
-        The rates say how much of a miss is the machine's mood, and how much this step's own; and
-        how quickly what passes between two decodes is followed.
+        The rates say how much of a miss is the machine's mood, and how much this step's own.
         """
         expected = self._by(self.computing, work)
         if expected <= 0 or decode_s <= 0:
@@ -228,6 +236,7 @@ class CostModel:
         depth_s = self.wide_depth_s if wide else self.depth_s
         blame = (depth_s * work.looked + self.crowd_s * work.tokens * work.resident) / expected
         deeper = math.exp(DEPTH_RATE * blame * miss)
+        more = SCALE_RATE * (min(host_s, decode_s) - self.between_s(work))
         return evolve(
             self,
             error=error,
@@ -239,7 +248,8 @@ class CostModel:
             wide_depth_s=self.wide_depth_s * (deeper if wide else 1.0),
             crowd_s=self.crowd_s * deeper,
             scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
-            host_s=self.host_s + host_rate * (min(host_s, decode_s) - self.host_s),
+            host_s=self.host_s + (0.0 if work.company else more),
+            company_s=max(0.0, self.company_s + more) if work.company else self.company_s,
         )
 
     def times(self, factor: float) -> CostModel:
@@ -276,7 +286,13 @@ class CostModel:
         """Return the model with today's factor written into its figures, to be stored."""
         now = self.times(self.scale)
         return evolve(
-            now, scale=1.0, host_s=0.0, error=0.0, table_error=0.0, measured=now.computing
+            now,
+            scale=1.0,
+            host_s=0.0,
+            company_s=0.0,
+            error=0.0,
+            table_error=0.0,
+            measured=now.computing,
         )
 
     def table(self) -> Mapping[int, float]:

@@ -63,10 +63,6 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
         rates: dict[str, float] = {}  # with nobody to protect, both at once
         if guard.solo_s > 0:
             rates = LOADED_RATES if guard.loaded else ALONE_RATES
-        if guard.company:
-            # What passes between two decodes is the streams' own only where nobody else is there: for
-            # others more is planned, on an H200 0.3 ms where a token takes 3.
-            rates = rates | {"host_rate": 0.0}
         cost = cost.learn(last.work, last.decode_s, last.host_s, **rates)
     return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
 

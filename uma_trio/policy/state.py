@@ -124,7 +124,6 @@ class GuardMemory:
     jitter: float = 1.0
     solo_s: float = 0.0  # what the last tick would have cost the interactive streams alone
     loaded: bool = False  # whether it carried anything else
-    company: bool = False  # whether anybody else could have used it
     loaded_ticks: int = 0  # in a row, since the streams last ran alone
     closed_ticks: int = 0  # still to come, so that the streams run alone
     background: float = 0.0  # what part of that else was not a newcomer's

@@ -23,7 +23,7 @@ def planned_work(state: SchedulerState, plan: Plan) -> Work:
         tokens += n
         rows += n == view.pending
         looked += n * view.computed
-    return Work(tokens, rows, looked, state.resident, state.last.work.shape)
+    return Work(tokens, rows, looked, state.resident, bool(state.riders), state.last.work.shape)
 
 
 def moved_bytes(state: SchedulerState, plan: Plan) -> float:
@@ -69,14 +69,13 @@ def _booked(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: floa
     guard = _noted(
         memory.guard,
         loaded=rode > 0,
-        company=bool(riders),
         background=others / max(1, rode),
     )
     return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
 
 
-def _noted(guard: GuardMemory, *, loaded: bool, company: bool, background: float) -> GuardMemory:
-    """Note for the guard whether anything could ride along, and did, and what part was no newcomer's."""
-    if (loaded, company, background) == (guard.loaded, guard.company, guard.background):
+def _noted(guard: GuardMemory, *, loaded: bool, background: float) -> GuardMemory:
+    """Note for the guard whether anything rode along, and what part of it was no newcomer's."""
+    if (loaded, background) == (guard.loaded, guard.background):
         return guard
-    return evolve(guard, loaded=loaded, company=company, background=background)
+    return evolve(guard, loaded=loaded, background=background)

@@ -29,10 +29,6 @@ class CostFigures(Protocol):
         """Today's factor on all its steps."""
 
     @property
-    def host_s(self) -> float:
-        """What of a prediction is not llama_decode."""
-
-    @property
     def trusted(self) -> bool:
         """Whether its recent error is small."""
 
@@ -45,7 +41,8 @@ class Promise:
     """One tick by the plan's own numbers. Seconds and bytes; 0 where the policy says nothing.
 
     `limit_s` is infinite when nobody is protected. `held_back` counts the prompts that this tick
-    left out so as to stay within the limit. `solo_s` is what the interactive streams together
+    left out so as to stay within the limit. Of `predicted_s` so much as `between_s` is not
+    llama_decode. `solo_s` is what the interactive streams together
     would cost and nobody else, `alone_s` what one of them would. `jitter` is the machine's own
     unrest, by which the cap is widened, `cost` the model that predicted.
     """
@@ -53,6 +50,7 @@ class Promise:
     limit_s: float = math.inf
     solo_s: float = 0.0
     predicted_s: float = 0.0
+    between_s: float = 0.0
     moved_bytes: float = 0.0
     tokens: int = 0
     ballast: int = 0
@@ -138,7 +136,7 @@ class PromiseFigures:
             self._protected(promise, took_s)
         if promise.cost is not None and promise.predicted_s > 0:
             # Ballast is in the prediction where it makes the batch cheaper, host time is not.
-            totals.ideal_s += max(0.0, promise.predicted_s - promise.cost.host_s)
+            totals.ideal_s += max(0.0, promise.predicted_s - promise.between_s)
             totals.judged_s += took_s
             self._misses.record(abs(took_s / promise.predicted_s - 1.0))
 
