@@ -41,7 +41,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-@pytest.fixture(params=["fake", pytest.param("llama", marks=pytest.mark.real)])
+REAL = [pytest.param(kind, marks=pytest.mark.real) for kind in ("llama", "llama as on a GPU")]
+
+
+@pytest.fixture(params=["fake", *REAL])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Give a backend with 512 cells, 4 slots and batches of 64, of each kind."""
     if request.param == "fake":
@@ -50,7 +53,14 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         from uma_trio.backend.llama import LlamaBackend
 
         path = request.getfixturevalue("tiny_model")
-        made = LlamaBackend.load(path, n_ctx=N_CTX, n_slots=N_SLOTS, n_batch=N_BATCH, threads=2)
+        made = LlamaBackend.load(
+            path,
+            n_ctx=N_CTX,
+            n_slots=N_SLOTS,
+            n_batch=N_BATCH,
+            threads=2,
+            holds_extent=request.param != "llama",
+        )
     yield made
     made.close()
 
@@ -233,6 +243,40 @@ def test_an_emptied_slot_begins_anew(backend: Backend) -> None:
     feed(backend, 0, text(2, 30))
     assert backend.kv_remove(0)
     assert_same(feed(backend, 0, text(1, 12)), fresh)
+
+
+def test_a_retired_slot_begins_anew_and_changes_nobody(backend: Backend) -> None:
+    """Whatever of it stays in the cache, nobody looks at it, the slot itself included."""
+    fresh, other = feed(backend, 0, text(1, 12)), feed(backend, 1, text(3, 20))
+    for _ in range(70):
+        backend.kv_retire(0)
+        assert backend.kv_length(0) == 0
+        assert_same(feed(backend, 0, text(1, 12)), fresh)
+    backend.kv_retire(1)
+    assert_same(feed(backend, 1, text(3, 20)), other)
+    backend.kv_settle()
+    assert (backend.kv_length(0), backend.kv_length(1)) == (12, 20)
+    assert_same(feed(backend, 2, text(3, 20)), other)
+
+
+def test_all_cells_of_retired_slots_are_there_for_others(backend: Backend) -> None:
+    """What stays of them is no room lost."""
+    for slot in range(3):
+        feed(backend, slot, text(slot, 60))
+    for slot in range(3):
+        backend.kv_retire(slot)
+    whole = feed(backend, 0, text(7, N_CTX - 1))
+    assert decode(backend, [(0, N_CTX - 1, 97, 1)]) == DecodeStatus.OK
+    assert decode(backend, [(1, 0, 97, 1)]) == DecodeStatus.NO_KV_ROOM
+    backend.kv_retire(0)
+    assert_same(feed(backend, 3, text(7, N_CTX - 1)), whole)
+
+
+def test_retiring_an_empty_slot_is_allowed(backend: Backend) -> None:
+    """A request that is cancelled before its first tick holds nothing."""
+    backend.kv_retire(2)
+    backend.kv_settle()
+    assert backend.kv_length(2) == 0
 
 
 def test_a_part_can_be_dropped_from_the_end(backend: Backend) -> None:

@@ -691,7 +691,8 @@ class Noting:
             return plan
 
         stages = {**baseline.stages, "note": note}
-        self.bench = Bench(OnDevice(), Pipeline(stages, frozenset(stages)))
+        self.backend = OnDevice()
+        self.bench = Bench(self.backend, Pipeline(stages, frozenset(stages)))
 
 
 def test_where_only_streams_are_read_the_policy_is_asked_beside_the_decode() -> None:
@@ -710,6 +711,22 @@ def test_where_only_streams_are_read_the_policy_is_asked_beside_the_decode() -> 
     bench.run()
     assert stream.tokens == bench.expected("hello", 60)
     assert other.tokens == bench.expected("another", 2)
+
+
+def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> None:
+    """As long as others come and go it may stay as large as it was."""
+    noting = Noting()
+    bench, backend = noting.bench, noting.backend
+    bench.submit(max_tokens=60)
+    for _ in range(2):
+        bench.submit("another", max_tokens=2, lane="background")
+    bench.submit("long", max_tokens=9, lane="background")
+    bench.ticks(3)
+    assert not backend.settled, "the first two have ended, the long one goes on"
+    bench.ticks(12)
+    assert backend.settled
+    bench.run()
+    assert backend.settled
 
 
 def test_a_plan_that_came_late_is_the_one_that_is_remembered_and_recorded() -> None:

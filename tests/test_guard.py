@@ -21,6 +21,7 @@ from uma_trio.policy.pipeline import PolicyError, contract, find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.served import (
     BURST,
+    HELD,
     PROBE_EVERY,
     sweet_spot,
 )
@@ -343,6 +344,24 @@ def test_now_and_then_a_neighbour_is_tried() -> None:
     took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
     tried = {sweet_spot(rates(tick=tick), took, 1) for tick in range(2 * PROBE_EVERY)}
     assert tried == {4, 7}
+    captured = {
+        sweet_spot(rates(tick=tick), took, 1, captured=True) for tick in range(1, 2 * PROBE_EVERY)
+    }
+    assert captured == {7}, "there a neighbour makes ticks slow"
+
+
+def test_a_size_that_did_not_fit_any_more_is_not_tried_again_at_once() -> None:
+    """A prompt that begins leaves more room than one that ends; each change makes two ticks slow."""
+    caps = {1: 4.0, 2: 3.0, 3: 4.0, HELD + 1: 4.0, HELD + 2: 4.0}
+    for switch_s, sizes in ((0.002, [16, 8, 8, 8, 16]), (0.0, [16, 8, 16, 16, 16])):
+        memory = Memory(cost=evolve(COST, switch_s=switch_s), guard=GuardMemory(solo_s=SOLO))
+        for (tick, cap), size in zip(caps.items(), sizes, strict=True):
+            views = (stream(), prompt(2, 500, lane="background"))
+            rules = Contract(latency_cap=cap, pause_cap=cap)
+            now = evolve(situation(*views), tick=tick, memory=memory, contract=rules)
+            plan = contract(now)
+            memory = plan.memory
+            assert plan.n_tokens == size
 
 
 def test_background_decoders_go_on_together_for_a_burst() -> None:

@@ -49,6 +49,7 @@ set_abort_callback = _held("llama_set_abort_callback", None, _void_p, _void_p, _
 # text is our flag: "" is no, anything else is yes.
 strlen: Final = ctypes.cast(ctypes.CDLL(None).strlen, _void_p)
 seq_rm = _held("llama_memory_seq_rm", ctypes.c_bool, _void_p, _i32, _i32, _i32)
+seq_cp = _held("llama_memory_seq_cp", None, _void_p, _i32, _i32, _i32, _i32)
 seq_pos_max = _held("llama_memory_seq_pos_max", _i32, _void_p, _i32)
 _bool = ctypes.c_bool
 tokenize = _freed(

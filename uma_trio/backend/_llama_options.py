@@ -20,7 +20,7 @@ from uma_trio.backend.kv_memory import (
     score_bytes,
 )
 
-_MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
+MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
 # LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.
 FLASH_LEFT, FLASH_OFF, FLASH_ON = -1, 0, 1
 
@@ -40,8 +40,8 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
         kv_type = kv_type_name(kv_type)
     except ValueError as error:
         raise ModelError(f"--kv-type: {error}.") from error
-    if not 1 <= n_slots <= _MAX_SLOTS:
-        raise ModelError(f"--parallel must be 1 to {_MAX_SLOTS}, not {n_slots}.")
+    if not 1 <= n_slots <= MAX_SLOTS:
+        raise ModelError(f"--parallel must be 1 to {MAX_SLOTS}, not {n_slots}.")
     if n_ctx < 1 or threads < 1:
         raise ModelError(f"--n-ctx ({n_ctx}) and --threads ({threads}) must be at least 1.")
     return kv_type

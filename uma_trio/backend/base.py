@@ -195,6 +195,16 @@ class Backend(Protocol):
         False if this kind of memory cannot drop a part; the engine then drops all.
         """
 
+    def kv_retire(self, slot: int) -> None:
+        """Drop all cells of `slot`, as at the end of a sequence that others go on beside.
+
+        A backend whose ticks are slow when its cache shrinks may keep it as large as it is, until
+        :meth:`kv_settle` or until a decode needs the room.
+        """
+
+    def kv_settle(self) -> None:
+        """Let the cache be as small as what it holds. Costs nothing where it is."""
+
     def kv_length(self, slot: int) -> int:
         """Return how many positions `slot` holds, counted from 0."""
 

@@ -152,6 +152,7 @@ class FakeBackend:
         self.last_cost_s = 0.0
         self.decodes = 0
         self.closed = False
+        self.settled = True  # since the last sequence was retired
         self.meanwhile: Callable[[], object] = lambda: None
         self.computed: dict[int, int] = {}  # tokens computed by slot, for tests of wasted work
         self._key = key
@@ -270,6 +271,15 @@ class FakeBackend:
             return False
         del self._cells[slot][first:]
         return True
+
+    def kv_retire(self, slot: int) -> None:
+        """Drop all cells of `slot`."""
+        self.settled = False
+        del self._cells[slot][:]
+
+    def kv_settle(self) -> None:
+        """Note that it was asked for."""
+        self.settled = True
 
     def kv_length(self, slot: int) -> int:
         """Return how many cells `slot` holds."""

@@ -20,9 +20,11 @@ import numpy as np
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_compute import Compute
+from uma_trio.backend._llama_extent import Extent
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_options import (
     FLASH_OFF,
+    MAX_SLOTS,
     checked,
     chosen_flash,
     refuse_without_room,
@@ -70,6 +72,7 @@ class LlamaBackend:
         info: ModelInfo,
         context: int,
         *,
+        n_slots: int,
         kv_type: str,
         whole_cache: bool,
     ) -> None:
@@ -80,7 +83,7 @@ class LlamaBackend:
         self.limits = Limits(
             n_ctx=int(llama.llama_n_ctx(context)),
             n_ctx_seq=min(n_ctx, info.n_ctx_train) if info.n_ctx_train > 0 else n_ctx,
-            n_slots=int(llama.llama_n_seq_max(context)),
+            n_slots=n_slots,
             n_batch=int(llama.llama_n_batch(context)),
             whole_cache=whole_cache,
         )
@@ -89,6 +92,8 @@ class LlamaBackend:
         cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
         self.description = _describe(system, int(llama.llama_n_threads(context)), cache)
         self._compute = Compute(gpu=bool(system.gpus))
+        spare = int(llama.llama_n_seq_max(context)) > n_slots
+        self._extent = Extent(self._memory, n_slots) if spare and _can_go_back(context) else None
         # Of ggml's backends only the CPU's asks whether to go on.
         self._interruptible = not system.gpus and _can_go_back(context)
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
@@ -113,13 +118,15 @@ class LlamaBackend:
         mlock: bool = False,
         mmap: bool = True,
         gpu_layers: int = -1,
+        holds_extent: bool | None = None,
         progress: Progress | None = None,
         log: LogSink | None = None,
     ) -> Self:
         """Check the file, load the weights, make the context.
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple
-        of 256), `gpu_layers` -1 is all, `progress` gets 0.0 to 1.0 and may raise to stop the
+        of 256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the cache
+        as large as it was (None: on a GPU, whose graphs depend on it), `progress` gets 0.0 to 1.0 and may raise to stop the
         loading, `log` gets llama.cpp's warnings and errors. Raises :class:`ModelError`.
         """
         lib.start()
@@ -138,17 +145,19 @@ class LlamaBackend:
         info = _model_info(model.pointer, header, kv_type)
         _refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
+        holds = gpu if holds_extent is None else holds_extent
         context = _make_context(
             model.pointer,
             path,
             **size,
             n_slots=n_slots,
+            spare_sequences=int(holds and n_slots < MAX_SLOTS),
             threads=threads,
             kv_type=kv_type,
             flash=flash,
         )
         whole = flash == FLASH_OFF
-        return cls(vocabulary, info, context, kv_type=kv_type, whole_cache=whole)
+        return cls(vocabulary, info, context, n_slots=n_slots, kv_type=kv_type, whole_cache=whole)
 
     @property
     def computes_beside(self) -> bool:
@@ -190,6 +199,8 @@ class LlamaBackend:
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
         status = self._compute(context, self._struct, aside)
+        if status == DecodeStatus.NO_KV_ROOM and self._extent and self._extent.let_go():
+            status = self._compute(context, self._struct, nothing)
         if status == DecodeStatus.OK:
             self._length = ends
             self._n_rows = int(np.count_nonzero(self.batch.want[:n_tokens]))
@@ -218,6 +229,18 @@ class LlamaBackend:
         done: bool = lib.seq_rm(self._memory, slot, first, -1)
         self._length[slot] = self.kv_length(slot)
         return done
+
+    def kv_retire(self, slot: int) -> None:
+        """Drop the cells of `slot`, but perhaps for one that holds the cache's extent."""
+        self._check_slot(slot)
+        if self._extent:
+            self._extent.keep(slot)
+        self.kv_remove(slot)
+
+    def kv_settle(self) -> None:
+        """Let go of what holds the cache's extent."""
+        if self._extent and self._context is not None:
+            self._extent.let_go()
 
     def kv_length(self, slot: int) -> int:
         """Return how many positions llama.cpp holds for `slot`."""
@@ -323,6 +346,7 @@ def _make_context(
     *,
     n_ctx: int,
     n_slots: int,
+    spare_sequences: int,
     n_batch: int,
     threads: int,
     kv_type: str,
@@ -334,10 +358,10 @@ def _make_context(
     # One ubatch per decode, so that a tick reads the weights once (llama-kv-cache.cpp,
     # init_batch: one stream is split by size alone).
     params.n_batch = params.n_ubatch = n_batch
-    params.n_seq_max = n_slots
-    # A row per slot: more would reserve n_batch rows of 152k floats in the graph's memory, and
-    # as many from the start means that the buffer of logits never moves.
-    params.n_outputs_max = n_slots
+    params.n_seq_max = n_slots + spare_sequences
+    # A row per sequence, and no fewer are taken: more would reserve n_batch rows of 152k floats in
+    # the graph's memory, and as many from the start means that the buffer of logits never moves.
+    params.n_outputs_max = params.n_seq_max
     params.n_outputs_max_per_seq = 0
     # Both, as llama.cpp uses the second for any batch of two tokens or more.
     params.n_threads = params.n_threads_batch = threads

@@ -183,11 +183,13 @@ class Engine:
         self._recorder.queued(self.registry.ledger)
         streams = self._foregone()
         if streams:
+            self._backend.kv_settle()
             rows = self._builder.fill([(stream, 1) for stream in streams])
             return Job(len(rows), rows, partial(self._plan_of, streams, began), foregone=True)
         state = self._state(began)
         plan = self._plan(state)
         if not plan.items:
+            self._backend.kv_settle()
             self.tell()
             self._idle = True
             return None

@@ -223,7 +223,7 @@ class Registry:
 
     def _drop(self, sequence: Sequence) -> None:
         slot = self.ledger.release(sequence.handle)
-        self._backend.kv_remove(slot)
+        self._backend.kv_retire(slot)
         sequence.slot = NO_SLOT
         sequence.reserved = 0
 

@@ -97,12 +97,15 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
     skipped = [Skip(v.key, too_much) for v in (*newcomers, *rest) if v.key not in served]
     decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
-    total = state.memory.served.tokens if limit.rare or limit.closed else second.tick.tokens + m
+    before, total = state.memory.served.tokens, second.tick.tokens + m
+    if limit.rare or limit.closed:
+        total = before
+    shrank = total < before <= second.tick.tokens + second.demand
     return evolve(
         plan,
         items=(*plan.items, *items),
         skipped=(*plan.skipped, *skipped),
-        memory=evolve(plan.memory, served=next_served(state, decoders, total)),
+        memory=evolve(plan.memory, served=next_served(state, decoders, total, shrank=shrank)),
     )
 
 
@@ -137,7 +140,10 @@ def _size(
     if beside_newcomers and math.isinf(seconds):
         seconds = cost.seconds(line.tick)
     took = _fitting(cost, line, most, seconds, careful=limit.rare)
-    return max(took, default=0) if limit.rare else sweet_spot(state, took, line.tick.tokens)
+    if limit.rare:
+        return max(took, default=0)
+    captured = cost.switch_s > 0 and not math.isinf(limit.seconds)
+    return sweet_spot(state, took, line.tick.tokens, captured=captured)
 
 
 def _fitting(

@@ -5,6 +5,9 @@ Among sizes that are nearly as good as the best the smallest is taken, since it 
 else's next word least waiting, and a size that is in use is not given up for a small gain. Now
 and then a neighbour is tried, since only ticks of a size tell what that size costs.
 
+Where graphs are captured, another size makes two ticks slow, so that it is held still: a neighbour is
+tried less often, and a size that became too long as a prompt grew is not tried again at once.
+
 Decoders that share a tick go on together for a burst: a batch of the same shape reuses its graph,
 and fewer answers are half done.
 """
@@ -19,22 +22,30 @@ from uma_trio.policy.state import SchedulerState, Served
 
 DEAD_BAND = 1.03  # a size in use is worth this much more than it is
 PROBE_EVERY = 64  # ticks; one in so many may be a neighbour of the best
+PROBE_CAPTURED_EVERY = 1024  # the same where it makes four ticks slow: there and back
+HELD = 256  # ticks that nothing larger is tried there once a size did not fit any more
 BURST = 16  # ticks that background decoders are served before others have their turn
 
 
-def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> int:
+def sweet_spot(
+    state: SchedulerState, took: Mapping[int, float], total: int, *, captured: bool = False
+) -> int:
     """Return which size to add to a tick that has `total` tokens already; 0 if there is none.
 
-    `took` says what the tick takes by so many more, ascending.
+    `took` says what the tick takes by so many more, ascending; `captured` that somebody reads
+    and another size than the one before makes ticks slow.
     """
     if not took:
         return 0
-    sizes = list(took)
-    in_use = state.memory.served.tokens - total
+    served = state.memory.served
+    held = served.most - total if captured and state.tick < served.held_until else max(took)
+    sizes = [n for n in took if n <= held] or list(took)
+    in_use = served.tokens - total
     rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
     best = level(rates)
-    if state.tick % PROBE_EVERY == 0:
-        other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
+    every = PROBE_CAPTURED_EVERY if captured else PROBE_EVERY
+    if state.tick % every == 0:
+        other = best + (1 if state.tick % (2 * every) else -1)
         best = other if 0 <= other < len(sizes) else best
     return sizes[best]
 
@@ -45,10 +56,18 @@ def burst(state: SchedulerState) -> frozenset[int]:
     return frozenset(served.keys) if state.tick - served.since < BURST else frozenset()
 
 
-def next_served(state: SchedulerState, keys: Sequence[int], tokens: int) -> Served:
-    """Return what to remember of a tick that serves these background decoders."""
+def next_served(
+    state: SchedulerState, keys: Sequence[int], tokens: int, *, shrank: bool = False
+) -> Served:
+    """Return what to remember of a tick that serves these background decoders.
+
+    `shrank` says that it has no more `tokens` since what was in use would have taken too long.
+    """
+    served = evolve(state.memory.served, tokens=tokens)
+    if shrank:
+        served = evolve(served, most=tokens, held_until=state.tick + HELD)
     if not keys:
-        return evolve(state.memory.served, tokens=tokens)  # a burst goes on after such a tick
+        return served  # a burst goes on after such a tick
     running = burst(state)
-    since = state.memory.served.since if running and running.issuperset(keys) else state.tick
-    return Served(tuple(keys), since, tokens)
+    since = served.since if running and running.issuperset(keys) else state.tick
+    return evolve(served, keys=tuple(keys), since=since)

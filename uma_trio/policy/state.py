@@ -136,11 +136,17 @@ class GuardMemory:
 
 @frozen
 class Served:
-    """Which background decoders had a row last, since which tick, and how large that tick was."""
+    """Which background decoders had a row last, since which tick, and how large that tick was.
+
+    After a size did not fit any more, `most` is what did, and `held_until` the tick until which
+    nothing larger is tried where that costs.
+    """
 
     keys: tuple[int, ...] = ()
     since: int = 0
     tokens: int = 0
+    most: int = 0
+    held_until: int = 0
 
 
 @frozen
