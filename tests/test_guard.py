@@ -162,6 +162,21 @@ def test_without_ballast_the_streams_are_measured_without_it() -> None:
     assert find_policy("contract,-stairs")(now).limit.solo_s == pytest.approx(0.0162)
 
 
+@pytest.mark.parametrize(
+    ("cap", "error", "rare"),
+    [(1.2, 0.0, True), (3.0, 0.0, True), (3.0, 0.15, False), (4.0, 0.0, False)],
+)
+def test_no_tick_is_rare_where_its_margin_leaves_it_less_room_than_others(
+    cap: float, error: float, *, rare: bool
+) -> None:
+    """Whoever bears more than a margin would allow has every tick as long as that."""
+    cost = evolve(COST, error=error, table_error=error)
+    memory = Memory(cost=cost, guard=GuardMemory(solo_s=SOLO, credits={1: 2.0}))
+    now = evolve(situation(stream()), memory=memory, contract=Contract(latency_cap=cap))
+    limit = set_limit(now, started(now)).limit
+    assert (limit.rare, limit.seconds) == (rare, pytest.approx((4.0 if rare else cap) * SOLO))
+
+
 def test_deep_debt_narrows_the_limit() -> None:
     """Until the stream has recovered, at the deepest only what costs nothing rides along."""
     assert limit(-1.0).limit.seconds == pytest.approx(1.2 * SOLO)

@@ -158,7 +158,10 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     welcome = hard if odd else min(hard, contract.young_cap)
     # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
     # which moves the limit: there it stands still.
-    limit = _limit(contract, 0.0 if cost.switch_s else credit, hard, solo, welcome * solo)
+    credit = 0.0 if cost.switch_s else credit
+    # By the margin that it keeps, a rare tick may have less room than any other, and be no gain.
+    worth = hard > cost.margin * contract.latency_cap
+    limit = _limit(contract, credit, hard if worth else None, solo, welcome * solo)
     limit = _tightened(limit, streams)
     # What one application asks for does not take the floor from the others.
     if limit.seconds < hard * solo and _owed(state, guard, young=young):
@@ -203,11 +206,13 @@ def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -
     return seconds
 
 
-def _limit(contract: Contract, credit: float, hard: float, solo: float, newcomer_s: float) -> Limit:
-    """Return the limit of a tick whose poorest stream has that much credit."""
-    rare, times = credit >= 1.0, contract.latency_cap
-    if rare:
-        times, reason = hard, f"long tick: every stream can bear {hard:g}x"
+def _limit(
+    contract: Contract, credit: float, hard: float | None, solo: float, newcomer_s: float
+) -> Limit:
+    """Return the limit of a tick whose poorest stream has that much credit; a rare one is `hard`."""
+    rare, times = False, contract.latency_cap
+    if hard is not None and credit >= 1.0:
+        rare, times, reason = True, hard, f"long tick: every stream can bear {hard:g}x"
     elif credit >= EASY_DEBT:
         reason = f"within {times:g}x"
     else:
