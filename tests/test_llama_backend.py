@@ -21,10 +21,11 @@ from memory_kit import resident_kib
 
 from models.synthetic import PRESETS, write_model
 from uma_trio.backend import _llama_lib
+from uma_trio.backend._llama_info import described
 from uma_trio.backend._llama_lib import LogLevel, parse_features
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
-from uma_trio.backend.llama import LlamaBackend, _describe, system_info
+from uma_trio.backend.llama import LlamaBackend, system_info
 from uma_trio.config import Config
 from uma_trio.models import bundled_model
 from uma_trio.parts import load_backend
@@ -460,7 +461,7 @@ def test_a_build_with_broken_amx_does_without(tiny: Path, monkeypatch: pytest.Mo
     assert loaded == [True, False]
     assert ["uma-trio doctor" in line for line in said] == [True]
     features = {"CPU": {"AMX_INT8": _llama_lib.MISCOMPILED, "AVX2": "1"}}
-    assert "AMX" not in _describe(evolve(system_info(), features=features, devices=()), 2, "f16")
+    assert "AMX" not in described(evolve(system_info(), features=features, devices=()), 2, "f16")
 
 
 LONG = {

@@ -21,6 +21,7 @@ import numpy as np
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_compute import Compute
 from uma_trio.backend._llama_extent import Extent
+from uma_trio.backend._llama_info import described, model_info
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_options import (
     FLASH_OFF,
@@ -42,19 +43,14 @@ from uma_trio.backend.base import (
     ModelInfo,
     nothing,
 )
-from uma_trio.backend.gguf_header import GgufHeader, read_header
-from uma_trio.backend.kv_memory import KV_TYPES, N_BATCH, kv_bytes
+from uma_trio.backend.gguf_header import read_header
+from uma_trio.backend.kv_memory import KV_TYPES, N_BATCH
 from uma_trio.backend.mapped_file import release
-from uma_trio.backend.weights import weights_read
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
 # load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
 _LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-_META_KEYS: Final = 4096
-_META_CHARS: Final = 65536
-# CPU features worth a word in one line; the rest is for the doctor.
-_TELLING: Final = ("AMX_INT8", "AVX512", "AVX2", "NEON", "SVE", "DOTPROD", "RVV", "VSX")
 
 Progress = Callable[[float], None]
 
@@ -90,7 +86,7 @@ class LlamaBackend:
         self.vocabulary = vocabulary  # which keeps the weights alive
         system = system_info()
         cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
-        self.description = _describe(system, int(llama.llama_n_threads(context)), cache)
+        self.description = described(system, int(llama.llama_n_threads(context)), cache)
         self._compute = Compute(gpu=bool(system.gpus))
         spare = int(llama.llama_n_seq_max(context)) > n_slots
         self._extent = Extent(self._memory, n_slots) if spare and _can_go_back(context) else None
@@ -142,7 +138,7 @@ class LlamaBackend:
         refuse_without_room(header, **size, kv_type=kv_type, flash=flash, gpu=gpu)
         model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
-        info = _model_info(model.pointer, header, kv_type)
+        info = model_info(model.pointer, header, kv_type)
         _refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
         holds = gpu if holds_extent is None else holds_extent
@@ -399,54 +395,3 @@ def _can_go_back(context: int) -> bool:
     """Whether its memory can forget the latest tokens; a recurrent state cannot."""
     model = llama.llama_get_model(context)
     return not (llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
-
-
-def _model_info(model: int, header: GgufHeader, kv_type: str) -> ModelInfo:
-    text = ctypes.create_string_buffer(256)
-    llama.llama_model_desc(model, text, len(text))
-    template = llama.llama_model_chat_template(model, None)
-    metadata = _metadata(model)
-    size = int(llama.llama_model_size(model))
-    weights = weights_read(header, size)
-    return ModelInfo(
-        name=metadata.get("general.name") or header.path.stem,
-        description=text.value.decode("utf-8", "replace"),
-        n_vocab=int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))),
-        n_ctx_train=int(llama.llama_model_n_ctx_train(model)),
-        n_params=int(llama.llama_model_n_params(model)),
-        size_bytes=size,
-        n_layer=int(llama.llama_model_n_layer(model)),
-        n_embd=int(llama.llama_model_n_embd(model)),
-        weight_bytes=weights.always,
-        cell_bytes=kv_bytes(header, 1024, kv_type) / 1024,
-        expert_bytes=weights.expert,
-        experts=header.number("expert_count"),
-        experts_used=header.number("expert_used_count"),
-        chat_template=template.decode("utf-8", "replace") if template else None,
-        path=str(header.path),
-        metadata=metadata,
-    )
-
-
-def _metadata(model: int) -> dict[str, str]:
-    """Return the model's scalar metadata as text, without the long ones."""
-    key, value = ctypes.create_string_buffer(512), ctypes.create_string_buffer(_META_CHARS)
-    metadata = {}
-    for index in range(min(int(llama.llama_model_meta_count(model)), _META_KEYS)):
-        if llama.llama_model_meta_key_by_index(model, index, key, len(key)) < 0:
-            continue
-        length = llama.llama_model_meta_val_str_by_index(model, index, value, len(value))
-        if 0 <= length < _META_CHARS and not key.value.startswith(b"tokenizer."):
-            metadata[key.value.decode("utf-8", "replace")] = value.value.decode("utf-8", "replace")
-    return metadata
-
-
-def _describe(system: SystemInfo, threads: int, cache: str) -> str:
-    where = ", ".join(gpu.description or gpu.name for gpu in system.gpus)
-    if not where:
-        cpu = system.features.get("CPU", {})
-        telling = [name for name in _TELLING if cpu.get(name, "0") not in ("0", lib.MISCOMPILED)][
-            :2
-        ]
-        where = " ".join(["CPU", f"({', '.join(telling)})"] if telling else ["CPU"])
-    return f"{where}, {threads} thread{'s' * (threads != 1)}, {cache}"
