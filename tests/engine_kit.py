@@ -10,7 +10,7 @@ from attrs import Factory, define, evolve
 
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import Engine
+from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.messages import (
     Abort,
     Credit,
@@ -79,6 +79,7 @@ class Bench:
         wake: Callable[[], object] | None = None,
         recorder: Recorder | None = None,
         engine: type[Engine] = Engine,
+        settings: EngineSettings | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -93,6 +94,7 @@ class Bench:
             self.outlet,
             self.metrics,
             self.clock,
+            settings=settings,
             recorder=recorder,
         )
         self.handles = count(1)

@@ -14,9 +14,10 @@ from uma_trio.backend.base import Aside, BackendDied, DecodeStatus, nothing
 from uma_trio.backend.fake import EOS, FakeBackend, Fault
 from uma_trio.engine.figures import Job
 from uma_trio.engine.inbox import EngineStopped, QueueFull
-from uma_trio.engine.loop import Engine
+from uma_trio.engine.loop import Engine, EngineSettings
 from uma_trio.engine.messages import Inspect, PromptDone, SetLane, StreamItem, TokenOut
 from uma_trio.engine.recorder import Recorder
+from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import Pipeline, PolicyError, baseline
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState
@@ -692,7 +693,8 @@ class Noting:
 
         stages = {**baseline.stages, "note": note}
         self.backend = OnDevice()
-        self.bench = Bench(self.backend, Pipeline(stages, frozenset(stages)))
+        captured = EngineSettings(cost=CostModel(Staircase((1, 512), (0.01, 0.1)), switch_s=0.003))
+        self.bench = Bench(self.backend, Pipeline(stages, frozenset(stages)), settings=captured)
 
 
 def test_where_only_streams_are_read_the_policy_is_asked_beside_the_decode() -> None:
@@ -714,7 +716,7 @@ def test_where_only_streams_are_read_the_policy_is_asked_beside_the_decode() -> 
 
 
 def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> None:
-    """As long as others come and go it may stay as large as it was."""
+    """As long as others come and go it may stay as large as it was, where graphs are captured."""
     noting = Noting()
     bench, backend = noting.bench, noting.backend
     bench.submit(max_tokens=60)
@@ -727,6 +729,15 @@ def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> No
     assert backend.settled
     bench.run()
     assert backend.settled
+
+
+def test_where_no_graphs_are_captured_the_cache_is_settled_all_the_time() -> None:
+    """There a smaller cache costs nothing, and a larger one is looked through by every token."""
+    bench = Bench()
+    for n in range(3):
+        bench.submit(max_tokens=2 + 3 * n)
+    while bench.engine.tick():
+        assert bench.backend.settled
 
 
 def test_a_plan_that_came_late_is_the_one_that_is_remembered_and_recorded() -> None:

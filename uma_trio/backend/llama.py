@@ -122,8 +122,9 @@ class LlamaBackend:
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple
         of 256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the cache
-        as large as it was (None: on a GPU, whose graphs depend on it), `progress` gets 0.0 to 1.0 and may raise to stop the
-        loading, `log` gets llama.cpp's warnings and errors. Raises :class:`ModelError`.
+        as large as it was (None: on a GPU, whose graphs may depend on it), `progress` gets 0.0 to
+        1.0 and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
+        Raises :class:`ModelError`.
         """
         lib.start()
         lib.set_log_sink(log)

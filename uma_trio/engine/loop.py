@@ -109,7 +109,15 @@ class Engine:
         self._scratch_slot = n_slots
         self._recorder = recorder = recorder or Recorder()
         self.registry = Registry(
-            backend, inbox, outlet, metrics, clock, n_slots, recorder, settings.contract.young_s
+            backend,
+            inbox,
+            outlet,
+            metrics,
+            clock,
+            n_slots,
+            recorder,
+            settings.contract.young_s,
+            captured=settings.cost is not None and settings.cost.switch_s > 0,
         )
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)

@@ -29,7 +29,10 @@ FIRST_FEW = 5
 
 
 class Registry:
-    """The requests of one engine. `waiting` and `running` are read by the loop, not changed."""
+    """The requests of one engine. `waiting` and `running` are read by the loop, not changed.
+
+    `captured` says that ticks are slow after the KV cache shrank.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class Registry:
         n_slots: int,
         recorder: Recorder,
         young_s: float,
+        *,
+        captured: bool = False,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -49,6 +54,7 @@ class Registry:
         self._clock = clock
         self._recorder = recorder
         self._young_s = young_s
+        self._vacate = backend.kv_retire if captured else backend.kv_remove
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
@@ -223,7 +229,7 @@ class Registry:
 
     def _drop(self, sequence: Sequence) -> None:
         slot = self.ledger.release(sequence.handle)
-        self._backend.kv_retire(slot)
+        self._vacate(slot)
         sequence.slot = NO_SLOT
         sequence.reserved = 0
 
