@@ -183,9 +183,10 @@ class Quick(World[Counters]):
         if not self._waiting or (made_room and self._running):
             return
         state = self._admission()
-        place = gives_place(state)
-        if place is not None:
-            self._preempt(place)
+        places = gives_place(state)
+        if places:
+            for place in places:
+                self._preempt(place)
             state = self._admission()
         for key in admit(state):
             request = self._running[key] = self._waiting.pop(key)
@@ -214,6 +215,7 @@ class Quick(World[Counters]):
             contract=settings.contract,
             traffic=settings.traffic,
             spare_rows=self._limits.n_slots - len(running) if settings.scratch_slots else 0,
+            empty_cells=self._limits.n_ctx - sum([r.computed for r in running.values()]),
             last=self._last,
             memory=self.memory,
         )

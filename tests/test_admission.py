@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import waiting
 
-from uma_trio.policy.admission import MAX_PASSED_OVER, admit, gives_place
+from uma_trio.policy.admission import MAX_PASSED_OVER, MOST_PASSED_OVER, admit, gives_place
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 
@@ -45,6 +45,14 @@ def test_who_was_passed_over_often_is_next_and_room_is_kept() -> None:
     overdue = waiting(1, lane="background", passed_over=MAX_PASSED_OVER)
     assert admitted(overdue, waiting(2), slots=1) == [1]
     large = waiting(1, cells=200, passed_over=MAX_PASSED_OVER)
+    assert admitted(large, waiting(2, lane="background"), slots=2) == []
+
+
+def test_room_is_not_kept_from_persons_unless_it_was_for_very_long() -> None:
+    """A question does not wait until batch jobs have ended so that a large one finds room."""
+    large = waiting(1, cells=200, lane="background", passed_over=MOST_PASSED_OVER - 1)
+    assert admitted(large, waiting(2), waiting(3, lane="background"), slots=2) == [2]
+    large = waiting(1, cells=200, lane="background", passed_over=MOST_PASSED_OVER)
     assert admitted(large, waiting(2), slots=2) == []
 
 
@@ -80,7 +88,9 @@ def test_admission_never_promises_what_is_not_there(
     assert sum(w.cells for w in chosen) <= cells
 
 
-def place(*requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, int]) -> int | None:
+def place(
+    *requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, int]
+) -> tuple[int, ...]:
     """Return who makes room; `held` says of background requests how much is computed.
 
     Their keys are also how often they were passed over.
@@ -93,20 +103,31 @@ def place(*requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, in
 
 def test_a_person_takes_the_place_of_the_batch_request_that_loses_least() -> None:
     """Without a slot, or without room; what it held must be enough."""
-    assert place(waiting(9), held={1: 40, 2: 5, 3: 30}) == 2
-    assert place(waiting(9), slots=3, held={1: 40, 2: 5}) == 2
-    assert place(waiting(9, cells=60), cells=5, held={1: 40}) is None
+    assert place(waiting(9), held={1: 40, 2: 5, 3: 30}) == (2,)
+    assert place(waiting(9), slots=3, held={1: 40, 2: 5}) == (2,)
+    assert place(waiting(9, cells=60), cells=5, held={1: 40}) == ()
+
+
+def test_several_make_room_where_none_alone_has_enough() -> None:
+    """In the same order, and no more than it takes."""
+    assert place(waiting(9, cells=90), held={1: 40, 2: 5, 3: 30}) == (2, 3)
 
 
 def test_who_gave_its_place_up_often_keeps_it() -> None:
     """Or it would be computed again and again; the next best goes."""
-    assert place(waiting(9), held={1: 40, MAX_PASSED_OVER: 5}) == 1
-    assert place(waiting(9), held={MAX_PASSED_OVER: 5}) is None
+    assert place(waiting(9), held={1: 40, MAX_PASSED_OVER: 5}) == (1,)
+    assert place(waiting(9), held={MAX_PASSED_OVER: 5}) == ()
 
 
 def test_nobody_gives_place_to_a_batch_request_or_to_who_gets_one_anyway() -> None:
     """And not for the sake of a person whose turn it would not be."""
-    assert place(waiting(9, lane="background"), held={1: 40}) is None
-    assert place(waiting(9), slots=1, cells=100, held={1: 40}) is None
+    assert place(waiting(9, lane="background"), held={1: 40}) == ()
+    assert place(waiting(9), slots=1, cells=100, held={1: 40}) == ()
     overdue = waiting(8, lane="background", passed_over=MAX_PASSED_OVER)
-    assert place(waiting(9), overdue, held={1: 40}) is None
+    assert place(waiting(9), overdue, held={1: 40}) == ()
+
+
+def test_whose_turn_it_is_gets_a_place_together_with_the_person_behind() -> None:
+    """A person does not wait for a slot because a batch request stands before it."""
+    overdue = waiting(8, lane="background", passed_over=MAX_PASSED_OVER)
+    assert place(waiting(9), overdue, held={1: 40, 2: 5}) == (2, 1)

@@ -259,6 +259,28 @@ def test_a_retired_slot_begins_anew_and_changes_nobody(backend: Backend) -> None
     assert_same(feed(backend, 2, text(3, 20)), other)
 
 
+@pytest.mark.real
+def test_no_more_than_some_cells_stay_of_retired_slots(tiny_model: Path) -> None:
+    """Whatever their positions: sequences of one length are the usual case."""
+    from uma_trio.backend._llama_extent import MOST_KEPT
+    from uma_trio.backend.llama import LlamaBackend
+
+    backend = LlamaBackend.load(
+        tiny_model, n_ctx=N_CTX, n_slots=2, n_batch=N_BATCH, threads=1, holds_extent=True
+    )
+    most = N_CTX - MOST_KEPT
+    for _ in range(MOST_KEPT):
+        assert decode(backend, [(0, 0, 97, 1)]) == DecodeStatus.OK
+        backend.kv_retire(0)
+    for begin in range(0, most, N_BATCH):
+        assert decode(backend, prompt(0, text(1, N_BATCH), begin)) == DecodeStatus.OK
+    assert backend._extent is not None
+    assert backend._extent.kept == MOST_KEPT
+    assert decode(backend, [(0, most, 97, 1)]) == DecodeStatus.OK, "theirs is the room, too"
+    assert backend._extent.kept == 0
+    backend.close()
+
+
 def test_all_cells_of_retired_slots_are_there_for_others(backend: Backend) -> None:
     """What stays of them is no room lost."""
     for slot in range(3):

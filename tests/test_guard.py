@@ -22,6 +22,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.served import (
     BURST,
     HELD,
+    PROBE_CAPTURED_EVERY,
     PROBE_EVERY,
     sweet_spot,
 )
@@ -137,6 +138,36 @@ def test_a_grant_stays_within_the_pause_cap() -> None:
         assert set_limit(asking, started(asking)).limit.seconds == pytest.approx(seconds)
 
 
+def test_the_share_of_the_background_is_followed_where_nobody_reads_too() -> None:
+    """A moment without a stream, as between two answers, is no gift of a whole share."""
+    now = situation(prompt(1, 30), share=0.01)
+    assert contract(now).memory.guard.share <= 0.01
+    busy = situation(share=0.01, solo_s=0.0, loaded=True, background=1.0)
+    busy = evolve(busy, last=LastTick(1.0, 0.0, Work(512)))
+    assert contract(busy).memory.guard.share > 0.3
+
+
+def test_a_larger_floor_is_granted_more_often() -> None:
+    """One tick of four times solo in 25 is a tenth of the time; a floor of 0.3 takes one in seven."""
+    views = (stream(), decoder(2, lane="background"))
+    for floor, since, granted in (
+        (0.05, 24, False),
+        (0.05, 25, True),
+        (0.3, 6, False),
+        (0.3, 7, True),
+    ):
+        now = situation(*views, share=0.0, since_grant=since)
+        now = evolve(now, contract=Contract(background_floor=floor))
+        assert set_limit(now, started(now)).limit.grant == granted
+
+
+def test_who_is_parked_for_a_while_finds_credit_and_debt_again() -> None:
+    """Reading slowly for a moment, or a change of lane, is no way out of the ledger."""
+    for away in (stream(1, credit=0), stream(1, lane="background")):
+        now = situation(away, stream(2, gap_s=SOLO), credits={1: -2.0, 2: 0.0, 3: 1.0})
+        assert keep_ledger(now, started(now)).memory.guard.credits == {1: -2.0, 2: EARNED_PER_GAP}
+
+
 def test_a_grant_is_not_for_newcomers() -> None:
     """They have their limit in every other tick; what is granted and counted goes to the rest."""
     now = situation(stream(), prompt(2, 30), prompt(3, 500, lane="background"), share=0.0)
@@ -240,6 +271,13 @@ def test_a_tick_of_the_size_in_use_is_not_charged_for_a_new_shape() -> None:
     plan = contract(now)
     assert planned_work(now, plan).shape == (16, 2)
     assert plan.predicted_s == pytest.approx(0.0259, rel=0.01)
+
+
+def test_ballast_takes_no_cell_that_a_stream_needs() -> None:
+    """Or the last token of an answer that fills the cache would find no room."""
+    now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
+    assert contract(evolve(now, empty_cells=4)).ballast == 1
+    assert contract(evolve(now, empty_cells=3)).ballast == 0
 
 
 def test_ballast_is_left_out_now_and_then() -> None:
@@ -377,6 +415,27 @@ def test_a_size_that_did_not_fit_any_more_is_not_tried_again_at_once() -> None:
             plan = contract(now)
             memory = plan.memory
             assert plan.n_tokens == size
+
+
+def test_a_neighbour_that_is_only_tried_holds_no_size_down() -> None:
+    """Held is what did not fit, not what was chosen."""
+    memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory(solo_s=SOLO))
+    memory = evolve(memory, served=Served(tokens=16))
+    views, rules = (stream(), prompt(2, 500, lane="background")), Contract(latency_cap=4.0)
+    sizes = []
+    for tick in (2 * PROBE_CAPTURED_EVERY, 2 * PROBE_CAPTURED_EVERY + 1):
+        now = evolve(situation(*views), tick=tick, memory=memory, contract=rules)
+        plan = contract(now)
+        memory = plan.memory
+        sizes.append(plan.n_tokens)
+    assert sizes == [8, 16]
+
+
+def test_beside_a_stream_that_joined_the_smallest_size_is_the_one_that_is_held() -> None:
+    """Where nothing is as small as what is held, nothing larger than it must be is taken."""
+    memory = Memory(served=Served(tokens=2, most=2, held_until=99))
+    took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
+    assert sweet_spot(rates(memory=memory), took, 1, captured=True) == 3
 
 
 def test_background_decoders_go_on_together_for_a_burst() -> None:

@@ -8,13 +8,12 @@ sequence that ends may stay, in a sequence that nobody computes, and the step wi
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from uma_trio.backend import _llama_lib as lib
 
-# Which cell of the cache it is nobody tells, so that those of the latest sequences stay, and the one
-# that counts is among them. They are lost to others, but where those find no room.
+# Which of the cells it is nobody tells, so that many stay, and the one that counts is likely among
+# them; when there are too many, all go, and it begins anew. Whoever finds no room has theirs, too.
 MOST_KEPT: Final = 64
 
 
@@ -24,23 +23,22 @@ class Extent:
     def __init__(self, memory: int, keeper: int) -> None:
         self._memory = memory
         self._keeper = keeper
-        self._kept: deque[int] = deque()  # their positions, in the sequences that they were of
+        self.kept = 0
 
     def keep(self, slot: int) -> None:
         """Let the last cell of `slot` stay when the others go."""
         last = lib.seq_pos_max(self._memory, slot)
         if last < 0:
             return
-        if len(self._kept) == MOST_KEPT:
-            oldest = self._kept.popleft()
-            lib.seq_rm(self._memory, self._keeper, oldest, oldest + 1)
+        if self.kept == MOST_KEPT:
+            self.let_go()
         lib.seq_cp(self._memory, slot, self._keeper, last, last + 1)
-        self._kept.append(last)
+        self.kept += 1
 
     def let_go(self) -> bool:
         """Drop all that stayed; False if that is nothing."""
-        if not self._kept:
+        if not self.kept:
             return False
         lib.seq_rm(self._memory, self._keeper, -1, -1)
-        self._kept.clear()
+        self.kept = 0
         return True

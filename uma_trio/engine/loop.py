@@ -307,16 +307,17 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         registry = self.registry
-        made_room, self._recovery.made_room = self._recovery.made_room, False
+        made_room = self._recovery.just_made_room()
         if not registry.waiting or not (registry.ledger.free_slots or registry.crowded):
             return
         # Admission right after room was made would undo it, unless there is nobody it was for.
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
         state = registry.admission()
-        place = gives_place(state)
-        if place is not None:
-            registry.preempt(place, NEEDED)
+        places = gives_place(state)
+        if places:
+            for place in places:
+                registry.preempt(place, NEEDED)
             state = registry.admission()
         registry.admit(admit(state), now)
 
@@ -340,6 +341,7 @@ class Engine:
             spare_rows=self._backend.limits.n_slots - len(running)
             if ballast and self._settings.scratch_slots
             else 0,
+            empty_cells=self._backend.limits.n_ctx - sum([s.computed for s in running.values()]),
             last=self._last,
             memory=self._memory,
         )

@@ -25,8 +25,7 @@ class Recovery:
     """The engine's memory of failed decodes.
 
     `batch_limit` is how many tokens the next batch may hold; `suspect` is the one sequence
-    that the next batch may hold, if any. `made_room` says that a sequence was preempted, and is for
-    whoever admits to take back.
+    that the next batch may hold, if any.
     """
 
     def __init__(self, backend: Backend, registry: Registry) -> None:
@@ -35,7 +34,12 @@ class Recovery:
         self._suspects: deque[int] = deque()
         self._failures = 0  # in a row, for other reasons than room
         self.batch_limit = backend.limits.n_batch
-        self.made_room = False
+        self._made_room = False
+
+    def just_made_room(self) -> bool:
+        """Say whether a sequence was preempted since this was asked last."""
+        made_room, self._made_room = self._made_room, False
+        return made_room
 
     @property
     def suspect(self) -> int | None:
@@ -86,7 +90,7 @@ class Recovery:
                 return f"no room: the next batch holds {n_tokens} tokens at most"
             case Preempt(key):
                 self._registry.preempt(key, NO_ROOM)
-                self.made_room = True
+                self._made_room = True
                 return f"no room: request {key} was preempted"
             case Fail(key):
                 self._registry.end(

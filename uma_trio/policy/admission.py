@@ -7,21 +7,22 @@ gives its own back, and is computed again later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import AdmissionState, Waiting
 
-# How often a request may see later ones go before it without a token of its own meanwhile; then it
-# is next, whatever its lane and size, room is kept free for it, and once it has a place it keeps it.
-MAX_PASSED_OVER = 8
+# How often a request may see later ones go before it without a token of its own meanwhile. Then it
+# is next in its turn, whatever its lane and size: room is kept free for it, a person's aside, and
+# once it has a place it keeps it. After the second number room is kept from persons, too.
+MAX_PASSED_OVER, MOST_PASSED_OVER = 8, 64
 
 
 def admit(state: AdmissionState) -> tuple[int, ...]:
-    """Return the keys to admit now, in order.
+    """Return who gets a slot now, in that order.
 
-    Each admitted request has a slot and its cells fit. A request too large for the room there
-    is lets smaller ones pass, until it has been passed over `MAX_PASSED_OVER` times.
+    A request that does not fit into the free cells lets smaller ones pass, but only so often.
+    What is admitted fits together.
     """
     slots, cells = state.free_slots, state.free_cells
     if slots <= 0 or not state.waiting:
@@ -30,15 +31,8 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
     left = list(state.waiting)
     admitted: list[int] = []
     while left and slots > 0:
-        overdue = [w for w in left if w.passed_over >= MAX_PASSED_OVER]
-        fitting = [w for w in left if w.cells <= cells]
-        if overdue:
-            chosen = min(overdue, key=lambda w: w.arrived)
-            if chosen.cells > cells:
-                break  # the room that comes free is kept for it
-        elif fitting:
-            chosen = min(fitting, key=lambda w: _rank(w, running))
-        else:
+        chosen = _next(left, running, cells)
+        if chosen is None:
             break
         admitted.append(chosen.key)
         left.remove(chosen)
@@ -48,31 +42,48 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
     return tuple(admitted)
 
 
-def gives_place(state: AdmissionState) -> int | None:
-    """Return which background request is to make room, for an interactive one that finds none.
+def _next(left: Sequence[Waiting], running: Mapping[int, int], cells: int) -> Waiting | None:
+    """Return who of those that are left is next, and fits into `cells`."""
+    may = [waiting for waiting in left if waiting.cells <= cells]
+    overdue = [waiting for waiting in left if waiting.passed_over >= MAX_PASSED_OVER]
+    if overdue:
+        first = min(overdue, key=lambda waiting: (-waiting.passed_over, waiting.arrived))
+        if first.cells <= cells:
+            return first
+        if first.passed_over >= MOST_PASSED_OVER:
+            return None
+        may = [waiting for waiting in may if waiting.lane == "interactive"]
+    return min(may, key=lambda waiting: _rank(waiting, running), default=None)
 
-    Of those whose room is enough the one of which least has to be computed again: so one that has
-    just come back goes again, and the others get done. Who was passed over `MAX_PASSED_OVER` times
-    keeps its place until its next token. None where somebody is admitted anyway, or where another is
-    next in line.
+
+def gives_place(state: AdmissionState) -> tuple[int, ...]:
+    """Return which background requests are to make room, for an interactive one that finds none.
+
+    The one of which least has to be computed again, of those whose room alone is enough: so one that
+    has just come back goes again, and the others get done. If no single one's is, several in that
+    order, as where somebody whose turn it is comes first. Who was passed over `MAX_PASSED_OVER`
+    times keeps its place until its next token. Nobody where somebody is admitted anyway, or where
+    no person would be.
     """
     persons = {w.key: w.cells for w in state.waiting if w.lane == "interactive"}
     if not persons or admit(state):
-        return None
+        return ()
     missing = min(persons.values()) - state.free_cells
     could = [
         held
         for held in state.running
-        if held.lane == "background"
-        and held.passed_over < MAX_PASSED_OVER
-        and held.cells >= missing
+        if held.lane == "background" and held.passed_over < MAX_PASSED_OVER
     ]
-    for held in sorted(could, key=lambda held: (held.computed, -held.key)):
-        slots, cells = state.free_slots + 1, state.free_cells + held.cells
-        next_in = admit(evolve(state, free_slots=slots, free_cells=cells))
-        if next_in and next_in[0] in persons:
-            return held.key
-    return None
+    could.sort(key=lambda held: (held.computed, -held.key))
+    together = [tuple(could[:n]) for n in range(2, len(could) + 1)]
+    for going in [*[(held,) for held in could], *together]:
+        cells = sum(held.cells for held in going)
+        if cells < missing:
+            continue
+        slots, cells = state.free_slots + len(going), state.free_cells + cells
+        if not persons.keys().isdisjoint(admit(evolve(state, free_slots=slots, free_cells=cells))):
+            return tuple(held.key for held in going)
+    return ()
 
 
 def _rank(waiting: Waiting, running: Mapping[int, int]) -> tuple[bool, int, float, int]:

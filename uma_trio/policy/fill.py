@@ -86,26 +86,27 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     first = Line(tick, newcomers, within)
     n = 0 if limit.closed or limit.grant else _newcomers_size(state, cost, limit, first)
     second = Line(first.work(n), rest)
-    m = 0 if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
+    m, most = (0, 0) if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
     # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
     others = [view for view in rest if view.pending > NEAR_END]
     if m == 0 and not limit.closed and 0 < len(others) < len(rest):
         second = Line(second.tick, others)
-        m = _size(state, cost, limit, second, beside_newcomers=n > 0)
+        m, most = _size(state, cost, limit, second, beside_newcomers=n > 0)
     items = _items(first.shares(n), f"newcomer: {limit.reason}")
     items += _items(second.shares(m), f"background: {limit.reason}")
     served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
     skipped = [Skip(v.key, too_much) for v in (*newcomers, *rest) if v.key not in served]
     decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
-    before, total = state.memory.served.tokens, second.tick.tokens + m
-    if limit.rare or limit.closed:
-        total = before
-    shrank = total < before <= second.tick.tokens + second.demand
+    alone, before = second.tick.tokens, state.memory.served.tokens
+    usual = not (limit.rare or limit.closed)
+    sizes = (alone + m, alone + most) if usual else (before, before)
     return evolve(
         plan,
         items=(*plan.items, *items),
         skipped=(*plan.skipped, *skipped),
-        memory=evolve(plan.memory, served=next_served(state, decoders, total, shrank=shrank)),
+        memory=evolve(
+            plan.memory, served=next_served(state, decoders, *sizes, alone + second.demand)
+        ),
     )
 
 
@@ -130,8 +131,8 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
 
 def _size(
     state: SchedulerState, cost: CostModel, limit: Limit, line: Line, *, beside_newcomers: bool
-) -> int:
-    """Return how many tokens of everyone else to compute.
+) -> tuple[int, int]:
+    """Return how many tokens of everyone else to compute, and how many could be.
 
     With nobody to protect but a newcomer who waits for the first word, only what costs nothing.
     """
@@ -140,10 +141,11 @@ def _size(
     if beside_newcomers and math.isinf(seconds):
         seconds = cost.seconds(line.tick)
     took = _fitting(cost, line, most, seconds, careful=limit.rare)
+    longest = max(took, default=0)
     if limit.rare:
-        return max(took, default=0)
+        return longest, longest
     captured = cost.switch_s > 0 and not math.isinf(limit.seconds)
-    return sweet_spot(state, took, line.tick.tokens, captured=captured)
+    return sweet_spot(state, took, line.tick.tokens, captured=captured), longest
 
 
 def _fitting(

@@ -77,7 +77,7 @@ def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     """Enter the last tick's gaps into the ledger of each stream, and its time into the share."""
     guard = plan.memory.guard
     solo_s, jitter = guard.solo_s, guard.jitter
-    balance, late = _entered(guard, state.protected, state.contract.latency_cap)
+    balance, late = _entered(guard, state)
     if not guard.loaded and solo_s > 0 and _telling(plan.memory.cost, plan.memory.same_shape):
         jitter = _followed(jitter, state.protected, solo_s)
     took_s = state.last.decode_s
@@ -97,14 +97,16 @@ def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     return evolve(plan, memory=evolve(plan.memory, guard=guard))
 
 
-def _entered(
-    guard: GuardMemory, streams: Sequence[SequenceView], cap: float
-) -> tuple[dict[int, float], bool]:
-    """Return the credit of each stream with its last gap in it, and whether any gap was late."""
-    late_s = cap * guard.jitter * guard.solo_s
-    balance, late = {}, False
-    for view in streams:
-        credit = guard.credits.get(view.key, 0.0)
+def _entered(guard: GuardMemory, state: SchedulerState) -> tuple[dict[int, float], bool]:
+    """Return the credit of each stream with its last gap in it, and whether any gap was late.
+
+    Who is parked or in the other lane for a while finds its credit again, and its debt.
+    """
+    late_s = state.contract.latency_cap * guard.jitter * guard.solo_s
+    there = state.views
+    balance, late = {key: credit for key, credit in guard.credits.items() if key in there}, False
+    for view in state.protected:
+        credit = balance.get(view.key, 0.0)
         if view.gap_s is None or guard.solo_s <= 0:
             pass  # nothing to enter
         elif view.gap_s > late_s:
@@ -137,7 +139,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     streams, cost = state.protected, plan.memory.cost
     guard, contract = plan.memory.guard, state.contract
     if not streams or cost is None:
-        return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, share=1.0, newcomers=0.0))
+        return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, newcomers=0.0))
     solo = alone_s(cost, streams, room_alone(state, len(streams)))
     loaded_ticks, closed_ticks = _turns(guard, captured=cost.switch_s > 0)
     guard = evolve(
@@ -164,7 +166,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     limit = _limit(contract, credit, hard if worth else None, solo, welcome * solo)
     limit = _tightened(limit, streams)
     # What one application asks for does not take the floor from the others.
-    if limit.seconds < hard * solo and _owed(state, guard, young=young):
+    if limit.seconds < hard * solo and _owed(state, guard, hard, young=young):
         limit = evolve(
             limit,
             seconds=hard * solo,
@@ -234,16 +236,17 @@ def _tightened(limit: Limit, streams: Sequence[SequenceView]) -> Limit:
     return evolve(limit, seconds=asked, reason="within a request's own slo", newcomer_s=newcomer_s)
 
 
-def _owed(state: SchedulerState, guard: GuardMemory, *, young: bool) -> bool:
+def _owed(state: SchedulerState, guard: GuardMemory, hard: float, *, young: bool) -> bool:
     """Whether background work waits and has had less than its floor for too long.
 
     While a stream is young the floor is owed rather than paid, until half of it is missing:
-    where short conversations follow each other, somebody is always young.
+    where short conversations follow each other, somebody is always young. Grants of `hard` times
+    solo come no closer than so that they add up to the floor.
     """
-    floor = state.contract.background_floor
+    floor = state.contract.background_floor / (2 if young else 1)
     return (
-        guard.since_grant >= GAPS_BETWEEN_GRANTS
-        and guard.share < (floor / 2 if young else floor)
+        guard.share < floor
+        and guard.since_grant >= min(GAPS_BETWEEN_GRANTS, (hard - 1.0) * (1.0 / floor - 1.0))
         and any(not is_newcomer(v, state.contract.newcomer_tokens) for v in state.riders.values())
     )
 

@@ -83,7 +83,7 @@ class Pipeline:
 
         So where nobody else is there, it is known what is computed before it is planned.
         """
-        return "decode" in self.stages
+        return self.stages.get("decode") in (select_interactive, select_decoders)
 
     @property
     def optional(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def sweet_spot(
         return 0
     served = state.memory.served
     held = served.most - total if captured and state.tick < served.held_until else max(took)
-    sizes = [n for n in took if n <= held] or list(took)
+    sizes = [n for n in took if n <= held] or [min(took)]
     in_use = served.tokens - total
     rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
     best = level(rates)
@@ -57,15 +57,16 @@ def burst(state: SchedulerState) -> frozenset[int]:
 
 
 def next_served(
-    state: SchedulerState, keys: Sequence[int], tokens: int, *, shrank: bool = False
+    state: SchedulerState, keys: Sequence[int], tokens: int, fitting: int, useful: int
 ) -> Served:
-    """Return what to remember of a tick that serves these background decoders.
+    """Return what to remember of a tick of so many `tokens` that serves these background decoders.
 
-    `shrank` says that it has no more `tokens` since what was in use would have taken too long.
+    Of the sizes that were `useful` at most those up to `fitting` would have been in time. If the
+    one in use was useful and is beyond that, it is held against it.
     """
     served = evolve(state.memory.served, tokens=tokens)
-    if shrank:
-        served = evolve(served, most=tokens, held_until=state.tick + HELD)
+    if fitting < state.memory.served.tokens <= useful:
+        served = evolve(served, most=fitting, held_until=state.tick + HELD)
     if not keys:
         return served  # a burst goes on after such a tick
     running = burst(state)

@@ -38,7 +38,7 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     cost = plan.memory.cost
     if cost is None or not plan.items:
         return plan
-    room = min(state.spare_rows, state.n_batch - plan.n_tokens)
+    room = min(state.spare_rows, min(state.n_batch, state.empty_cells) - plan.n_tokens)
     best, _ = ballast_for(cost, planned_work(state, plan), room)
     return evolve(plan, ballast=best) if best and state.tick % TRY_WITHOUT else plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
@@ -180,6 +181,7 @@ class SchedulerState:
     contract: Contract = field(factory=Contract)
     traffic: Traffic | None = None
     spare_rows: int = 0  # logits rows that nobody can ask for: ballast may
+    empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
     last: LastTick = field(factory=LastTick)
     memory: Memory = field(factory=Memory)
 
