@@ -34,10 +34,10 @@ def sequence(slot: int, known: int, computed: int) -> Sequence:
         st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3)), min_size=1, max_size=8
     ),
     ballast=st.integers(0, 3),
-    extra_row=st.booleans(),
+    extra_rows=st.integers(0, 3),
 )
 def test_every_token_is_written_where_it_belongs(
-    sizes: list[tuple[int, int, int]], ballast: int, extra_row: bool
+    sizes: list[tuple[int, int, int]], ballast: int, extra_rows: int
 ) -> None:
     """One token or many, in any order: its id, position and slot; a row of logits only at an end."""
     batch = Batch(100)
@@ -46,14 +46,15 @@ def test_every_token_is_written_where_it_belongs(
         (sequence(slot, computed + n + more, computed), n)
         for slot, (computed, n, more) in enumerate(sizes)
     ]
-    rows = BatchBuilder(batch, 64, SCRATCH).fill(shares, ballast, extra_row=extra_row)
+    extra_rows = min(extra_rows, sizes[-1][1])
+    rows = BatchBuilder(batch, 64, SCRATCH).fill(shares, ballast, extra_rows=extra_rows)
     expected = [
         (1000 * s.slot + place, place, s.slot, place == s.known - 1)
         for s, n in shares
         for place in range(s.computed, s.computed + n)
     ]
-    if extra_row:
-        expected[-1] = (*expected[-1][:3], True)
+    for place in range(1, extra_rows + 1):
+        expected[-place] = (*expected[-place][:3], True)
     expected += [(expected[0][0], place, SCRATCH, True) for place in range(ballast)]
     n = len(expected)
     arrays = (batch.token, batch.pos, batch.slot, batch.want)

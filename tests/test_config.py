@@ -191,6 +191,7 @@ def test_bounds_are_numbers_as_they_are_typed() -> None:
         ({"http": "on"}, "the HTTP gateway comes later"),
         ({"latency_cap": "0.9"}, "the least is 1.01"),
         ({"bmt_budget": "fast"}, "is not a number"),
+        ({"bmt_budget": "320Gbps"}, "is not a number of bytes, but of bits"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_its_bounds(flags: dict[str, object], said: str) -> None:

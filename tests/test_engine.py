@@ -74,7 +74,9 @@ def test_a_row_that_nobody_reads_changes_nobodys_text() -> None:
         plan = baseline(given)
         pending = {view.key: view.pending for view in given.sequences}
         ends = [item.n_tokens == pending[item.key] for item in plan.items]
-        return evolve(plan, extra_row=bool(ends) and not ends[-1])
+        return evolve(
+            plan, extra_rows=min(3, plan.items[-1].n_tokens) if ends and not ends[-1] else 0
+        )
 
     bench = Bench(FakeBackend(n_ctx=4096, n_batch=32), policy=asking)
     _, short = bench.submit("hello", 40)

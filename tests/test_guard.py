@@ -257,8 +257,21 @@ def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
         views = (stream(), prompt(2, pending, lane="background"))
         now = evolve(situation(*views), memory=memory, contract=rules)
         plan = contract(now)
-        assert (planned_work(now, plan).shape, plan.extra_row) == ((16, 2), pending == 500)
-    assert not contract(evolve(now, memory=evolve(memory, cost=COST))).extra_row
+        assert (planned_work(now, plan).shape, plan.extra_rows) == ((16, 2), pending == 500)
+    assert not contract(evolve(now, memory=evolve(memory, cost=COST))).extra_rows
+
+
+def test_a_tick_has_the_rows_of_the_one_before_where_it_has_its_size() -> None:
+    """Decoders whose turn is over leave their rows to a prompt that asks for nothing."""
+    rules, captured = Contract(latency_cap=4.0), evolve(COST, switch_s=0.002)
+    memory = Memory(cost=captured, guard=GuardMemory(solo_s=SOLO))
+    views = (stream(), stream(3), prompt(2, 500, lane="background"), prompt(4, lane="background"))
+    now = evolve(situation(*views), memory=memory, contract=rules)
+    size = contract(now).n_tokens
+    for before, rows in (((size, 4), 4), ((size, 9), 4), ((size - 1, 4), 3), ((size, 2), 3)):
+        last = LastTick(0.02, 0.0, Work(*before, after=before))
+        plan = contract(evolve(now, last=last))
+        assert planned_work(now, plan).shape == (size, rows)
 
 
 def test_a_tick_of_the_size_in_use_is_not_charged_for_a_new_shape() -> None:

@@ -10,7 +10,7 @@ from policy_kit import decoder, prompt, state
 
 from uma_trio.policy.cost import Work
 from uma_trio.policy.pipeline import PolicyError, baseline, check_plan, compose, find_policy
-from uma_trio.policy.plan import Plan, Skip
+from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import LastTick, SchedulerState, SequenceView
 
 
@@ -157,6 +157,17 @@ def test_the_budget_settles_near_the_tick_time() -> None:
             memory=plan.memory,
         )
     assert 4 * 25 <= plan.n_tokens <= 4 * 34
+
+
+def test_rows_that_nobody_reads_are_those_of_an_unfinished_prompt() -> None:
+    """Behind a row that is read they would be taken for it."""
+    given_state = state(decoder(1), prompt(2, 10))
+    items = (PlanItem(1, 1, "decode", ""), PlanItem(2, 4, "prefill", ""))
+    check_plan(given_state, Plan(items, extra_rows=4))
+    whole = (items[0], PlanItem(2, 10, "prefill", ""))
+    for plan in (Plan(items, extra_rows=5), Plan(whole, extra_rows=1), Plan(extra_rows=1)):
+        with pytest.raises(PolicyError, match="extra rows"):
+            check_plan(given_state, plan)
 
 
 def test_transformers_are_applied_in_order() -> None:

@@ -34,9 +34,14 @@ def _kv_type(raw: object) -> object:
 
 
 def _bandwidth(raw: object) -> object:
-    """Read ``320GBps``, ``320 GB/s`` or a bare number of GB/s; ``probed`` is the default."""
+    """Read ``320GBps``, ``320 GB/s`` or a bare number of GB/s; ``probed`` is the default.
+
+    Bits, as in ``320Gbps``, are refused rather than taken for eight times as many bytes.
+    """
     if not isinstance(raw, str):
         return raw
+    if raw.strip().endswith(("Gbps", "Gb/s")):
+        raise ValueError("a number of bytes, but of bits: 40GBps and 40 GB/s are bytes")
     text = raw.strip().lower()
     if text in ("probed", "auto"):
         return None

@@ -27,11 +27,11 @@ class BatchBuilder:
         self._positions: IntArray = np.arange(n_ctx, dtype=np.int32)
 
     def fill(
-        self, shares: Collection[tuple[Sequence, int]], ballast: int = 0, *, extra_row: bool = False
+        self, shares: Collection[tuple[Sequence, int]], ballast: int = 0, *, extra_rows: int = 0
     ) -> tuple[Sequence, ...]:
         """Write `n` tokens of each sequence from where it stands; return whose rows come back.
 
-        Rows that nobody reads come last, so that they move nobody's: the `extra_row` of the last
+        Rows that nobody reads come last, so that they move nobody's: the `extra_rows` of the last
         sequence, and `ballast` in the scratch slot, which whoever decodes must empty after.
         """
         batch = self._batch
@@ -49,8 +49,8 @@ class BatchBuilder:
                 batch.want[end - 1] = 1
                 rows.append(sequence)
             at = end
-        if extra_row:
-            batch.want[at - 1] = 1
+        if extra_rows:
+            batch.want[at - extra_rows : at] = 1
         if ballast:
             end = at + ballast
             batch.token[at:end] = batch.token[0]

@@ -203,7 +203,7 @@ class Engine:
             return None
         running = self.registry.running
         shares = [(running[item.key], item.n_tokens) for item in plan.items]
-        rows = self._builder.fill(shares, plan.ballast, extra_row=plan.extra_row)
+        rows = self._builder.fill(shares, plan.ballast, extra_rows=plan.extra_rows)
         return Job(plan.n_tokens + plan.ballast, rows, lambda: (state, plan))
 
     def compute(self, job: Job) -> int:

@@ -189,7 +189,7 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
     a policy may come from another package.
     """
     views = {view.key: view for view in state.sequences}
-    total = 0
+    total = unread = 0
     for item in plan.items:
         view = views.pop(item.key, None)
         if view is None:
@@ -201,8 +201,9 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
                 f"sequence {item.key} gets {item.n_tokens} tokens of {view.pending} pending"
             )
         total += item.n_tokens
-    if plan.extra_row and not plan.items:
-        raise PolicyError("the plan asks for an extra row of no sequence")
+        unread = item.n_tokens if item.n_tokens < view.pending else 0
+    if not 0 <= plan.extra_rows <= unread:
+        raise PolicyError(f"the plan asks for {plan.extra_rows} extra rows, and can for {unread}")
     if plan.ballast > state.spare_rows:
         raise PolicyError(f"the plan has {plan.ballast} ballast rows of {state.spare_rows}")
     total += plan.ballast

@@ -59,7 +59,8 @@ class Plan:
     """One tick's work, in batch order: at most one item a sequence, within ``n_batch``.
 
     `ballast` rows are computed and thrown away, where more rows cost less than fewer.
-    With `extra_row` the last item asks for logits that nobody reads, to keep the batch's shape.
+    The last of `extra_rows` tokens of the last item ask for logits that nobody reads, to keep the
+    batch's shape.
     `predicted_s` is what the cost model expects and `moved_bytes` what the tick reads and
     writes by the model's own numbers; 0 where unknown.
     """
@@ -67,7 +68,7 @@ class Plan:
     items: tuple[PlanItem, ...] = ()
     skipped: tuple[Skip, ...] = ()
     ballast: int = 0
-    extra_row: bool = False
+    extra_rows: int = 0
     limit: Limit = UNGUARDED
     predicted_s: float = 0.0
     moved_bytes: float = 0.0

@@ -17,7 +17,7 @@ from uma_trio.policy.state import GuardMemory, Memory, SchedulerState
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
     """Return what of `plan` costs time, ballast included."""
     views = state.views
-    tokens, rows, looked = plan.ballast, plan.ballast + plan.extra_row, 0
+    tokens, rows, looked = plan.ballast, plan.ballast + plan.extra_rows, 0
     for item in plan.items:
         view, n = views[item.key], item.n_tokens
         tokens += n
