@@ -173,7 +173,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "ratio",
         "The part of machine time that background work got, smoothed over two seconds, as of "
-        "the last tick; 1 where that served no interactive stream.",
+        "the last tick.",
     ),
     _m(
         "slo_violations_total",
