@@ -183,12 +183,13 @@ class Quick(World[Counters]):
         if not self._waiting or (made_room and self._running):
             return
         state = self._admission()
-        places = gives_place(state)
+        chosen = admit(state)
+        places = () if chosen else gives_place(state)
         if places:
             for place in places:
                 self._preempt(place)
-            state = self._admission()
-        for key in admit(state):
+            chosen = admit(self._admission())
+        for key in chosen:
             request = self._running[key] = self._waiting.pop(key)
             request.reserved = request.cells
             self._ledger.take(key, request.reserved)

@@ -119,10 +119,9 @@ def test_who_gave_its_place_up_often_keeps_it() -> None:
     assert place(waiting(9), held={MAX_PASSED_OVER: 5}) == ()
 
 
-def test_nobody_gives_place_to_a_batch_request_or_to_who_gets_one_anyway() -> None:
+def test_nobody_gives_place_to_a_batch_request() -> None:
     """And not for the sake of a person whose turn it would not be."""
     assert place(waiting(9, lane="background"), held={1: 40}) == ()
-    assert place(waiting(9), slots=1, cells=100, held={1: 40}) == ()
     overdue = waiting(8, lane="background", passed_over=MAX_PASSED_OVER)
     assert place(waiting(9), overdue, held={1: 40}) == ()
 

@@ -314,12 +314,13 @@ class Engine:
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
         state = registry.admission()
-        places = gives_place(state)
+        chosen = admit(state)
+        places = () if chosen else gives_place(state)
         if places:
             for place in places:
                 registry.preempt(place, NEEDED)
-            state = registry.admission()
-        registry.admit(admit(state), now)
+            chosen = admit(registry.admission())
+        registry.admit(chosen, now)
 
     def _state(self, now: float, *, ballast: bool = True) -> SchedulerState:
         running = self.registry.running

@@ -57,16 +57,15 @@ def _next(left: Sequence[Waiting], running: Mapping[int, int], cells: int) -> Wa
 
 
 def gives_place(state: AdmissionState) -> tuple[int, ...]:
-    """Return which background requests are to make room, for an interactive one that finds none.
+    """Return which background requests make room for an interactive one, where `admit` found nobody.
 
     The one of which least has to be computed again, of those whose room alone is enough: so one that
     has just come back goes again, and the others get done. If no single one's is, several in that
     order, as where somebody whose turn it is comes first. Who was passed over `MAX_PASSED_OVER`
-    times keeps its place until its next token. Nobody where somebody is admitted anyway, or where
-    no person would be.
+    times keeps its place until its next token. Nobody where no person would get in by it.
     """
     persons = {w.key: w.cells for w in state.waiting if w.lane == "interactive"}
-    if not persons or admit(state):
+    if not persons:
         return ()
     missing = min(persons.values()) - state.free_cells
     could = [

@@ -17,7 +17,7 @@ from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s, turns
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.roles import is_newcomer
-from uma_trio.policy.served import burst, next_served, sweet_spot
+from uma_trio.policy.served import burst, next_burst, resized, sweet_spot
 from uma_trio.policy.state import SchedulerState, SequenceView
 from uma_trio.policy.tally import planned_work
 
@@ -97,16 +97,14 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
     skipped = [Skip(v.key, too_much) for v in (*newcomers, *rest) if v.key not in served]
     decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
-    alone, before = second.tick.tokens, state.memory.served.tokens
-    usual = not (limit.rare or limit.closed)
-    sizes = (alone + m, alone + most) if usual else (before, before)
+    in_use, without = state.memory.served, second.tick.tokens
+    if not (limit.rare or limit.closed):
+        in_use = resized(state, without + m, without + most, without + second.demand)
     return evolve(
         plan,
         items=(*plan.items, *items),
         skipped=(*plan.skipped, *skipped),
-        memory=evolve(
-            plan.memory, served=next_served(state, decoders, *sizes, alone + second.demand)
-        ),
+        memory=evolve(plan.memory, served=next_burst(state, in_use, decoders)),
     )
 
 

@@ -152,7 +152,6 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
         return _with(plan, limit, guard)
     young = _youngest_s(streams, state.now) < contract.young_s
     hard = max(contract.latency_cap, contract.young_cap if young else contract.pause_cap)
-    credit = min([guard.credits.get(view.key, 0.0) for view in streams])
     # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
     # gaps are late. Where newcomers never end, or who comes pastes a document and will wait anyway,
     # the streams are spared the long ones.
@@ -160,10 +159,10 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     welcome = hard if odd else min(hard, contract.young_cap)
     # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
     # which moves the limit: there it stands still.
-    credit = 0.0 if cost.switch_s else credit
+    credit = 0.0 if cost.switch_s else min([guard.credits.get(v.key, 0.0) for v in streams])
     # By the margin that it keeps, a rare tick may have less room than any other, and be no gain.
-    worth = hard > cost.margin * contract.latency_cap
-    limit = _limit(contract, credit, hard if worth else None, solo, welcome * solo)
+    rare = credit >= 1.0 and hard > cost.margin * contract.latency_cap
+    limit = _limit(contract, credit, hard if rare else None, solo, welcome * solo)
     limit = _tightened(limit, streams)
     # What one application asks for does not take the floor from the others.
     if limit.seconds < hard * solo and _owed(state, guard, hard, young=young):
@@ -212,16 +211,16 @@ def _limit(
     contract: Contract, credit: float, hard: float | None, solo: float, newcomer_s: float
 ) -> Limit:
     """Return the limit of a tick whose poorest stream has that much credit; a rare one is `hard`."""
-    rare, times = False, contract.latency_cap
-    if hard is not None and credit >= 1.0:
-        rare, times, reason = True, hard, f"long tick: every stream can bear {hard:g}x"
+    times = contract.latency_cap
+    if hard is not None:
+        times, reason = hard, f"long tick: every stream can bear {hard:g}x"
     elif credit >= EASY_DEBT:
         reason = f"within {times:g}x"
     else:
         ease = max(0.0, (credit - DEEPEST_DEBT) / (EASY_DEBT - DEEPEST_DEBT))
         times = 1.0 + ease * (times - 1.0)
         reason = f"within {times:.2f}x: recent gaps were late"
-    return Limit(times * solo, reason, solo, rare, newcomer_s)
+    return Limit(times * solo, reason, solo, hard is not None, newcomer_s)
 
 
 def _tightened(limit: Limit, streams: Sequence[SequenceView]) -> Limit:

@@ -56,17 +56,20 @@ def burst(state: SchedulerState) -> frozenset[int]:
     return frozenset(served.keys) if state.tick - served.since < BURST else frozenset()
 
 
-def next_served(
-    state: SchedulerState, keys: Sequence[int], tokens: int, fitting: int, useful: int
-) -> Served:
-    """Return what to remember of a tick of so many `tokens` that serves these background decoders.
+def resized(state: SchedulerState, tokens: int, fitting: int, useful: int) -> Served:
+    """Return what to remember of a tick of so many `tokens`.
 
     Of the sizes that were `useful` at most those up to `fitting` would have been in time. If the
     one in use was useful and is beyond that, it is held against it.
     """
-    served = evolve(state.memory.served, tokens=tokens)
-    if fitting < state.memory.served.tokens <= useful:
+    served = state.memory.served
+    if fitting < served.tokens <= useful:
         served = evolve(served, most=fitting, held_until=state.tick + HELD)
+    return evolve(served, tokens=tokens)
+
+
+def next_burst(state: SchedulerState, served: Served, keys: Sequence[int]) -> Served:
+    """Return what to remember of a tick that serves these background decoders."""
     if not keys:
         return served  # a burst goes on after such a tick
     running = burst(state)
