@@ -26,15 +26,16 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.pressure import Preempt, Shrink, relieve
 from uma_trio.policy.state import (
+    NOTHING,
     AdmissionState,
     Holder,
-    LastTick,
+    MeasuredTick,
     Memory,
     SchedulerState,
     SequenceView,
     Waiting,
 )
-from uma_trio.policy.tally import planned_work
+from uma_trio.policy.tally import measured, planned_work
 
 
 @define(eq=False, kw_only=True)
@@ -46,7 +47,6 @@ class Counters(Request):
     reserved: int = 0
     passed_over: int = 0
     preempted: bool = False
-    gap_s: float | None = None
     ended: bool = False
     seen: SequenceView | None = None  # as long as it is true
 
@@ -75,7 +75,6 @@ class Counters(Request):
                 client=self.client,
                 first_token_at=self.token_times[0] if self.token_times else None,
                 last_token_at=self.token_times[-1] if self.token_times else None,
-                gap_s=self.gap_s,
                 target_ttft_s=self.targets.ttft_s,
                 target_gap_s=self.targets.gap_s,
             )
@@ -115,7 +114,8 @@ class Quick(World[Counters]):
         self._ledger = KvLedger(limits.n_slots - settings.scratch_slots, limits.n_ctx)
         self._waiting: dict[int, Counters] = {}
         self._running: dict[int, Counters] = {}
-        self._last = LastTick()
+        self._measured: tuple[MeasuredTick, ...] = ()
+        self._before = NOTHING
         self._batch_limit = limits.n_batch
         self._made_room = False
         self._preemption = Preemption(lambda: self._give_up, self._watch, self.clock)
@@ -156,9 +156,9 @@ class Quick(World[Counters]):
         host_s, decode_s = began - ended, clock.now - began
         if status == DecodeStatus.OK:
             self._batch_limit = self._limits.n_batch
-            self._last = LastTick(decode_s=decode_s, host_s=host_s, work=work)
-            self.memory = plan.memory
-            self._advance(plan)
+            gaps = self._advance(plan)
+            self._measured = (measured(plan, work, decode_s, host_s, gaps),)
+            self.memory, self._before = plan.memory, work
             self.machine.book(state, plan, host_s + decode_s)
         elif status == DecodeStatus.NO_KV_ROOM:
             self._make_room(plan)
@@ -217,26 +217,26 @@ class Quick(World[Counters]):
             traffic=settings.traffic,
             spare_rows=self._limits.n_slots - len(running) if settings.scratch_slots else 0,
             empty_cells=self._limits.n_ctx - sum([r.computed for r in running.values()]),
-            last=self._last,
+            before=self._before,
+            measured=self._measured,
             memory=self.memory,
         )
 
-    def _advance(self, plan: Plan) -> None:
-        """Move every request on; whoever has caught up with itself gets a token."""
+    def _advance(self, plan: Plan) -> dict[int, float]:
+        """Move every request on; whoever has caught up with itself gets a token. Return their gaps."""
         now, running = self.clock.now, self._running
-        for request in running.values():
-            if request.gap_s is not None:
-                request.gap_s = request.seen = None
+        gaps: dict[int, float] = {}
         for item in plan.items:
             request = running[item.key]
             request.computed += item.n_tokens
             request.seen = None
             if request.computed == request.known:
-                self._give_token(request, now)
+                if request.token_times:
+                    gaps[request.handle] = now - request.token_times[-1]
+                self._give_token(request)
+        return gaps
 
-    def _give_token(self, request: Counters, now: float) -> None:
-        if request.token_times:
-            request.gap_s = now - request.token_times[-1]
+    def _give_token(self, request: Counters) -> None:
         request.has_token()
         request.passed_over = 0
         request.known += 1

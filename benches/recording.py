@@ -94,7 +94,6 @@ def asked(ticks: Sequence[TracedTick]) -> list[Asked]:
     last_seen: dict[int, int] = {}
     ends = _ends(ticks)
     for i, tick in enumerate(ticks):
-        fresh = i == 0 or ticks[i - 1].status == 0  # gaps are told once
         pending = {}
         for view in tick.state.sequences:
             known = view.pending + view.computed
@@ -105,10 +104,14 @@ def asked(ticks: Sequence[TracedTick]) -> list[Asked]:
                 )
             request.answer = known - request.prompt
             request.first_token = view.first_token_at
-            if view.gap_s is not None and fresh:
-                request.gaps.append(view.gap_s)
             last_seen[view.key] = i
             pending[view.key] = view.pending
+        # What a tick that failed was planned from is told again.
+        told = len(ticks[i - 1].state.measured) if i and ticks[i - 1].status != 0 else 0
+        for measured in tick.state.measured[told:]:
+            for key, gap_s in measured.gaps.items():
+                if key in found:
+                    found[key].gaps.append(gap_s)
         for item in tick.plan.items if tick.status == 0 else ():
             if item.n_tokens == pending[item.key]:  # it was given a token, perhaps its last
                 request = found[item.key]

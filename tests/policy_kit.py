@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from uma_trio.policy.state import LastTick, Memory, SchedulerState, SequenceView, Waiting
+from uma_trio.policy.state import MeasuredTick, Memory, SchedulerState, SequenceView, Waiting
 
 _VIEW = SequenceView(
     key=0, lane="interactive", pending=1, computed=10, started=True, credit=8, arrived=0.0
@@ -31,16 +31,18 @@ def waiting(key: int, **changes: object) -> Waiting:
     return evolve(_WAITING, **{"key": key, "arrived": float(key)} | changes)
 
 
-def state(
-    *sequences: SequenceView, n_batch: int = 512, target: int = 32, last: LastTick | None = None
-) -> SchedulerState:
-    """Return a state of these sequences."""
+def after(now: SchedulerState, *ticks: MeasuredTick) -> SchedulerState:
+    """Return `now` with `ticks` measured before it."""
+    return evolve(now, before=ticks[-1].work, measured=ticks)
+
+
+def state(*sequences: SequenceView, n_batch: int = 512, target: int = 32) -> SchedulerState:
+    """Return a state of these sequences, before which nothing was measured."""
     return SchedulerState(
         now=100.0,
         tick=1,
         sequences=sequences,
         n_batch=n_batch,
         free_cells=1000,
-        last=last or LastTick(),
         memory=Memory(target_tokens=target),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -668,53 +669,150 @@ def test_the_baseline_is_found_by_name() -> None:
         find_policy("nonsense")
 
 
+class OnDevice(FakeBackend):
+    """A backend that computes before its aside, as a GPU does; `computing` while that runs."""
+
+    computing = False
+
+    @property
+    def computes_beside(self) -> bool:
+        """It does."""
+        return True
+
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        """Compute around the aside."""
+
+        def beside() -> None:
+            self.computing = True
+            aside()
+            self.computing = False
+
+        return super().decode(n_tokens, beside)
+
+
 class Noting:
-    """A backend that computes before its aside, as a GPU does, and a policy's stage that notes which it was."""
+    """An engine on such a backend, with a policy that notes whether that computed when it was asked."""
 
     def __init__(self) -> None:
-        self.computing = False
         self.asked: list[tuple[bool, int]] = []
-        noting = self
-
-        class OnDevice(FakeBackend):
-            @property
-            def computes_beside(self) -> bool:
-                return True
-
-            def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
-                def beside() -> None:
-                    noting.computing = True
-                    aside()
-                    noting.computing = False
-
-                return super().decode(n_tokens, beside)
 
         def note(_state: SchedulerState, plan: Plan) -> Plan:
-            self.asked.append((self.computing, len(plan.items)))
+            self.asked.append((self.backend.computing, len(plan.items)))
             return plan
 
         stages = {**baseline.stages, "note": note}
-        self.backend = OnDevice()
+        self.backend = OnDevice(n_ctx=4096)
         captured = EngineSettings(cost=CostModel(Staircase((1, 512), (0.01, 0.1)), switch_s=0.003))
         self.bench = Bench(self.backend, Pipeline(stages, frozenset(stages)), settings=captured)
 
+    def asked_in(self, ticks: int) -> list[tuple[bool, int]]:
+        """Do so many ticks; return whether each plan was made beside a decode, and of how many."""
+        self.asked.clear()
+        self.bench.ticks(ticks)
+        return self.asked.copy()
 
-def test_where_only_streams_are_read_the_policy_is_asked_beside_the_decode() -> None:
-    """What is computed is foregone then; once somebody else comes, the plan comes first again."""
+
+def test_the_next_tick_is_planned_while_a_gpu_computes() -> None:
+    """Whoever is there, and as long as everybody goes on as foreseen, prompts too."""
+    noting = Noting()
+    noting.bench.submit(max_tokens=60)
+    noting.bench.submit(LONG, max_tokens=9, lane="background")
+    noting.bench.ticks(1)
+    assert noting.asked_in(3) == [(True, 2)] * 3
+
+
+def test_who_comes_while_a_gpu_computes_is_in_the_next_tick() -> None:
+    """What was planned ahead without them is thrown away."""
     noting = Noting()
     bench = noting.bench
     _, stream = bench.submit(max_tokens=60)
-    bench.ticks(3)
-    noting.asked.clear()
-    bench.ticks(5)
-    assert noting.asked == [(True, 1)] * 5
+    bench.ticks(2)
     _, other = bench.submit("another", max_tokens=2, lane="background")
-    noting.asked.clear()
-    bench.ticks(1)
-    assert noting.asked == [(False, 2)], "who comes is in the next tick"
+    assert noting.asked_in(1) == [(False, 2), (True, 2)]
     bench.run()
     assert stream.tokens == bench.expected("hello", 60)
     assert other.tokens == bench.expected("another", 2)
+
+
+def test_a_tick_is_planned_anew_once_somebody_is_not_where_was_foreseen() -> None:
+    """Who was ended, who reads no more, who reads on, who is in the other lane."""
+    noting = Noting()
+    bench = noting.bench
+    bench.submit(max_tokens=60)
+    handle, _ = bench.submit("another", max_tokens=60, credit=4)
+    bench.ticks(2)
+    assert noting.asked_in(1) == [(True, 2)]
+    bench.inbox.put(SetLane(handle, "background"))
+    assert noting.asked_in(1) == [(False, 2), (True, 1)], "its next token would have no place"
+    bench.credit(handle, 9)
+    assert noting.asked_in(1) == [(False, 2), (True, 2)]
+    bench.abort(handle)
+    assert noting.asked_in(1) == [(False, 1), (True, 1)]
+
+
+def test_nothing_is_planned_behind_an_answer_that_has_its_last_token() -> None:
+    """Others will be admitted, or nobody is left."""
+    noting = Noting()
+    noting.bench.submit(max_tokens=3)
+    assert noting.asked_in(3) == [(False, 1), (True, 1), (True, 1)]
+    assert not noting.bench.engine.tick()
+
+
+class Remembering(Engine):
+    """An engine that keeps its ticks, and how each decode ended."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.done: list[tuple[Job, int]] = []
+
+    def finish(self, job: Job, status: int) -> None:
+        """Finish it, and keep it."""
+        super().finish(job, status)
+        self.done.append((job, status))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=steps,
+    credit=st.integers(1, 20),
+    n_slots=st.integers(1, 5),
+    faults=st.dictionaries(
+        st.integers(0, 60),
+        st.builds(Fault, status=st.sampled_from([0, 1, 2, -1, -3])),
+        max_size=4,
+    ),
+)
+def test_every_tick_is_learnt_from_once_and_in_order(
+    steps: list[tuple[object, ...]], credit: int, n_slots: int, faults: dict[int, Fault]
+) -> None:
+    """However plans are made ahead, thrown away, or made twice since a decode failed."""
+    backend = OnDevice(n_ctx=160, n_slots=n_slots, n_batch=20, faults=faults)
+    bench = Bench(backend, engine=Remembering)
+    assert isinstance(bench.engine, Remembering)
+    lived(bench, steps, credit, breaks=False)
+    computed = [job for job, status in bench.engine.done if status == DecodeStatus.OK]
+    learnt = [tick for job in computed for tick in job.state.measured]
+    assert len({id(tick) for tick in learnt}) == len(learnt)
+    assert len(learnt) >= len(computed) - 2
+    assert [t.n_tokens for t in learnt] == [job.n_tokens for job in computed][: len(learnt)]
+    assert [job.state.before for job in computed[1:]] == [job.work for job in computed[:-1]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps, credit=st.integers(1, 20), n_slots=st.integers(1, 5))
+def test_planning_ahead_changes_no_stream(
+    steps: list[tuple[object, ...]], credit: int, n_slots: int
+) -> None:
+    """Each request gets the tokens and the end that it gets where every plan is made in its turn."""
+    steps = [step for step in steps if step[0] != "abort"]
+    told = []
+    for kind in (FakeBackend, OnDevice):
+        bench = Bench(kind(n_ctx=160, n_slots=n_slots, n_batch=20))
+        streams = lived(bench, steps, credit, breaks=False)[-1]
+        told.append(
+            [[item for item in items if not isinstance(item, PromptDone)] for items in streams]
+        )
+    assert told[0] == told[1]
 
 
 def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> None:
@@ -742,8 +840,8 @@ def test_where_no_graphs_are_captured_the_cache_is_settled_all_the_time() -> Non
         assert bench.backend.settled
 
 
-def test_a_plan_that_came_late_is_the_one_that_is_remembered_and_recorded() -> None:
-    """What the policy learns is there for the next tick, and its reasons are in the record."""
+def test_a_plan_made_ahead_is_the_one_that_is_remembered_and_recorded() -> None:
+    """What the policy learns is there for the tick after, and its reasons are in the record."""
     noting = Noting()
     noting.bench.submit(max_tokens=20)
     noting.bench.ticks(12)
@@ -751,4 +849,5 @@ def test_a_plan_that_came_late_is_the_one_that_is_remembered_and_recorded() -> N
     recorded = noting.bench.explain(ticks=4)
     reasons = {item.reason for tick in recorded.ticks for item in tick.items}
     assert reasons == {"decode: one token each"}
+    assert [tick.tick for tick in recorded.ticks] == [8, 9, 10, 11]
     assert noting.bench.engine.memory.target_tokens > 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from attrs import evolve
-from policy_kit import decoder, prompt, state
+from attrs import asdict, evolve
+from policy_kit import after, decoder, prompt, state
 
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.fill import Line, fill_within_limit
@@ -30,13 +30,13 @@ from uma_trio.policy.stairs import TRY_WITHOUT
 from uma_trio.policy.state import (
     Contract,
     GuardMemory,
-    LastTick,
+    MeasuredTick,
     Memory,
     SchedulerState,
     SequenceView,
     Served,
 )
-from uma_trio.policy.tally import planned_work
+from uma_trio.policy.tally import measured, planned_work
 
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
 COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
@@ -45,7 +45,7 @@ SOLO = 0.008
 
 def situation(*views: SequenceView, **remembered: object) -> SchedulerState:
     """Return a state in the middle of things: the cost is known, old streams are old."""
-    guard = GuardMemory(**{"solo_s": SOLO} | remembered)  # type: ignore[arg-type]
+    guard = GuardMemory(**remembered)  # type: ignore[arg-type]
     return evolve(state(*views), tick=1, memory=Memory(cost=COST, guard=guard))
 
 
@@ -59,9 +59,10 @@ def stream(key: int = 1, **changes: object) -> SequenceView:
     return decoder(key, **{"first_token_at": 0.0, "computed": 0} | changes)
 
 
-def ledger(gap_s: float, **remembered: object) -> GuardMemory:
-    """Return what the guard remembers after a gap of one stream."""
-    now = situation(stream(gap_s=gap_s), **remembered)
+def ledger(*gaps: float, loaded: bool = False, **remembered: object) -> GuardMemory:
+    """Return what the guard remembers after these gaps of one stream, a tick each."""
+    ticks = [MeasuredTick(gap_s, gaps={1: gap_s}, solo_s=SOLO, loaded=loaded) for gap_s in gaps]
+    now = after(situation(stream(), **remembered), *ticks)
     return keep_ledger(now, started(now)).memory.guard
 
 
@@ -75,6 +76,21 @@ def test_a_late_gap_costs_one_and_debt_is_bounded() -> None:
     """Whatever made it late; one bad stretch does not starve the background for ever."""
     assert ledger(3 * SOLO, credits={1: 1.5}).credits == {1: 0.5}
     assert ledger(3 * SOLO, credits={1: DEEPEST_DEBT}).credits == {1: DEEPEST_DEBT}
+
+
+def test_ticks_that_were_measured_together_are_entered_one_after_the_other() -> None:
+    """Where plans are made ahead, one that was thrown away leaves two ticks to the next."""
+    for first, second in ((SOLO, 3 * SOLO), (3 * SOLO, SOLO)):
+        guard = ledger(first, credits={1: MOST_CREDIT})
+        then = ledger(second, **asdict(guard))
+        assert ledger(first, second, credits={1: MOST_CREDIT}) == then
+    ticks = [MeasuredTick(took, 0.001, Work(1, 1, after=(1, 1))) for took in (0.01, 0.012)]
+    now = state(stream())
+    now = evolve(now, memory=Memory(cost=COST))
+    once = learn_cost(after(now, ticks[0]), started(now)).memory
+    assert learn_cost(after(now, *ticks), started(now)).memory.cost == (
+        learn_cost(after(now, ticks[1]), Plan(memory=once)).memory.cost
+    )
 
 
 def test_late_is_beyond_what_the_machine_does_to_a_stream_alone() -> None:
@@ -142,8 +158,8 @@ def test_the_share_of_the_background_is_followed_where_nobody_reads_too() -> Non
     """A moment without a stream, as between two answers, is no gift of a whole share."""
     now = situation(prompt(1, 30), share=0.01)
     assert contract(now).memory.guard.share <= 0.01
-    busy = situation(share=0.01, solo_s=0.0, loaded=True, background=1.0)
-    busy = evolve(busy, last=LastTick(1.0, 0.0, Work(512)))
+    tick = MeasuredTick(1.0, 0.0, Work(512), loaded=True, background=1.0)
+    busy = after(situation(share=0.01), tick)
     assert contract(busy).memory.guard.share > 0.3
 
 
@@ -151,10 +167,10 @@ def test_a_larger_floor_is_granted_more_often() -> None:
     """One tick of four times solo in 25 is a tenth of the time; a floor of 0.3 takes one in seven."""
     views = (stream(), decoder(2, lane="background"))
     for floor, since, granted in (
-        (0.05, 24, False),
-        (0.05, 25, True),
-        (0.3, 6, False),
-        (0.3, 7, True),
+        (0.05, 23, False),
+        (0.05, 24, True),
+        (0.3, 5, False),
+        (0.3, 6, True),
     ):
         now = situation(*views, share=0.0, since_grant=since)
         now = evolve(now, contract=Contract(background_floor=floor))
@@ -164,7 +180,8 @@ def test_a_larger_floor_is_granted_more_often() -> None:
 def test_who_is_parked_for_a_while_finds_credit_and_debt_again() -> None:
     """Reading slowly for a moment, or a change of lane, is no way out of the ledger."""
     for away in (stream(1, credit=0), stream(1, lane="background")):
-        now = situation(away, stream(2, gap_s=SOLO), credits={1: -2.0, 2: 0.0, 3: 1.0})
+        now = situation(away, stream(2), credits={1: -2.0, 2: 0.0, 3: 1.0})
+        now = after(now, MeasuredTick(SOLO, gaps={2: SOLO}, solo_s=SOLO))
         assert keep_ledger(now, started(now)).memory.guard.credits == {1: -2.0, 2: EARNED_PER_GAP}
 
 
@@ -202,7 +219,7 @@ def test_no_tick_is_rare_where_its_margin_leaves_it_less_room_than_others(
 ) -> None:
     """Whoever bears more than a margin would allow has every tick as long as that."""
     cost = evolve(COST, error=error, table_error=error)
-    memory = Memory(cost=cost, guard=GuardMemory(solo_s=SOLO, credits={1: 2.0}))
+    memory = Memory(cost=cost, guard=GuardMemory(credits={1: 2.0}))
     now = evolve(situation(stream()), memory=memory, contract=Contract(latency_cap=cap))
     limit = set_limit(now, started(now)).limit
     assert (limit.rare, limit.seconds) == (rare, pytest.approx((4.0 if rare else cap) * SOLO))
@@ -252,7 +269,7 @@ def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
     """So that the ticks beside a long prompt, its end included, all have one shape."""
     rules = Contract(latency_cap=4.0)
     captured = evolve(COST, switch_s=0.002)
-    memory = Memory(cost=captured, guard=GuardMemory(solo_s=SOLO))
+    memory = Memory(cost=captured, guard=GuardMemory())
     for pending in (500, 15):
         views = (stream(), prompt(2, pending, lane="background"))
         now = evolve(situation(*views), memory=memory, contract=rules)
@@ -264,23 +281,23 @@ def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
 def test_a_tick_has_the_rows_of_the_one_before_where_it_has_its_size() -> None:
     """Decoders whose turn is over leave their rows to a prompt that asks for nothing."""
     rules, captured = Contract(latency_cap=4.0), evolve(COST, switch_s=0.002)
-    memory = Memory(cost=captured, guard=GuardMemory(solo_s=SOLO))
+    memory = Memory(cost=captured, guard=GuardMemory())
     views = (stream(), stream(3), prompt(2, 500, lane="background"), prompt(4, lane="background"))
     now = evolve(situation(*views), memory=memory, contract=rules)
     size = contract(now).n_tokens
     for before, rows in (((size, 4), 4), ((size, 9), 4), ((size - 1, 4), 3), ((size, 2), 3)):
-        last = LastTick(0.02, 0.0, Work(*before, after=before))
-        plan = contract(evolve(now, last=last))
+        plan = contract(after(now, MeasuredTick(0.02, 0.0, Work(*before, after=before))))
         assert planned_work(now, plan).shape == (size, rows)
 
 
 def test_a_tick_of_the_size_in_use_is_not_charged_for_a_new_shape() -> None:
     """The row that keeps the shape comes after the size is chosen, and must not make it dearer."""
     captured = evolve(COST, switch_s=0.02)
-    memory = Memory(cost=captured, guard=GuardMemory(solo_s=SOLO), served=Served(tokens=16))
-    before = LastTick(0.0259, 0.0, Work(16, 2, after=(16, 2)))
+    memory = Memory(cost=captured, guard=GuardMemory(), served=Served(tokens=16))
+    before = MeasuredTick(0.0259, 0.0, Work(16, 2, after=(16, 2)))
     views = (stream(), prompt(2, 500, lane="background"))
-    now = evolve(situation(*views), memory=memory, last=before, contract=Contract(latency_cap=4.0))
+    now = evolve(situation(*views), memory=memory, contract=Contract(latency_cap=4.0))
+    now = after(now, before)
     plan = contract(now)
     assert planned_work(now, plan).shape == (16, 2)
     assert plan.predicted_s == pytest.approx(0.0259, rel=0.01)
@@ -304,12 +321,12 @@ def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
     """One row that seemed to cost more than four gets its chance, and ballast ends."""
     believed = CostModel(Staircase((1, 4), (0.012, 0.0105)))
     truth = CostModel(Staircase((1, 4), (0.008, 0.0111)))
-    memory, last, ballast = Memory(cost=believed), LastTick(), []
+    memory, last, ballast = Memory(cost=believed), MeasuredTick(), []
     for tick in range(6000):
-        now = evolve(state(stream()), tick=tick, memory=memory, last=last, spare_rows=3)
+        now = after(evolve(state(stream()), tick=tick, memory=memory, spare_rows=3), last)
         plan = contract(now)
         work = planned_work(now, plan)
-        memory, last = plan.memory, LastTick(truth.seconds(work), 0.0, work)
+        memory, last = plan.memory, measured(plan, work, truth.seconds(work), 0.0, {})
         ballast.append(plan.ballast)
     assert ballast[1] == 3
     assert ballast[-1] == 0
@@ -318,7 +335,7 @@ def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
 def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often() -> None:
     """The first two ticks of a shape are slow, so one alone would measure nothing."""
     captured = evolve(COST, switch_s=0.002)
-    guard = GuardMemory(solo_s=SOLO, loaded=True, loaded_ticks=1000)
+    guard = GuardMemory(loaded=True, loaded_ticks=1000)
     now = evolve(situation(stream()), memory=Memory(cost=captured, guard=guard))
     closed = []
     for _ in range(6):
@@ -331,9 +348,7 @@ def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often(
 @pytest.mark.parametrize("credit", [1.5, 0.0, -2.0])
 def test_where_graphs_are_captured_the_limit_stands_still(credit: float) -> None:
     """A limit that moved with the credit would change shapes, and that makes ticks late."""
-    memory = Memory(
-        cost=evolve(COST, switch_s=0.002), guard=GuardMemory(solo_s=SOLO, credits={1: credit})
-    )
+    memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory(credits={1: credit}))
     now = evolve(situation(stream()), memory=memory)
     assert set_limit(now, started(now)).limit.seconds == pytest.approx(1.2 * SOLO)
 
@@ -341,10 +356,10 @@ def test_where_graphs_are_captured_the_limit_stands_still(credit: float) -> None
 @pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])
 def test_the_first_ticks_of_a_captured_shape_teach_nothing(same_shape: int, learns: bool) -> None:
     """Neither the model nor the unrest of the machine; elsewhere every tick does."""
-    last = LastTick(0.02, 0.0, Work(1, 1, after=(1, 1)))
+    last = MeasuredTick(0.02, 0.0, Work(1, 1, after=(1, 1)))
     for switch_s in (0.002, 0.0):
         memory = Memory(cost=evolve(COST, switch_s=switch_s), same_shape=same_shape)
-        now = evolve(state(stream()), last=last, memory=memory)
+        now = after(evolve(state(stream()), memory=memory), last)
         plan = learn_cost(now, started(now))
         assert (plan.memory.cost != memory.cost) == (learns or not switch_s)
 
@@ -369,7 +384,7 @@ def test_only_the_beginning_of_a_long_prompt_is_a_newcomers(computed: int, gets:
     now = situation(stream(), prompt(2, 3000, computed=computed))
     items = {item.key: item.n_tokens for item in contract(now).items}
     assert items.get(2, 0) == gets
-    now = situation(prompt(2, 3000, computed=500), solo_s=0.0)
+    now = situation(prompt(2, 3000, computed=500))
     assert [item.n_tokens for item in contract(now).items] == [COST.quickest(512)]
 
 
@@ -385,7 +400,7 @@ def test_what_a_long_prompt_must_leave_the_next_newcomer_takes() -> None:
 def test_prompts_go_in_the_chunks_that_doctor_names() -> None:
     """With nobody to protect: the plateau's for the background, the quickest for a newcomer."""
     for lane, chunk in (("background", COST.plateau(512)), ("interactive", COST.quickest(512))):
-        now = situation(prompt(1, 2000, lane=lane), solo_s=0.0)
+        now = situation(prompt(1, 2000, lane=lane))
         assert [item.n_tokens for item in contract(now).items] == [chunk]
 
 
@@ -420,7 +435,7 @@ def test_a_size_that_did_not_fit_any_more_is_not_tried_again_at_once() -> None:
     """A prompt that begins leaves more room than one that ends; each change makes two ticks slow."""
     caps = {1: 4.0, 2: 3.0, 3: 4.0, HELD + 1: 4.0, HELD + 2: 4.0}
     for switch_s, sizes in ((0.002, [16, 8, 8, 8, 16]), (0.0, [16, 8, 16, 16, 16])):
-        memory = Memory(cost=evolve(COST, switch_s=switch_s), guard=GuardMemory(solo_s=SOLO))
+        memory = Memory(cost=evolve(COST, switch_s=switch_s), guard=GuardMemory())
         for (tick, cap), size in zip(caps.items(), sizes, strict=True):
             views = (stream(), prompt(2, 500, lane="background"))
             rules = Contract(latency_cap=cap, pause_cap=cap)
@@ -432,7 +447,7 @@ def test_a_size_that_did_not_fit_any_more_is_not_tried_again_at_once() -> None:
 
 def test_a_neighbour_that_is_only_tried_holds_no_size_down() -> None:
     """Held is what did not fit, not what was chosen."""
-    memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory(solo_s=SOLO))
+    memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory())
     memory = evolve(memory, served=Served(tokens=16))
     views, rules = (stream(), prompt(2, 500, lane="background")), Contract(latency_cap=4.0)
     sizes = []
@@ -469,7 +484,7 @@ def test_background_decoders_go_on_together_for_a_burst() -> None:
 def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, company: bool) -> None:
     """Planning takes longer beside others; counted as the streams' own it would widen every limit."""
     now = situation(stream())
-    now = evolve(now, last=LastTick(SOLO, 0.002, Work(1, 1, company=company)))
+    now = after(now, MeasuredTick(SOLO, 0.002, Work(1, 1, company=company)))
     cost = learn_cost(now, started(now)).memory.cost
     assert cost is not None
     assert (cost.host_s > 0, cost.company_s > 0) == (not company, company)

@@ -6,12 +6,12 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_kit import decoder, prompt, state
+from policy_kit import after, decoder, prompt, state
 
 from uma_trio.policy.cost import Work
 from uma_trio.policy.pipeline import PolicyError, baseline, check_plan, compose, find_policy
 from uma_trio.policy.plan import Plan, PlanItem, Skip
-from uma_trio.policy.state import LastTick, SchedulerState, SequenceView
+from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView
 
 
 def tokens(plan: Plan) -> dict[int, int]:
@@ -109,14 +109,14 @@ def test_prompts_move_even_when_decoding_fills_the_budget() -> None:
     assert tokens(plan)[99] == 8
 
 
-def ticked(n_tokens: int, decode_s: float) -> LastTick:
+def ticked(n_tokens: int, decode_s: float) -> MeasuredTick:
     """Return a tick of that many tokens."""
-    return LastTick(decode_s, work=Work(n_tokens))
+    return MeasuredTick(decode_s, work=Work(n_tokens))
 
 
-def next_target(last: LastTick, target: int = 32) -> int:
+def next_target(last: MeasuredTick, target: int = 32) -> int:
     """Return what the budget becomes after a tick."""
-    return baseline(state(decoder(1), last=last, target=target)).memory.target_tokens
+    return baseline(after(state(decoder(1), target=target), last)).memory.target_tokens
 
 
 def test_the_budget_grows_while_full_ticks_are_quick() -> None:
@@ -153,7 +153,7 @@ def test_the_budget_settles_near_the_tick_time() -> None:
             sequences=current.sequences,
             n_batch=512,
             free_cells=0,
-            last=ticked(plan.n_tokens, plan.n_tokens / 1000),
+            measured=(ticked(plan.n_tokens, plan.n_tokens / 1000),),
             memory=plan.memory,
         )
     assert 4 * 25 <= plan.n_tokens <= 4 * 34

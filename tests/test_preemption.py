@@ -122,7 +122,7 @@ def test_the_policy_learns_nothing_from_a_tick_that_was_given_up() -> None:
     run.ticks(2)
     before, after = seen[-2:]
     assert aborted(run) == 1
-    assert after.last == before.last
+    assert after.measured == before.measured
     assert after.memory == before.memory
     assert after.tick == before.tick + 1
 

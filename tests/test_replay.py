@@ -35,7 +35,7 @@ from uma_trio.policy.portable import (
     encode,
 )
 from uma_trio.policy.replay import replay
-from uma_trio.policy.state import Contract, GuardMemory, Memory, SchedulerState
+from uma_trio.policy.state import Contract, GuardMemory, MeasuredTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.trace import LineFile
 
@@ -110,11 +110,18 @@ views = st.builds(
     started=st.booleans(),
     credit=st.integers(-5, 100),
     first_token_at=st.none() | finite,
-    gap_s=st.none() | numbers,
     lane=st.sampled_from(["interactive", "background"]),
 )
 states = attrs_of(
     SchedulerState,
+    measured=st.lists(
+        attrs_of(
+            MeasuredTick,
+            gaps=st.dictionaries(keys, numbers, max_size=3),
+            loaded=st.booleans(),
+        ),
+        max_size=2,
+    ).map(tuple),
     sequences=st.lists(views, max_size=4).map(tuple),
     memory=memories,
     traffic=st.none() | attrs_of(Traffic),
@@ -154,7 +161,7 @@ def test_a_line_comes_back_as_it_was(line: Line) -> None:
 
 def test_what_is_no_number_comes_back_as_none() -> None:
     """NaN is not equal to itself, so it is looked at alone."""
-    line = decode(encode(traced(state(decoder(1), last=None), Plan(predicted_s=math.nan))))
+    line = decode(encode(traced(state(decoder(1)), Plan(predicted_s=math.nan))))
     assert isinstance(line, TracedTick)
     assert math.isnan(line.plan.predicted_s)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 
 from attrs import frozen
@@ -21,30 +21,16 @@ from uma_trio.telemetry.promise import NO_PROMISE, Promise
 
 @frozen
 class Job:
-    """One tick between its steps: how many tokens it computes, and whose rows come back.
+    """One tick between its steps: its plan and what it was made from, and whose rows come back."""
 
-    `ask` gives the plan, and what it was made from. That of a `foregone` tick is made when somebody
-    first looks at it: the tick is computed as any policy would have it.
-    """
-
-    n_tokens: int
+    state: SchedulerState
+    plan: Plan
     rows: tuple[Sequence, ...]
-    ask: Callable[[], tuple[SchedulerState, Plan]]
-    foregone: bool = False
 
-    @cached_property
-    def _asked(self) -> tuple[SchedulerState, Plan]:
-        return self.ask()
-
-    @cached_property
-    def state(self) -> SchedulerState:
-        """What it was planned from."""
-        return self._asked[0]
-
-    @cached_property
-    def plan(self) -> Plan:
-        """What the policy wants of it."""
-        return self._asked[1]
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens it computes, ballast included."""
+        return self.plan.n_tokens + self.plan.ballast
 
     @cached_property
     def work(self) -> Work:

@@ -6,10 +6,10 @@ happens to them leaves through the outlet. A tick has three steps so that a test
 time between them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine.finish`.
 
 What decides the next tick is done between two decodes, and nothing else: every microsecond there
-is one in which nothing is computed. Where nobody is there but streams that are read, what is
-computed is foregone, and where a GPU computes it the policy is asked meanwhile. What the outside
-hears of a tick (items, figures, the trace) is told by :meth:`Engine.tell` while the next one is
-computed, or at once when there is none.
+is one in which nothing is computed. Where a GPU computes, the policy is asked meanwhile: the next
+tick is planned for what will be if nobody comes, ends or is changed, and planned again if somebody
+was. What the outside hears of a tick (items, figures, the trace) is told by :meth:`Engine.tell`
+while the next one is computed, or at once when there is none.
 """
 
 from __future__ import annotations
@@ -43,9 +43,17 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.pipeline import Pipeline, Policy, PolicyError, check_plan
+from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import Contract, LastTick, Memory, SchedulerState
+from uma_trio.policy.state import (
+    NOTHING,
+    Contract,
+    MeasuredTick,
+    Memory,
+    SchedulerState,
+    SequenceView,
+)
+from uma_trio.policy.tally import measured
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
@@ -59,7 +67,6 @@ _NOT_FINITE = (
 # So long a rest comes before the staircase is refined, and so long a one between two decodes of that:
 # others may have waited for the processor.
 IDLE_S, BREATH_S = 0.5, 0.01
-ASK_ANEW = 64  # one tick in so many is planned before it is computed, whoever is there
 
 
 @frozen
@@ -127,11 +134,12 @@ class Engine:
         if settings.cost is not None:
             self._refinement = Refinement(backend, clock)
             metrics.promise.measured(settings.cost)
-        self._last = LastTick()
+        self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
+        self._before = NOTHING
+        self._ahead: tuple[SchedulerState, Plan] | None = None
         self._ticks = 0
         self._decoding_since = self._decoded_at = clock()
         self._idle = True
-        self._bare = 0  # of how many streams alone the last plan was that took no ballast
         self._unrecorded: list[Callable[[], None]] = []  # ticks that are not in the metrics yet
 
     @property
@@ -189,39 +197,35 @@ class Engine:
             self._handle(message, began)
         self._admit(began)
         self._recorder.queued(self.registry.ledger)
-        streams = self._foregone()
-        if streams:
+        state, plan = self._foreseen() or self._planned(self._state(began))
+        if not plan.items or not state.riders:
             self._backend.kv_settle()
-            rows = self._builder.fill([(stream, 1) for stream in streams])
-            return Job(len(rows), rows, partial(self._plan_of, streams, began), foregone=True)
-        state = self._state(began)
-        plan = self._plan(state)
         if not plan.items:
-            self._backend.kv_settle()
             self.tell()
             self._idle = True
             return None
         running = self.registry.running
         shares = [(running[item.key], item.n_tokens) for item in plan.items]
         rows = self._builder.fill(shares, plan.ballast, extra_rows=plan.extra_rows)
-        return Job(plan.n_tokens + plan.ballast, rows, lambda: (state, plan))
+        return Job(state, plan, rows)
 
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long, and that may be given up meanwhile.
 
-        Beside it all is told that the tick before, and what arrived since, left to be told.
+        Beside it all is told that the tick before, and what arrived since, left to be told, and on
+        a GPU the next tick is planned.
         """
         self._decoding_since = since = self._clock()
         free_slots = self.registry.ledger.free_slots
-        tick = None if job.foregone else abortable(job.state, job.plan, free_slots)
-        self._preemption.begin(tick, since)
+        self._preemption.begin(abortable(job.state, job.plan, free_slots), since)
         status = self._backend.decode(job.n_tokens, partial(self._beside, job))
         self._preemption.end(status)
         return status
 
     def _beside(self, job: Job) -> None:
         self.tell()
-        _ = job.work  # the plan of a tick that was foregone is made here
+        if self._backend.computes_beside:
+            self._ahead = self._plan_ahead(job)
 
     def finish(self, job: Job, status: int) -> None:
         """Sample and move every sequence on; what there is to say of it is told later."""
@@ -232,9 +236,6 @@ class Engine:
         self._idle = False
         self._decoded_at = now
         self._ticks += 1
-        if not job.foregone:
-            others = job.plan.ballast or job.state.riders
-            self._bare = 0 if others else len(job.plan.items)
         if job.plan.ballast:
             self._backend.kv_remove(self._scratch_slot)
         self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
@@ -246,9 +247,10 @@ class Engine:
         if status == DecodeStatus.OK:
             self._recovery.succeeded()
             self._advance(job.plan)
-            self._sample(job.rows, now)
-            self._last = LastTick(decode_s, host_s, job.work)
-            self._memory = job.plan.memory
+            gaps = self._sample(job.rows, now)
+            tick = measured(job.plan, job.work, decode_s, host_s, gaps)
+            self._measured = (*self._measured[len(job.state.measured) :], tick)
+            self._memory, self._before = job.plan.memory, job.work
             sampling_s = self._clock() - now
             n_vocab = self._backend.model.n_vocab
             self._unrecorded.append(
@@ -322,82 +324,96 @@ class Engine:
             chosen = admit(registry.admission())
         registry.admit(chosen, now)
 
-    def _state(self, now: float, *, ballast: bool = True) -> SchedulerState:
-        running = self.registry.running
-        suspect = self._recovery.suspect
+    def _state(self, now: float) -> SchedulerState:
+        """Return what the next tick is planned from, when none is computed."""
+        running, suspect = self.registry.running, self._recovery.suspect
+        views = [s.view() for key, s in running.items() if suspect is None or key == suspect]
+        return self._picture(now, views, tick=self._ticks, empty_cells=self._empty_cells)
+
+    def _plan_ahead(self, job: Job) -> tuple[SchedulerState, Plan] | None:
+        """Plan what follows `job`, which is computed, unless it is known to end somebody's answer."""
+        if self._recovery.suspect is not None:
+            return None
+        now = self._decoding_since + job.plan.predicted_s
+        computed = {item.key: item.n_tokens for item in job.plan.items}
+        views = []
+        for key, sequence in self.registry.running.items():
+            view = sequence.view_after(computed.get(key, 0), now)
+            if view is None:
+                return None
+            views.append(view)
+        state = self._picture(
+            now, views, tick=self._ticks + 1, empty_cells=self._empty_cells - job.plan.n_tokens
+        )
+        memory, entered = job.plan.memory, len(job.state.measured)
+        state = evolve(state, before=job.work, measured=self._measured[entered:], memory=memory)
+        return self._planned(state)
+
+    def _foreseen(self) -> tuple[SchedulerState, Plan] | None:
+        """Return what was planned ahead, if everybody is where that said."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        state, running, recovery = ahead[0], self.registry.running, self._recovery
+        same = len(state.sequences) == len(running) and state.n_batch == recovery.batch_limit
+        if not same or recovery.suspect is not None:
+            return None
+        for view in state.sequences:
+            sequence = running.get(view.key)
+            if sequence is None or not sequence.is_at(view):
+                return None
+        return ahead
+
+    @property
+    def _empty_cells(self) -> int:
+        used = sum([sequence.computed for sequence in self.registry.running.values()])
+        return self._backend.limits.n_ctx - used
+
+    def _picture(
+        self, now: float, views: list[SequenceView], *, tick: int, empty_cells: int
+    ) -> SchedulerState:
+        # Every slot may ask for a row; those that do not can be asked for by ballast.
+        spare = self._backend.limits.n_slots - len(self.registry.running)
         return SchedulerState(
             now=now,
-            tick=self._ticks,
-            sequences=tuple(
-                sequence.view()
-                for key, sequence in running.items()
-                if suspect is None or key == suspect
-            ),
+            tick=tick,
+            sequences=tuple(views),
             n_batch=self._recovery.batch_limit,
             free_cells=self.registry.ledger.free_cells,
             tick_budget_s=self._settings.tick_budget_s,
             contract=self._settings.contract,
             traffic=self._settings.traffic,
-            # Every slot may ask for a row; those that do not can be asked for by ballast.
-            spare_rows=self._backend.limits.n_slots - len(running)
-            if ballast and self._settings.scratch_slots
-            else 0,
-            empty_cells=self._backend.limits.n_ctx - sum([s.computed for s in running.values()]),
-            last=self._last,
+            spare_rows=spare if self._settings.scratch_slots else 0,
+            empty_cells=empty_cells,
+            before=self._before,
+            measured=self._measured,
             memory=self._memory,
         )
 
-    def _foregone(self) -> list[Sequence]:
-        """Return the streams, where any plan computes a token of each and nothing else.
-
-        None where asking beside the decode saves no time. Whether ballast would make such a tick
-        quicker is asked anew now and then.
-        """
-        policy, recovery = self._policy, self._recovery
-        if not self._bare or not self._backend.computes_beside:
-            return []
-        if not isinstance(policy, Pipeline) or not policy.serves_streams:
-            return []
-        if recovery.suspect is not None:
-            return []
-        if self._ticks % ASK_ANEW == 1:  # and not 0, when a policy may leave ballast out for once
-            return []
-        ready = [sequence for sequence in self.registry.running.values() if sequence.credit > 0]
-        if len(ready) != self._bare or len(ready) > recovery.batch_limit:
-            return []
-        streams = all(s.decoding and s.lane == "interactive" for s in ready)
-        return ready if streams else []
-
-    def _plan_of(self, streams: list[Sequence], now: float) -> tuple[SchedulerState, Plan]:
-        """Return what was planned `now`, and from what, for `streams` that are being computed."""
-        state = self._state(now, ballast=False)  # it is too late for that
-        plan = self._plan(state)
-        served = {item.key: item.n_tokens for item in plan.items}
-        if served != {stream.handle: 1 for stream in streams} or plan.ballast:
-            raise PolicyError("the plan of a tick that was foregone is another one")
-        return state, plan
-
-    def _plan(self, state: SchedulerState) -> Plan:
+    def _planned(self, state: SchedulerState) -> tuple[SchedulerState, Plan]:
+        """Ask the policy."""
         if not state.sequences:
-            return Plan(memory=state.memory)
+            return state, Plan(memory=state.memory)
         plan = self._policy(state)
         check_plan(state, plan)
-        return plan
+        return state, plan
 
     def _advance(self, plan: Plan) -> None:
         running = self.registry.running
-        for sequence in running.values():
-            sequence.gap_s = None
         for item in plan.items:
             running[item.key].computed += item.n_tokens
 
-    def _sample(self, rows: tuple[Sequence, ...], now: float) -> None:
-        """Draw one token for each sequence whose row came back, and say so."""
+    def _sample(self, rows: tuple[Sequence, ...], now: float) -> dict[int, float]:
+        """Draw one token for each sequence whose row came back, and say so; return their gaps."""
+        gaps: dict[int, float] = {}
         if not rows:
-            return
+            return gaps
         tokens = choose(self._backend.logits(len(rows)), [sequence.sampler for sequence in rows])
         for sequence, token in zip(rows, tokens, strict=True):
             if token == NOT_FINITE:
                 self.registry.end(sequence, "error", now, code="E_RUNTIME_003", message=_NOT_FINITE)
-            else:
-                self.registry.sampled(sequence, token, now)
+                continue
+            gap_s = self.registry.sampled(sequence, token, now)
+            if gap_s is not None:
+                gaps[sequence.handle] = gap_s
+        return gaps

@@ -113,8 +113,10 @@ class Registry:
         if sequence.slot != NO_SLOT:
             self._reserve(sequence, sequence.cells)
 
-    def sampled(self, sequence: Sequence, token: int, now: float) -> None:
+    def sampled(self, sequence: Sequence, token: int, now: float) -> float | None:
         """Take one sampled token, and end the request if this was the last.
+
+        Returns how many seconds it came after the one before; None if it was the first, or none.
 
         What there is to say of it waits for :meth:`say`: on a GPU the next decode does not.
         """
@@ -126,9 +128,8 @@ class Registry:
             self._metrics.promise.compare("ttft", waited, sequence.submit.targets.ttft_s)
         if token in self._backend.vocabulary.end_tokens and not sequence.submit.params.ignore_eos:
             self.end(sequence, "stop", now)
-            return
-        if sequence.last_token is not None:
-            sequence.gap_s = now - sequence.last_token
+            return None
+        gap_s = None if sequence.last_token is None else now - sequence.last_token
         sequence.last_token = now
         sequence.forgiven = sequence.passed_over
         sequence.append(token)
@@ -137,13 +138,14 @@ class Registry:
             self._recorder.parked(sequence.handle, now)
         if sequence.known > sequence.reserved:
             self._reserve(sequence, sequence.known)
-        self._unsaid.append((sequence, token, sequence.gap_s, now))
+        self._unsaid.append((sequence, token, gap_s, now))
         if sequence.submit.stop:
             self.say()  # only its text tells whether it has ended
         if sequence.text.stopped:
             self.end(sequence, "stop", now)
         elif sequence.n_generated >= sequence.submit.max_tokens:
             self.end(sequence, "length", now)
+        return gap_s
 
     def say(self) -> None:
         """Tell streams and figures of the tokens of the latest tick, where that is still to do.

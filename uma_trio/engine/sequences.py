@@ -6,6 +6,7 @@ import numpy as np
 
 from uma_trio.engine.messages import SequenceReport, SequenceState, Submit
 from uma_trio.engine.sampling import Sampler
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import Holder, Lane, SequenceView, Waiting
 from uma_trio.text.stream import TokenText
 
@@ -38,7 +39,6 @@ class Sequence:
         "credit",
         "first_token",
         "forgiven",
-        "gap_s",
         "known",
         "lane",
         "last_token",
@@ -73,7 +73,6 @@ class Sequence:
         self.first_token: float | None = None
         self.last_token: float | None = None
         self.worst_young_s: float | None = 0.0  # longest gap of its first seconds; None: told
-        self.gap_s: float | None = None  # of the token of the latest tick, if that gave it one
 
     @property
     def handle(self) -> int:
@@ -124,9 +123,38 @@ class Sequence:
             client=self.submit.client,
             first_token_at=self.first_token,
             last_token_at=self.last_token,
-            gap_s=self.gap_s,
             target_ttft_s=self.submit.targets.ttft_s,
             target_gap_s=self.submit.targets.gap_s,
+        )
+
+    def view_after(self, n_tokens: int, now: float) -> SequenceView | None:
+        """Return what the policy may see once so many more are computed, which will be `now`.
+
+        None if the token that comes of it is the last it may have. It may end with any other, too.
+        """
+        view = self.view()
+        if n_tokens < view.pending:
+            computed, pending = view.computed + n_tokens, view.pending - n_tokens
+            return evolve(view, computed=computed, pending=pending) if n_tokens else view
+        if self.n_generated + 1 >= self.submit.max_tokens:
+            return None
+        return evolve(
+            view,
+            pending=1,
+            computed=self.known,
+            started=True,
+            credit=view.credit - 1,
+            first_token_at=now if view.first_token_at is None else view.first_token_at,
+            last_token_at=now,
+        )
+
+    def is_at(self, view: SequenceView) -> bool:
+        """Whether it is where `view` has it, whenever it came there, and a plan for that is one for it."""
+        return (
+            self.computed == view.computed
+            and self.known - self.computed == view.pending
+            and self.lane == view.lane
+            and (self.credit > 0) == (view.credit > 0)
         )
 
     def waiting(self) -> Waiting:

@@ -24,7 +24,13 @@ from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.roles import is_newcomer
 from uma_trio.policy.stairs import ballast_for
-from uma_trio.policy.state import Contract, GuardMemory, SchedulerState, SequenceView
+from uma_trio.policy.state import (
+    Contract,
+    GuardMemory,
+    MeasuredTick,
+    SchedulerState,
+    SequenceView,
+)
 
 # Half of the twentieth that a p95 forgives: the other half is for gaps that nobody planned to be late.
 EARNED_PER_GAP = 0.025
@@ -53,63 +59,77 @@ LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 
 
 def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
-    """Correct the cost model by the last tick, unless the graph of its shape was just captured."""
-    cost, last = plan.memory.cost, state.last
-    if cost is None or last.n_tokens == 0:
+    """Correct the cost model by what was measured, unless the graph of that shape was just captured."""
+    cost, same = plan.memory.cost, plan.memory.same_shape
+    if cost is None or not state.measured:
         return plan
-    same = plan.memory.same_shape + 1 if last.work.after == last.work.shape else 0
-    if _telling(cost, same):
-        guard = plan.memory.guard
-        rates: dict[str, float] = {}  # with nobody to protect, both at once
-        if guard.solo_s > 0:
-            rates = LOADED_RATES if guard.loaded else ALONE_RATES
-        cost = cost.learn(last.work, last.decode_s, last.host_s, **rates)
+    for tick in state.measured:
+        same = same + 1 if tick.work.after == tick.work.shape else 0
+        if _telling(cost, same):
+            rates: dict[str, float] = {}  # with nobody to protect, both at once
+            if tick.solo_s > 0:
+                rates = LOADED_RATES if tick.loaded else ALONE_RATES
+            cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
     return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
 
 
 def _telling(cost: CostModel | None, same_shape: int) -> bool:
-    """Whether the time of the last tick says what such a tick takes."""
+    """Whether the time of a tick says what such a tick takes."""
     captured = cost is not None and cost.switch_s > 0
     return not captured or same_shape >= SLOW_AFTER_SWITCH
 
 
 def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
-    """Enter the last tick's gaps into the ledger of each stream, and its time into the share."""
-    guard = plan.memory.guard
-    solo_s, jitter = guard.solo_s, guard.jitter
-    balance, late = _entered(guard, state)
-    if not guard.loaded and solo_s > 0 and _telling(plan.memory.cost, plan.memory.same_shape):
-        jitter = _followed(jitter, state.protected, solo_s)
-    took_s = state.last.decode_s
-    # What others added to the last tick, as a part of it.
-    added = max(0.0, 1.0 - solo_s / took_s) if guard.loaded and took_s > 0 else 0.0
-    guard = evolve(
-        guard,
-        credits=balance,
-        jitter=jitter,
-        infeasible=guard.infeasible + (late and not guard.loaded),
-        share=_moved(guard.share, added * guard.background, took_s, SHARE_SECONDS),
-        newcomers=_moved(
-            guard.newcomers, added * (1.0 - guard.background), took_s, NEWCOMER_SECONDS
-        ),
-        since_grant=guard.since_grant + 1,
-    )
+    """Enter measured gaps into the ledger of each stream, and the time of their ticks into the share."""
+    guard, same_shape = plan.memory.guard, plan.memory.same_shape
+    if not state.measured:
+        return plan
+    later = len(state.measured)
+    for tick in state.measured:
+        later -= 1  # for what is counted is how many the last of them is of one shape with
+        telling = _telling(plan.memory.cost, same_shape - later)
+        guard = _entered(guard, tick, state, telling=telling)
     return evolve(plan, memory=evolve(plan.memory, guard=guard))
 
 
-def _entered(guard: GuardMemory, state: SchedulerState) -> tuple[dict[int, float], bool]:
-    """Return the credit of each stream with its last gap in it, and whether any gap was late.
+def _entered(
+    guard: GuardMemory, tick: MeasuredTick, state: SchedulerState, *, telling: bool
+) -> GuardMemory:
+    """Return the ledger with one tick in it."""
+    balance, late = _balance(guard, tick, state)
+    jitter = guard.jitter
+    if telling and not tick.loaded and tick.solo_s > 0:
+        jitter = _followed(jitter, [tick.gaps.get(v.key) for v in state.protected], tick.solo_s)
+    took_s = tick.decode_s
+    # What others added to the tick, as a part of it.
+    added = max(0.0, 1.0 - tick.solo_s / took_s) if tick.loaded and took_s > 0 else 0.0
+    return evolve(
+        guard,
+        credits=balance,
+        jitter=jitter,
+        infeasible=guard.infeasible + (late and not tick.loaded),
+        share=_moved(guard.share, added * tick.background, took_s, SHARE_SECONDS),
+        newcomers=_moved(
+            guard.newcomers, added * (1.0 - tick.background), took_s, NEWCOMER_SECONDS
+        ),
+    )
+
+
+def _balance(
+    guard: GuardMemory, tick: MeasuredTick, state: SchedulerState
+) -> tuple[dict[int, float], bool]:
+    """Return the credit of each stream with its gap in it, and whether any gap was late.
 
     Who is parked or in the other lane for a while finds its credit again, and its debt.
     """
-    late_s = state.contract.latency_cap * guard.jitter * guard.solo_s
+    late_s = state.contract.latency_cap * guard.jitter * tick.solo_s
     there = state.views
     balance, late = {key: credit for key, credit in guard.credits.items() if key in there}, False
     for view in state.protected:
-        credit = balance.get(view.key, 0.0)
-        if view.gap_s is None or guard.solo_s <= 0:
+        credit, gap_s = balance.get(view.key, 0.0), tick.gaps.get(view.key)
+        if gap_s is None or tick.solo_s <= 0:
             pass  # nothing to enter
-        elif view.gap_s > late_s:
+        elif gap_s > late_s:
             late, credit = True, max(DEEPEST_DEBT, credit - 1.0)
         else:
             credit = min(MOST_CREDIT, credit + EARNED_PER_GAP)
@@ -117,12 +137,12 @@ def _entered(guard: GuardMemory, state: SchedulerState) -> tuple[dict[int, float
     return balance, late
 
 
-def _followed(jitter: float, streams: Sequence[SequenceView], solo_s: float) -> float:
-    """Move the estimate of the p95 of gaps, in times of `solo_s`, by the last gap of each stream."""
-    for view in streams:
-        if view.gap_s is None:
+def _followed(jitter: float, gaps: Sequence[float | None], solo_s: float) -> float:
+    """Move the estimate of the p95 of gaps, in times of `solo_s`, by a gap of each stream."""
+    for gap_s in gaps:
+        if gap_s is None:
             continue
-        if view.gap_s / solo_s > jitter:
+        if gap_s / solo_s > jitter:
             jitter = min(jitter * JITTER_UP, MOST_JITTER)
         else:
             jitter = max(1.0, jitter * JITTER_DOWN)
@@ -139,11 +159,14 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     streams, cost = state.protected, plan.memory.cost
     guard, contract = plan.memory.guard, state.contract
     if not streams or cost is None:
-        return _with(plan, NO_LIMIT, evolve(guard, solo_s=0.0, newcomers=0.0))
+        return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
     solo = alone_s(cost, streams, room_alone(state, len(streams)))
     loaded_ticks, closed_ticks = _turns(guard, captured=cost.switch_s > 0)
     guard = evolve(
-        guard, solo_s=solo, loaded_ticks=loaded_ticks, closed_ticks=max(0, closed_ticks - 1)
+        guard,
+        loaded_ticks=loaded_ticks,
+        closed_ticks=max(0, closed_ticks - 1),
+        since_grant=guard.since_grant + 1,
     )
     if closed_ticks > 0:
         limit = Limit(

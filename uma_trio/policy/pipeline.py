@@ -78,14 +78,6 @@ class Pipeline:
         return plan
 
     @property
-    def serves_streams(self) -> bool:
-        """Whether a tick computes a token of each stream that is read, as far as the batch holds them.
-
-        So where nobody else is there, it is known what is computed before it is planned.
-        """
-        return self.stages.get("decode") in (select_interactive, select_decoders)
-
-    @property
     def optional(self) -> tuple[str, ...]:
         """What it can be had without."""
         return (LANES, *(name for name in self.stages if name not in self.needed))

@@ -17,7 +17,7 @@ from cattrs import BaseValidationError, Converter, transform_error
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Contract, SchedulerState
 
-FORMAT = 1
+FORMAT = 2
 
 
 class TraceError(Exception):

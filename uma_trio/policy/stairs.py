@@ -55,7 +55,7 @@ def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
     ends = [item.n_tokens == state.views[item.key].pending for item in prompts]
     if ends[-1]:  # its row is read, and those that nobody reads have to come behind
         return plan
-    work, before = planned_work(state, plan), state.last.work
+    work, before = planned_work(state, plan), state.before
     rows = before.rows if before.tokens == work.tokens else 0
     rows = min(max(rows, work.rows + (not any(ends))), len(state.sequences))
     extra = min(rows - work.rows, plan.items[-1].n_tokens)

@@ -34,7 +34,6 @@ class SequenceView:
     client: int = 0  # who sent it
     first_token_at: float | None = None
     last_token_at: float | None = None
-    gap_s: float | None = None  # since its token before, if the last tick gave it one
     target_ttft_s: float | None = None  # what its application asked for
     target_gap_s: float | None = None
 
@@ -76,13 +75,25 @@ class Holder:
     passed_over: int
 
 
+NOTHING = Work(0, 0)
+
+
 @frozen
-class LastTick:
-    """The measured tick before this one; zeros before the first."""
+class MeasuredTick:
+    """A tick that was computed, for the policy to learn from.
+
+    `gaps` holds, by stream, the seconds between the token it gave and the one before. What the
+    plan said of it: `solo_s` is what it would have cost the interactive streams alone, `loaded`
+    whether it carried anything else, `background` what part of that was not a newcomer's.
+    """
 
     decode_s: float = 0.0
     host_s: float = 0.0  # between the decode before it and its own
-    work: Work = field(factory=lambda: Work(0, 0))
+    work: Work = NOTHING
+    gaps: Mapping[int, float] = field(factory=dict)
+    solo_s: float = 0.0
+    loaded: bool = False
+    background: float = 0.0
 
     @property
     def n_tokens(self) -> int:
@@ -116,18 +127,18 @@ class GuardMemory:
     """What the latency guard remembers.
 
     `credits` holds, by stream, how many long gaps it can bear now. `jitter` is how many times
-    longer than expected the p95 gap of streams alone is: the machine's own unrest. `share` is the
-    smoothed part of machine time that background work got, `newcomers` that of people's prompts;
-    `since_grant` gaps have passed since the last grant.
+    longer than expected the p95 gap of streams alone is: the machine's own unrest. `loaded` and
+    `background` are as in the :class:`MeasuredTick` that the tick will be. `share` is the smoothed
+    part of machine time that background work got, `newcomers` that of people's prompts; beside
+    streams, `since_grant` ticks were planned since the last grant.
     """
 
     credits: Mapping[int, float] = field(factory=dict)
     jitter: float = 1.0
-    solo_s: float = 0.0  # what the last tick would have cost the interactive streams alone
-    loaded: bool = False  # whether it carried anything else
+    loaded: bool = False
     loaded_ticks: int = 0  # in a row, since the streams last ran alone
     closed_ticks: int = 0  # still to come, so that the streams run alone
-    background: float = 0.0  # what part of that else was not a newcomer's
+    background: float = 0.0
     share: float = 1.0
     newcomers: float = 0.0
     since_grant: int = 1_000_000
@@ -169,7 +180,10 @@ class Memory:
 class SchedulerState:
     """Everything a plan may depend on. Same state, same plan.
 
-    What several stages of a policy ask about the sequences is answered once for all of them.
+    `measured` are the ticks that `memory` knows nothing of yet, in their order: the one before
+    this, as a rule. Where a tick is planned while the one before is computed, that one comes
+    later, and the sequences and `now` are as they are expected to be then. What several stages of
+    a policy ask about the sequences is answered once for all of them.
     """
 
     now: float
@@ -182,8 +196,14 @@ class SchedulerState:
     traffic: Traffic | None = None
     spare_rows: int = 0  # logits rows that nobody can ask for: ballast may
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
-    last: LastTick = field(factory=LastTick)
+    before: Work = NOTHING  # the tick before this one, measured or not
+    measured: tuple[MeasuredTick, ...] = ()
     memory: Memory = field(factory=Memory)
+
+    @property
+    def last(self) -> MeasuredTick:
+        """The latest of the measured ticks; zeros if there is none."""
+        return self.measured[-1] if self.measured else MeasuredTick()
 
     @cached_property
     def views(self) -> Mapping[int, SequenceView]:

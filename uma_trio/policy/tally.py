@@ -6,12 +6,14 @@ computed and not of one that was considered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.roles import is_newcomer
-from uma_trio.policy.state import GuardMemory, Memory, SchedulerState
+from uma_trio.policy.state import GuardMemory, MeasuredTick, Memory, SchedulerState
 
 
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
@@ -23,7 +25,17 @@ def planned_work(state: SchedulerState, plan: Plan) -> Work:
         tokens += n
         rows += n == view.pending
         looked += n * view.computed
-    return Work(tokens, rows, looked, state.resident, bool(state.riders), state.last.work.shape)
+    return Work(tokens, rows, looked, state.resident, bool(state.riders), state.before.shape)
+
+
+def measured(
+    plan: Plan, work: Work, decode_s: float, host_s: float, gaps: Mapping[int, float]
+) -> MeasuredTick:
+    """Return the tick of `plan` as it is to be learnt from."""
+    guard = plan.memory.guard
+    return MeasuredTick(
+        decode_s, host_s, work, gaps, plan.limit.solo_s, guard.loaded, guard.background
+    )
 
 
 def moved_bytes(state: SchedulerState, plan: Plan) -> float:
