@@ -488,6 +488,11 @@ def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, company:
     cost = learn_cost(now, started(now)).memory.cost
     assert cost is not None
     assert (cost.host_s > 0, cost.company_s > 0) == (not company, company)
+    only = cost.between_s(Work(1, company=company))
+    assert cost.between_s(Work(1, company=not company)) == only > 0, "while that is all there is"
+    other = cost.learn(Work(1, company=not company), SOLO, 4 * only)
+    assert other.between_s(Work(1, company=company)) == only
+    assert other.between_s(Work(1, company=not company)) == pytest.approx(1.3 * only)
 
 
 @pytest.mark.parametrize("spec", ["contract,stairs", "contract,-fill", "contract,-", "x,-y"])

@@ -5,7 +5,7 @@ since matrix kernels take rows in fours; elsewhere two cost twice one. So the mo
 measured at start-up (:mod:`uma_trio.engine.calibrate`) and corrected by every tick:
 
     seconds = scale * (computing(n) + output(rows) + depth * looked + crowd * n * resident
-                       + switch) + host + company
+                       + switch) + host
 
 `computing` is the time of n tokens of which one wants logits, in an empty context; `output` what
 further logits rows add; `depth` what it costs a token to look back at one KV cell of its own, which
@@ -13,9 +13,9 @@ is less in a wide tick (64 rows: llama.cpp's CPU attention then works in tiles),
 `crowd` what one cell of anybody costs it, since attention runs over the whole cache and masks
 what is not its own (``get_n_kv`` in llama.cpp); `switch` what it costs that a tick has not the
 shape of the one before, which is much where graphs are captured (CUDA) and nothing on a CPU; `host`
-what passes between two decodes where nobody is there but streams that are read, and `company` what
-passes more where others are: more is planned, and more rows are read. The model is a value; learning
-returns a new one.
+what passes between two decodes. That is learnt apart for ticks where nobody is there but streams that
+are read, and for those in `company`: there more is planned, and more rows are read. The model is a
+value; learning returns a new one.
 """
 
 from __future__ import annotations
@@ -180,8 +180,9 @@ class CostModel:
         return self.scale * self._by(table, work, tokens, rows, looked) + self.between_s(work)
 
     def between_s(self, work: Work) -> float:
-        """Return what of that passes between two decodes."""
-        return self.host_s + self.company_s if work.company else self.host_s
+        """Return what of that passes between two decodes: as in the other company while only that is known."""
+        known = self.company_s if work.company else self.host_s
+        return known or self.host_s or self.company_s
 
     def at_least(self, tokens: int) -> float:
         """Return what a tick of so many tokens takes at the least, whatever else is in it.
@@ -236,7 +237,8 @@ class CostModel:
         depth_s = self.wide_depth_s if wide else self.depth_s
         blame = (depth_s * work.looked + self.crowd_s * work.tokens * work.resident) / expected
         deeper = math.exp(DEPTH_RATE * blame * miss)
-        more = SCALE_RATE * (min(host_s, decode_s) - self.between_s(work))
+        between_s = self.between_s(work)
+        between_s += SCALE_RATE * (min(host_s, decode_s) - between_s)
         return evolve(
             self,
             error=error,
@@ -248,8 +250,8 @@ class CostModel:
             wide_depth_s=self.wide_depth_s * (deeper if wide else 1.0),
             crowd_s=self.crowd_s * deeper,
             scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
-            host_s=self.host_s + (0.0 if work.company else more),
-            company_s=max(0.0, self.company_s + more) if work.company else self.company_s,
+            host_s=self.host_s if work.company else between_s,
+            company_s=between_s if work.company else self.company_s,
         )
 
     def times(self, factor: float) -> CostModel:
