@@ -100,10 +100,16 @@ def asked(ticks: Sequence[TracedTick]) -> list[Asked]:
             request = found.get(view.key)
             if request is None:
                 request = found[view.key] = Asked(
-                    view.key, view.client, view.lane, view.arrived, prompt=known
+                    view.key,
+                    view.client,
+                    view.lane,
+                    view.arrived,
+                    prompt=known,
+                    first_token=view.first_token_at,
                 )
             request.answer = known - request.prompt
-            request.first_token = view.first_token_at
+            if not tick.state.ahead:  # or it is when that should be
+                request.first_token = view.first_token_at
             last_seen[view.key] = i
             pending[view.key] = view.pending
         # What a tick that failed was planned from is told again.

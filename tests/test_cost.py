@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -182,6 +183,10 @@ def test_nothing_takes_less_than_at_least() -> None:
     assert model.seconds(Work(7)) == model.at_least(7)
     for work in (Work(7, 4), Work(7, looked=99), Work(7, resident=99), Work(7, after=(1, 1))):
         assert model.seconds(work) > model.at_least(7)
+    for company_s in (5e-5, 1e-4, 2e-4):
+        beside = evolve(model, company_s=company_s)
+        assert beside.seconds(Work(7, company=True)) >= beside.at_least(7)
+        assert beside.seconds(Work(7)) >= beside.at_least(7)
     fours = CostModel(STAIRS, Staircase((1, 3, 4), (0.0, 2e-3, -1e-3)), host_s=1e-4)
     assert fours.seconds(Work(7, 4)) == pytest.approx(fours.at_least(7))
 

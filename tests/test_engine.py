@@ -831,6 +831,23 @@ def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> No
     assert backend.settled
 
 
+def test_the_cache_keeps_its_extent_for_who_asks_again_at_once() -> None:
+    """They hear of their answer beside the next decode, when everybody else is already planned."""
+    noting = Noting()
+    bench, backend = noting.bench, noting.backend
+    bench.submit(max_tokens=60)
+    settled = []
+    for _ in range(5):
+        _, asked = bench.submit("another", max_tokens=2, lane="background")
+        while not asked.ends:
+            bench.ticks(1)
+        bench.ticks(1)  # beside which a client would hear of it
+        settled.append(backend.settled)
+    assert not any(settled)
+    bench.ticks(1)
+    assert backend.settled
+
+
 def test_where_no_graphs_are_captured_the_cache_is_settled_all_the_time() -> None:
     """There a smaller cache costs nothing, and a larger one is looked through by every token."""
     bench = Bench()

@@ -120,6 +120,14 @@ def test_only_credit_buys_a_long_tick() -> None:
     assert limit(0.5).limit.seconds == pytest.approx(1.2 * SOLO)
 
 
+def test_a_long_tick_is_paid_for_before_there_is_another() -> None:
+    """What one cost is not known yet to a plan that is made while it is computed."""
+    for rare, ahead in ((True, False), (False, True), (True, True)):
+        now = evolve(situation(stream(), credits={1: 1.0}, rare=rare), ahead=ahead)
+        plan = set_limit(now, started(now))
+        assert plan.limit.rare == plan.memory.guard.rare == (not (rare and ahead))
+
+
 def test_a_newcomer_may_take_what_a_single_pause_may() -> None:
     """Few long gaps instead of many of twice solo, unless a stream is young or visits never end."""
     assert limit(0.0).limit.newcomer_s == pytest.approx(4 * SOLO)
@@ -351,6 +359,17 @@ def test_where_graphs_are_captured_the_limit_stands_still(credit: float) -> None
     memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory(credits={1: credit}))
     now = evolve(situation(stream()), memory=memory)
     assert set_limit(now, started(now)).limit.seconds == pytest.approx(1.2 * SOLO)
+
+
+def test_a_tick_of_a_shape_in_use_tells_though_another_shape_came_behind_it() -> None:
+    """Two ticks that were measured together, of which the second is the first of its shape."""
+    memory = Memory(cost=evolve(COST, switch_s=0.002), same_shape=50)
+    settled = MeasuredTick(SOLO, 0.0, Work(1, 1, after=(1, 1)), {1: 3 * SOLO}, SOLO)
+    other = MeasuredTick(SOLO, 0.0, Work(9, 2, after=(1, 1)), {1: 3 * SOLO}, SOLO)
+    now = after(evolve(situation(stream()), memory=memory), settled, other)
+    assert keep_ledger(now, started(now)).memory.guard.jitter > 1.0
+    now = after(now, other, other)
+    assert keep_ledger(now, started(now)).memory.guard.jitter == 1.0
 
 
 @pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])

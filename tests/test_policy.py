@@ -135,6 +135,12 @@ def test_a_small_tick_says_nothing_about_the_budget() -> None:
     assert next_target(ticked(3, 0.001)) == 32
 
 
+def test_the_budget_follows_every_measured_tick() -> None:
+    """Two of them where a plan that was made ahead was thrown away."""
+    now = after(state(decoder(1)), ticked(32, 0.010), ticked(40, 0.010))
+    assert baseline(now).memory.target_tokens == 50
+
+
 def test_prompts_alone_get_longer_ticks() -> None:
     """When nobody waits for the next word, chunks are four times as large, and never small."""
     assert tokens(baseline(state(prompt(1, 500), target=64))) == {1: 256}

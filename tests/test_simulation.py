@@ -43,9 +43,9 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import BUILT_IN, baseline, contract, find_policy
-from uma_trio.policy.plan import Plan
+from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, encode
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.state import SchedulerState, SequenceView
 
 NOISY = built_in("q8_0", gaussian(0.02))  # its ticks are long enough to be given up
 
@@ -281,6 +281,20 @@ def traced(
     play(world, work)
     world.run(seconds)
     return world, Recording(Header("0.1.0", "fake", policy), tuple(ticks), 0)
+
+
+def test_a_first_token_came_when_its_tick_had_ended_and_not_when_that_was_foreseen() -> None:
+    """The last view of an answer of two tokens is one of a tick that was planned ahead."""
+    view = SequenceView(1, "interactive", 5, 0, started=False, credit=9, arrived=0.0)
+    began = SchedulerState(0.0, 0, (view,), 512, 1000)
+    then = evolve(view, pending=1, computed=5, started=True, first_token_at=0.01)
+    behind = SchedulerState(0.01, 1, (then,), 512, 1000, ahead=True)
+    ticks = [
+        TracedTick(began, Plan((PlanItem(1, 5, "prefill", ""),)), 0.5, 0.0, 0),
+        TracedTick(behind, Plan((PlanItem(1, 1, "decode", ""),)), 0.1, 0.001, 0),
+    ]
+    (request,) = asked(ticks)
+    assert request.first_token == pytest.approx(0.5)
 
 
 def test_a_trace_shows_every_request_as_it_was() -> None:

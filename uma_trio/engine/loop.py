@@ -42,7 +42,7 @@ from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -197,8 +197,9 @@ class Engine:
             self._handle(message, began)
         self._admit(began)
         self._recorder.queued(self.registry.ledger)
-        state, plan = self._foreseen() or self._planned(self._state(began))
-        if not plan.items or not state.riders:
+        state, plan = self._foreseen() or self._asked(self._state(began))
+        # Whoever had the last answer hears of it beside the next decode, and may ask again.
+        if not plan.items or not (state.riders or state.before.company):
             self._backend.kv_settle()
         if not plan.items:
             self.tell()
@@ -328,26 +329,25 @@ class Engine:
         """Return what the next tick is planned from, when none is computed."""
         running, suspect = self.registry.running, self._recovery.suspect
         views = [s.view() for key, s in running.items() if suspect is None or key == suspect]
-        return self._picture(now, views, tick=self._ticks, empty_cells=self._empty_cells)
+        return self._state_of(views, now, self._ticks, self._before, self._measured, self._memory)
 
     def _plan_ahead(self, job: Job) -> tuple[SchedulerState, Plan] | None:
         """Plan what follows `job`, which is computed, unless it is known to end somebody's answer."""
         if self._recovery.suspect is not None:
             return None
-        now = self._decoding_since + job.plan.predicted_s
-        computed = {item.key: item.n_tokens for item in job.plan.items}
+        plan, now = job.plan, self._decoding_since + job.plan.predicted_s
+        computed = {item.key: item.n_tokens for item in plan.items}
         views = []
         for key, sequence in self.registry.running.items():
             view = sequence.view_after(computed.get(key, 0), now)
             if view is None:
                 return None
             views.append(view)
-        state = self._picture(
-            now, views, tick=self._ticks + 1, empty_cells=self._empty_cells - job.plan.n_tokens
+        measured = self._measured[len(job.state.measured) :]
+        state = self._state_of(
+            views, now, self._ticks + 1, job.work, measured, plan.memory, ahead=True
         )
-        memory, entered = job.plan.memory, len(job.state.measured)
-        state = evolve(state, before=job.work, measured=self._measured[entered:], memory=memory)
-        return self._planned(state)
+        return self._asked(state)
 
     def _foreseen(self) -> tuple[SchedulerState, Plan] | None:
         """Return what was planned ahead, if everybody is where that said."""
@@ -364,16 +364,21 @@ class Engine:
                 return None
         return ahead
 
-    @property
-    def _empty_cells(self) -> int:
-        used = sum([sequence.computed for sequence in self.registry.running.values()])
-        return self._backend.limits.n_ctx - used
-
-    def _picture(
-        self, now: float, views: list[SequenceView], *, tick: int, empty_cells: int
+    def _state_of(
+        self,
+        views: list[SequenceView],
+        now: float,
+        tick: int,
+        before: Work,
+        measured: tuple[MeasuredTick, ...],
+        memory: Memory,
+        *,
+        ahead: bool = False,
     ) -> SchedulerState:
-        # Every slot may ask for a row; those that do not can be asked for by ballast.
-        spare = self._backend.limits.n_slots - len(self.registry.running)
+        limits, running = self._backend.limits, self.registry.running
+        used = [view.computed for view in views]
+        if len(views) < len(running):  # others are left out, and their cells are not
+            used = [sequence.computed for sequence in running.values()]
         return SchedulerState(
             now=now,
             tick=tick,
@@ -383,15 +388,17 @@ class Engine:
             tick_budget_s=self._settings.tick_budget_s,
             contract=self._settings.contract,
             traffic=self._settings.traffic,
-            spare_rows=spare if self._settings.scratch_slots else 0,
-            empty_cells=empty_cells,
-            before=self._before,
-            measured=self._measured,
-            memory=self._memory,
+            # Every slot may ask for a row; those that do not can be asked for by ballast.
+            spare_rows=limits.n_slots - len(running) if self._settings.scratch_slots else 0,
+            empty_cells=limits.n_ctx - sum(used),
+            before=before,
+            measured=measured,
+            ahead=ahead,
+            memory=memory,
         )
 
-    def _planned(self, state: SchedulerState) -> tuple[SchedulerState, Plan]:
-        """Ask the policy."""
+    def _asked(self, state: SchedulerState) -> tuple[SchedulerState, Plan]:
+        """Return the state with what the policy makes of it."""
         if not state.sequences:
             return state, Plan(memory=state.memory)
         plan = self._policy(state)

@@ -149,7 +149,7 @@ class Sequence:
         )
 
     def is_at(self, view: SequenceView) -> bool:
-        """Whether it is where `view` has it, whenever it came there, and a plan for that is one for it."""
+        """Whether a plan for `view` is one for it: token times and how much credit may differ."""
         return (
             self.computed == view.computed
             and self.known - self.computed == view.pending

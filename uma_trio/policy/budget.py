@@ -14,16 +14,17 @@ SMALLEST_TARGET = 8
 
 
 def adapt_budget(state: SchedulerState, plan: Plan) -> Plan:
-    """Move the target towards the tick budget by the last tick's time."""
-    last, memory = state.last, state.memory
-    if last.n_tokens == 0:
-        return plan
-    target = memory.target_tokens
-    if last.n_tokens >= FULL * target:
+    """Move the target towards the tick budget by the time of each measured tick."""
+    target = state.memory.target_tokens
+    for tick in state.measured:
+        if tick.n_tokens < FULL * target:
+            continue
         # A tick of prompts alone may be several targets long, and takes as much longer.
-        budget_s = state.tick_budget_s * max(1.0, last.n_tokens / target)
-        if last.decode_s < (1 - TOLERANCE) * budget_s:
+        budget_s = state.tick_budget_s * max(1.0, tick.n_tokens / target)
+        if tick.decode_s < (1 - TOLERANCE) * budget_s:
             target = min(state.n_batch, max(target + 1, int(target * GROW)))
-        elif last.decode_s > (1 + TOLERANCE) * budget_s:
+        elif tick.decode_s > (1 + TOLERANCE) * budget_s:
             target = max(SMALLEST_TARGET, int(target * SHRINK))
+    if target == state.memory.target_tokens:
+        return plan
     return evolve(plan, memory=evolve(plan.memory, target_tokens=target))

@@ -180,9 +180,12 @@ class CostModel:
         return self.scale * self._by(table, work, tokens, rows, looked) + self.between_s(work)
 
     def between_s(self, work: Work) -> float:
-        """Return what of that passes between two decodes: as in the other company while only that is known."""
+        """Return what passes between the decode before `work` and its own.
+
+        As long as it is not known for such work, what it is in the other company.
+        """
         known = self.company_s if work.company else self.host_s
-        return known or self.host_s or self.company_s
+        return known or self.host_s or self.company_s  # 0 is what is not known yet
 
     def at_least(self, tokens: int) -> float:
         """Return what a tick of so many tokens takes at the least, whatever else is in it.
@@ -191,7 +194,8 @@ class CostModel:
         than one, that is less than nothing.
         """
         table = self.measured if self.fell_back else self.computing
-        return self.scale * (table(tokens) + min(0.0, *self.output.seconds)) + self.host_s
+        between_s = min(self.host_s or self.company_s, self.company_s or self.host_s)
+        return self.scale * (table(tokens) + min(0.0, *self.output.seconds)) + between_s
 
     @property
     def margin(self) -> float:
@@ -282,7 +286,8 @@ class CostModel:
 
     def _rates(self, largest: int) -> dict[int, float]:
         counts = [n for n in self.steps if n <= largest] or [largest]
-        return {n: n / (self.computing(n) + self.host_s) for n in counts}
+        between_s = self.company_s or self.host_s
+        return {n: n / (self.computing(n) + between_s) for n in counts}
 
     def settled(self) -> CostModel:
         """Return the model with today's factor written into its figures, to be stored."""

@@ -17,7 +17,7 @@ within what such a stream was promised.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
@@ -60,17 +60,24 @@ LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 
 def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
     """Correct the cost model by what was measured, unless the graph of that shape was just captured."""
-    cost, same = plan.memory.cost, plan.memory.same_shape
+    cost, same = plan.memory.cost, 0
     if cost is None or not state.measured:
         return plan
-    for tick in state.measured:
-        same = same + 1 if tick.work.after == tick.work.shape else 0
+    for tick, same in _with_shapes(state):
         if _telling(cost, same):
             rates: dict[str, float] = {}  # with nobody to protect, both at once
             if tick.solo_s > 0:
                 rates = LOADED_RATES if tick.loaded else ALONE_RATES
             cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
     return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
+
+
+def _with_shapes(state: SchedulerState) -> Iterator[tuple[MeasuredTick, int]]:
+    """Yield each measured tick, and how many in a row up to it had the shape of the one before."""
+    same = state.memory.same_shape
+    for tick in state.measured:
+        same = same + 1 if tick.work.after == tick.work.shape else 0
+        yield tick, same
 
 
 def _telling(cost: CostModel | None, same_shape: int) -> bool:
@@ -81,14 +88,11 @@ def _telling(cost: CostModel | None, same_shape: int) -> bool:
 
 def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
     """Enter measured gaps into the ledger of each stream, and the time of their ticks into the share."""
-    guard, same_shape = plan.memory.guard, plan.memory.same_shape
+    guard = plan.memory.guard
     if not state.measured:
         return plan
-    later = len(state.measured)
-    for tick in state.measured:
-        later -= 1  # for what is counted is how many the last of them is of one shape with
-        telling = _telling(plan.memory.cost, same_shape - later)
-        guard = _entered(guard, tick, state, telling=telling)
+    for tick, same in _with_shapes(state):
+        guard = _entered(guard, tick, state, telling=_telling(plan.memory.cost, same))
     return evolve(plan, memory=evolve(plan.memory, guard=guard))
 
 
@@ -185,6 +189,7 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     credit = 0.0 if cost.switch_s else min([guard.credits.get(v.key, 0.0) for v in streams])
     # By the margin that it keeps, a rare tick may have less room than any other, and be no gain.
     rare = credit >= 1.0 and hard > cost.margin * contract.latency_cap
+    rare = rare and not (state.ahead and guard.rare)  # that one has not been paid for yet
     limit = _limit(contract, credit, hard if rare else None, solo, welcome * solo)
     limit = _tightened(limit, streams)
     # What one application asks for does not take the floor from the others.
@@ -279,4 +284,6 @@ def _youngest_s(streams: Sequence[SequenceView], now: float) -> float:
 
 
 def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:
+    if limit.rare != guard.rare:
+        guard = evolve(guard, rare=limit.rare)
     return evolve(plan, limit=limit, memory=evolve(plan.memory, guard=guard))

@@ -130,7 +130,8 @@ class GuardMemory:
     longer than expected the p95 gap of streams alone is: the machine's own unrest. `loaded` and
     `background` are as in the :class:`MeasuredTick` that the tick will be. `share` is the smoothed
     part of machine time that background work got, `newcomers` that of people's prompts; beside
-    streams, `since_grant` ticks were planned since the last grant.
+    streams, `since_grant` ticks were planned since the last grant. The last plan was `rare` if its
+    limit was.
     """
 
     credits: Mapping[int, float] = field(factory=dict)
@@ -142,6 +143,7 @@ class GuardMemory:
     share: float = 1.0
     newcomers: float = 0.0
     since_grant: int = 1_000_000
+    rare: bool = False
     floor_grants: int = 0
     infeasible: int = 0
 
@@ -181,9 +183,9 @@ class SchedulerState:
     """Everything a plan may depend on. Same state, same plan.
 
     `measured` are the ticks that `memory` knows nothing of yet, in their order: the one before
-    this, as a rule. Where a tick is planned while the one before is computed, that one comes
-    later, and the sequences and `now` are as they are expected to be then. What several stages of
-    a policy ask about the sequences is answered once for all of them.
+    this, as a rule. If this is planned `ahead`, while the one before is computed, that one comes
+    later; the sequences are as it should leave them, their token times and `now` as its prediction
+    has them. What several stages of a policy ask about the sequences is answered once for all.
     """
 
     now: float
@@ -198,12 +200,8 @@ class SchedulerState:
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
     before: Work = NOTHING  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()
+    ahead: bool = False
     memory: Memory = field(factory=Memory)
-
-    @property
-    def last(self) -> MeasuredTick:
-        """The latest of the measured ticks; zeros if there is none."""
-        return self.measured[-1] if self.measured else MeasuredTick()
 
     @cached_property
     def views(self) -> Mapping[int, SequenceView]:
