@@ -26,7 +26,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.pressure import Preempt, Shrink, relieve
 from uma_trio.policy.state import (
-    NOTHING,
+    NO_WORK,
     AdmissionState,
     Holder,
     MeasuredTick,
@@ -115,7 +115,7 @@ class Quick(World[Counters]):
         self._waiting: dict[int, Counters] = {}
         self._running: dict[int, Counters] = {}
         self._measured: tuple[MeasuredTick, ...] = ()
-        self._before = NOTHING
+        self._before = NO_WORK
         self._batch_limit = limits.n_batch
         self._made_room = False
         self._preemption = Preemption(lambda: self._give_up, self._watch, self.clock)

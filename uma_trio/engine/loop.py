@@ -46,7 +46,7 @@ from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
-    NOTHING,
+    NO_WORK,
     Contract,
     MeasuredTick,
     Memory,
@@ -135,7 +135,7 @@ class Engine:
             self._refinement = Refinement(backend, clock)
             metrics.promise.measured(settings.cost)
         self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
-        self._before = NOTHING
+        self._before = NO_WORK
         self._ahead: tuple[SchedulerState, Plan] | None = None
         self._ticks = 0
         self._decoding_since = self._decoded_at = clock()
@@ -343,9 +343,9 @@ class Engine:
             if view is None:
                 return None
             views.append(view)
-        measured = self._measured[len(job.state.measured) :]
+        unseen = self._measured[len(job.state.measured) :]
         state = self._state_of(
-            views, now, self._ticks + 1, job.work, measured, plan.memory, ahead=True
+            views, now, self._ticks + 1, job.work, unseen, plan.memory, ahead=True
         )
         return self._asked(state)
 

@@ -75,7 +75,7 @@ class Holder:
     passed_over: int
 
 
-NOTHING = Work(0, 0)
+NO_WORK = Work(0, 0)
 
 
 @frozen
@@ -89,7 +89,7 @@ class MeasuredTick:
 
     decode_s: float = 0.0
     host_s: float = 0.0  # between the decode before it and its own
-    work: Work = NOTHING
+    work: Work = NO_WORK
     gaps: Mapping[int, float] = field(factory=dict)
     solo_s: float = 0.0
     loaded: bool = False
@@ -198,7 +198,7 @@ class SchedulerState:
     traffic: Traffic | None = None
     spare_rows: int = 0  # logits rows that nobody can ask for: ballast may
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
-    before: Work = NOTHING  # the tick before this one, measured or not
+    before: Work = NO_WORK  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()
     ahead: bool = False
     memory: Memory = field(factory=Memory)
