@@ -35,7 +35,7 @@ from uma_trio.policy.state import (
     SequenceView,
     Waiting,
 )
-from uma_trio.policy.tally import measured, planned_work
+from uma_trio.policy.tally import as_measured, planned_work
 
 
 @define(eq=False, kw_only=True)
@@ -157,7 +157,7 @@ class Quick(World[Counters]):
         if status == DecodeStatus.OK:
             self._batch_limit = self._limits.n_batch
             gaps = self._advance(plan)
-            self._measured = (measured(plan, work, decode_s, host_s, gaps),)
+            self._measured = (as_measured(plan, work, decode_s, host_s, gaps),)
             self.memory, self._before = plan.memory, work
             self.machine.book(state, plan, host_s + decode_s)
         elif status == DecodeStatus.NO_KV_ROOM:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
+from uma_trio.backend.fake import FakeBackend
 from uma_trio.config import KV_TYPES, OPTIONS, Config, replace
 from uma_trio.options import ConfigError, show
-from uma_trio.parts import chosen_policy
+from uma_trio.parts import chosen_policy, engine_settings
+from uma_trio.policy.state import Contract
 from uma_trio.reserved import RESERVED
 from uma_trio.settings import flag_key, known_env, known_keys, load
 
@@ -165,6 +167,28 @@ def test_a_setting_knows_where_it_was_written(tmp_path: Path) -> None:
     assert load({}, {"UMA_SOCK": "s"}).source("socket") == "UMA_SOCK"
     with pytest.raises(ConfigError, match=r"^--policy luck: no policy is called 'luck'"):
         chosen_policy(config)
+
+
+def test_what_is_promised_is_what_the_options_say() -> None:
+    """Each of them, and none in the place of another."""
+    promised = Contract(
+        latency_cap=1.5,
+        pause_cap=3.0,
+        background_floor=0.1,
+        newcomer_tokens=256,
+        interactive_weight=8.0,
+        background_weight=2.0,
+    )
+    flags = {
+        "policy": "baseline",  # which measures nothing first
+        "latency_cap": "1.5",
+        "pause_cap": "3",
+        "background_floor": "0.1",
+        "interactive_prompt": "256",
+        "interactive_priority": "8",
+        "background_priority": "2",
+    }
+    assert engine_settings(load(flags, {}), FakeBackend()).contract == promised
 
 
 def test_bounds_are_numbers_as_they_are_typed() -> None:

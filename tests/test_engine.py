@@ -506,6 +506,13 @@ def test_the_trace_gets_every_tick_once_and_in_order() -> None:
 
 
 prompts = st.text(alphabet="abc déf\n", min_size=1, max_size=60)
+
+
+def faults(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[int, Fault]]:
+    """Return up to four decodes that go wrong, by number."""
+    return st.dictionaries(st.integers(0, 60), st.builds(Fault, **kinds), max_size=4)
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), prompts, st.integers(1, 40), st.booleans()),
@@ -521,11 +528,7 @@ steps = st.lists(
     steps=steps,
     n_slots=st.integers(1, 5),
     n_batch=st.integers(4, 40),
-    faults=st.dictionaries(
-        st.integers(0, 60),
-        st.builds(Fault, status=st.sampled_from([1, 2, -1, -3]), keep=st.integers(0, 3)),
-        max_size=4,
-    ),
+    faults=faults(status=st.sampled_from([1, 2, -1, -3]), keep=st.integers(0, 3)),
 )
 def test_whatever_happens_every_request_ends_once_with_its_own_text(
     steps: list[tuple[object, ...]], n_slots: int, n_batch: int, faults: dict[int, Fault]
@@ -624,15 +627,10 @@ def lived(
     steps=steps,
     credit=st.integers(1, 20),
     n_slots=st.integers(1, 5),
-    faults=st.dictionaries(
-        st.integers(0, 60),
-        st.builds(
-            Fault,
-            status=st.sampled_from([0, 1, 2, -1, -3]),
-            keep=st.integers(0, 3),
-            bad_rows=st.sampled_from([(), (0,)]),
-        ),
-        max_size=4,
+    faults=faults(
+        status=st.sampled_from([0, 1, 2, -1, -3]),
+        keep=st.integers(0, 3),
+        bad_rows=st.sampled_from([(), (0,)]),
     ),
     breaks=st.booleans(),
 )
@@ -776,11 +774,7 @@ class Remembering(Engine):
     steps=steps,
     credit=st.integers(1, 20),
     n_slots=st.integers(1, 5),
-    faults=st.dictionaries(
-        st.integers(0, 60),
-        st.builds(Fault, status=st.sampled_from([0, 1, 2, -1, -3])),
-        max_size=4,
-    ),
+    faults=faults(status=st.sampled_from([0, 1, 2, -1, -3])),
 )
 def test_every_tick_is_learnt_from_once_and_in_order(
     steps: list[tuple[object, ...]], credit: int, n_slots: int, faults: dict[int, Fault]

@@ -36,7 +36,7 @@ from uma_trio.policy.state import (
     SequenceView,
     Served,
 )
-from uma_trio.policy.tally import measured, planned_work
+from uma_trio.policy.tally import as_measured, planned_work
 
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
 COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
@@ -334,7 +334,7 @@ def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
         now = after(evolve(state(stream()), tick=tick, memory=memory, spare_rows=3), last)
         plan = contract(now)
         work = planned_work(now, plan)
-        memory, last = plan.memory, measured(plan, work, truth.seconds(work), 0.0, {})
+        memory, last = plan.memory, as_measured(plan, work, truth.seconds(work), 0.0, {})
         ballast.append(plan.ballast)
     assert ballast[1] == 3
     assert ballast[-1] == 0

@@ -42,7 +42,7 @@ from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, check_plan
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -53,7 +53,7 @@ from uma_trio.policy.state import (
     SchedulerState,
     SequenceView,
 )
-from uma_trio.policy.tally import measured
+from uma_trio.policy.tally import as_measured
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
@@ -249,7 +249,7 @@ class Engine:
             self._recovery.succeeded()
             self._advance(job.plan)
             gaps = self._sample(job.rows, now)
-            tick = measured(job.plan, job.work, decode_s, host_s, gaps)
+            tick = as_measured(job.plan, job.work, decode_s, host_s, gaps)
             self._measured = (*self._measured[len(job.state.measured) :], tick)
             self._memory, self._before = job.plan.memory, job.work
             sampling_s = self._clock() - now
@@ -329,25 +329,21 @@ class Engine:
         """Return what the next tick is planned from, when none is computed."""
         running, suspect = self.registry.running, self._recovery.suspect
         views = [s.view() for key, s in running.items() if suspect is None or key == suspect]
-        return self._state_of(views, now, self._ticks, self._before, self._measured, self._memory)
+        return self._state_of(views, now)
 
     def _plan_ahead(self, job: Job) -> tuple[SchedulerState, Plan] | None:
         """Plan what follows `job`, which is computed, unless it is known to end somebody's answer."""
         if self._recovery.suspect is not None:
             return None
-        plan, now = job.plan, self._decoding_since + job.plan.predicted_s
-        computed = {item.key: item.n_tokens for item in plan.items}
+        now = self._decoding_since + job.plan.predicted_s
+        computed = {item.key: item.n_tokens for item in job.plan.items}
         views = []
         for key, sequence in self.registry.running.items():
             view = sequence.view_after(computed.get(key, 0), now)
             if view is None:
                 return None
             views.append(view)
-        unseen = self._measured[len(job.state.measured) :]
-        state = self._state_of(
-            views, now, self._ticks + 1, job.work, unseen, plan.memory, ahead=True
-        )
-        return self._asked(state)
+        return self._asked(self._state_of(views, now, job))
 
     def _foreseen(self) -> tuple[SchedulerState, Plan] | None:
         """Return what was planned ahead, if everybody is where that said."""
@@ -365,20 +361,17 @@ class Engine:
         return ahead
 
     def _state_of(
-        self,
-        views: list[SequenceView],
-        now: float,
-        tick: int,
-        before: Work,
-        measured: tuple[MeasuredTick, ...],
-        memory: Memory,
-        *,
-        ahead: bool = False,
+        self, views: list[SequenceView], now: float, computing: Job | None = None
     ) -> SchedulerState:
+        """Return the state with these sequences, after the tick that is `computing`."""
         limits, running = self._backend.limits, self.registry.running
-        used = [view.computed for view in views]
-        if len(views) < len(running):  # others are left out, and their cells are not
-            used = [sequence.computed for sequence in running.values()]
+        tick, before, measured, memory = self._ticks, self._before, self._measured, self._memory
+        used = sum([sequence.computed for sequence in running.values()])
+        if computing is not None:
+            plan = computing.plan
+            tick, before, memory = tick + 1, computing.work, plan.memory
+            measured = measured[len(computing.state.measured) :]
+            used += plan.n_tokens
         return SchedulerState(
             now=now,
             tick=tick,
@@ -390,10 +383,10 @@ class Engine:
             traffic=self._settings.traffic,
             # Every slot may ask for a row; those that do not can be asked for by ballast.
             spare_rows=limits.n_slots - len(running) if self._settings.scratch_slots else 0,
-            empty_cells=limits.n_ctx - sum(used),
+            empty_cells=limits.n_ctx - used,
             before=before,
             measured=measured,
-            ahead=ahead,
+            ahead=computing is not None,
             memory=memory,
         )
 

@@ -28,7 +28,7 @@ def planned_work(state: SchedulerState, plan: Plan) -> Work:
     return Work(tokens, rows, looked, state.resident, bool(state.riders), state.before.shape)
 
 
-def measured(
+def as_measured(
     plan: Plan, work: Work, decode_s: float, host_s: float, gaps: Mapping[int, float]
 ) -> MeasuredTick:
     """Return the tick of `plan` as it is to be learnt from."""
