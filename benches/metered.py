@@ -117,9 +117,9 @@ def _serve_real(path: Path, arguments: list[str]) -> None:
 
 
 def _time_choosing(meter: Meter) -> None:
-    from uma_trio.engine import loop
+    from uma_trio.engine.sampling import Choice
 
-    loop.choose = meter.choosing(loop.choose)  # type: ignore[attr-defined]
+    Choice.__call__ = meter.choosing(Choice.__call__)  # type: ignore[method-assign]
 
 
 def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:

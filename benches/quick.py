@@ -16,7 +16,7 @@ from benches.machine import Machine
 from benches.virtual import ENDLESS_CREDIT, Request, World
 from uma_trio.backend.base import DecodeStatus, Limits
 from uma_trio.engine.ledger import KvLedger
-from uma_trio.engine.loop import EngineSettings
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.preemption import Arrival, Preemption
 from uma_trio.engine.sequences import cells_needed
 from uma_trio.policy.abort import Newcomer, abortable

@@ -18,10 +18,12 @@ from benches.machine import HOST_S, TABLES, Machine, Profile, gaussian, modelled
 from benches.virtual import ENDLESS_CREDIT, Request, World
 from uma_trio.backend.base import Aside, DecodeStatus, Interrupt, Limits, nothing
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.figures import Job
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import Engine, EngineSettings, Job
+from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import Policy

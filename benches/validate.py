@@ -24,7 +24,7 @@ from benches.quick import Quick
 from benches.recording import Figures, Recording, asked, figures, profile, read, sessions
 from benches.workload import play
 from uma_trio.backend.base import Limits
-from uma_trio.engine.loop import EngineSettings
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.pipeline import PolicyError, find_policy
 from uma_trio.policy.portable import TracedTick, TraceError
 

@@ -10,7 +10,7 @@ from attrs import Factory, define, evolve
 
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import Engine, EngineSettings
+from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Abort,
     Credit,
@@ -25,6 +25,7 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Recorded
 from uma_trio.policy.pipeline import Policy, baseline

@@ -42,15 +42,16 @@ def test_every_token_is_written_where_it_belongs(
     """One token or many, in any order: its id, position and slot; a row of logits only at an end."""
     batch = Batch(100)
     batch.want[:] = 1  # what an earlier tick left there
-    shares = [
-        (sequence(slot, computed + n + more, computed), n)
+    sequences = [
+        sequence(slot, computed + n + more, computed)
         for slot, (computed, n, more) in enumerate(sizes)
     ]
+    shares = [(s, s.view(), n) for s, (_, n, _) in zip(sequences, sizes, strict=True)]
     extra_rows = min(extra_rows, sizes[-1][1])
-    rows = BatchBuilder(batch, 64, SCRATCH).fill(shares, ballast, extra_rows=extra_rows)
+    rows = BatchBuilder(64, SCRATCH).fill(batch, shares, ballast, extra_rows=extra_rows)
     expected = [
         (1000 * s.slot + place, place, s.slot, place == s.known - 1)
-        for s, n in shares
+        for s, _, n in shares
         for place in range(s.computed, s.computed + n)
     ]
     for place in range(1, extra_rows + 1):
@@ -60,4 +61,4 @@ def test_every_token_is_written_where_it_belongs(
     arrays = (batch.token, batch.pos, batch.slot, batch.want)
     written = list(zip(*(array[:n].tolist() for array in arrays), strict=True))
     assert written == expected
-    assert rows == tuple(s for s, n in shares if s.computed + n == s.known)
+    assert rows == tuple(s for s, _, n in shares if s.computed + n == s.known)

@@ -15,9 +15,18 @@ from uma_trio.backend.base import Aside, BackendDied, DecodeStatus, nothing
 from uma_trio.backend.fake import EOS, FakeBackend, Fault
 from uma_trio.engine.figures import Job
 from uma_trio.engine.inbox import EngineStopped, QueueFull
-from uma_trio.engine.loop import Engine, EngineSettings
-from uma_trio.engine.messages import Inspect, PromptDone, SetLane, StreamItem, TokenOut
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.messages import (
+    Inspect,
+    PromptDone,
+    SequenceReport,
+    SetLane,
+    StreamItem,
+    TokenOut,
+)
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
+from uma_trio.policy.admission import MAX_PASSED_OVER
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import Pipeline, PolicyError, baseline
 from uma_trio.policy.plan import Plan, PlanItem
@@ -792,21 +801,217 @@ def test_every_tick_is_learnt_from_once_and_in_order(
     assert [job.state.before for job in computed[1:]] == [job.work for job in computed[:-1]]
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps=steps, credit=st.integers(1, 20), n_slots=st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=steps,
+    credit=st.integers(1, 20),
+    n_slots=st.integers(1, 5),
+    end_after=st.sampled_from([0, 5]),
+)
 def test_planning_ahead_changes_no_stream(
-    steps: list[tuple[object, ...]], credit: int, n_slots: int
+    steps: list[tuple[object, ...]], credit: int, n_slots: int, end_after: int
 ) -> None:
     """Each request gets the tokens and the end that it gets where every plan is made in its turn."""
     steps = [step for step in steps if step[0] != "abort"]
     told = []
     for kind in (FakeBackend, OnDevice):
-        bench = Bench(kind(n_ctx=160, n_slots=n_slots, n_batch=20))
-        streams = lived(bench, steps, credit, breaks=False)[-1]
+        backend = kind(n_ctx=160, n_slots=n_slots, n_batch=20, end_after=end_after)
+        streams = lived(Bench(backend), steps, credit, breaks=False)[-1]
         told.append(
             [[item for item in items if not isinstance(item, PromptDone)] for items in streams]
         )
     assert told[0] == told[1]
+
+
+class Late(OnDevice):
+    """Notes how many tokens of each request are booked when a decode begins."""
+
+    bench: Bench
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.booked: list[list[int]] = []
+
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        """Note it, and compute."""
+        running = self.bench.engine.registry.running.values()
+        self.booked.append([sequence.n_generated for sequence in running])
+        return super().decode(n_tokens, aside)
+
+
+def late(**given: Any) -> tuple[Bench, Late]:
+    """Return an engine on such a backend."""
+    backend = Late(**given)
+    backend.bench = Bench(backend)
+    return backend.bench, backend
+
+
+def test_a_tick_that_was_drawn_up_does_not_wait_until_tokens_are_booked() -> None:
+    """Each decode but the first begins while the token that it computes is booked to nobody yet."""
+    bench, backend = late()
+    _, stream = bench.submit(max_tokens=6)
+    bench.run()
+    assert backend.booked == [[0], [0], [1], [2], [3], [4]]
+    assert stream.tokens == bench.expected("hello", 6)
+    assert stream.end.reason == "length"
+
+
+def test_credit_that_comes_in_time_keeps_no_tick_waiting() -> None:
+    """A stream that is read gives some back for every token; it is booked with that token."""
+    bench, backend = late()
+    handle, stream = bench.submit(max_tokens=6, credit=3)
+    for _ in range(6):
+        bench.engine.tick()
+        bench.credit(handle, 1)
+    bench.run()
+    assert backend.booked == [[0], [0], [1], [2], [3], [4]]
+    assert stream.tokens == bench.expected("hello", 6)
+
+
+def test_who_reads_on_is_in_the_next_tick_though_one_without_them_was_drawn_up() -> None:
+    """Their last credit went for the token that is chosen."""
+    bench, backend = late()
+    handle, stream = bench.submit(max_tokens=6, credit=2)
+    bench.submit("another", max_tokens=20)
+    bench.engine.tick()
+    bench.engine.tick()
+    bench.credit(handle, 9)
+    bench.engine.tick()
+    assert backend.booked[-1] == [2, 2], "all is booked first"
+    bench.run()
+    assert stream.tokens == bench.expected("hello", 6)
+
+
+@pytest.mark.parametrize("what", ["submit", "abort", "lane", "inspect"])
+def test_what_may_change_a_plan_finds_everything_booked(what: str) -> None:
+    """Whatever comes but credit is handled after the tokens that were chosen before."""
+    bench, backend = late()
+    bench.submit(max_tokens=30)
+    other, _ = bench.submit("another", max_tokens=30)
+    for _ in range(4):
+        bench.engine.tick()
+    reports: list[SequenceReport] = []
+    match what:
+        case "submit":
+            bench.submit("third", max_tokens=2)
+        case "abort":
+            bench.abort(other)
+        case "lane":
+            bench.inbox.put(SetLane(other, "background"))
+        case _:
+            bench.inbox.put(Inspect(reports.extend))
+    bench.engine.tick()
+    assert backend.booked[-1][0] == 4
+    assert [report.completion_tokens for report in reports] in ([], [4, 4])
+
+
+def test_who_waits_without_room_keeps_no_tick_waiting_and_is_admitted_once_there_is() -> None:
+    """Admission that took nobody is not asked again before something has happened."""
+    bench, backend = late(n_ctx=100)
+    _, first = bench.submit([1] * 40, max_tokens=20)
+    bench.submit([1] * 60, max_tokens=20)
+    for _ in range(9):
+        bench.engine.tick()
+    assert backend.booked[2:] == [[n] for n in range(1, 8)]
+    bench.run()
+    assert first.end.reason == "length"
+    assert [max(booked) for booked in backend.booked[-3:]] == [16, 17, 18]
+
+
+def test_who_comes_with_room_is_admitted_past_one_who_has_none() -> None:
+    """Another request is a reason to ask admission again."""
+    bench = Bench(FakeBackend(n_ctx=100))
+    bench.submit([1] * 40, max_tokens=20)
+    bench.submit([1] * 60, max_tokens=20)
+    bench.ticks(3)
+    _, small = bench.submit([1] * 10, max_tokens=5)
+    bench.ticks(1)
+    assert len(small.tokens) == 1
+
+
+def test_who_needs_less_room_in_the_other_lane_is_admitted_there() -> None:
+    """A background request reserves but a part of its answer."""
+    bench = Bench(FakeBackend(n_ctx=100))
+    bench.submit([1] * 40, max_tokens=20)
+    handle, asked = bench.submit([1] * 20, max_tokens=40)
+    bench.ticks(3)
+    assert not asked.items
+    bench.inbox.put(SetLane(handle, "background"))
+    bench.ticks(1)
+    assert len(asked.tokens) == 1
+
+
+def test_room_that_was_kept_for_one_who_left_is_given_to_the_others_at_once() -> None:
+    """It had been passed over so often that it was next in its turn."""
+    bench = Bench(FakeBackend(n_ctx=100))
+    bench.submit([1] * 40, max_tokens=20)
+    large, _ = bench.submit([1] * 90, max_tokens=4, lane="background")
+    bench.ticks(1)
+    for _ in range(MAX_PASSED_OVER):
+        _, small = bench.submit([1] * 5, max_tokens=1, lane="background")
+        bench.ticks(1)
+        assert small.ends
+    _, last = bench.submit([1] * 5, max_tokens=1, lane="background")
+    bench.ticks(3)
+    assert not last.items
+    bench.abort(large)
+    bench.ticks(1)
+    assert last.ends
+
+
+@pytest.mark.parametrize("kind", [FakeBackend, OnDevice])
+def test_who_lost_its_place_for_want_of_room_has_it_again_two_ticks_later(
+    kind: type[FakeBackend],
+) -> None:
+    """Not in the next tick, for which it was taken; and nothing else need happen for it."""
+    backend = kind(faults={3: Fault(status=DecodeStatus.NO_KV_ROOM)})
+    bench = Bench(backend)
+    bench.submit(max_tokens=30)
+    _, job = bench.submit("another", max_tokens=30, lane="background")
+    running = ""
+    for _ in range(8):
+        bench.engine.tick()
+        running += str(len(bench.engine.registry.running))
+    assert running == "22211222"
+    bench.run()
+    assert job.tokens == bench.expected("another", 30)
+
+
+@pytest.mark.parametrize("ends", ["stop string", "end token"])
+def test_an_end_that_only_its_token_tells_is_booked_before_the_next_decode(ends: str) -> None:
+    """Nothing is computed behind it."""
+    bench, backend = late(end_after=7 if ends == "end token" else 0)
+    expected = bench.expected("hello", 30)
+    text = backend.text_of(expected)
+    stop = (text[5:7],) if ends == "stop string" else ()
+    _, stream = bench.submit(max_tokens=30, stop=stop)
+    bench.run()
+    assert stream.end.reason == "stop"
+    n_decodes = backend.decodes
+    quiet = Bench(FakeBackend(end_after=7 if ends == "end token" else 0))
+    quiet.submit(max_tokens=30, stop=stop)
+    quiet.run()
+    assert n_decodes == quiet.backend.decodes
+
+
+def test_tokens_that_were_chosen_reach_their_streams_though_the_next_decode_kills_the_engine() -> (
+    None
+):
+    """They were not booked yet when it died."""
+
+    class Dying(OnDevice):
+        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+            if self.decodes == 4:
+                raise BackendDied("gone before it came to its aside")
+            return super().decode(n_tokens, aside)
+
+    bench = Bench(Dying())
+    _, stream = bench.submit(max_tokens=30)
+    with pytest.raises(BackendDied):
+        bench.run()
+    bench.engine.fail_all("E_RUNTIME_004", "gone")
+    assert stream.tokens == bench.expected("hello", 4)
+    assert stream.end.code == "E_RUNTIME_004"
 
 
 def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> None:

@@ -17,9 +17,10 @@ from attrs import define
 from tests.engine_kit import Sink
 from tests.machine_kit import TRUTH, Clock, Machine
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import Engine, EngineSettings
+from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit, Targets
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.pipeline import Policy, baseline, contract
 from uma_trio.policy.state import Contract, Lane
 from uma_trio.policy.traffic import Traffic

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.shortlist import is_short, shortlist
+from uma_trio.engine.shortlist import Shortlist, is_short
 
 
 def normal(seed: int, n: int, n_vocab: int) -> FloatArray:
@@ -32,7 +32,7 @@ def test_a_list_is_the_first_k_of_a_full_sort(
     ks = [1 + int(share * (n_vocab // 64 - 1)) for share in shares]
     logits = normal(seed, len(ks), n_vocab)
     logits = np.round(logits) if ties else logits
-    ids, values = shortlist(logits, ks)
+    ids, values = Shortlist(n_vocab, ks)(logits)
     for row, k in enumerate(ks):
         assert is_short(k, n_vocab)
         assert ids[row, :k].tolist() == np.argsort(-logits[row], kind="stable")[:k].tolist()
@@ -47,7 +47,7 @@ def test_the_largest_may_lie_side_by_side_or_in_few_columns(first: int, step: in
     logits = normal(1, 2, 10_007)  # 1,429 columns of 7 make 178 parts
     places = first + step * np.arange(45)
     logits[:, places] = np.linspace(50, 90, 45, dtype=np.float32)
-    ids, _ = shortlist(logits, [40, 20])
+    ids, _ = Shortlist(logits.shape[1], [40, 20])(logits)
     assert ids[0].tolist() == places[:-41:-1].tolist()
     assert ids[1, :20].tolist() == places[:-21:-1].tolist()
 
@@ -56,14 +56,14 @@ def test_of_equal_zeros_the_lower_id_is_first_whatever_their_sign() -> None:
     """-0.0 is no less than 0.0."""
     logits = np.zeros((1, 6400), np.float32)
     logits[0, ::2] = -0.0
-    assert shortlist(logits, [100])[0].tolist() == [list(range(100))]
+    assert Shortlist(logits.shape[1], [100])(logits)[0].tolist() == [list(range(100))]
 
 
 def test_minus_infinity_is_not_listed() -> None:
     """A row with fewer possible tokens than k has a shorter list."""
     logits = np.full((2, 5000), -np.inf, np.float32)
     logits[0, [7, 4999, 1]] = [1, 3, 2]
-    ids, values = shortlist(logits, [40, 40])
+    ids, values = Shortlist(logits.shape[1], [40, 40])(logits)
     assert ids[0, :3].tolist() == [4999, 1, 7]
     assert (values[0, 3:] == -np.inf).all()
     assert (values[1] == -np.inf).all()
@@ -74,7 +74,7 @@ def test_nan_leaves_nothing_of_its_row_only(place: int) -> None:
     """Wherever it is, in the columns or in what is left over; +inf is listed first."""
     logits = normal(3, 3, 5000)
     logits[0, place], logits[1, place] = math.nan, math.inf
-    ids, values = shortlist(logits, [40, 40, 40])
+    ids, values = Shortlist(logits.shape[1], [40, 40, 40])(logits)
     assert (values[0] == -np.inf).all()
     assert (ids[1, 0], values[1, 0]) == (place, math.inf)
     assert ids[2].tolist() == np.argsort(-logits[2], kind="stable")[:40].tolist()

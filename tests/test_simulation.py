@@ -37,8 +37,8 @@ from uma_protocol import Eos, Token
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.cost_store import remember
-from uma_trio.engine.loop import EngineSettings
 from uma_trio.engine.messages import Targets
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.cost import CostModel, Staircase

@@ -23,8 +23,9 @@ from uma_trio.backend.base import Backend, Limits, ModelInfo
 from uma_trio.config import Config
 from uma_trio.cost_store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import Engine, EngineSettings
+from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.task import EngineDied, run_engine
 from uma_trio.machine import files_needed, settle

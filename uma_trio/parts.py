@@ -18,7 +18,7 @@ from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.config import Config
 from uma_trio.cost_store import cost_file, recall, remember
 from uma_trio.engine.calibrate import Calibration, assume_looking_back
-from uma_trio.engine.loop import EngineSettings
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
 from uma_trio.machine import limit_spinning, physical_cores

@@ -93,14 +93,20 @@ class Batch:
     The arrays keep their addresses for the life of the backend.
     """
 
-    __slots__ = ("capacity", "pos", "slot", "token", "want")
+    __slots__ = ("_ints", "capacity", "pos", "slot", "token", "want")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.token: IntArray = np.zeros(capacity, np.int32)
-        self.pos: IntArray = np.zeros(capacity, np.int32)
-        self.slot: IntArray = np.zeros(capacity, np.int32)
+        self._ints: IntArray = np.zeros((3, capacity), np.int32)
+        self.token: IntArray = self._ints[0]
+        self.pos: IntArray = self._ints[1]
+        self.slot: IntArray = self._ints[2]
         self.want: NDArray[np.int8] = np.zeros(capacity, np.int8)
+
+    def take(self, other: Batch, n_tokens: int) -> None:
+        """Copy rows ``[:n_tokens]`` of `other`."""
+        self._ints[:, :n_tokens] = other._ints[:, :n_tokens]
+        self.want[:n_tokens] = other.want[:n_tokens]
 
 
 class Vocabulary(Protocol):

@@ -9,6 +9,7 @@ from functools import cached_property
 from attrs import frozen
 
 from uma_trio.engine.registry import Registry
+from uma_trio.engine.sampling import Choice
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.cost import Work
 from uma_trio.policy.guard import alone_s, room_alone
@@ -21,11 +22,15 @@ from uma_trio.telemetry.promise import NO_PROMISE, Promise
 
 @frozen
 class Job:
-    """One tick between its steps: its plan and what it was made from, and whose rows come back."""
+    """One tick between its steps: its plan and what it was made from, and whose rows come back.
+
+    `choice` gives these their tokens.
+    """
 
     state: SchedulerState
     plan: Plan
     rows: tuple[Sequence, ...]
+    choice: Choice
 
     @property
     def n_tokens(self) -> int:
@@ -38,11 +43,21 @@ class Job:
         return planned_work(self.state, self.plan)
 
 
-def record(
-    metrics: Metrics, job: Job, n_vocab: int, decode_s: float, host_s: float, sampling_s: float
-) -> None:
+@frozen
+class Done:
+    """A tick that was computed until `at`: the tokens of its rows, and how long each part took."""
+
+    job: Job
+    tokens: list[int]
+    at: float
+    decode_s: float
+    host_s: float
+    choosing_s: float
+
+
+def record(metrics: Metrics, done: Done, n_vocab: int) -> None:
     """Record a tick that was computed."""
-    plan = job.plan
+    job, plan = done.job, done.job.plan
     decoders = sum(item.phase == "decode" for item in plan.items)
     lanes = {view.key: view.lane for view in job.state.sequences}
     lane_tokens: Counter[str] = Counter()
@@ -51,15 +66,15 @@ def record(
     metrics.tick(
         decode_tokens=decoders,
         prefill_tokens=plan.n_tokens - decoders,
-        decode_s=decode_s,
-        host_s=host_s,
-        sampling_s=sampling_s,
+        decode_s=done.decode_s,
+        host_s=done.host_s,
+        sampling_s=done.choosing_s,
         rows=len(job.rows),
         rows_in_place=sum(sequence.sampler.in_place(n_vocab) for sequence in job.rows),
         lane_tokens=lane_tokens,
         budget_target=plan.memory.target_tokens if plan.limit == UNGUARDED else None,
     )
-    metrics.promise.tick(promise(job), decode_s + host_s)
+    metrics.promise.tick(promise(job), done.decode_s + done.host_s)
 
 
 def promise(job: Job) -> Promise:

@@ -6,22 +6,21 @@ happens to them leaves through the outlet. A tick has three steps so that a test
 time between them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine.finish`.
 
 What decides the next tick is done between two decodes, and nothing else: every microsecond there
-is one in which nothing is computed. Where a GPU computes, the policy is asked meanwhile: the next
-tick is planned for what will be if nobody comes, ends or is changed, and planned again if somebody
-was. What the outside hears of a tick (items, figures, the trace) is told by :meth:`Engine.tell`
-while the next one is computed, or at once when there is none.
+is one in which nothing is computed. Where a GPU computes, the next tick is drawn up meanwhile
+(:mod:`uma_trio.engine.ahead`) for what will be if nobody comes, ends or is changed: then choosing
+tokens is all that keeps it waiting, and they are booked beside it. Otherwise they are booked first,
+and it is planned again if somebody is not where that said. What the outside hears of a tick (items,
+figures, the trace) is told by :meth:`Engine.tell` while the next one is computed, or at once when
+there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from attrs import evolve, field, frozen
-
 from uma_trio.backend.base import Backend, DecodeStatus
-from uma_trio.engine.batch import BatchBuilder
-from uma_trio.engine.figures import Job, publish_load, record
+from uma_trio.engine.figures import Done, Job, publish_load, record
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Abort,
@@ -33,28 +32,18 @@ from uma_trio.engine.messages import (
     Submit,
 )
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.preemption import GIVEN_UP, Preemption
 from uma_trio.engine.recorder import NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.refine import Refinement
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import NOT_FINITE, Sampler, choose
+from uma_trio.engine.sampling import NOT_FINITE, Sampler
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place
-from uma_trio.policy.cost import CostModel
-from uma_trio.policy.pipeline import Policy, check_plan
-from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import (
-    NO_WORK,
-    Contract,
-    MeasuredTick,
-    Memory,
-    SchedulerState,
-    SequenceView,
-)
-from uma_trio.policy.tally import as_measured
-from uma_trio.policy.traffic import Traffic
+from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.state import Memory
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
 
@@ -67,22 +56,6 @@ _NOT_FINITE = (
 # So long a rest comes before the staircase is refined, and so long a one between two decodes of that:
 # others may have waited for the processor.
 IDLE_S, BREATH_S = 0.5, 0.01
-
-
-@frozen
-class EngineSettings:
-    """What the engine hands to its policy unchanged.
-
-    `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
-    measured staircase and `traffic` what the model moves, if they are known.
-    """
-
-    tick_budget_s: float = 0.030
-    start_tokens: int = 32
-    contract: Contract = field(factory=Contract)
-    scratch_slots: int = 0
-    cost: CostModel | None = None
-    traffic: Traffic | None = None
 
 
 class Engine:
@@ -105,14 +78,12 @@ class Engine:
         recorder: Recorder | None = None,
     ) -> None:
         self._backend = backend
-        self._policy = policy
         self._inbox = inbox
         self._metrics = metrics
         self._clock = clock
-        self._settings = settings = settings or EngineSettings()
+        settings = settings or EngineSettings()
         self._pieces = backend.vocabulary.pieces()
         n_slots = backend.limits.n_slots - settings.scratch_slots
-        self._builder = BatchBuilder(backend.batch, backend.limits.n_ctx, n_slots)
         self._scratch_slot = n_slots
         self._recorder = recorder = recorder or Recorder()
         self.registry = Registry(
@@ -128,16 +99,16 @@ class Engine:
         )
         self._outlet = outlet
         self._recovery = Recovery(backend, self.registry)
+        self._planner = Planner(
+            backend, policy, self.registry, self._recovery, settings, self._scratch_slot
+        )
         self._preemption = Preemption(backend.arm, inbox.watch, clock)
-        self._memory = Memory(target_tokens=settings.start_tokens, cost=settings.cost)
         self._refinement: Refinement | None = None
         if settings.cost is not None:
             self._refinement = Refinement(backend, clock)
             metrics.promise.measured(settings.cost)
-        self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
-        self._before = NO_WORK
-        self._ahead: tuple[SchedulerState, Plan] | None = None
-        self._ticks = 0
+        self._unbooked: Done | None = None
+        self._later: list[InboxMessage] = []  # what is to be handled once that is booked
         self._decoding_since = self._decoded_at = clock()
         self._idle = True
         self._unrecorded: list[Callable[[], None]] = []  # ticks that are not in the metrics yet
@@ -145,7 +116,7 @@ class Engine:
     @property
     def memory(self) -> Memory:
         """What the policy remembers: the cost model, the guard's ledger, the counters."""
-        return self._memory
+        return self._planner.memory
 
     def run(self) -> None:
         """Tick until the inbox is closed, sleeping while there is nothing to do.
@@ -163,7 +134,8 @@ class Engine:
 
         Where a decode can be interrupted, a request that comes does so.
         """
-        if self._refinement is None or self._memory.cost is None:
+        cost = self.memory.cost
+        if self._refinement is None or cost is None:
             return None
         if self.registry.running:
             return IDLE_S  # who is parked holds slots: later
@@ -171,12 +143,12 @@ class Engine:
         if interrupt is not None:
             self._inbox.watch(lambda _who: interrupt())
         try:
-            cost = self._refinement.refine(self._memory.cost, interruptible=interrupt is not None)
+            refined = self._refinement.refine(cost, interruptible=interrupt is not None)
         finally:
             self._inbox.watch(None)
-        if cost is None:
+        if refined is None:
             return None
-        self._memory = evolve(self._memory, cost=cost)
+        self._planner.refined(refined)
         return BREATH_S
 
     def tick(self) -> bool:
@@ -193,28 +165,21 @@ class Engine:
         None if there is nothing to compute; then nothing is left untold.
         """
         began = self._clock()
-        for message in self._inbox.drain():
-            self._handle(message, began)
-        self._admit(began)
-        self._recorder.queued(self.registry.ledger)
-        state, plan = self._foreseen() or self._asked(self._state(began))
+        messages = self._inbox.drain()
+        job = self._drawn(messages) or self._considered(messages, began)
         # Whoever had the last answer hears of it beside the next decode, and may ask again.
-        if not plan.items or not (state.riders or state.before.company):
+        if job is None or not (job.state.riders or job.state.before.company):
             self._backend.kv_settle()
-        if not plan.items:
+        if job is None:
             self.tell()
             self._idle = True
-            return None
-        running = self.registry.running
-        shares = [(running[item.key], item.n_tokens) for item in plan.items]
-        rows = self._builder.fill(shares, plan.ballast, extra_rows=plan.extra_rows)
-        return Job(state, plan, rows)
+        return job
 
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long, and that may be given up meanwhile.
 
-        Beside it all is told that the tick before, and what arrived since, left to be told, and on
-        a GPU the next tick is planned.
+        Beside it all is booked and told that the tick before, and what arrived since, left to be
+        told, and on a GPU the next tick is drawn up.
         """
         self._decoding_since = since = self._clock()
         free_slots = self.registry.ledger.free_slots
@@ -226,37 +191,35 @@ class Engine:
     def _beside(self, job: Job) -> None:
         self.tell()
         if self._backend.computes_beside:
-            self._ahead = self._plan_ahead(job)
+            self._planner.draw_up(job, self._decoding_since)
 
     def finish(self, job: Job, status: int) -> None:
-        """Sample and move every sequence on; what there is to say of it is told later."""
+        """Choose a token for each row; sequences move on when these are booked.
+
+        That is at once, unless the next tick is drawn up and may not have to wait for it.
+        """
         now = self._clock()
         decode_s = now - self._decoding_since
         # What passed while there was nothing to do is nobody's cost.
         host_s = 0.0 if self._idle else max(0.0, self._decoding_since - self._decoded_at)
         self._idle = False
         self._decoded_at = now
-        self._ticks += 1
         if job.plan.ballast:
             self._backend.kv_remove(self._scratch_slot)
+        if status == DecodeStatus.OK:
+            self._recovery.succeeded()
+            tokens = job.choice(self._backend.logits(len(job.rows))) if job.rows else []
+            choosing_s = self._clock() - now
+            self._unbooked = Done(job, tokens, now, decode_s, host_s, choosing_s)
+            if not self._planner.drawn_up:
+                self._book()
+            return
+        self._planner.count()
         self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
         if self._preemption.gave_up:
             # As if it had never been: nobody moves, and the policy learns nothing.
             self._recorder.recovered(GIVEN_UP)
             self._metrics.aborted()
-            return
-        if status == DecodeStatus.OK:
-            self._recovery.succeeded()
-            self._advance(job.plan)
-            gaps = self._sample(job.rows, now)
-            tick = as_measured(job.plan, job.work, decode_s, host_s, gaps)
-            self._measured = (*self._measured[len(job.state.measured) :], tick)
-            self._memory, self._before = job.plan.memory, job.work
-            sampling_s = self._clock() - now
-            n_vocab = self._backend.model.n_vocab
-            self._unrecorded.append(
-                partial(record, self._metrics, job, n_vocab, decode_s, host_s, sampling_s)
-            )
         else:
             views = tuple(s.view() for s in self.registry.running.values())
             self._recorder.recovered(self._recovery.failed(status, job.plan, views, now))
@@ -266,6 +229,7 @@ class Engine:
 
         The streams first, then figures and the trace. Harmless when there is nothing to tell.
         """
+        self._book()
         self.registry.say()
         self._outlet.flush()
         ticks, self._unrecorded = self._unrecorded, []
@@ -276,6 +240,7 @@ class Engine:
 
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error: the engine is gone. Its thread must have ended."""
+        self._book()
         for submitted in self._inbox.drain():
             if isinstance(submitted, Submit):
                 self.registry.enqueue(self._sequence(submitted))
@@ -311,7 +276,7 @@ class Engine:
     def _admit(self, now: float) -> None:
         registry = self.registry
         made_room = self._recovery.just_made_room()
-        if not registry.waiting or not (registry.ledger.free_slots or registry.crowded):
+        if not registry.to_be_asked:
             return
         # Admission right after room was made would undo it, unless there is nobody it was for.
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
@@ -325,95 +290,49 @@ class Engine:
             chosen = admit(registry.admission())
         registry.admit(chosen, now)
 
-    def _state(self, now: float) -> SchedulerState:
-        """Return what the next tick is planned from, when none is computed."""
-        running, suspect = self.registry.running, self._recovery.suspect
-        views = [s.view() for key, s in running.items() if suspect is None or key == suspect]
-        return self._state_of(views, now)
-
-    def _plan_ahead(self, job: Job) -> tuple[SchedulerState, Plan] | None:
-        """Plan what follows `job`, which is computed, unless it is known to end somebody's answer."""
-        if self._recovery.suspect is not None:
+    def _drawn(self, messages: list[InboxMessage]) -> Job | None:
+        """Return the tick that was drawn up if it comes next; then all else is left to be booked."""
+        if self._unbooked is None:
             return None
-        now = self._decoding_since + job.plan.predicted_s
-        computed = {item.key: item.n_tokens for item in job.plan.items}
-        views = []
-        for key, sequence in self.registry.running.items():
-            view = sequence.view_after(computed.get(key, 0), now)
-            if view is None:
-                return None
-            views.append(view)
-        return self._asked(self._state_of(views, now, job))
+        job = self._planner.drawn(self._unbooked.tokens, messages)
+        if job is not None:
+            self._later = messages
+        return job
 
-    def _foreseen(self) -> tuple[SchedulerState, Plan] | None:
-        """Return what was planned ahead, if everybody is where that said."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return None
-        state, running, recovery = ahead[0], self.registry.running, self._recovery
-        same = len(state.sequences) == len(running) and state.n_batch == recovery.batch_limit
-        if not same or recovery.suspect is not None:
-            return None
-        for view in state.sequences:
-            sequence = running.get(view.key)
-            if sequence is None or not sequence.is_at(view):
-                return None
-        return ahead
+    def _considered(self, messages: Iterable[InboxMessage], now: float) -> Job | None:
+        """Return the next tick after all that has happened; None if there is nothing to compute."""
+        self._book()
+        for message in messages:
+            self._handle(message, now)
+        self._admit(now)
+        self._recorder.queued(self.registry.ledger)
+        return self._planner.plan(now)
 
-    def _state_of(
-        self, views: list[SequenceView], now: float, computing: Job | None = None
-    ) -> SchedulerState:
-        """Return the state with these sequences, after the tick that is `computing`."""
-        limits, running = self._backend.limits, self.registry.running
-        tick, before, measured, memory = self._ticks, self._before, self._measured, self._memory
-        used = sum([sequence.computed for sequence in running.values()])
-        if computing is not None:
-            plan = computing.plan
-            tick, before, memory = tick + 1, computing.work, plan.memory
-            measured = measured[len(computing.state.measured) :]
-            used += plan.n_tokens
-        return SchedulerState(
-            now=now,
-            tick=tick,
-            sequences=tuple(views),
-            n_batch=self._recovery.batch_limit,
-            free_cells=self.registry.ledger.free_cells,
-            tick_budget_s=self._settings.tick_budget_s,
-            contract=self._settings.contract,
-            traffic=self._settings.traffic,
-            # Every slot may ask for a row; those that do not can be asked for by ballast.
-            spare_rows=limits.n_slots - len(running) if self._settings.scratch_slots else 0,
-            empty_cells=limits.n_ctx - used,
-            before=before,
-            measured=measured,
-            ahead=computing is not None,
-            memory=memory,
-        )
-
-    def _asked(self, state: SchedulerState) -> tuple[SchedulerState, Plan]:
-        """Return the state with what the policy makes of it."""
-        if not state.sequences:
-            return state, Plan(memory=state.memory)
-        plan = self._policy(state)
-        check_plan(state, plan)
-        return state, plan
-
-    def _advance(self, plan: Plan) -> None:
-        running = self.registry.running
-        for item in plan.items:
+    def _book(self) -> None:
+        """Move everybody on by the latest tick, then handle what came since; if that is to be done."""
+        done, self._unbooked = self._unbooked, None
+        if done is None:
+            return
+        job, now, running = done.job, done.at, self.registry.running
+        self._planner.count()
+        self._recorder.tick(job.state, job.plan, DecodeStatus.OK, done.decode_s, done.host_s, now)
+        for item in job.plan.items:
             running[item.key].computed += item.n_tokens
-
-    def _sample(self, rows: tuple[Sequence, ...], now: float) -> dict[int, float]:
-        """Draw one token for each sequence whose row came back, and say so; return their gaps."""
         gaps: dict[int, float] = {}
-        if not rows:
-            return gaps
-        tokens = choose(self._backend.logits(len(rows)), [sequence.sampler for sequence in rows])
-        for sequence, token in zip(rows, tokens, strict=True):
-            if token == NOT_FINITE:
-                self.registry.end(sequence, "error", now, code="E_RUNTIME_003", message=_NOT_FINITE)
-                continue
-            gap_s = self.registry.sampled(sequence, token, now)
+        for sequence, token in zip(job.rows, done.tokens, strict=True):
+            gap_s = self._sampled(sequence, token, now)
             if gap_s is not None:
                 gaps[sequence.handle] = gap_s
-        return gaps
+        self._planner.learn(done, gaps)
+        n_vocab = self._backend.model.n_vocab
+        self._unrecorded.append(partial(record, self._metrics, done, n_vocab))
+        later, self._later = self._later, []
+        for message in later:
+            self._handle(message, now)
+
+    def _sampled(self, sequence: Sequence, token: int, now: float) -> float | None:
+        """Take a token, or end the request if there is none; return its gap, if it has one."""
+        if token != NOT_FINITE:
+            return self.registry.sampled(sequence, token, now)
+        self.registry.end(sequence, "error", now, code="E_RUNTIME_003", message=_NOT_FINITE)
+        return None

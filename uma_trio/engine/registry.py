@@ -7,7 +7,7 @@ exactly one :class:`Finished`, and its slot and cells are free before the next p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.inbox import Inbox
@@ -59,14 +59,17 @@ class Registry:
         self.running: dict[int, Sequence] = {}
         self.ledger = KvLedger(n_slots, backend.limits.n_ctx)
         self._unsaid: list[tuple[Sequence, int, float | None, float]] = []  # a tick's tokens
+        self._declined = False  # admission took nobody, and nothing has happened since
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a new request into the queue."""
+        self._declined = False
         self.waiting[sequence.handle] = sequence
         self._recorder.submitted(sequence)
 
-    def admit(self, keys: Iterable[int], now: float) -> None:
-        """Give each of `keys` a slot; note who was passed over by a later arrival."""
+    def admit(self, keys: Collection[int], now: float) -> None:
+        """Give each of `keys`, if any, a slot; note who was passed over by a later arrival."""
+        self._declined = not keys
         for key in keys:
             sequence = self.waiting.pop(key)
             sequence.reserved = sequence.cells
@@ -85,6 +88,17 @@ class Registry:
         """Whether a person waits for a place while background requests have theirs."""
         held = any(sequence.lane == "background" for sequence in self.running.values())
         return held and any(sequence.lane == "interactive" for sequence in self.waiting.values())
+
+    @property
+    def to_be_asked(self) -> bool:
+        """Whether somebody waits who might get a place.
+
+        Tokens only take room, so who did not fit will not until something else happens. Whether a
+        background request may give its place to a person does change with its tokens.
+        """
+        if not self.waiting:
+            return False
+        return self.crowded or (self.ledger.free_slots > 0 and not self._declined)
 
     def admission(self) -> AdmissionState:
         """Return what admission may see."""
@@ -109,6 +123,7 @@ class Registry:
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is None:
             return
+        self._declined = False
         sequence.lane = lane
         if sequence.slot != NO_SLOT:
             self._reserve(sequence, sequence.cells)
@@ -219,8 +234,10 @@ class Registry:
         self.say()
         if self.running.pop(sequence.handle, None) is not None:
             self._drop(sequence)
-        elif self.waiting.pop(sequence.handle, None) is not None and sequence.admitted is None:
-            self._inbox.left_queue(now - sequence.submit.submitted)
+        elif self.waiting.pop(sequence.handle, None) is not None:
+            self._declined = False
+            if sequence.admitted is None:
+                self._inbox.left_queue(now - sequence.submit.submitted)
         if sequence.worst_young_s:  # it did not live to grow old
             self._metrics.promise.young_pause(sequence.worst_young_s)
         self._say_finished(sequence, reason, now, code, message)
@@ -232,6 +249,7 @@ class Registry:
     def _drop(self, sequence: Sequence) -> None:
         slot = self.ledger.release(sequence.handle)
         self._vacate(slot)
+        self._declined = False
         sequence.slot = NO_SLOT
         sequence.reserved = 0
 

@@ -1,4 +1,4 @@
-"""From rows of logits to tokens: :func:`choose` for a whole tick, a :class:`Sampler` per sequence.
+"""From rows of logits to tokens: a :class:`Choice` for a whole tick, a :class:`Sampler` per sequence.
 
 The rules and their order are those of llama.cpp's own chain (src/llama-sampler.cpp of the
 vendored 0c1e57098): top_k, then top_p, then min_p, then temperature, then one draw. They are
@@ -24,7 +24,7 @@ import numpy as np
 from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.drawing import Filters, column, draw, draw_from_all, weigh
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.shortlist import IdArray, is_short, largest, nucleus, shortlist
+from uma_trio.engine.shortlist import IdArray, Shortlist, is_short, largest, nucleus
 
 NOT_FINITE: Final = -1  # what is answered for a row that has no sane maximum
 _NO_MAXIMUM: Final = "the row has no finite maximum"
@@ -125,29 +125,67 @@ class Sampler:
         return ids, row[ids]
 
 
-def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
-    """Return the next token of each row of ``logits[n, vocab]``, one sampler a row, in order.
+class Choice:
+    """Chooses the tokens of one tick: a sampler for each row of ``[n, n_vocab]`` logits, in order.
 
-    `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be
-    drawn; the other rows are not touched by it. The tokens are those that each sampler gives for
-    its row alone, in whatever company.
+    It is made before the logits are there, and may be used again for the same rows of later ticks:
+    what depends on the samplers' parameters only is done here.
     """
-    hidden = [
-        (row, sampler.never, logits[row, sampler.never])
-        for row, sampler in enumerate(samplers)
-        if sampler.never is not None
-    ]
-    for row, never, _ in hidden:
-        logits[row, never] = -np.inf  # cheaper than a copy of the row, and undone
-    try:
-        tokens = _choose(logits, samplers)
-    finally:
-        for row, never, values in hidden:
-            logits[row, never] = values
-    for row, _, values in hidden:
-        if not (values < np.inf).all():
-            tokens[row] = NOT_FINITE
-    return tokens
+
+    def __init__(self, samplers: Sequence[Sampler], n_vocab: int) -> None:
+        listed = [
+            row
+            for row, sampler in enumerate(samplers)
+            if not sampler.greedy and is_short(sampler.params.top_k, n_vocab)
+        ]
+        self._lists = None
+        if len(listed) >= _TOGETHER:
+            self._lists = _Lists(samplers, listed, n_vocab)
+        else:
+            listed = []
+        apart = [row for row, s in enumerate(samplers) if not s.greedy and row not in set(listed)]
+        self._apart = [(row, samplers[row]) for row in apart]
+        never = [(row, s.never) for row, s in enumerate(samplers) if s.never is not None]
+        self._masked: tuple[IdArray, IdArray] | None = None
+        if never:
+            lengths = [len(ids) for _, ids in never]
+            rows = np.repeat([row for row, _ in never], lengths)
+            self._masked = rows, np.concatenate([ids for _, ids in never])
+
+    def __call__(self, logits: FloatArray) -> list[int]:
+        """Return the next token of each row.
+
+        `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be
+        drawn; the other rows are not touched by it. The tokens are those that each sampler gives
+        for its row alone, in whatever company.
+        """
+        masked = self._masked
+        if masked is None:
+            return self._choose(logits)
+        hidden = logits[masked]
+        logits[masked] = -np.inf  # cheaper than a copy of the rows, and undone
+        try:
+            tokens = self._choose(logits)
+        finally:
+            logits[masked] = hidden
+        sane = hidden < np.inf
+        if not sane.all():
+            for row in masked[0][~sane].tolist():
+                tokens[row] = NOT_FINITE
+        return tokens
+
+    def _choose(self, logits: FloatArray) -> list[int]:
+        """Return the tokens where what must not be drawn is -inf already."""
+        tokens = self._lists(logits) if self._lists else greedy(logits).tolist()
+        for row, sampler in self._apart:
+            if tokens[row] != NOT_FINITE:
+                tokens[row] = sampler.pick(logits[row], tokens[row])
+        return tokens
+
+
+def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
+    """Return the next token of each row of ``logits[n, vocab]``, as a :class:`Choice` does."""
+    return Choice(samplers, logits.shape[1])(logits)
 
 
 def greedy(logits: FloatArray) -> IntArray:
@@ -161,38 +199,36 @@ def greedy(logits: FloatArray) -> IntArray:
     return np.where(finite, ids, NOT_FINITE).astype(np.int32)
 
 
-def _choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
-    """Like `choose`, for logits in which what must not be drawn is -inf already."""
-    n_vocab = logits.shape[1]
-    listed = [
-        row
-        for row, sampler in enumerate(samplers)
-        if not sampler.greedy and is_short(sampler.params.top_k, n_vocab)
-    ]
-    together = len(listed) >= _TOGETHER
-    tokens = _from_lists(logits, samplers, listed) if together else greedy(logits).tolist()
-    chosen = set(listed) if together else ()
-    for row, sampler in enumerate(samplers):
-        if not sampler.greedy and row not in chosen and tokens[row] != NOT_FINITE:
-            tokens[row] = sampler.pick(logits[row], tokens[row])
-    return tokens
+class _Lists:
+    """Draws for the rows `listed` from their short lists, and finds the likeliest of the others."""
 
+    def __init__(self, samplers: Sequence[Sampler], listed: list[int], n_vocab: int) -> None:
+        ks = [1] * len(samplers)
+        for row in listed:
+            ks[row] = samplers[row].params.top_k
+        self._shortlist = Shortlist(n_vocab, ks)
+        self._samplers, self._listed = samplers, listed
+        self._filters = self._filters_of(listed)
 
-def _from_lists(logits: FloatArray, samplers: Sequence[Sampler], listed: list[int]) -> list[int]:
-    """Return the tokens drawn for the rows `listed`, for others the likeliest; or NOT_FINITE."""
-    ks = [1] * len(samplers)
-    for row in listed:
-        ks[row] = samplers[row].params.top_k
-    ids, values = shortlist(logits, ks)
-    finite = np.isfinite(values[:, 0])
-    tokens: list[int] = np.where(finite, ids[:, 0], NOT_FINITE).tolist()
-    drawn = [row for row in listed if tokens[row] != NOT_FINITE]
-    filters = Filters.together([samplers[row].filters for row in drawn])
-    weights = filters.weights(values[drawn], values[drawn, :1])
-    places = draw(weights, column([samplers[row].random() for row in drawn], np.float64))
-    for row, place in zip(drawn, places.tolist(), strict=True):
-        tokens[row] = int(ids[row, place])
-    return tokens
+    def __call__(self, logits: FloatArray) -> list[int]:
+        """Return a token for each row, or NOT_FINITE."""
+        ids, values = self._shortlist(logits)
+        finite = np.isfinite(values[:, 0])
+        tokens: list[int] = np.where(finite, ids[:, 0], NOT_FINITE).tolist()
+        drawn, filters = self._listed, self._filters
+        if not finite.all():
+            drawn = [row for row in drawn if finite[row]]
+            filters = self._filters_of(drawn)
+        if len(drawn) < len(tokens):
+            values = values[drawn]
+        weights = filters.weights(values, values[:, :1])
+        places = draw(weights, column([self._samplers[row].random() for row in drawn], np.float64))
+        for row, place in zip(drawn, places.tolist(), strict=True):
+            tokens[row] = int(ids[row, place])
+        return tokens
+
+    def _filters_of(self, rows: list[int]) -> Filters:
+        return Filters.together([self._samplers[row].filters for row in rows])
 
 
 def _without(row: FloatArray, masked: IdArray) -> FloatArray:

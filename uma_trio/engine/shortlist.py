@@ -1,7 +1,7 @@
 """The likeliest tokens: of every row of a tick, from one pass over its logits, or of one row.
 
 What counts is memory: a row of 128k logits has half a megabyte, and sixteen of them are in no
-cache by the time they are looked at. So `shortlist` reads them once, for the maxima of columns;
+cache by the time they are looked at. So `Shortlist` reads them once, for the maxima of columns;
 what follows looks only into the few columns that can hold a token that is wanted. `largest` and
 `nucleus` are for a single row, and for as many of its tokens as are asked for.
 """
@@ -37,32 +37,78 @@ _NO_KEY: Final = np.uint64((1 << 64) - 1)
 
 
 def is_short(k: int, n_vocab: int) -> bool:
-    """Whether `shortlist` finds the `k` largest of so many logits."""
+    """Whether `Shortlist` finds the `k` largest of so many logits."""
     return 0 < k * _SHORT <= n_vocab
 
 
-def shortlist(logits: FloatArray, ks: Sequence[int]) -> tuple[IdArray, FloatArray]:
-    """Return ids and logits of the ``ks[row]`` largest of each row, both ``[n, max(ks)]``.
+class Shortlist:
+    """Finds the ``ks[row]`` largest of each row of ``[len(ks), n_vocab]`` logits.
 
-    Descending, the lower id first on a tie; -inf is never listed, and fills the places that are
-    left. So it is what a row starts with that has no finite logit; or one with NaN, while +inf is
-    listed. `logits` is contiguous, and `is_short` holds for every k.
+    `is_short` holds for every k. What does not depend on the logits is done here, once.
     """
-    n, n_vocab = logits.shape
-    deep = _depth(max(ks), n_vocab)
-    columns, rest = divmod(n_vocab, deep)
-    maxima = logits[:, : columns * deep].reshape(n, deep, columns).max(axis=1)
-    if rest:  # the ids that are left over lengthen the first columns by one
-        np.maximum(maxima[:, :rest], logits[:, -rest:], out=maxima[:, :rest])
-    bounds = _bounds(maxima, ks)
-    rows, column = np.divmod(np.flatnonzero(maxima >= bounds[:, None]), columns)
-    cells = (rows * n_vocab + column)[:, None] + np.arange(0, n_vocab, columns)
-    values = logits.reshape(-1).take(cells, mode="clip")
-    if rest:
-        values[column >= rest, -1] = -np.inf  # of the next row
-    found = np.flatnonzero(values >= bounds[rows, None])
-    rows, ids = np.divmod(cells.reshape(-1)[found], n_vocab)
-    return _in_order(logits, rows, _descending_keys(values.reshape(-1)[found], ids), ks)
+
+    def __init__(self, n_vocab: int, ks: Sequence[int]) -> None:
+        self._n, self._n_vocab, self._width = len(ks), n_vocab, max(ks)
+        self._deep = _depth(self._width, n_vocab)
+        self._columns, self._rest = divmod(n_vocab, self._deep)
+        self._parts = self._columns // _FOLD
+        self._ks = np.array(ks, np.intp)
+        self._rows = np.arange(self._n)
+        self._kth = self._parts - self._ks
+        self._sorted_kths = sorted(set(self._kth.tolist()))
+        self._down = np.arange(0, n_vocab, self._columns)
+        self._places = np.arange(self._width)
+
+    def __call__(self, logits: FloatArray) -> tuple[IdArray, FloatArray]:
+        """Return ids and logits of the largest of each row, both ``[n, max(ks)]``.
+
+        Descending, the lower id first on a tie; -inf is never listed, and fills the places that
+        are left. So it is what a row starts with that has no finite logit; or one with NaN, while
+        +inf is listed. `logits` is contiguous.
+        """
+        n, n_vocab, columns, rest = self._n, self._n_vocab, self._columns, self._rest
+        whole = logits[:, : columns * self._deep]
+        maxima = whole.reshape(n, self._deep, columns).max(axis=1)
+        if rest:  # the ids that are left over lengthen the first columns by one
+            np.maximum(maxima[:, :rest], logits[:, -rest:], out=maxima[:, :rest])
+        bounds = self._bounds(maxima)
+        rows, column = np.divmod(np.flatnonzero(maxima >= bounds[:, None]), columns)
+        cells = (rows * n_vocab + column)[:, None] + self._down
+        values = logits.reshape(-1).take(cells, mode="clip")
+        if rest:
+            values[column >= rest, -1] = -np.inf  # of the next row
+        found = np.flatnonzero(values >= bounds[rows, None])
+        rows, ids = np.divmod(cells.reshape(-1)[found], n_vocab)
+        return self._in_order(logits, rows, _descending_keys(values.reshape(-1)[found], ids))
+
+    def _bounds(self, maxima: FloatArray) -> FloatArray:
+        """Return for each row a finite bound that its k-th largest logit reaches; NaN if it has NaN.
+
+        The k-th largest of the maxima of any k or more disjoint parts is at most the k-th largest
+        of all. With parts a few times as many as k, little more than k logits reach it.
+        """
+        parts = self._parts
+        folded = maxima[:, : parts * _FOLD].reshape(self._n, _FOLD, parts).max(axis=1)
+        folded.partition(self._sorted_kths, axis=1)
+        bounds: FloatArray = np.maximum(folded[self._rows, self._kth], _LOWEST)
+        bounds[np.isnan(maxima.max(axis=1))] = np.nan  # a partition takes it for the largest
+        return bounds
+
+    def _in_order(
+        self, logits: FloatArray, rows: IdArray, keys: KeyArray
+    ) -> tuple[IdArray, FloatArray]:
+        """Sort what was found within its row (`rows` ascends), and cut it to the row's k."""
+        counts = np.bincount(rows, minlength=self._n)
+        table = np.full((self._n, max(self._width, int(counts.max()))), _NO_KEY)
+        first = np.cumsum(counts) - counts
+        table[rows, np.arange(len(rows)) - first[rows]] = keys
+        table.sort(axis=1)
+        ids = _ids_of(table[:, : self._width])
+        none = self._places >= np.minimum(counts, self._ks)[:, None]
+        ids[none] = 0
+        values = logits[self._rows[:, None], ids]
+        values[none] = -np.inf
+        return ids, values
 
 
 def largest(row: FloatArray, k: int) -> tuple[IdArray, FloatArray]:
@@ -131,37 +177,3 @@ def _depth(k: int, n_vocab: int) -> int:
     half of where both are equal was quickest, for a maximum is cheaper to make than a visit.
     """
     return max(1, int(math.sqrt(n_vocab / k) / 2))
-
-
-def _bounds(maxima: FloatArray, ks: Sequence[int]) -> FloatArray:
-    """Return for each row a finite bound that its k-th largest logit reaches; NaN if it has NaN.
-
-    The k-th largest of the maxima of any k or more disjoint parts is at most the k-th largest of
-    all. With parts a few times as many as k, little more than k logits reach it.
-    """
-    n, columns = maxima.shape
-    parts = columns // _FOLD
-    folded = maxima[:, : parts * _FOLD].reshape(n, _FOLD, parts).max(axis=1)
-    places = [parts - k for k in ks]
-    folded.partition(sorted(set(places)), axis=1)
-    bounds: FloatArray = np.maximum(folded[np.arange(n), places], _LOWEST)
-    bounds[np.isnan(maxima.max(axis=1))] = np.nan  # a partition takes it for the largest
-    return bounds
-
-
-def _in_order(
-    logits: FloatArray, rows: IdArray, keys: KeyArray, ks: Sequence[int]
-) -> tuple[IdArray, FloatArray]:
-    """Sort what was found within its row (`rows` ascends), and cut it to the row's k."""
-    n, width = len(logits), max(ks)
-    counts = np.bincount(rows, minlength=n)
-    table = np.full((n, max(width, int(counts.max()))), _NO_KEY)
-    first = np.cumsum(counts) - counts
-    table[rows, np.arange(len(rows)) - first[rows]] = keys
-    table.sort(axis=1)
-    none = np.arange(width) >= np.minimum(counts, ks)[:, None]
-    ids = _ids_of(table[:, :width])
-    ids[none] = 0
-    values = logits[np.arange(n)[:, None], ids]
-    values[none] = -np.inf
-    return ids, values
