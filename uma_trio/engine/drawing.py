@@ -7,7 +7,7 @@ axis: on one list with plain numbers, or on many at once with a column for each 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,14 +31,15 @@ class Filters:
     """What is left to do for a request once its list is found; of many requests if `together`.
 
     `top_p` is a part of what the list weighs, inf if there is none (`cumulative` says whether
-    there is); the list descends then. `min_logit` is how far under the largest logit min_p goes,
-    `scale` one over the temperature.
+    there is); the list descends then. `min_logit` is how far under the largest logit min_p goes
+    (`bounded` says whether it is asked for), `scale` one over the temperature.
     """
 
     top_p: Number
     min_logit: Number
     scale: Number
     cumulative: bool
+    bounded: bool
 
     @classmethod
     def of(cls, params: SamplingParams) -> Filters:
@@ -52,6 +53,7 @@ class Filters:
             min_logit=math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
             scale=1.0 / max(params.temperature, _MIN_TEMPERATURE),
             cumulative=cumulative,
+            bounded=params.min_p > 0.0,
         )
 
     @classmethod
@@ -62,14 +64,14 @@ class Filters:
             min_logit=column([f.min_logit for f in each], np.float32),
             scale=column([f.scale for f in each], np.float32),
             cumulative=any(f.cumulative for f in each),
+            bounded=any(f.bounded for f in each),
         )
 
     def kept(self, values: FloatArray, top: Logit) -> NDArray[np.bool_]:
         """Return which tokens of these logits are left, `top` being the largest; that one is."""
-        kept: NDArray[np.bool_] = values >= top + self.min_logit
-        if self.cumulative:  # who stays has less than top_p before it
-            reached = np.cumsum(weigh(values, top), axis=-1, dtype=np.float64)
-            kept[..., 1:] &= reached[..., :-1] < self.top_p * reached[..., -1:]
+        kept = np.ones(values.shape, np.bool_)
+        for rule in self._rules(values, top, _under(values, top)):
+            kept &= rule
         return kept
 
     def weights(self, values: FloatArray, top: Logit) -> FloatArray:
@@ -77,9 +79,23 @@ class Filters:
 
         A list that is shorter than its neighbours ends in -inf, which weighs nothing.
         """
-        weights = weigh(values, top, self.scale)
-        weights *= self.kept(values, top)
+        under = _under(values, top)
+        weights = _exp(under, self.scale)
+        for rule in self._rules(values, top, under):
+            weights *= rule
         return weights
+
+    def _rules(
+        self, values: FloatArray, top: Logit, under: FloatArray
+    ) -> Iterator[NDArray[np.bool_]]:
+        """Yield what each filter leaves."""
+        if self.bounded:
+            yield values >= top + self.min_logit
+        if self.cumulative:  # who stays has less than top_p before it
+            reached = np.cumsum(np.exp(under), axis=-1, dtype=np.float64)
+            left = np.ones(values.shape, np.bool_)
+            np.less(reached[..., :-1], self.top_p * reached[..., -1:], out=left[..., 1:])
+            yield left
 
 
 def column(numbers: Sequence[Number], kind: type[np.floating[Any]]) -> NDArray[Any]:
@@ -89,11 +105,21 @@ def column(numbers: Sequence[Number], kind: type[np.floating[Any]]) -> NDArray[A
 
 def weigh(logits: FloatArray, top: Logit, scale: Number = 1.0) -> FloatArray:
     """Return ``exp((logits - top) * scale)``: 1 for the largest, which is `top`."""
+    under = _under(logits, top)
+    return _exp(under, scale, out=under)
+
+
+def _under(logits: FloatArray, top: Logit) -> FloatArray:
     with np.errstate(over="ignore"):  # what is further down than float32 reaches weighs nothing
-        weights: FloatArray = np.subtract(logits, top)
-        if not isinstance(scale, float) or scale != 1.0:
-            weights *= scale
-    return np.exp(weights, out=weights)
+        under: FloatArray = np.subtract(logits, top)
+    return under
+
+
+def _exp(under: FloatArray, scale: Number, out: FloatArray | None = None) -> FloatArray:
+    if not isinstance(scale, float) or scale != 1.0:
+        with np.errstate(over="ignore"):
+            out = under = np.multiply(under, scale, out=out)
+    return np.exp(under, out=out)
 
 
 def draw(weights: FloatArray, u: Number) -> NDArray[np.intp]:

@@ -51,7 +51,7 @@ class Shortlist:
         self._n, self._n_vocab, self._width = len(ks), n_vocab, max(ks)
         self._deep = _depth(self._width, n_vocab)
         self._columns, self._rest = divmod(n_vocab, self._deep)
-        self._parts = self._columns // _FOLD
+        self._parts, self._over = divmod(self._columns, _FOLD)
         self._ks = np.array(ks, np.intp)
         self._rows = np.arange(self._n)
         self._kth = self._parts - self._ks
@@ -87,11 +87,14 @@ class Shortlist:
         The k-th largest of the maxima of any k or more disjoint parts is at most the k-th largest
         of all. With parts a few times as many as k, little more than k logits reach it.
         """
-        parts = self._parts
+        parts, over = self._parts, self._over
         folded = maxima[:, : parts * _FOLD].reshape(self._n, _FOLD, parts).max(axis=1)
+        if over:
+            np.maximum(folded[:, 0], maxima[:, -over:].max(axis=1), out=folded[:, 0])
+        largest_of_all = folded.max(axis=1)
         folded.partition(self._sorted_kths, axis=1)
         bounds: FloatArray = np.maximum(folded[self._rows, self._kth], _LOWEST)
-        bounds[np.isnan(maxima.max(axis=1))] = np.nan  # a partition takes it for the largest
+        bounds[np.isnan(largest_of_all)] = np.nan  # a partition takes it for the largest
         return bounds
 
     def _in_order(
