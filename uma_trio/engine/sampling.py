@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from uma_trio.backend.base import FloatArray, IntArray
+from uma_trio.backend.base import FloatArray
 from uma_trio.engine.drawing import Filters, column, draw, draw_from_all, weigh
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.shortlist import IdArray, Shortlist, is_short, largest, nucleus
@@ -78,6 +78,13 @@ class Sampler:
             ids, values = self._found(row, top)
             return int(ids[draw(self.filters.weights(values, top), self.random())])
         return draw_from_all(weigh(row, top, self.filters.scale), self.random())
+
+    def allowed(self, row: FloatArray) -> int:
+        """Return the likeliest token of a row that may be drawn, or `NOT_FINITE`."""
+        if self.never is not None:
+            row = _without(row, self.never)
+        (likeliest,) = greedy(row[np.newaxis])
+        return int(likeliest)
 
     def candidates(self, row: FloatArray) -> tuple[IdArray, FloatArray]:
         """Return the tokens that can be drawn and their probabilities (for tests and tools).
@@ -145,12 +152,14 @@ class Choice:
             listed = []
         apart = [row for row, s in enumerate(samplers) if not s.greedy and row not in set(listed)]
         self._apart = [(row, samplers[row]) for row in apart]
-        never = [(row, s.never) for row, s in enumerate(samplers) if s.never is not None]
+        bound = [(row, s, s.never) for row, s in enumerate(samplers) if s.never is not None]
+        # What must not be drawn is hardly ever the likeliest: greedy rows are looked at after.
+        self._checked = [(row, s, frozenset(ids.tolist())) for row, s, ids in bound if s.greedy]
+        hidden = [(row, ids) for row, s, ids in bound if not s.greedy]
         self._masked: tuple[IdArray, IdArray] | None = None
-        if never:
-            lengths = [len(ids) for _, ids in never]
-            rows = np.repeat([row for row, _ in never], lengths)
-            self._masked = rows, np.concatenate([ids for _, ids in never])
+        if hidden:
+            rows = np.repeat([row for row, _ in hidden], [len(ids) for _, ids in hidden])
+            self._masked = rows, np.concatenate([ids for _, ids in hidden])
 
     def __call__(self, logits: FloatArray) -> list[int]:
         """Return the next token of each row.
@@ -175,8 +184,11 @@ class Choice:
         return tokens
 
     def _choose(self, logits: FloatArray) -> list[int]:
-        """Return the tokens where what must not be drawn is -inf already."""
+        """Return the tokens where what must not be drawn is -inf already, or the row is greedy."""
         tokens = self._lists(logits) if self._lists else greedy(logits).tolist()
+        for row, sampler, never in self._checked:
+            if tokens[row] in never:
+                tokens[row] = sampler.allowed(logits[row])
         for row, sampler in self._apart:
             if tokens[row] != NOT_FINITE:
                 tokens[row] = sampler.pick(logits[row], tokens[row])
@@ -188,15 +200,17 @@ def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
     return Choice(samplers, logits.shape[1])(logits)
 
 
-def greedy(logits: FloatArray) -> IntArray:
+def greedy(logits: FloatArray) -> IdArray:
     """Return the likeliest token of each row of ``logits[n, vocab]``, the lowest id on a tie.
 
     A row with NaN or +inf, or without any finite logit, is answered with `NOT_FINITE`: argmax
     stops at the first NaN, so looking at the maximum is enough.
     """
-    ids = logits.argmax(axis=1)
+    ids: IdArray = logits.argmax(axis=1)
     finite = np.isfinite(logits[np.arange(len(ids)), ids])
-    return np.where(finite, ids, NOT_FINITE).astype(np.int32)
+    if not finite.all():
+        ids[~finite] = NOT_FINITE
+    return ids
 
 
 class _Lists:
