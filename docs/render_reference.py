@@ -83,8 +83,9 @@ PAGES: dict[str, Callable[[], str]] = {"CONFIG.md": config, "METRICS.md": metric
 
 _SCORECARD = """One row of figures about one interval, and about nothing before it. \
 `uma-trio serve --scorecard FILE` \
-appends it to a CSV file every `--scorecard-interval` (5 s), and a last time when the daemon stops; \
-the columns are named once, in the first line, and a file that has others is refused. A line that \
+appends it to a file every `--scorecard-interval` (5 s), and a last time when the daemon stops: as a line \
+of CSV, or of JSON where the name ends in `.jsonl` or `.ndjson`; \
+the columns are named in the first line, in JSON in each, and a file that has others is refused. A line that \
 cannot be written later, on a full disk, is lost; the log says so once, and the daemon goes on. \
 The metric `scorecard` holds the same for the interval that has just passed, brought up to date \
 every `--metrics-tick-ms` (1000), the metrics tick of the seeds' YAML.

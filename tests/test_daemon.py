@@ -6,6 +6,7 @@ something, with a deadline, and never for a while.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -532,11 +533,12 @@ def test_a_trace_that_cannot_be_written_keeps_the_daemon_from_starting(tmp_path:
 # --- the scorecard ---
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_the_scorecard_grows_while_the_daemon_serves_and_once_more_when_it_stops(
-    tmp_path: Path,
+    tmp_path: Path, kind: str
 ) -> None:
     """Its lines add up to the whole life of the daemon, and the metrics show the latest."""
-    card = tmp_path / "card.csv"
+    card = tmp_path / f"card.{kind}"
     options = (f"scorecard={card}", "scorecard_interval_s=0.2", "metrics_tick_ms=100")
     with daemon("cost=0.005", *options) as running:
         list(generate_sync("hello", running.path, max_tokens=30))
@@ -546,9 +548,12 @@ def test_the_scorecard_grows_while_the_daemon_serves_and_once_more_when_it_stops
         before = card.read_text(encoding="utf-8")
         running.signal()
         assert running.exit_code() == 0
-    head, *rows = card.read_text(encoding="utf-8").splitlines()
-    assert len(rows) >= before.count("\n")
-    lines = [dict(zip(head.split(","), row.split(","), strict=True)) for row in rows]
+    after = card.read_text(encoding="utf-8")
+    if kind == "jsonl":
+        lines = [json.loads(line) for line in after.splitlines()]
+    else:
+        lines = list(csv.DictReader(after.splitlines()))
+    assert after.count("\n") > before.count("\n")
     told = sum(float(line["tokens_per_s"]) * float(line["interval_s"]) for line in lines)
     assert told == pytest.approx(computed, rel=0.001)
 

@@ -25,12 +25,12 @@ from uma_trio.policy.pipeline import Policy, baseline, contract
 from uma_trio.policy.state import Contract, Lane
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.catalogue import METRICS
-from uma_trio.telemetry.csv_file import CsvFile
 from uma_trio.telemetry.exposition import prometheus
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import SharedMemory, proportional_bytes, resident_bytes
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
+from uma_trio.telemetry.table_file import CsvFile
 
 SEEDS = (
     *("tokens_generated_total", "batch_calls_total", "last_batch_size", "decode_ms_last"),

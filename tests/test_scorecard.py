@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from trio.testing import MockClock
 
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.telemetry.catalogue import SCORECARD
-from uma_trio.telemetry.csv_file import AnotherTable, CsvFile
 from uma_trio.telemetry.memory import SharedMemory
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.promise import Promise
 from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
 from uma_trio.telemetry.scorekeeper import ScoreKeeper
+from uma_trio.telemetry.table_file import AnotherTable, CsvFile, JsonLinesFile, open_table
 
 COST = CostModel(Staircase((1, 8), (0.010, 0.018)))
 
@@ -206,6 +207,38 @@ def test_another_table_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "x,y\n1,2\n"
 
 
+def test_a_table_whose_name_says_so_is_lines_of_json(tmp_path: Path) -> None:
+    """Every line is a whole object, and what nobody knows is null; other names are CSV."""
+    path = tmp_path / "card.jsonl"
+    for n in range(2):
+        file = open_table(path, ("a", "b", "c"))
+        assert isinstance(file, JsonLinesFile)
+        file.append((n, 1 / 3, None))
+        file.close()
+    text = path.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in text] == [
+        {"a": n, "b": 0.333333, "c": None} for n in range(2)
+    ]
+    path.write_text('{"a": 1, "b": 2, "c": 3}\n{"a": 1, "b"', encoding="utf-8")
+    file = open_table(path, ("a", "b", "c"))
+    file.append((4, 5, 6))
+    file.close()
+    assert path.read_text(encoding="utf-8").splitlines()[2] == '{"a": 4, "b": 5, "c": 6}'
+    other = open_table(tmp_path / "card.json.csv", ("a",))
+    assert isinstance(other, CsvFile)
+    other.close()
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", '{"b": 1, "a": 2}\n', "[1]\n", '{"a": 1, "b": 2}'])
+def test_lines_of_json_with_other_columns_are_left_alone(tmp_path: Path, text: str) -> None:
+    """Nor is anything written behind what is no JSON."""
+    path = tmp_path / "card.ndjson"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(AnotherTable, match="other columns"):
+        open_table(path, ("a", "b"))
+    assert path.read_text(encoding="utf-8") == text
+
+
 def test_a_pipe_is_no_table_and_nobody_waits_for_its_reader(tmp_path: Path) -> None:
     """A daemon that hangs at its start is worse than one that says no."""
     path = tmp_path / "pipe"
@@ -239,7 +272,7 @@ class Disk(CsvFile):
         self.rows: list[list[object]] = []
         self.full = False
 
-    def append(self, values: Iterable[object]) -> None:
+    def append(self, values: Sequence[object]) -> None:
         """Keep a line, or fail as a full disk does."""
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -342,8 +342,9 @@ class Config:
         shown_default="none",
         metavar="FILE",
         since="0.1",
-        help="Append a line of figures to this CSV file each --scorecard-interval: tokens/s, gaps, "
-        "bytes moved, memory. Its columns are in docs/METRICS.md.",
+        help="Append a line of figures to this file each --scorecard-interval: tokens/s, gaps, bytes "
+        "moved, memory. It is CSV, or lines of JSON if its name ends in .jsonl or .ndjson; the "
+        "columns are in docs/METRICS.md.",
     )
     scorecard_interval_s: float = option(
         5.0,

@@ -45,9 +45,9 @@ from uma_trio.parts import (
 )
 from uma_trio.policy.pipeline import Policy
 from uma_trio.telemetry import log
-from uma_trio.telemetry.csv_file import CsvFile
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorekeeper import ScoreKeeper
+from uma_trio.telemetry.table_file import TableFile
 from uma_trio.text.frontend import FrontEnd
 
 FORCED_EXIT = 130
@@ -116,7 +116,7 @@ class _Daemon:
         policy: Policy,
         settings: EngineSettings,
         recorder: Recorder,
-        table: CsvFile | None,
+        table: TableFile | None,
     ) -> None:
         self._config = config
         self._backend = backend

@@ -32,8 +32,8 @@ from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry import log
-from uma_trio.telemetry.csv_file import AnotherTable, CsvFile
 from uma_trio.telemetry.scorecard import COLUMNS
+from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
 from uma_trio.text.frontend import FrontEnd, Refused
 
 Progress = Callable[[float], None]
@@ -160,13 +160,13 @@ def recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iter
 
 
 @contextmanager
-def scorecard_file(config: Config) -> Iterator[CsvFile | None]:
+def scorecard_file(config: Config) -> Iterator[TableFile | None]:
     """Open the table that the scorecard's lines go to, if one is wanted, until the block ends."""
     if config.scorecard is None:
         yield None
         return
     try:
-        file = CsvFile(config.scorecard, COLUMNS)
+        file = open_table(config.scorecard, COLUMNS)
     except OSError as error:
         raise unwritable(config, "scorecard", error.strerror or str(error)) from error
     except AnotherTable as error:

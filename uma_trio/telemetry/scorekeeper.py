@@ -5,10 +5,10 @@ from __future__ import annotations
 import trio
 
 from uma_trio.telemetry import log
-from uma_trio.telemetry.csv_file import CsvFile
 from uma_trio.telemetry.memory import SharedMemory
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorecard import COLUMNS, Card, Scorecard
+from uma_trio.telemetry.table_file import TableFile
 
 
 class ScoreKeeper:
@@ -24,7 +24,7 @@ class ScoreKeeper:
         metrics: Metrics,
         interval_s: float,
         tick_s: float,
-        table: CsvFile | None,
+        table: TableFile | None,
         *,
         memory: SharedMemory | None = None,
     ) -> None:
