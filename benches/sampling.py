@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benches import report
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import Sampler, choose
+from uma_trio.engine.sampling import Choice, Sampler
 
 Records = NDArray[np.void]  # id, logit, p
 N_VOCAB = 151_936
@@ -106,7 +106,8 @@ def one_tick() -> None:
             read = least_us(lambda logits=logits: logits.argmax(axis=1))
             for name, params in TICKS.items():
                 samplers = [Sampler(params[i % len(params)], ()) for i in range(n)]
-                together = least_us(lambda x=logits, samplers=samplers: choose(x, samplers))
+                choice = Choice(samplers, n_vocab)
+                together = least_us(lambda x=logits, choice=choice: choice(x))
                 alone = least_us(
                     lambda x=logits, samplers=samplers: [
                         sampler(row) for row, sampler in zip(x, samplers, strict=True)

@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 from attrs import Factory, define, evolve
 
+from uma_trio.backend.base import Aside, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
@@ -66,6 +67,31 @@ class Sink:
         if self.items[-1] is not end:
             raise AssertionError("something follows the terminal item")
         return end
+
+
+class OnDevice(FakeBackend):
+    """A backend that computes before its aside, as a GPU does; `computing` while that runs."""
+
+    computing = False
+
+    @property
+    def computes_beside(self) -> bool:
+        """It does."""
+        return True
+
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        """Compute around the aside."""
+
+        def beside() -> None:
+            self.computing = True
+            aside()
+            self.computing = False
+
+        return super().decode(n_tokens, beside)
+
+
+KINDS = (FakeBackend, OnDevice)
+"""Where what is beside a decode comes first, and where it runs meanwhile."""
 
 
 class Bench:

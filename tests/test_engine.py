@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
 from attrs import evolve
-from engine_kit import Bench, Sink
+from engine_kit import KINDS, Bench, OnDevice, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -298,17 +301,22 @@ def test_cells_lost_by_a_failed_decode_are_computed_again() -> None:
         assert sink.tokens == bench.expected(f"request {i}", 20)
 
 
-def test_the_sequence_that_breaks_every_batch_fails_alone() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sequence_that_breaks_every_batch_fails_alone(kind: type[FakeBackend]) -> None:
     """After a second failure each is computed alone; only the culprit ends."""
 
-    class Poisoned(FakeBackend):
+    class Poisoned(kind):  # type: ignore[misc,valid-type]
         """Fails whenever a batch holds the token 7."""
 
         def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+            alone.append(len(set(self.batch.slot[:n_tokens].tolist())) == 1)
             if 7 in self.batch.token[:n_tokens]:
                 aside()
                 return DecodeStatus.COMPUTE_FAILED
-            return super().decode(n_tokens, aside)
+            status: int = super().decode(n_tokens, aside)
+            return status
+
+    alone: list[bool] = []
 
     bench = Bench(Poisoned())
     good = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
@@ -316,6 +324,7 @@ def test_the_sequence_that_breaks_every_batch_fails_alone() -> None:
     _, bad = bench.submit([1, 7, 3], 5)
     bench.run()
     assert bad.end.code == "E_RUNTIME_001"
+    assert alone[2:9] == [False, False, True, True, True, True, False]
     for i, sink in enumerate(good):
         assert sink.tokens == bench.expected(f"request {i}", 20)
 
@@ -329,9 +338,10 @@ def test_a_backend_that_never_works_again_ends_the_engine() -> None:
         bench.run()
 
 
-def test_logits_that_are_not_numbers_fail_one_request() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_that_are_not_numbers_fail_one_request(kind: type[FakeBackend]) -> None:
     """NaN in one row ends that stream with E_RUNTIME_003 and no other."""
-    bench = Bench(FakeBackend(faults={3: Fault(bad_rows=(1,))}))
+    bench = Bench(kind(faults={3: Fault(bad_rows=(1,))}))
     sinks = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
     bench.run()
     assert [sink.end.code for sink in sinks] == [None, "E_RUNTIME_003", None]
@@ -526,6 +536,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), prompts, st.integers(1, 40), st.booleans()),
         st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("credit"), st.integers(0, 30), st.integers(1, 9)),
         st.tuples(st.just("tick"), st.integers(1, 8)),
     ),
     max_size=30,
@@ -618,6 +629,8 @@ def lived(
                 sinks.append(bench.submit(prompt, n, lane=lane, credit=credit)[1])
             case ("abort", int(index)):
                 bench.abort(index + 1)
+            case ("credit", int(index), int(n)):
+                bench.credit(index + 1, n)
             case ("tick", int(n)):
                 for _ in range(n):
                     bench.engine.tick()
@@ -642,6 +655,7 @@ def lived(
         bad_rows=st.sampled_from([(), (0,)]),
     ),
     breaks=st.booleans(),
+    kind=st.sampled_from(KINDS),
 )
 def test_telling_later_changes_nothing_that_is_told(
     steps: list[tuple[object, ...]],
@@ -649,11 +663,12 @@ def test_telling_later_changes_nothing_that_is_told(
     n_slots: int,
     faults: dict[int, Fault],
     breaks: bool,
+    kind: type[FakeBackend],
 ) -> None:
     """Each stream gets the same items in the same order as if each tick were told at once."""
 
     def bench(engine: type[Engine]) -> Bench:
-        backend = FakeBackend(n_ctx=160, n_slots=n_slots, n_batch=20, faults=faults)
+        backend = kind(n_ctx=160, n_slots=n_slots, n_batch=20, faults=faults)
         return Bench(backend, engine=engine)
 
     later, at_once = bench(Engine), bench(AtOnce)
@@ -674,27 +689,6 @@ def test_the_baseline_is_found_by_name() -> None:
     assert find_policy("baseline") is baseline
     with pytest.raises(PolicyError, match="baseline"):
         find_policy("nonsense")
-
-
-class OnDevice(FakeBackend):
-    """A backend that computes before its aside, as a GPU does; `computing` while that runs."""
-
-    computing = False
-
-    @property
-    def computes_beside(self) -> bool:
-        """It does."""
-        return True
-
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
-        """Compute around the aside."""
-
-        def beside() -> None:
-            self.computing = True
-            aside()
-            self.computing = False
-
-        return super().decode(n_tokens, beside)
 
 
 class Noting:
@@ -806,16 +800,17 @@ def test_every_tick_is_learnt_from_once_and_in_order(
     steps=steps,
     credit=st.integers(1, 20),
     n_slots=st.integers(1, 5),
+    n_batch=st.integers(2, 20),
     end_after=st.sampled_from([0, 5]),
 )
 def test_planning_ahead_changes_no_stream(
-    steps: list[tuple[object, ...]], credit: int, n_slots: int, end_after: int
+    steps: list[tuple[object, ...]], credit: int, n_slots: int, n_batch: int, end_after: int
 ) -> None:
     """Each request gets the tokens and the end that it gets where every plan is made in its turn."""
     steps = [step for step in steps if step[0] != "abort"]
     told = []
-    for kind in (FakeBackend, OnDevice):
-        backend = kind(n_ctx=160, n_slots=n_slots, n_batch=20, end_after=end_after)
+    for kind in KINDS:
+        backend = kind(n_ctx=160, n_slots=n_slots, n_batch=n_batch, end_after=end_after)
         streams = lived(Bench(backend), steps, credit, breaks=False)[-1]
         told.append(
             [[item for item in items if not isinstance(item, PromptDone)] for items in streams]
@@ -854,6 +849,43 @@ def test_a_tick_that_was_drawn_up_does_not_wait_until_tokens_are_booked() -> Non
     assert backend.booked == [[0], [0], [1], [2], [3], [4]]
     assert stream.tokens == bench.expected("hello", 6)
     assert stream.end.reason == "length"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 30), min_size=2, max_size=5))
+def test_each_stream_gets_its_own_tokens_whoever_a_policy_serves_and_in_whatever_order(
+    seed: int, lengths: list[int]
+) -> None:
+    """Some of them, the last first, prompts in parts before or behind: a row is found by whose it is."""
+    random = Random(seed)
+
+    def anyhow(state: SchedulerState) -> Plan:
+        ready = [view for view in state.sequences if view.credit > 0]
+        chosen = random.sample(ready, random.randint(1, len(ready)))
+        shares = [(view, random.randint(1, min(20, view.pending))) for view in chosen]
+        items = [PlanItem(v.key, n, "decode" if v.decoding else "prefill", "so") for v, n in shares]
+        return Plan(items=tuple(items), memory=state.memory)
+
+    bench = Bench(OnDevice(), anyhow)
+    streams = [bench.submit([65 + n] * length, 12)[1] for n, length in enumerate(lengths)]
+    bench.run()
+    for n, (length, stream) in enumerate(zip(lengths, streams, strict=True)):
+        assert stream.tokens == bench.backend.continuation([65 + n] * length, 12)
+
+
+def test_a_batch_that_was_made_small_for_want_of_room_is_the_only_one() -> None:
+    """What was drawn up beside it is as small, and is not launched."""
+    sizes = []
+
+    class Sized(OnDevice):
+        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+            sizes.append(n_tokens)
+            return super().decode(n_tokens, aside)
+
+    bench = Bench(Sized(n_batch=64, faults={2: Fault(status=DecodeStatus.NO_KV_ROOM)}))
+    bench.submit([1] * 300, max_tokens=1)
+    bench.run()
+    assert sizes == [64, 64, 64, 32, 64, 64, 12]
 
 
 def test_credit_that_comes_in_time_keeps_no_tick_waiting() -> None:
@@ -902,20 +934,48 @@ def test_what_may_change_a_plan_finds_everything_booked(what: str) -> None:
             bench.inbox.put(Inspect(reports.extend))
     bench.engine.tick()
     assert backend.booked[-1][0] == 4
-    assert [report.completion_tokens for report in reports] in ([], [4, 4])
+    told = [report.completion_tokens for report in reports]
+    assert told == ([4, 4] if what == "inspect" else [])
 
 
 def test_who_waits_without_room_keeps_no_tick_waiting_and_is_admitted_once_there_is() -> None:
     """Admission that took nobody is not asked again before something has happened."""
     bench, backend = late(n_ctx=100)
     _, first = bench.submit([1] * 40, max_tokens=20)
-    bench.submit([1] * 60, max_tokens=20)
+    _, second = bench.submit([1] * 60, max_tokens=20)
     for _ in range(9):
         bench.engine.tick()
     assert backend.booked[2:] == [[n] for n in range(1, 8)]
+    while not first.ends:
+        bench.engine.tick()
+    assert backend.booked[-1] == [0], "the tick behind the first one's last token is the second's"
     bench.run()
-    assert first.end.reason == "length"
-    assert [max(booked) for booked in backend.booked[-3:]] == [16, 17, 18]
+    assert [len(stream.tokens) for stream in (first, second)] == [20, 20]
+
+
+def test_admission_that_took_somebody_is_asked_again() -> None:
+    """The others were passed over once more, and may be next by that; once nobody is taken, it rests."""
+    bench = Bench(FakeBackend(n_ctx=100))
+    bench.submit([1] * 40, max_tokens=20)
+    bench.submit([1] * 60, max_tokens=20)
+    asked = []
+    for _ in range(4):
+        bench.engine.tick()
+        asked.append(bench.engine.registry.to_be_asked)
+    assert asked == [True, False, False, False]
+
+
+def test_nothing_is_kept_of_the_last_answer_once_all_is_quiet() -> None:
+    """A prompt may be large, and is nobody else's."""
+    bench = Bench(OnDevice())
+    bench.submit(max_tokens=3)
+    bench.engine.tick()
+    (sequence,) = bench.engine.registry.running.values()
+    left = weakref.ref(sequence.sampler.filters)
+    del sequence
+    bench.run()
+    gc.collect()
+    assert left() is None
 
 
 def test_who_comes_with_room_is_admitted_past_one_who_has_none() -> None:
@@ -959,7 +1019,7 @@ def test_room_that_was_kept_for_one_who_left_is_given_to_the_others_at_once() ->
     assert last.ends
 
 
-@pytest.mark.parametrize("kind", [FakeBackend, OnDevice])
+@pytest.mark.parametrize("kind", KINDS)
 def test_who_lost_its_place_for_want_of_room_has_it_again_two_ticks_later(
     kind: type[FakeBackend],
 ) -> None:

@@ -69,10 +69,13 @@ def test_minus_infinity_is_not_listed() -> None:
     assert (values[1] == -np.inf).all()
 
 
-@pytest.mark.parametrize("place", [0, 2500, 4999])
+@pytest.mark.parametrize("place", [0, 1423, 1424, 1428, 1429, 5000, 10_002, 10_003, 10_006])
 def test_nan_leaves_nothing_of_its_row_only(place: int) -> None:
-    """Wherever it is, in the columns or in what is left over; +inf is listed first."""
-    logits = normal(3, 3, 5000)
+    """Wherever it is; +inf is listed first.
+
+    There are 1,429 columns of 7, of which 5 are left over by the parts, and 4 logits by the columns.
+    """
+    logits = normal(3, 3, 10_007)
     logits[0, place], logits[1, place] = math.nan, math.inf
     ids, values = Shortlist(logits.shape[1], [40, 40, 40])(logits)
     assert (values[0] == -np.inf).all()

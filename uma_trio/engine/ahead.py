@@ -22,8 +22,8 @@ from uma_trio.engine.messages import Credit, InboxMessage
 class Ahead:
     """`job`, whose `batch` lacks tokens in some `rows`: those at `chosen` of the tick before it.
 
-    `parked` are the requests that will have no credit then. `surely` says whether those tokens
-    change nobody's place but by being an end.
+    `parked` are the requests that will have no credit then. `ends_show` says whether those tokens
+    alone tell who ends by them.
     """
 
     job: Job
@@ -31,7 +31,7 @@ class Ahead:
     rows: IntArray
     chosen: IntArray
     parked: frozenset[int]
-    surely: bool
+    ends_show: bool
 
     @classmethod
     def behind(cls, computed: Job, job: Job, batch: Batch) -> Ahead:
@@ -46,7 +46,7 @@ class Ahead:
             chosen=np.array([place[job.rows[n].handle] for n in both], np.int32),
             parked=frozenset([view.key for view in job.state.sequences if view.credit <= 0]),
             # A stop string is only found in the text.
-            surely=not any(sequence.submit.stop for sequence in computed.rows),
+            ends_show=not any(sequence.submit.stop for sequence in computed.rows),
         )
 
     def holds(
@@ -56,7 +56,7 @@ class Ahead:
 
         `ends` are the tokens after which a sequence does not go on.
         """
-        if not (self.surely and self.job.plan.items and ends.isdisjoint(tokens)):
+        if not (self.ends_show and self.job.plan.items and ends.isdisjoint(tokens)):
             return False
         return all(isinstance(m, Credit) and m.handle not in self.parked for m in messages)
 

@@ -15,7 +15,7 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.state import SequenceView
 
 Share = tuple[Sequence, SequenceView, int]
-"""A sequence, where it stands once the batch is computed, and how many of its tokens that takes."""
+"""A sequence, where it stands when the batch begins, and how many of its tokens are in that."""
 
 
 class BatchBuilder:

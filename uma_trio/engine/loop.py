@@ -166,7 +166,7 @@ class Engine:
         """
         began = self._clock()
         messages = self._inbox.drain()
-        job = self._drawn(messages) or self._considered(messages, began)
+        job = self._at_once(messages) or self._considered(messages, began)
         # Whoever had the last answer hears of it beside the next decode, and may ask again.
         if job is None or not (job.state.riders or job.state.before.company):
             self._backend.kv_settle()
@@ -178,8 +178,7 @@ class Engine:
     def compute(self, job: Job) -> int:
         """Run the backend; the only step that takes long, and that may be given up meanwhile.
 
-        Beside it all is booked and told that the tick before, and what arrived since, left to be
-        told, and on a GPU the next tick is drawn up.
+        Beside it the tick before is told, and booked if it is not; on a GPU the next one is drawn up.
         """
         self._decoding_since = since = self._clock()
         free_slots = self.registry.ledger.free_slots
@@ -194,10 +193,7 @@ class Engine:
             self._planner.draw_up(job, self._decoding_since)
 
     def finish(self, job: Job, status: int) -> None:
-        """Choose a token for each row; sequences move on when these are booked.
-
-        That is at once, unless the next tick is drawn up and may not have to wait for it.
-        """
+        """Choose a token for each row; sequences move on when these are booked, which is later."""
         now = self._clock()
         decode_s = now - self._decoding_since
         # What passed while there was nothing to do is nobody's cost.
@@ -211,10 +207,8 @@ class Engine:
             tokens = job.choice(self._backend.logits(len(job.rows))) if job.rows else []
             choosing_s = self._clock() - now
             self._unbooked = Done(job, tokens, now, decode_s, host_s, choosing_s)
-            if not self._planner.drawn_up:
-                self._book()
             return
-        self._planner.count()
+        self._planner.tried()
         self._recorder.tick(job.state, job.plan, status, decode_s, host_s, now)
         if self._preemption.gave_up:
             # As if it had never been: nobody moves, and the policy learns nothing.
@@ -225,9 +219,10 @@ class Engine:
             self._recorder.recovered(self._recovery.failed(status, job.plan, views, now))
 
     def tell(self) -> None:
-        """Tell the outside what it has not heard yet, with one wake, and in order.
+        """Book what is not booked, then tell the outside what it has not heard yet, in order.
 
-        The streams first, then figures and the trace. Harmless when there is nothing to tell.
+        The streams first, with one wake, then figures and the trace. Called at any other time than
+        beside a decode it costs the tick that was drawn up its head start, and nothing else.
         """
         self._book()
         self.registry.say()
@@ -239,7 +234,11 @@ class Engine:
         self._recorder.hand_on()
 
     def fail_all(self, code: str, message: str) -> None:
-        """End every request with an error: the engine is gone. Its thread must have ended."""
+        """End every request with an error: the engine is gone. Its thread must have ended.
+
+        Tokens that were chosen are told first. The backend is not touched: nobody ends by a token
+        that was left unbooked when the next decode began, and all others are booked before that.
+        """
         self._book()
         for submitted in self._inbox.drain():
             if isinstance(submitted, Submit):
@@ -290,11 +289,11 @@ class Engine:
             chosen = admit(registry.admission())
         registry.admit(chosen, now)
 
-    def _drawn(self, messages: list[InboxMessage]) -> Job | None:
+    def _at_once(self, messages: list[InboxMessage]) -> Job | None:
         """Return the tick that was drawn up if it comes next; then all else is left to be booked."""
         if self._unbooked is None:
             return None
-        job = self._planner.drawn(self._unbooked.tokens, messages)
+        job = self._planner.take_ahead(self._unbooked.tokens, messages)
         if job is not None:
             self._later = messages
         return job
@@ -314,7 +313,7 @@ class Engine:
         if done is None:
             return
         job, now, running = done.job, done.at, self.registry.running
-        self._planner.count()
+        self._planner.tried()
         self._recorder.tick(job.state, job.plan, DecodeStatus.OK, done.decode_s, done.host_s, now)
         for item in job.plan.items:
             running[item.key].computed += item.n_tokens

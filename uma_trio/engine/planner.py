@@ -52,6 +52,9 @@ class EngineSettings:
     traffic: Traffic | None = None
 
 
+_Chosen = tuple[tuple[Sequence, ...], Choice]  # whose tokens, and how
+
+
 class Planner:
     """Makes jobs. Every method is called on the engine's thread.
 
@@ -68,24 +71,20 @@ class Planner:
         scratch_slot: int,
     ) -> None:
         self._limits, self._n_vocab = backend.limits, backend.model.n_vocab
-        self._batch, self._drawn_up = backend.batch, Batch(backend.batch.capacity)
+        self._batch, self._spare_batch = backend.batch, Batch(backend.batch.capacity)
         self._policy = policy
         self._registry = registry
         self._recovery = recovery
         self._settings = settings
         self._builder = BatchBuilder(backend.limits.n_ctx, scratch_slot)
         self._ends = frozenset(backend.vocabulary.end_tokens) | {NOT_FINITE}
-        self._choice: tuple[tuple[Sequence, ...], Choice] = ((), Choice((), self._n_vocab))
+        self._no_choice: _Chosen = ((), Choice((), self._n_vocab))
+        self._choice: _Chosen = self._no_choice
         self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
         self._before = NO_WORK
         self._ahead: Ahead | None = None
         self._ticks = 0
         self.memory = Memory(target_tokens=settings.start_tokens, cost=settings.cost)
-
-    @property
-    def drawn_up(self) -> bool:
-        """Whether the tick after the one that was computed last is drawn up."""
-        return self._ahead is not None
 
     def plan(self, now: float) -> Job | None:
         """Return the next tick, in the backend's arrays; None if nobody has anything to compute.
@@ -93,13 +92,13 @@ class Planner:
         All that has happened must be booked.
         """
         state, plan = self._foreseen() or self._asked(self._state(now))
-        return self._filled(state, plan, self._batch) if plan.items else None
+        if not plan.items:
+            self._choice = self._no_choice  # which knows nobody who has ended
+            return None
+        return self._filled(state, plan, self._batch)
 
     def draw_up(self, job: Job, began: float) -> None:
         """Draw up what follows `job`, computed since `began`, unless somebody's answer ends there."""
-        self._ahead = None
-        if self._recovery.suspect is not None:
-            return
         now = began + job.plan.predicted_s
         computed = {item.key: item.n_tokens for item in job.plan.items}
         views = []
@@ -109,16 +108,18 @@ class Planner:
                 return
             views.append(view)
         state, plan = self._asked(self._state_of(views, now, job))
-        self._ahead = Ahead.behind(job, self._filled(state, plan, self._drawn_up), self._drawn_up)
+        self._ahead = Ahead.behind(
+            job, self._filled(state, plan, self._spare_batch), self._spare_batch
+        )
 
-    def drawn(self, tokens: Ordered[int], messages: Ordered[InboxMessage]) -> Job | None:
-        """Return the tick that was drawn up, in the backend's arrays, if it comes next for sure.
+    def take_ahead(self, tokens: Ordered[int], messages: Ordered[InboxMessage]) -> Job | None:
+        """Take the tick that was drawn up, into the backend's arrays, if it comes next for sure.
 
         `tokens` were chosen for the rows of the tick before it, and are not booked yet. Nor are
         `messages` handled: to do both later is the same.
         """
         ahead = self._ahead
-        if ahead is None or self._registry.to_be_asked:
+        if ahead is None or not self._as_trusted(ahead.job.state) or self._registry.to_be_asked:
             return None
         if not ahead.holds(tokens, self._ends, messages):
             return None
@@ -132,8 +133,8 @@ class Planner:
         self._measured = (*self._measured[len(job.state.measured) :], tick)
         self.memory, self._before = job.plan.memory, job.work
 
-    def count(self) -> None:
-        """Note that one more tick was tried."""
+    def tried(self) -> None:
+        """Note that one more tick was computed, or was meant to be."""
         self._ticks += 1
 
     def refined(self, cost: CostModel) -> None:
@@ -145,15 +146,18 @@ class Planner:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
-        state, running, recovery = ahead.job.state, self._registry.running, self._recovery
-        same = len(state.sequences) == len(running) and state.n_batch == recovery.batch_limit
-        if not same or recovery.suspect is not None:
+        state, running = ahead.job.state, self._registry.running
+        if len(state.sequences) != len(running) or not self._as_trusted(state):
             return None
         for view in state.sequences:
             sequence = running.get(view.key)
             if sequence is None or not sequence.is_at(view):
                 return None
         return state, ahead.job.plan
+
+    def _as_trusted(self, state: SchedulerState) -> bool:
+        """Whether decodes are trusted now as in `state`, and with everybody in company."""
+        return state.n_batch == self._recovery.batch_limit and self._recovery.suspect is None
 
     def _state(self, now: float) -> SchedulerState:
         """Return what the next tick is planned from, when none is computed."""

@@ -68,8 +68,8 @@ class Registry:
         self._recorder.submitted(sequence)
 
     def admit(self, keys: Collection[int], now: float) -> None:
-        """Give each of `keys`, if any, a slot; note who was passed over by a later arrival."""
-        self._declined = not keys
+        """Give each that admission took a slot; note who was passed over by a later arrival."""
+        self._declined = True
         for key in keys:
             sequence = self.waiting.pop(key)
             sequence.reserved = sequence.cells
@@ -93,12 +93,13 @@ class Registry:
     def to_be_asked(self) -> bool:
         """Whether somebody waits who might get a place.
 
-        Tokens only take room, so who did not fit will not until something else happens. Whether a
+        Tokens only take room, so where nobody was taken nobody will be until something else happens;
+        where somebody was, others were passed over once more, and may be next by that. Whether a
         background request may give its place to a person does change with its tokens.
         """
         if not self.waiting:
             return False
-        return self.crowded or (self.ledger.free_slots > 0 and not self._declined)
+        return (self.ledger.free_slots > 0 and not self._declined) or self.crowded
 
     def admission(self) -> AdmissionState:
         """Return what admission may see."""

@@ -150,8 +150,10 @@ class Choice:
             self._lists = _Lists(samplers, listed, n_vocab)
         else:
             listed = []
-        apart = [row for row, s in enumerate(samplers) if not s.greedy and row not in set(listed)]
-        self._apart = [(row, samplers[row]) for row in apart]
+        drawn = set(listed)
+        self._apart = [
+            (row, s) for row, s in enumerate(samplers) if not s.greedy and row not in drawn
+        ]
         bound = [(row, s, s.never) for row, s in enumerate(samplers) if s.never is not None]
         # What must not be drawn is hardly ever the likeliest: greedy rows are looked at after.
         self._checked = [(row, s, frozenset(ids.tolist())) for row, s, ids in bound if s.greedy]
