@@ -69,7 +69,7 @@ class Registry:
 
     def admit(self, keys: Collection[int], now: float) -> None:
         """Give each that admission took a slot; note who was passed over by a later arrival."""
-        self._declined = True
+        self._declined = not keys
         for key in keys:
             sequence = self.waiting.pop(key)
             sequence.reserved = sequence.cells
