@@ -315,6 +315,22 @@ def test_the_seed_decides_the_tokens(params: SamplingParams) -> None:
     assert first == second
 
 
+def test_a_greedy_row_whose_likeliest_token_is_an_end_is_not_copied_either() -> None:
+    """It is masked where it lies for the second look, and left as it was."""
+    row = peaked(1, 65_536)
+    sampler = Sampler(SamplingParams(ignore_eos=True), {int(row.argmax())})
+    before = row.copy()
+    tracemalloc.start()
+    try:
+        token = sampler(row)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert token == np.argsort(-before, kind="stable")[1]
+    assert most < row.nbytes
+    assert np.array_equal(row, before)
+
+
 @pytest.mark.parametrize("temperature", [1e-40, 1e-9, 1e-6, 1e-3])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     """Dividing by almost nothing neither overflows nor chooses another token."""

@@ -79,13 +79,6 @@ class Sampler:
             return int(ids[draw(self.filters.weights(values, top), self.random())])
         return draw_from_all(weigh(row, top, self.filters.scale), self.random())
 
-    def allowed(self, row: FloatArray) -> int:
-        """Return the likeliest token of a row that may be drawn, or `NOT_FINITE`."""
-        if self.never is not None:
-            row = _without(row, self.never)
-        (likeliest,) = greedy(row[np.newaxis])
-        return int(likeliest)
-
     def candidates(self, row: FloatArray) -> tuple[IdArray, FloatArray]:
         """Return the tokens that can be drawn and their probabilities (for tests and tools).
 
@@ -156,7 +149,7 @@ class Choice:
         ]
         bound = [(row, s, s.never) for row, s in enumerate(samplers) if s.never is not None]
         # What must not be drawn is hardly ever the likeliest: greedy rows are looked at after.
-        self._checked = [(row, s, frozenset(ids.tolist())) for row, s, ids in bound if s.greedy]
+        self._checked = [(row, ids, frozenset(ids.tolist())) for row, s, ids in bound if s.greedy]
         hidden = [(row, ids) for row, s, ids in bound if not s.greedy]
         self._masked: tuple[IdArray, IdArray] | None = None
         if hidden:
@@ -188,9 +181,9 @@ class Choice:
     def _choose(self, logits: FloatArray) -> list[int]:
         """Return the tokens where what must not be drawn is -inf already, or the row is greedy."""
         tokens = self._lists(logits) if self._lists else greedy(logits).tolist()
-        for row, sampler, never in self._checked:
+        for row, ids, never in self._checked:
             if tokens[row] in never:
-                tokens[row] = sampler.allowed(logits[row])
+                tokens[row] = _likeliest_but(logits[row], ids)
         for row, sampler in self._apart:
             if tokens[row] != NOT_FINITE:
                 tokens[row] = sampler.pick(logits[row], tokens[row])
@@ -245,6 +238,15 @@ class _Lists:
 
     def _filters_of(self, rows: list[int]) -> Filters:
         return Filters.together([self._samplers[row].filters for row in rows])
+
+
+def _likeliest_but(row: FloatArray, masked: IdArray) -> int:
+    """Return the likeliest token that is not masked, or `NOT_FINITE`; the row is left as it was."""
+    hidden = row[masked]
+    row[masked] = -np.inf
+    (likeliest,) = greedy(row[np.newaxis])
+    row[masked] = hidden
+    return int(likeliest)
 
 
 def _without(row: FloatArray, masked: IdArray) -> FloatArray:
