@@ -23,7 +23,7 @@ from benches.pace import Point
 from benches.quick import Counters, Quick
 from benches.rates import median, percentile
 from benches.simulation import LIMITS, settings_for
-from uma_trio.policy.pipeline import find_policy
+from uma_trio.policy.find import find_policy
 from uma_trio.policy.state import Contract
 
 CAPS = (1.2, 1.5, 3.0, 5.0)

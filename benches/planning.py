@@ -26,7 +26,8 @@ from benches.machine import TABLES, built_in
 from benches.rates import percentile
 from benches.setting import noise
 from benches.speed import CROWDS
-from uma_trio.policy.pipeline import Policy, find_policy
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 

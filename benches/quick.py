@@ -20,6 +20,7 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.preemption import Arrival, Preemption
 from uma_trio.engine.sequences import cells_needed
 from uma_trio.policy.abort import Newcomer, abortable
+from uma_trio.policy.accounting import as_measured, planned_work
 from uma_trio.policy.admission import admit, gives_place
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
@@ -35,7 +36,6 @@ from uma_trio.policy.state import (
     SequenceView,
     Waiting,
 )
-from uma_trio.policy.tally import as_measured, planned_work
 
 
 @define(eq=False, kw_only=True)

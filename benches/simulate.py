@@ -40,7 +40,8 @@ from benches.rates import median
 from benches.simulation import LIMITS, Simulation, settings_for
 from benches.workload import MIXES, Application, play, sessions
 from uma_trio import __version__
-from uma_trio.policy.pipeline import PolicyError, find_policy
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.portable import TraceError
 from uma_trio.policy.state import Contract
 

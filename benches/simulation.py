@@ -25,10 +25,10 @@ from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submi
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
+from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract
-from uma_trio.policy.tally import planned_work
 from uma_trio.telemetry.metrics import Metrics
 
 __all__ = ["HOST_S", "LIMITS", "Q4_0", "Simulation", "Stream", "settings_for", "staircase"]

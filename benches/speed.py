@@ -13,7 +13,8 @@ from benches import report
 from benches.machine import Machine, Profile
 from benches.quick import Quick
 from benches.simulation import LIMITS, settings_for
-from uma_trio.policy.pipeline import BUILT_IN, Policy
+from uma_trio.policy.find import BUILT_IN
+from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 from uma_trio.policy.traffic import Traffic

@@ -31,7 +31,7 @@ from benches.elsewhere import processes
 from benches.pace import Point, judge
 from benches.scenes import SAYS, Scenes, Script
 from benches.setting import model_or_exit, setting
-from uma_trio.policy.pipeline import contract
+from uma_trio.policy.contract import contract
 
 CONTRACT, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
 NO_FLASH = f"{PEER} -fa off"  # as the daemon has it on a CPU

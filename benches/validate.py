@@ -25,7 +25,8 @@ from benches.recording import Figures, Recording, asked, figures, profile, read,
 from benches.workload import play
 from uma_trio.backend.base import Limits
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.policy.pipeline import PolicyError, find_policy
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.portable import TracedTick, TraceError
 
 # What is judged, by how much it may be off, and how it is shown.

@@ -12,8 +12,9 @@ import pytest
 from benches.machine import modelled
 from benches.simulation import HOST_S, Q4_0, Simulation, Stream, staircase
 from uma_trio.engine.messages import Targets
+from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.pipeline import contract, find_policy
+from uma_trio.policy.find import find_policy
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 

@@ -30,8 +30,9 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.admission import MAX_PASSED_OVER
+from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.pipeline import Pipeline, PolicyError, baseline
+from uma_trio.policy.pipeline import Pipeline, PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState
 
@@ -684,7 +685,7 @@ def test_telling_later_changes_nothing_that_is_told(
 
 def test_the_baseline_is_found_by_name() -> None:
     """The policy used here is the one that --policy baseline gives."""
-    from uma_trio.policy.pipeline import find_policy
+    from uma_trio.policy.find import find_policy
 
     assert find_policy("baseline") is baseline
     with pytest.raises(PolicyError, match="baseline"):

@@ -35,7 +35,7 @@ from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net import explained
 from uma_trio.net.directory import Directory
-from uma_trio.policy.pipeline import contract
+from uma_trio.policy.contract import contract
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
 
 STORY = StoryInfo(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.policy.pipeline import contract
+from uma_trio.policy.contract import contract
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode
 

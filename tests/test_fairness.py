@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
+from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.fairness import lift, turns
-from uma_trio.policy.pipeline import contract
 from uma_trio.policy.state import Contract, Lane, Memory, SequenceView
 
 STAIRS = Staircase(

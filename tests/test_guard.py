@@ -6,27 +6,31 @@ import pytest
 from attrs import asdict, evolve
 from policy_kit import after, decoder, prompt, state
 
-from uma_trio.policy.cost import CostModel, Staircase, Work
-from uma_trio.policy.fill import Line, fill_within_limit
-from uma_trio.policy.guard import (
+from uma_trio.policy.accounting import as_measured, planned_work
+from uma_trio.policy.contract import contract
+from uma_trio.policy.contract.ballast import TRY_WITHOUT
+from uma_trio.policy.contract.candidates import Candidates
+from uma_trio.policy.contract.error_budget import (
     DEEPEST_DEBT,
     EARNED_PER_GAP,
     MOST_CREDIT,
     MOST_JITTER,
     keep_ledger,
-    learn_cost,
-    set_limit,
 )
-from uma_trio.policy.pipeline import PolicyError, contract, find_policy
-from uma_trio.policy.plan import Plan
-from uma_trio.policy.served import (
+from uma_trio.policy.contract.fill import fill_within_limit
+from uma_trio.policy.contract.learn import learn_cost
+from uma_trio.policy.contract.limit import set_limit
+from uma_trio.policy.contract.sizes import (
     BURST,
     HELD,
     PROBE_CAPTURED_EVERY,
     PROBE_EVERY,
     sweet_spot,
 )
-from uma_trio.policy.stairs import TRY_WITHOUT
+from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import PolicyError
+from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,
     GuardMemory,
@@ -36,7 +40,6 @@ from uma_trio.policy.state import (
     SequenceView,
     Served,
 )
-from uma_trio.policy.tally import as_measured, planned_work
 
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
 COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
@@ -413,7 +416,7 @@ def test_what_a_long_prompt_must_leave_the_next_newcomer_takes() -> None:
     plan = contract(now)
     assert [(item.key, item.n_tokens) for item in plan.items[:2]] == [(1, 1), (2, 2)]
     assert plan.items[2].key == 3
-    assert Line(Work(1), now.sequences[1:], within=512).adds(102) == (102, 1, 2 * 510)
+    assert Candidates(Work(1), now.sequences[1:], within=512).adds(102) == (102, 1, 2 * 510)
 
 
 def test_prompts_go_in_the_chunks_that_doctor_names() -> None:

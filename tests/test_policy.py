@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import after, decoder, prompt, state
 
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import Work
-from uma_trio.policy.pipeline import PolicyError, baseline, check_plan, compose, find_policy
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import PolicyError, compose
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView
 

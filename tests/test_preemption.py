@@ -14,7 +14,7 @@ from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.preemption import GIVEN_UP
 from uma_trio.engine.recorder import ABORTED
-from uma_trio.policy.pipeline import baseline
+from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benches.simulation import Simulation
+from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.pipeline import contract
 from uma_trio.telemetry.promise import Promise, PromiseFigures
 
 COST = CostModel(Staircase((1, 4, 16), (0.010, 0.020, 0.040)), scale=1.5)

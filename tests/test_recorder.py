@@ -12,7 +12,9 @@ from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.messages import Explain
 from uma_trio.engine.recorder import MOST_REASONS, NO_ROOM, OTHER_REASONS, SHOWN, Recorder
 from uma_trio.engine.records import Recorded, RequestRecord, TickRecord
-from uma_trio.policy.pipeline import Policy, baseline, contract
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.contract import contract
+from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan, Skip
 from uma_trio.policy.state import SchedulerState
 

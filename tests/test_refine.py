@@ -18,8 +18,8 @@ from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.refine import UNNOTICED_S, Refinement
+from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase, Work
-from uma_trio.policy.pipeline import contract
 from uma_trio.telemetry.metrics import Metrics
 
 KNOWN = CostModel(

@@ -41,8 +41,10 @@ from uma_trio.engine.messages import Targets
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.pipeline import BUILT_IN, baseline, contract, find_policy
+from uma_trio.policy.find import BUILT_IN, find_policy
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, encode
 from uma_trio.policy.state import SchedulerState, SequenceView

@@ -9,8 +9,8 @@ import pytest
 
 from benches.machine import HOST_S, TABLES, Profile, gaussian, modelled, staircase
 from benches.simulation import Simulation, Stream
+from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.pipeline import contract
 
 STAIRS = staircase(TABLES["q4_0"])
 AFTER_S = 6.0  # of a storm the machine changes

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
@@ -155,12 +154,6 @@ def as_written(raw: object) -> str:
     if isinstance(raw, bool):
         return "true" if raw else "false"
     return repr(raw) if isinstance(raw, str) else show(raw)
-
-
-def nearest(name: str, known: list[str], cutoff: float = 0.6) -> str:
-    """Return `` (did you mean X?)`` for the closest known name, or nothing."""
-    close = get_close_matches(name, known, n=1, cutoff=cutoff)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def seconds(raw: object) -> object:

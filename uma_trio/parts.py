@@ -27,7 +27,8 @@ from uma_trio.net.requests import Refusal
 from uma_trio.net.shared import Prepare, Prompt, Settings
 from uma_trio.options import ConfigError
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.pipeline import Policy, PolicyError, find_policy
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
@@ -70,7 +71,7 @@ def chosen_policy(config: Config) -> Policy:
 
 def _scratch_slots(config: Config) -> int:
     """Return how many slots are kept for ballast rows; only a policy with a cost model has any."""
-    return 0 if config.policy.partition(",")[0] == "baseline" else 1
+    return int(needs_cost(chosen_policy(config)))
 
 
 def engine_settings(config: Config, backend: Backend) -> EngineSettings:

@@ -6,7 +6,6 @@ kills the process when it is used.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 from attrs import frozen
 
 from uma_trio.backend.gguf_header import GgufHeader
+from uma_trio.spelling import nearest
 
 
 @frozen
@@ -52,8 +52,7 @@ def kv_type_name(name: str) -> str:
     wanted = _ALIASES.get(name.lower(), name.lower())
     if wanted in KV_TYPES:
         return wanted
-    near = difflib.get_close_matches(wanted, KV_TYPES, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = nearest(wanted, KV_TYPES)
     raise ValueError(f"there is no KV type {name!r}{hint}; llama.cpp has {', '.join(KV_TYPES)}")
 
 

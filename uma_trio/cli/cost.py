@@ -46,10 +46,11 @@ class Step:
 def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None = None) -> int:
     """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
     from uma_trio.backend.base import ModelError
-    from uma_trio.parts import load_backend, measured_cost
+    from uma_trio.parts import chosen_policy, load_backend, measured_cost
+    from uma_trio.policy.pipeline import needs_cost
 
-    if config.policy.partition(",")[0] == "baseline":
-        # It has no cost model. What is kept belongs to a set-up with a slot for ballast.
+    if not needs_cost(chosen_policy(config)):
+        # What is kept belongs to a set-up with a slot for ballast.
         config = evolve(config, policy="contract")
     try:
         backend = (load or load_backend)(config, None)

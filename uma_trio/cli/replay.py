@@ -32,7 +32,8 @@ def replay(
 
     Exit status: 0 if all are, 1 at the first that is not, 2 if they cannot be compared.
     """
-    from uma_trio.policy.pipeline import PolicyError, find_policy
+    from uma_trio.policy.find import find_policy
+    from uma_trio.policy.pipeline import PolicyError
     from uma_trio.policy.portable import TraceError
 
     try:
@@ -57,7 +58,7 @@ def _replay(
 ) -> int:
     import attrs
 
-    from uma_trio.policy.pipeline import find_policy
+    from uma_trio.policy.find import find_policy
     from uma_trio.policy.replay import replay as replay_ticks
 
     header = ticks.header

@@ -11,11 +11,11 @@ from attrs import frozen
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import Choice
 from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.accounting import planned_work
+from uma_trio.policy.contract.limit import alone_s, room_alone
 from uma_trio.policy.cost import Work
-from uma_trio.policy.guard import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED, Plan
 from uma_trio.policy.state import SchedulerState
-from uma_trio.policy.tally import planned_work
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.promise import NO_PROMISE, Promise
 

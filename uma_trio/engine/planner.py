@@ -21,8 +21,10 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NOT_FINITE, Choice
 from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.accounting import as_measured
+from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.pipeline import Policy, check_plan
+from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     NO_WORK,
@@ -32,7 +34,6 @@ from uma_trio.policy.state import (
     SchedulerState,
     SequenceView,
 )
-from uma_trio.policy.tally import as_measured
 from uma_trio.policy.traffic import Traffic
 
 

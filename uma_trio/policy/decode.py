@@ -1,14 +1,27 @@
-"""Who waits for the next word is served first."""
+"""What every policy does first: leave out full streams, then serve those that decode.
+
+A slow reader is an input of scheduling and not a stall: without credit a sequence is skipped, its
+KV cells stay, and everyone else goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem, Skip
-from uma_trio.policy.rotation import rotate
 from uma_trio.policy.state import SchedulerState, SequenceView
+
+
+def leave_out_parked(state: SchedulerState, plan: Plan) -> Plan:
+    """Skip every sequence whose stream is full; its KV stays, everyone else goes on."""
+    parked = tuple(
+        Skip(view.key, "parked: its reader is behind")
+        for view in state.sequences
+        if view.credit <= 0
+    )
+    return evolve(plan, skipped=plan.skipped + parked) if parked else plan
 
 
 def one_token_each(views: Sequence[SequenceView]) -> tuple[PlanItem, ...]:
@@ -24,6 +37,16 @@ def select_decoders(state: SchedulerState, plan: Plan) -> Plan:
 def select_interactive(state: SchedulerState, plan: Plan) -> Plan:
     """Give one token to each interactive stream, whatever it costs everyone else."""
     return _serve(state, plan, state.protected)
+
+
+def rotate(views: Iterable[SequenceView], cursor: int) -> list[SequenceView]:
+    """Return `views` by key, beginning with the first key above `cursor`.
+
+    Keys only grow, so the order is stable when sequences come and go.
+    """
+    ordered = sorted(views, key=lambda view: view.key)
+    behind = [view for view in ordered if view.key > cursor]
+    return behind + ordered[: len(ordered) - len(behind)]
 
 
 @lru_cache(maxsize=256)

@@ -48,6 +48,11 @@ class SequenceView:
         return self.pending == 1 and self.started and self.credit > 0 and self.lane == "interactive"
 
 
+def is_newcomer(view: SequenceView, most_tokens: int) -> bool:
+    """Whether it is a person's prompt, and not yet so far into it that it is a document."""
+    return view.lane == "interactive" and view.computed < most_tokens and not view.decoding
+
+
 @frozen
 class Waiting:
     """One request that waits for a slot. `cells` is what admission would reserve for it."""

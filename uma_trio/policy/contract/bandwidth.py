@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uma_trio.policy.accounting import moved_bytes, planned_work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem, Skip
-from uma_trio.policy.roles import is_newcomer
-from uma_trio.policy.state import SchedulerState
-from uma_trio.policy.tally import moved_bytes, planned_work
+from uma_trio.policy.state import SchedulerState, is_newcomer
 
 
 def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:

@@ -1,12 +1,21 @@
-"""What is left of the budget goes to prompts, in chunks."""
+"""How many tokens a tick should hold, learnt from how long ticks take, and which prompts get them.
+
+Decoders come first (:mod:`uma_trio.policy.decode`); what is left of the budget goes to prompts, in
+chunks.
+"""
 
 from __future__ import annotations
 
+from uma_trio.policy.decode import rotate
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem, Skip
-from uma_trio.policy.rotation import rotate
 from uma_trio.policy.state import SchedulerState, SequenceView
 
+# The seeds let the batch drift towards ~30 ms, and name no rate.
+GROW, SHRINK = 1.25, 0.8
+TOLERANCE = 0.1
+FULL = 0.75  # a tick tells something about the target only when it nearly reached it
+SMALLEST_TARGET = 8
 # When decoding alone fills the budget, prompts still move by this many tokens a tick: a
 # request that never starts is worse than a tick that is a little long.
 SMALLEST_CHUNK = 8
@@ -16,11 +25,21 @@ SMALLEST_CHUNK = 8
 ALONE, SMALLEST_ALONE = 4, 128
 
 
-def _order(state: SchedulerState) -> list[SequenceView]:
-    """Prompts without a first token before recomputed ones, interactive before background."""
-    ready = [view for view in state.sequences if view.credit > 0 and not view.decoding]
-    ready = rotate(ready, state.memory.prefill_cursor)
-    return sorted(ready, key=lambda view: (view.lane == "background", view.started))
+def adapt_budget(state: SchedulerState, plan: Plan) -> Plan:
+    """Move the target towards the tick budget by the time of each measured tick."""
+    target = state.memory.target_tokens
+    for tick in state.measured:
+        if tick.n_tokens < FULL * target:
+            continue
+        # A tick of prompts alone may be several targets long, and takes as much longer.
+        budget_s = state.tick_budget_s * max(1.0, tick.n_tokens / target)
+        if tick.decode_s < (1 - TOLERANCE) * budget_s:
+            target = min(state.n_batch, max(target + 1, int(target * GROW)))
+        elif tick.decode_s > (1 + TOLERANCE) * budget_s:
+            target = max(SMALLEST_TARGET, int(target * SHRINK))
+    if target == state.memory.target_tokens:
+        return plan
+    return evolve(plan, memory=evolve(plan.memory, target_tokens=target))
 
 
 def fill_with_prefill(state: SchedulerState, plan: Plan) -> Plan:
@@ -51,3 +70,10 @@ def fill_with_prefill(state: SchedulerState, plan: Plan) -> Plan:
         skipped=plan.skipped + tuple(skipped),
         memory=evolve(plan.memory, prefill_cursor=cursor),
     )
+
+
+def _order(state: SchedulerState) -> list[SequenceView]:
+    """Prompts without a first token before recomputed ones, interactive before background."""
+    ready = [view for view in state.sequences if view.credit > 0 and not view.decoding]
+    ready = rotate(ready, state.memory.prefill_cursor)
+    return sorted(ready, key=lambda view: (view.lane == "background", view.started))

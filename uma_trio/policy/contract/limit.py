@@ -1,161 +1,41 @@
-"""The latency guard: a ledger of pauses for each interactive stream.
+"""How long a tick may take: the limit that protects the interactive streams.
 
-A stream starts with no credit, earns a little with every gap that was in time, and pays 1 for
-every gap that was not, whatever caused it. Only a tick that every stream can pay for may be
-long. Since a gap earns less than a twentieth, long gaps stay under 5 % on every stream: its p95
-is within the cap, not only the average's (scheduling.md, 3.2). Credit is the hysteresis, and a
-stream that is deep in debt narrows the limit of every tick until it has recovered.
+It is the latency cap times what the streams alone would cost; a long tick is allowed where the
+error budget of every stream can pay for it (:mod:`uma_trio.policy.contract.error_budget`).
 
-"In time" is within the cap times the p95 gap of the streams alone: machines are restless, and
-what they do to a stream by themselves is not the company's fault.
-
-Background work is owed a floor. Where the ledger leaves it less, a *grant* allows one longer
+Background work is owed a floor. Where the budget leaves it less, a *grant* allows one longer
 tick now and then, counted and never hidden; within a stream's first seconds a grant stays
 within what such a stream was promised.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from uma_trio.policy.contract.ballast import ballast_for
+from uma_trio.policy.contract.error_budget import DEEPEST_DEBT
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
-from uma_trio.policy.roles import is_newcomer
-from uma_trio.policy.stairs import ballast_for
 from uma_trio.policy.state import (
     Contract,
     GuardMemory,
-    MeasuredTick,
     SchedulerState,
     SequenceView,
+    is_newcomer,
 )
 
-# Half of the twentieth that a p95 forgives: the other half is for gaps that nobody planned to be late.
-EARNED_PER_GAP = 0.025
-MOST_CREDIT = 2.0
-DEEPEST_DEBT = -3.0  # one bad stretch must not starve the background for ever
 EASY_DEBT = -1.0  # below this the limit narrows, at the deepest to what costs nothing
-# The p95 of gaps alone, over what was expected, is followed by small steps: up by nineteen parts
-# when a gap is above it, down by one when it is not, so that it rests where one in twenty is.
-JITTER_STEP, MOST_JITTER = 0.05, 2.0
-JITTER_UP, JITTER_DOWN = math.exp(JITTER_STEP * 0.95), math.exp(JITTER_STEP * -0.05)
 GAPS_BETWEEN_GRANTS = 25
-SHARE_SECONDS = 2.0  # over which the background's share is smoothed
-# Newcomers that take more than this part of the machine's time, smoothed over so many seconds,
+# Newcomers that take more than this part of the machine's time, smoothed over some seconds,
 # are no longer the odd visitor: a prompt of 500 tokens takes a sixth where T(1) is 8 ms.
-MANY_NEWCOMERS, NEWCOMER_SECONDS = 0.2, 5.0
+MANY_NEWCOMERS = 0.2
 # What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
-# it: one in so many is kept free of others. Such a tick tells the machine's mood; a tick with
-# others tells about its own step, or a step that was measured too low would raise the measure.
+# it: one in so many is kept free of others.
 MOST_LOADED_TICKS = 20
 # Where graphs are captured, the first two ticks of a shape are slow and tell nothing, so that the
 # streams have to run alone for some ticks, and seldom: four switches make as many gaps late.
 LOADED_BETWEEN_CAPTURES, CLOSED_AFTER_CAPTURE = 1000, 4
-SLOW_AFTER_SWITCH = 2
-ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
-LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
-
-
-def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
-    """Correct the cost model by what was measured, unless the graph of that shape was just captured."""
-    cost, same = plan.memory.cost, 0
-    if cost is None or not state.measured:
-        return plan
-    for tick, same in _with_shapes(state):
-        if _telling(cost, same):
-            rates: dict[str, float] = {}  # with nobody to protect, both at once
-            if tick.solo_s > 0:
-                rates = LOADED_RATES if tick.loaded else ALONE_RATES
-            cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
-    return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
-
-
-def _with_shapes(state: SchedulerState) -> Iterator[tuple[MeasuredTick, int]]:
-    """Yield each measured tick, and how many in a row up to it had the shape of the one before."""
-    same = state.memory.same_shape
-    for tick in state.measured:
-        same = same + 1 if tick.work.after == tick.work.shape else 0
-        yield tick, same
-
-
-def _telling(cost: CostModel | None, same_shape: int) -> bool:
-    """Whether the time of a tick says what such a tick takes."""
-    captured = cost is not None and cost.switch_s > 0
-    return not captured or same_shape >= SLOW_AFTER_SWITCH
-
-
-def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
-    """Enter measured gaps into the ledger of each stream, and the time of their ticks into the share."""
-    guard = plan.memory.guard
-    if not state.measured:
-        return plan
-    for tick, same in _with_shapes(state):
-        guard = _entered(guard, tick, state, telling=_telling(plan.memory.cost, same))
-    return evolve(plan, memory=evolve(plan.memory, guard=guard))
-
-
-def _entered(
-    guard: GuardMemory, tick: MeasuredTick, state: SchedulerState, *, telling: bool
-) -> GuardMemory:
-    """Return the ledger with one tick in it."""
-    balance, late = _balance(guard, tick, state)
-    jitter = guard.jitter
-    if telling and not tick.loaded and tick.solo_s > 0:
-        jitter = _followed(jitter, [tick.gaps.get(v.key) for v in state.protected], tick.solo_s)
-    took_s = tick.decode_s
-    # What others added to the tick, as a part of it.
-    added = max(0.0, 1.0 - tick.solo_s / took_s) if tick.loaded and took_s > 0 else 0.0
-    return evolve(
-        guard,
-        credits=balance,
-        jitter=jitter,
-        infeasible=guard.infeasible + (late and not tick.loaded),
-        share=_moved(guard.share, added * tick.background, took_s, SHARE_SECONDS),
-        newcomers=_moved(
-            guard.newcomers, added * (1.0 - tick.background), took_s, NEWCOMER_SECONDS
-        ),
-    )
-
-
-def _balance(
-    guard: GuardMemory, tick: MeasuredTick, state: SchedulerState
-) -> tuple[dict[int, float], bool]:
-    """Return the credit of each stream with its gap in it, and whether any gap was late.
-
-    Who is parked or in the other lane for a while finds its credit again, and its debt.
-    """
-    late_s = state.contract.latency_cap * guard.jitter * tick.solo_s
-    there = state.views
-    balance, late = {key: credit for key, credit in guard.credits.items() if key in there}, False
-    for view in state.protected:
-        credit, gap_s = balance.get(view.key, 0.0), tick.gaps.get(view.key)
-        if gap_s is None or tick.solo_s <= 0:
-            pass  # nothing to enter
-        elif gap_s > late_s:
-            late, credit = True, max(DEEPEST_DEBT, credit - 1.0)
-        else:
-            credit = min(MOST_CREDIT, credit + EARNED_PER_GAP)
-        balance[view.key] = credit
-    return balance, late
-
-
-def _followed(jitter: float, gaps: Sequence[float | None], solo_s: float) -> float:
-    """Move the estimate of the p95 of gaps, in times of `solo_s`, by a gap of each stream."""
-    for gap_s in gaps:
-        if gap_s is None:
-            continue
-        if gap_s / solo_s > jitter:
-            jitter = min(jitter * JITTER_UP, MOST_JITTER)
-        else:
-            jitter = max(1.0, jitter * JITTER_DOWN)
-    return jitter
-
-
-def _moved(average: float, value: float, took_s: float, over_s: float) -> float:
-    """Move an average over the last `over_s` by a tick that took `took_s`."""
-    return average + (1.0 - math.exp(-took_s / over_s)) * (value - average)
 
 
 def set_limit(state: SchedulerState, plan: Plan) -> Plan:

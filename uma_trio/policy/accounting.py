@@ -12,8 +12,7 @@ from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.roles import is_newcomer
-from uma_trio.policy.state import GuardMemory, MeasuredTick, Memory, SchedulerState
+from uma_trio.policy.state import GuardMemory, MeasuredTick, Memory, SchedulerState, is_newcomer
 
 
 def planned_work(state: SchedulerState, plan: Plan) -> Work:

@@ -1,0 +1,118 @@
+"""Who may ride along, in the order of who is next, and what serving the first of them adds."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from uma_trio.policy.contract.sizes import burst
+from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.fairness import lift, turn_s, turns
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState, SequenceView, is_newcomer
+
+# People's prompts are ordered by how much of the time they can expect is left, relative to that
+# time: seconds of grace, and how many times its own prefill a prompt may take.
+GRACE_S, PATIENCE = 0.3, 2.0
+
+
+class Candidates:
+    """Sequences in the order of who is next, and what serving the first tokens adds to a tick.
+
+    Each can use what is pending of its first `within` tokens.
+    """
+
+    def __init__(self, tick: Work, views: Sequence[SequenceView], within: float = math.inf) -> None:
+        self.tick = tick
+        self.views = views
+        self._uses = [int(min(view.pending, within - view.computed)) for view in views]
+        self._ends = list(accumulate(self._uses, initial=0))
+        uses = list(zip(views, self._uses, strict=True))
+        self._rows = list(accumulate((view.pending == n for view, n in uses), initial=0))
+        self._looked = list(accumulate((n * view.computed for view, n in uses), initial=0))
+
+    @property
+    def demand(self) -> int:
+        """How many tokens they all could use."""
+        return self._ends[-1]
+
+    def adds(self, n: int) -> tuple[int, int, int]:
+        """Return what the first `n` tokens add to the tick: tokens, rows, cells looked back at."""
+        whole = bisect_right(self._ends, n) - 1  # so many sequences get all they can use
+        looked = self._looked[whole]
+        if whole < len(self.views):
+            looked += (n - self._ends[whole]) * self.views[whole].computed
+        return n, self._rows[whole], looked
+
+    def work(self, n: int) -> Work:
+        """Return the tick with the first `n` tokens in it."""
+        return self.tick.plus(*self.adds(n)) if n else self.tick
+
+    def shares(self, n: int) -> list[tuple[SequenceView, int]]:
+        """Return who gets how many of `n` tokens: each as many as it can use."""
+        line = zip(self.views, self._uses, self._ends, strict=False)
+        return [(view, min(uses, n - begin)) for view, uses, begin in line if begin < n]
+
+
+def candidates(
+    state: SchedulerState, plan: Plan, cost: CostModel
+) -> tuple[list[SequenceView], list[SequenceView]]:
+    """Return the interactive newcomers by urgency, and everyone else by need.
+
+    The lane that had least of its share goes first, then decoders whose burst is not over, then
+    whoever had least machine time; prompts stand together and take turns, of one client the oldest
+    first. With nobody to protect, background decoders go before background prompts.
+    """
+    if len(plan.items) + len(plan.skipped) == len(state.sequences):
+        return [], []
+    settled = {item.key for item in plan.items}.union([skip.key for skip in plan.skipped])
+    ready = [v for v in state.sequences if v.credit > 0 and v.key not in settled]
+    newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]
+    newcomers.sort(key=lambda view: (_urgency(view, state.now, cost), view.key))
+    first = {view.key for view in newcomers}
+    rest = [view for view in ready if view.key not in first]
+    return newcomers, sorted(rest, key=_need(state, plan, cost, rest)) if len(rest) > 1 else rest
+
+
+def _need(
+    state: SchedulerState, plan: Plan, cost: CostModel, rest: Sequence[SequenceView]
+) -> Callable[[SequenceView], tuple[float, ...]]:
+    """Return what orders everyone else: who needs the tick most comes first."""
+    turn = turn_s(cost, state.n_batch)
+    used = lift(plan.memory.used_s, state.clients, turn)
+    left: dict[int, float] = {}  # of the turn of each client's oldest prompt
+    for view in sorted([v for v in rest if not v.decoding], key=_age):
+        in_batch = (view.pending - 1) % state.n_batch + 1
+        left.setdefault(view.client, turn * in_batch / state.n_batch)
+    together, finish = turns(used, left, turn)
+    lanes = lift(plan.memory.lane_s, {view.lane for view in state.riders.values()})
+    running = burst(state)
+    unlimited = math.isinf(plan.limit.seconds)
+    return lambda view: (
+        lanes.get(view.lane, 0.0),  # nobody's yet, where streams are served here, too
+        view.lane == "background",
+        unlimited and not view.decoding,
+        view.key not in running,
+        used[view.client] if view.decoding else together,
+        not view.decoding,
+        0.0 if view.decoding else finish[view.client],
+        view.last_token_at if view.decoding and view.last_token_at is not None else view.arrived,
+        view.key,
+    )
+
+
+def _age(view: SequenceView) -> tuple[float, int]:
+    return view.arrived, view.key
+
+
+def _urgency(view: SequenceView, now: float, cost: CostModel) -> float:
+    """Return how much of its patience is left, in times of its own prefill; least goes first.
+
+    What was computed of it already does not count: prompts that came together are finished one
+    after the other, and not all of them last.
+    """
+    whole = max(cost.seconds(Work(view.pending + view.computed)), 1e-6)
+    patience = GRACE_S + PATIENCE * whole if view.target_ttft_s is None else view.target_ttft_s
+    return (view.arrived + patience - now) / whole

@@ -1,0 +1,132 @@
+"""Who rides along: newcomers, background decoders and prompts, within the tick's limit.
+
+The interactive streams have their rows already. What is added must keep the tick within its
+limit. Since the staircase goes up and down, the choice is made among whole ticks, of the sizes
+whose time is known, and then given out in the order of who is next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from uma_trio.policy.accounting import planned_work
+from uma_trio.policy.contract.candidates import Candidates, candidates
+from uma_trio.policy.contract.sizes import next_burst, resized, sweet_spot
+from uma_trio.policy.cost import CostModel
+from uma_trio.policy.evolving import evolve
+from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
+from uma_trio.policy.state import SchedulerState, SequenceView
+
+# A limit for every tick is aimed at from below. Half of the ticks take longer than expected, and the
+# streams' ticks alone, which are the measure, are a little slower amid a load than without any: aimed
+# at 0.97, the median gap in a storm was 1.21 times solo at a cap of 1.2 (docs/BENCHMARKS.md).
+AIM = 0.93
+# A prompt of so many tokens may end in a tick of the smallest sizes.
+NEAR_END = 8
+STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
+
+
+def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
+    """Add what the limit allows: newcomers, then everyone else."""
+    cost, limit = plan.memory.cost, plan.limit
+    if cost is None:
+        return plan
+    newcomers, rest = candidates(state, plan, cost)
+    if not newcomers and not rest:
+        return plan
+    # Sizes are chosen by what they cost again and again, not by what the first such tick costs.
+    tick = evolve(planned_work(state, plan), after=None)
+    # Beside streams the rest of a long prompt has no claim to a late tick.
+    within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
+    first = Candidates(tick, newcomers, within)
+    n = 0 if limit.closed or limit.grant else _newcomers_size(state, cost, limit, first)
+    second = Candidates(first.work(n), rest)
+    m, most = (0, 0) if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
+    # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
+    others = [view for view in rest if view.pending > NEAR_END]
+    if m == 0 and not limit.closed and 0 < len(others) < len(rest):
+        second = Candidates(second.tick, others)
+        m, most = _size(state, cost, limit, second, beside_newcomers=n > 0)
+    items = _items(first.shares(n), f"newcomer: {limit.reason}")
+    items += _items(second.shares(m), f"background: {limit.reason}")
+    served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
+    skipped = [Skip(v.key, too_much) for v in (*newcomers, *rest) if v.key not in served]
+    decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
+    in_use, without = state.memory.served, second.tick.tokens
+    if not (limit.rare or limit.closed):
+        in_use = resized(state, without + m, without + most, without + second.demand)
+    return evolve(
+        plan,
+        items=(*plan.items, *items),
+        skipped=(*plan.skipped, *skipped),
+        memory=evolve(plan.memory, served=next_burst(state, in_use, decoders)),
+    )
+
+
+def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[PlanItem]:
+    return [PlanItem(v.key, n, "decode" if v.decoding else "prefill", reason) for v, n in shares]
+
+
+def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates) -> int:
+    """Return how many tokens of newcomers to compute: as many as the streams can bear.
+
+    Their limit is aimed at from below, like the one for every tick, without the margin that a rare
+    tick keeps: a gap beyond it is late and paid for, and smaller parts would make more gaps late.
+    """
+    most = min(line.demand, state.n_batch - line.tick.tokens)
+    if most <= 0:
+        return 0
+    seconds = max(limit.seconds, limit.newcomer_s)
+    if math.isinf(seconds):
+        return min(most, cost.quickest(state.n_batch))
+    return max(_fitting(cost, line, most, AIM * seconds, careful=False), default=0)
+
+
+def _size(
+    state: SchedulerState,
+    cost: CostModel,
+    limit: Limit,
+    line: Candidates,
+    *,
+    beside_newcomers: bool,
+) -> tuple[int, int]:
+    """Return how many tokens of everyone else to compute, and how many could be.
+
+    With nobody to protect but a newcomer who waits for the first word, only what costs nothing.
+    """
+    most = min(line.demand, state.n_batch - line.tick.tokens)
+    seconds = limit.seconds if limit.rare else AIM * limit.seconds
+    if beside_newcomers and math.isinf(seconds):
+        seconds = cost.seconds(line.tick)
+    took = _fitting(cost, line, most, seconds, careful=limit.rare)
+    longest = max(took, default=0)
+    if limit.rare:
+        return longest, longest
+    captured = cost.switch_s > 0 and not math.isinf(limit.seconds)
+    return sweet_spot(state, took, line.tick.tokens, captured=captured), longest
+
+
+def _fitting(
+    cost: CostModel, line: Candidates, most: int, limit_s: float, *, careful: bool
+) -> dict[int, float]:
+    """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
+
+    Sizes fill the tick up to a known step, or take all `most` that there are; none goes beyond
+    the largest step: nobody knows what it takes, and who comes meanwhile waits for it.
+    """
+    total = line.tick.tokens
+    margin, endless = cost.margin if careful else 1.0, math.isinf(limit_s)
+    if total < cost.steps[-1]:
+        most = min(most, cost.steps[-1] - total)
+    took: dict[int, float] = {}
+    for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:
+        # Most sizes are too large by their own step, before it is asked what they look back at.
+        seconds = 0.0 if endless else margin * cost.at_least(total + size)
+        if seconds <= limit_s:
+            seconds = margin * cost.seconds(line.tick, *line.adds(size))
+        if seconds <= limit_s and size > 0:
+            took[size] = seconds
+        elif seconds > STEEPEST * limit_s:
+            break
+    return took

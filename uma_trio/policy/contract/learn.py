@@ -1,0 +1,45 @@
+"""Correct the cost model by what was measured, as far as a tick tells anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from uma_trio.policy.cost import CostModel
+from uma_trio.policy.evolving import evolve
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import MeasuredTick, SchedulerState
+
+# Where graphs are captured, the first two ticks of a shape are slow and tell nothing.
+SLOW_AFTER_SWITCH = 2
+# A tick of streams alone tells the machine's mood; a tick with others tells about its own step, or a
+# step that was measured too low would raise the measure of every limit.
+ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
+LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
+
+
+def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
+    """Correct the cost model by what was measured, unless the graph of that shape was just captured."""
+    cost, same = plan.memory.cost, 0
+    if cost is None or not state.measured:
+        return plan
+    for tick, same in with_shapes(state):
+        if telling(cost, same):
+            rates: dict[str, float] = {}  # with nobody to protect, both at once
+            if tick.solo_s > 0:
+                rates = LOADED_RATES if tick.loaded else ALONE_RATES
+            cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
+    return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
+
+
+def with_shapes(state: SchedulerState) -> Iterator[tuple[MeasuredTick, int]]:
+    """Yield each measured tick, and how many in a row up to it had the shape of the one before."""
+    same = state.memory.same_shape
+    for tick in state.measured:
+        same = same + 1 if tick.work.after == tick.work.shape else 0
+        yield tick, same
+
+
+def telling(cost: CostModel | None, same_shape: int) -> bool:
+    """Whether the time of a tick says what such a tick takes."""
+    captured = cost is not None and cost.switch_s > 0
+    return not captured or same_shape >= SLOW_AFTER_SWITCH

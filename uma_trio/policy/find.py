@@ -1,0 +1,55 @@
+"""Find a policy by its name: one of ours, or another package's by its entry point.
+
+A name may be followed by what to leave out, for comparison: ``contract,-stairs,-bandwidth``.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.contract import contract
+from uma_trio.policy.pipeline import Pipeline, Policy, PolicyError
+from uma_trio.spelling import nearest
+
+ENTRY_POINT_GROUP = "uma_trio.policies"
+
+BUILT_IN: dict[str, Pipeline] = {"baseline": baseline, "contract": contract}
+
+
+def find_policy(spec: str) -> Policy:
+    """Return the policy of that name, ours or another package's, without what `spec` leaves out.
+
+    Raises :class:`PolicyError`, listing what there is.
+    """
+    name, *left_out = (part.strip() for part in spec.split(","))
+    policy = _named(name)
+    if not left_out:
+        return policy
+    if not isinstance(policy, Pipeline):
+        raise PolicyError(f"the policy {name!r} has no parts that could be left out")
+    for part in left_out:
+        if not part.startswith("-"):
+            raise PolicyError(f"{part!r} says nothing; write {name},-PART to leave a part out")
+    return policy.without(*(part.removeprefix("-").strip() for part in left_out))
+
+
+def _named(name: str) -> Policy:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    for entry in found:
+        if entry.name == name:
+            return _loaded(entry)
+    known = sorted({*BUILT_IN, *(entry.name for entry in found)})
+    hint = nearest(name, known)
+    raise PolicyError(f"no policy is called {name!r}{hint}; there are: {', '.join(known)}")
+
+
+def _loaded(entry: EntryPoint) -> Policy:
+    try:
+        policy: Policy = entry.load()
+    except Exception as error:  # another package's code runs here
+        why = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"{entry.value}, the policy {entry.name!r}, fails: {why}") from error
+    return policy
