@@ -26,7 +26,7 @@ from scene_kit import CPU, GPU, Noted, Scene, play
 from uma_trio import __version__
 from uma_trio.backend.fake import Fault
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.policy.pipeline import find_policy
+from uma_trio.policy.find import find_policy
 from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, encode
 from uma_trio.policy.state import Contract, Lane
 from uma_trio.policy.traffic import Traffic
