@@ -4,18 +4,23 @@
 
 Both get the same logits, 152k of them. The chain is measured as `llama_sampler_sample` works:
 the row is first copied into an array of (id, logit, p). The rows of a tick are chosen as the
-engine does, and beside that each by itself; the bare argmax is what reading them once costs.
+engine does, and beside that each by itself; the bare argmax is what reading them once costs. Last
+comes what penalties, logprobs and the like add to a tick of eight rows, all measured in turn: to the
+choice, for which the next decode waits, and beside that decode, where logprobs are computed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
 from benches import report
@@ -38,6 +43,15 @@ TICKS = {
     "sampled": [SAMPLED],
     "half of each": [SAMPLED, SamplingParams()],
 }
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repeat_penalty": 1.1}
+EXTRAS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "logprobs 5": {"logprobs": 5},
+    "logprobs 20": {"logprobs": 20},
+    "penalties": PENALTIES,
+    "bias of 100 tokens": {"logit_bias": tuple((token, -1.0) for token in range(100))},
+}
+ANSWERED = 1000  # tokens behind each row, so many distinct
 
 
 def least_us(run: Callable[[], object], times: int = 50) -> float:
@@ -116,11 +130,43 @@ def one_tick() -> None:
                 print(f"{name:29} {n_vocab:12,} {n:5} {together:9.0f} {alone:11.0f} {read:7.0f}")
 
 
+def extras(n: int = 8, times: int = 40) -> None:
+    """Print what it adds to a tick of `n` rows when all of them ask for one thing more."""
+    logits = rows(n)["peaked"]
+    print(
+        f"\nextras of a tick, {n} rows of {N_VOCAB:,}, median us  chosen   more  described beside"
+    )
+    for name, params in {"greedy": SamplingParams(), "sampled": SAMPLED}.items():
+        choices = {}
+        for extra, asked in EXTRAS.items():
+            samplers = [Sampler(evolve(params, **asked), ()) for _ in range(n)]
+            for sampler in samplers:
+                for token in range(ANSWERED):
+                    sampler.accept(token)
+            choices[extra] = Choice(samplers, N_VOCAB)
+        choosing: dict[str, list[int]] = {extra: [] for extra in choices}
+        describing: dict[str, list[int]] = {extra: [] for extra in choices}
+        for _ in range(times):
+            for extra, choice in choices.items():
+                start = time.perf_counter_ns()
+                chosen = choice(logits)
+                between = time.perf_counter_ns()
+                dict(chosen.logprobs)
+                choosing[extra].append(between - start)
+                describing[extra].append(time.perf_counter_ns() - between)
+        plain = statistics.median(choosing["none"]) / 1e3
+        for extra in choices:
+            all_us = statistics.median(choosing[extra]) / 1e3
+            beside_us = statistics.median(describing[extra]) / 1e3
+            print(f"{name:9} {extra:40} {all_us:7.0f} {all_us - plain:6.0f} {beside_us:17.0f}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables; there is nothing to choose but ``--help``."""
     report.parser("sampling", __doc__).parse_args(argv)
     one_token()
     one_tick()
+    extras()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.engine.drawing import Filters, column, draw
 from uma_trio.engine.messages import SamplingParams
+from uma_trio.engine.sampling.drawing import Filters, column, draw
 
 THE_LARGEST = math.nextafter(1.0, 0.0)  # that random() gives
 

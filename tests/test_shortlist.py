@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.shortlist import Shortlist, is_short
+from uma_trio.engine.sampling.shortlist import Shortlist, is_short
 
 
 def normal(seed: int, n: int, n_vocab: int) -> FloatArray:

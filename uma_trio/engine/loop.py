@@ -204,7 +204,7 @@ class Engine:
             self._backend.kv_remove(self._scratch_slot)
         if status == DecodeStatus.OK:
             self._recovery.succeeded()
-            tokens = job.choice(self._backend.logits(len(job.rows))) if job.rows else []
+            tokens = job.choice(self._backend.logits(len(job.rows))).tokens if job.rows else []
             choosing_s = self._clock() - now
             self._unbooked = Done(job, tokens, now, decode_s, host_s, choosing_s)
             return

@@ -23,7 +23,15 @@ SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]
 
 @frozen
 class SamplingParams:
-    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 is off."""
+    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 is off.
+
+    `presence_penalty` and `frequency_penalty` look at the answer, `repeat_penalty` at the last
+    `repeat_last_n` tokens of prompt and answer (0: at none, -1: at all). `logit_bias` pairs token
+    ids, each named once, with what is added to their logits. Before there are `min_tokens` nothing
+    ends the answer but a stop string; `stop_token_ids` end it like the model's own end tokens, also
+    with `ignore_eos`. `logprobs` is how many alternatives each token comes with, None for no
+    probability at all.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -31,6 +39,14 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @frozen
@@ -135,11 +151,27 @@ class PromptDone:
 
 
 @frozen
+class TokenLogprobs:
+    """What the model thought of a chosen token, before anything the request changed.
+
+    `logprob` is the natural logarithm of its probability, `top` those of the likeliest tokens, by
+    id and likeliest first; the chosen one may be among them or not.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@frozen
 class TokenOut:
-    """One sampled token. `text` is valid UTF-8 and may be empty (held back)."""
+    """One sampled token. `text` is valid UTF-8 and may be empty (held back).
+
+    `logprobs` is there if the request asked for it.
+    """
 
     token_id: int
     text: str
+    logprobs: TokenLogprobs | None = None
 
 
 @frozen

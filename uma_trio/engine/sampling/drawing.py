@@ -1,6 +1,6 @@
 """From a list of tokens' logits to one of them: its filters, its temperature, one draw.
 
-The lists are those of :mod:`uma_trio.engine.shortlist`. Everything here works along the last
+The lists are those of :mod:`uma_trio.engine.sampling.shortlist`. Everything here works along the last
 axis: on one list with plain numbers, or on many at once with a column for each number.
 """
 

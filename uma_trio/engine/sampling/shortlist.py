@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.drawing import weigh
+from uma_trio.engine.sampling.drawing import weigh
 
 IdArray = NDArray[np.intp]
 KeyArray = NDArray[np.uint64]

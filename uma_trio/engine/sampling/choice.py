@@ -11,20 +11,28 @@ lists from which greedy and top_k rows are chosen together. A row that needs mor
 list is then looked at by itself; only a draw from the whole vocabulary, and top_p without top_k,
 need a working copy of it (:attr:`Sampler.in_place`). One thread reads them all: after a decode
 another takes as long to wake up as several rows take to be read.
+
+Rows whose requests change logits (:mod:`uma_trio.engine.sampling.adjusting`) are edited where they
+lie, chosen with all others, and put back. Rows that are to be described by `logprobs` are copied as
+the model gave them. Rows that use neither take no other path than without such
+company.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from attrs import frozen
 
-from uma_trio.backend.base import FloatArray
-from uma_trio.engine.drawing import Filters, column, draw, draw_from_all, weigh
-from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.shortlist import IdArray, Shortlist, is_short, largest, nucleus
+from uma_trio.backend.base import FloatArray, IntArray
+from uma_trio.engine.messages import SamplingParams, TokenLogprobs
+from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
+from uma_trio.engine.sampling.drawing import Filters, column, draw, draw_from_all, weigh
+from uma_trio.engine.sampling.logprobs import Describer
+from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
 
 NOT_FINITE: Final = -1  # what is answered for a row that has no sane maximum
 _NO_MAXIMUM: Final = "the row has no finite maximum"
@@ -40,15 +48,29 @@ class NonFinite(ArithmeticError):
 class Sampler:
     """Chooses the tokens of one sequence, from its own stream of random numbers.
 
-    The same parameters (with their seed) and the same rows give the same tokens, whatever
-    else runs. A token draws at most one random number.
+    The same parameters (with their seed), the same prompt and the same rows give the same tokens,
+    whatever else runs. A token draws at most one random number.
+
+    A row is chosen from only after every token before it was given to `accept`, in order. That is
+    also all there is to do when its sequence is preempted and computed again.
     """
 
-    __slots__ = ("_random", "filters", "greedy", "never", "params")
+    __slots__ = ("_random", "adjuster", "ends", "filters", "greedy", "never", "params")
 
-    def __init__(self, params: SamplingParams, end_tokens: Collection[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        end_tokens: Collection[int],
+        prompt: IntArray = NO_TOKENS,
+    ) -> None:
         self.params = params
         self.greedy = params.temperature <= 0.0
+        self.ends = frozenset(params.stop_token_ids)  # each ends the answer, and is no part of it
+        if not params.ignore_eos:
+            self.ends |= frozenset(end_tokens)
+        self.adjuster: Adjuster | None = None
+        if Adjuster.needed(params):
+            self.adjuster = Adjuster(params, self.ends, prompt)
         self.never: IdArray | None = None  # what must not be drawn
         if params.ignore_eos and end_tokens:
             self.never = np.array(sorted(set(end_tokens)), np.intp)
@@ -62,6 +84,11 @@ class Sampler:
             raise NonFinite(_NO_MAXIMUM)
         return token
 
+    def accept(self, token: int) -> None:
+        """Note that `token` is part of the answer."""
+        if self.adjuster is not None:
+            self.adjuster.accept(token)
+
     def random(self) -> float:
         """Draw the next number of [0, 1) of this sequence."""
         return self._random.random()
@@ -69,7 +96,7 @@ class Sampler:
     def pick(self, row: FloatArray, likeliest: int) -> int:
         """Return the next token for a row whose (finite) maximum is known.
 
-        What must not be drawn is -inf in it already.
+        What the request changes is changed in it already, what must not be drawn is -inf.
         """
         if self.greedy:
             return likeliest
@@ -84,6 +111,9 @@ class Sampler:
 
         Likeliest first if a filter sorted them, by id otherwise. Raises `NonFinite`.
         """
+        if self.adjuster is not None:
+            row = row.copy()
+            self.adjuster.apply(row)
         if self.never is not None:
             row = _without(row, self.never)
         (likeliest,) = greedy(row[np.newaxis])
@@ -125,11 +155,28 @@ class Sampler:
         return ids, row[ids]
 
 
+_NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = {}
+
+
+@frozen(eq=False)
+class Choices:
+    """The tokens of a tick, and what the model thought of those whose requests asked, by row.
+
+    `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn;
+    it has no logprobs. These are computed when the first of them is looked at, or when the same
+    :class:`Choice` is used again.
+    """
+
+    tokens: list[int]
+    logprobs: Mapping[int, TokenLogprobs] = _NO_LOGPROBS
+
+
 class Choice:
     """Chooses the tokens of one tick: a sampler for each row of ``[n, n_vocab]`` logits, in order.
 
     It is made before the logits are there, and may be used again for the same rows of later ticks:
-    what depends on the samplers' parameters only is done here.
+    what depends on the samplers' parameters only is done here. What depends on their history is
+    asked of the samplers each time.
     """
 
     def __init__(self, samplers: Sequence[Sampler], n_vocab: int) -> None:
@@ -155,14 +202,34 @@ class Choice:
         if hidden:
             rows = np.repeat([row for row, _ in hidden], [len(ids) for _, ids in hidden])
             self._masked = rows, np.concatenate([ids for _, ids in hidden])
+        adjusters = [(row, s.adjuster) for row, s in enumerate(samplers)]
+        self._adjusted = [(row, adjuster) for row, adjuster in adjusters if adjuster is not None]
+        wanted = [(row, s.params.logprobs) for row, s in enumerate(samplers)]
+        tops = {row: n_top for row, n_top in wanted if n_top is not None}
+        self._describe = Describer(tops, n_vocab) if tops else None
 
-    def __call__(self, logits: FloatArray) -> list[int]:
-        """Return the next token of each row.
+    def __call__(self, logits: FloatArray) -> Choices:
+        """Return the next token of each row; the rows are left as they were.
 
-        `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be
-        drawn; the other rows are not touched by it. The tokens are those that each sampler gives
-        for its row alone, in whatever company.
+        The tokens are those that each sampler gives for its row alone, in whatever company; a row
+        without a sane maximum concerns no other.
         """
+        tokens = self._adjusted_tokens(logits) if self._adjusted else self._tokens(logits)
+        if self._describe is None:
+            return Choices(tokens)
+        return Choices(tokens, self._describe(logits, tokens))
+
+    def _adjusted_tokens(self, logits: FloatArray) -> list[int]:
+        """Return the tokens of rows of which some are edited for the choice."""
+        edits = [(row, adjuster.apply(logits[row])) for row, adjuster in self._adjusted]
+        try:
+            return self._tokens(logits)
+        finally:
+            for row, changed in edits:
+                Adjuster.undo(logits[row], changed)
+
+    def _tokens(self, logits: FloatArray) -> list[int]:
+        """Return the tokens of rows that are edited where they have to be."""
         masked = self._masked
         if masked is None:
             return self._choose(logits)
@@ -192,7 +259,7 @@ class Choice:
 
 def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
     """Return the next token of each row of ``logits[n, vocab]``, as a :class:`Choice` does."""
-    return Choice(samplers, logits.shape[1])(logits)
+    return Choice(samplers, logits.shape[1])(logits).tokens
 
 
 def greedy(logits: FloatArray) -> IdArray:

@@ -1,0 +1,135 @@
+"""What the model thought of a token: its logarithmic probability, and the likeliest beside it.
+
+They are of the row as the model gave it, before bias, penalties, masks, filters and temperature.
+
+To choose a token has to be quick, because the next decode waits for it; to describe one has not.
+So :class:`Describer` only copies the rows, and :class:`Described` reads the copies when somebody
+asks, which the engine does beside the next decode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from uma_trio.backend.base import FloatArray
+from uma_trio.engine.messages import TokenLogprobs
+from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest
+
+MAX_TOP: Final = 20
+# What is worked on at a time stays in a core's own cache.
+_BLOCK: Final = 16_384
+# exp() of logits between minus and plus this neither vanishes nor overflows, nor does its sum.
+_TAME: Final = 60.0
+# With fewer rows, `largest` is quicker than one pass over all of them.
+_TOGETHER: Final = 3
+
+
+class Described(Mapping[int, TokenLogprobs]):
+    """The descriptions of one tick's tokens by row, made when the first one is asked for.
+
+    It belongs to the engine's thread.
+    """
+
+    __slots__ = ("_found", "_logits", "_rows", "_tokens", "_tops")
+
+    def __init__(
+        self, logits: FloatArray, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int]
+    ) -> None:
+        self._logits, self._rows, self._tokens, self._tops = logits, rows, tokens, tops
+        self._found: dict[int, TokenLogprobs] | None = None
+
+    def settle(self) -> dict[int, TokenLogprobs]:
+        """Return all descriptions; from then on the logits may change."""
+        if self._found is None:
+            each = zip(
+                self._logits,
+                self._tokens,
+                _likeliest(self._logits, self._tops),
+                self._tops,
+                strict=True,
+            )
+            self._found = dict(zip(self._rows, [_described(*parts) for parts in each], strict=True))
+        return self._found
+
+    def __getitem__(self, row: int) -> TokenLogprobs:
+        return self.settle()[row]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class Describer:
+    """Keeps what is needed to describe the tokens of some rows of a tick.
+
+    `tops` says for each such row how many alternatives are asked for. The copies of one tick are
+    overwritten by those of the next; what was not asked for until then is computed first.
+    """
+
+    __slots__ = ("_kept", "_latest", "_tops")
+
+    def __init__(self, tops: Mapping[int, int], n_vocab: int) -> None:
+        self._tops = dict(tops)
+        self._kept = np.empty((len(tops), n_vocab), np.float32)
+        self._latest: Described | None = None
+
+    def __call__(self, logits: FloatArray, tokens: Sequence[int]) -> Described:
+        """Return the descriptions of `tokens`, one for each row; a negative one has none.
+
+        The row of any other holds no NaN and no +inf, and the token's logit is finite.
+        """
+        if self._latest is not None:
+            self._latest.settle()
+        rows = [row for row in self._tops if tokens[row] >= 0]
+        kept = self._kept[: len(rows)]
+        for place, row in enumerate(rows):
+            kept[place] = logits[row]
+        self._latest = Described(
+            kept, rows, [tokens[row] for row in rows], [self._tops[row] for row in rows]
+        )
+        return self._latest
+
+
+def _likeliest(logits: FloatArray, tops: Sequence[int]) -> list[tuple[IdArray, FloatArray]]:
+    """Return for each row ids and logits of at least as many of the likeliest as asked, and of one."""
+    most = max(1, *tops, 0)
+    if len(tops) < _TOGETHER or not is_short(most, logits.shape[1]):
+        return [largest(row, max(1, n_top)) for row, n_top in zip(logits, tops, strict=True)]
+    return list(zip(*Shortlist(logits.shape[1], [most] * len(tops))(logits), strict=True))
+
+
+def _described(
+    row: FloatArray, token: int, likeliest: tuple[IdArray, FloatArray], n_top: int
+) -> TokenLogprobs:
+    """Return the logarithmic probabilities of `token` and of the `n_top` likeliest.
+
+    Alternatives that are impossible (-inf) are left out. The lower id goes first on a tie.
+    """
+    ids, values = likeliest
+    total = _log_sum(row, float(values[0]))
+    pairs = zip(ids[:n_top].tolist(), values[:n_top].tolist(), strict=True)
+    return TokenLogprobs(
+        logprob=float(row[token]) - total,
+        top=tuple([(other, value - total) for other, value in pairs if value > -math.inf]),
+    )
+
+
+def _log_sum(row: FloatArray, top: float) -> float:
+    """Return ``log(sum(exp(row)))``, `top` being the largest logit."""
+    shift = 0.0 if abs(top) < _TAME else top
+    scratch = np.empty(_BLOCK, np.float32)
+    weight = 0.0
+    for start in range(0, len(row), _BLOCK):
+        part = row[start : start + _BLOCK]
+        weights = scratch[: len(part)]
+        if shift:
+            with np.errstate(over="ignore"):  # what is further down than floats reach is nothing
+                part = np.subtract(part, np.float32(shift), out=weights)
+        weight += float(np.exp(part, out=weights).sum())
+    return shift + math.log(weight)
