@@ -1,6 +1,6 @@
 """Clients that are processes: connections that others open and that are used from here.
 
-The daemon takes each process that connects for a client (uma_trio/net/peers.py). So there is one for
+The daemon takes each process that connects for a client (uma_trio/sockets/peers.py). So there is one for
 each client, which does nothing but connect and hand the connection over; requests are sent, read and
 timed by this process, as they are without.
 """

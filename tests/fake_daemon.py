@@ -16,8 +16,8 @@ from uma_trio.backend.base import Aside, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.config import OPTIONS, Config
 from uma_trio.engine.task import EngineDied
-from uma_trio.net.listener import SocketTaken
 from uma_trio.settings import flag_key, load
+from uma_trio.sockets.listener import SocketTaken
 from uma_trio.telemetry import log
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import trio
-from attrs import Factory, define, evolve
+from attrs import Factory, define, evolve, fields
 from engine_kit import Bench
 
 import uma_protocol
@@ -34,10 +33,13 @@ from uma_protocol import (
 )
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.engine.task import Wakeup, run_inline
-from uma_trio.net.listener import Listener
 from uma_trio.net.server import Server
-from uma_trio.net.shared import Prepare, Prompt, RunBlocking, Settings, Shared
-from uma_trio.net.transport import Transport
+from uma_trio.net.settings import Settings, Shared
+from uma_trio.service.checks import Bounds
+from uma_trio.service.service import Answer, RunBlocking, Service
+from uma_trio.sockets.listener import Listener
+from uma_trio.sockets.transport import Transport
+from uma_trio.text.frontend import FrontEnd
 
 TICK_S = 0.020
 
@@ -93,18 +95,18 @@ class LogBook:
         self.faults.append(traceback.format_exc())
 
 
-async def at_once(prepare: Prepare, generate: Generate, /) -> Prompt:
+async def at_once(function: Callable[[], Answer], /) -> Answer:
     """Tokenise without a thread and without taking time."""
     await trio.lowlevel.checkpoint()
-    return prepare(generate)
+    return function()
 
 
 def slowly(seconds: float) -> RunBlocking:
     """Tokenise in so much virtual time."""
 
-    async def run(prepare: Prepare, generate: Generate, /) -> Prompt:
+    async def run(function: Callable[[], Answer], /) -> Answer:
         await trio.sleep(seconds)
-        return prepare(generate)
+        return function()
 
     return run
 
@@ -219,27 +221,22 @@ class House:
         )
         self.recorder = Recorder()
         self.log = LogBook()
-        self.settings = evolve(
-            Settings(model="fake", n_ctx_seq=backend.limits.n_ctx_seq), **settings
-        )
-        self.shared = Shared(
-            settings=self.settings,
+        names = {field.name for field in fields(Bounds)}
+        limits = backend.limits
+        plain = Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=backend.model.n_vocab)
+        self.settings = Settings(**{k: v for k, v in settings.items() if k not in names})
+        self.service = Service(
+            model=backend.model,
+            bounds=evolve(plain, **{k: v for k, v in settings.items() if k in names}),
+            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
             inbox=self.bench.inbox,
-            prepare=self.prepare,
-            recorder=self.recorder,
+            telemetry=self.recorder,
             clock=trio.current_time,
             run_blocking=run_blocking,
-            log=self.log,
         )
+        self.shared = Shared(settings=self.settings, service=self.service, log=self.log)
         self.server = Server(self.shared)
         self.clients: list[Client] = []
-
-    def prepare(self, generate: Generate, /) -> Prompt:
-        """Tokenise the prompt alone."""
-        tokens = self.backend.vocabulary.tokenize(
-            generate.prompt or "", add_special=True, parse_special=False
-        )
-        return np.asarray(tokens, np.int32)
 
     def connect(self) -> Client:
         """Return a new client of this daemon."""
@@ -269,7 +266,7 @@ class House:
         if self.log.faults:
             raise AssertionError(self.log.faults[0])
         registry = self.bench.engine.registry
-        if registry.running or registry.waiting or len(self.shared.directory):
+        if registry.running or registry.waiting or len(self.service.directory):
             raise AssertionError("a request is still there")
 
 

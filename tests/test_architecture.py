@@ -49,12 +49,24 @@ ALLOWED = {
     "uma_trio.engine.outlet": {"trio", "uma_trio.engine"},
     "uma_trio.engine.inbox": {"trio", "uma_trio.engine"},
     "uma_trio.engine.task": {"trio", "uma_trio.engine", "uma_trio.telemetry"},
-    "uma_trio.net": {
-        *("attrs", "trio", "msgspec", "numpy", "uma_protocol", "uma_trio.telemetry"),
-        *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.outlet"),
-        "uma_trio.engine.records",
+    "uma_trio.sockets": {"attrs", "trio"},
+    "uma_trio.service": {
+        *(
+            "attrs",
+            "numpy",
+            "trio",
+            "uma_protocol.errors",
+            "uma_trio.text",
+            "uma_trio.backend.base",
+        ),
+        *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
+        "uma_trio.policy.state",
     },
-    "uma_trio.client": {"trio", "uma_protocol", "uma_trio.net"},
+    "uma_trio.net": {
+        *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),
+        *("uma_trio.engine.messages", "uma_trio.engine.records"),
+    },
+    "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
 }
 UNBOUND = ("uma_trio.cli", "uma_trio.daemon", "uma_trio.parts")  # they put everything together
 

@@ -17,8 +17,8 @@ from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
 from benches.elsewhere import processes
 from benches.live import Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within, young_gaps
-from uma_trio.net.peers import peer_of
 from uma_trio.policy.contract import contract
+from uma_trio.sockets.peers import peer_of
 
 SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_young=20, ttft=50, ttf5=80)
 

@@ -59,7 +59,7 @@ from uma_trio.cli.serve import ready_block
 from uma_trio.config import Config
 from uma_trio.daemon import ReadyInfo
 from uma_trio.models import bundled_model
-from uma_trio.net.listener import claim
+from uma_trio.sockets.listener import claim
 
 PATIENCE_S = 30
 PROGRAMS = {

@@ -28,7 +28,7 @@ from uma_trio.client import (
 )
 from uma_trio.client.link import Link
 from uma_trio.config import Config
-from uma_trio.net.listener import claim
+from uma_trio.sockets.listener import claim
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_being_cancelled_before_the_first_token(
         with trio.move_on_after(1):
             await client.generate("hello").text()
         assert trio.current_time() < 1.1
-        assert not len(daemon.shared.directory)
+        assert not len(daemon.service.directory)
 
 
 async def test_an_error_in_the_block_leaves_it_as_it_is(

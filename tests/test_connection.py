@@ -332,6 +332,7 @@ async def test_while_draining_requests_are_refused_and_running_ones_finish(
         busy, late = daemon.connect(), daemon.connect()
         await busy.ask(max_tokens=20)
         await busy.until(Token)
+        daemon.service.stop_taking()
         daemon.server.stop_accepting()
         await late.ask()
         (error,) = await late.rest()
@@ -348,13 +349,14 @@ async def test_the_end_of_a_drain_is_a_terminal_event_with_its_code(
         client = daemon.connect()
         await client.ask(max_tokens=500)
         await client.until(Token)
+        daemon.service.stop_taking()
         daemon.server.stop_accepting()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.rest)
             with trio.move_on_after(1):
-                await daemon.server.wait_until_idle()
-            daemon.server.end_requests(Code.E_LIFECYCLE_001, "stopping")
-            await daemon.server.wait_until_idle()
+                await daemon.service.directory.wait_until_empty()
+            daemon.service.end_all(Code.E_LIFECYCLE_001, "stopping")
+            await daemon.service.directory.wait_until_empty()
             daemon.server.end_connections()
         eos = client.events[-1]
         assert isinstance(eos, Eos)
@@ -578,7 +580,7 @@ async def test_a_client_that_is_gone_holds_nothing(autojump_clock: MockClock, st
         client.close()
         await trio.sleep(2.5 * TICK_S)
         assert daemon.server.n_connections == 1
-        assert len(daemon.shared.directory) == (state == "queued")
+        assert len(daemon.service.directory) == (state == "queued")
         assert not daemon.bench.engine.registry.waiting
         assert len(daemon.bench.engine.registry.running) == (state == "queued")
 
@@ -961,7 +963,7 @@ async def test_credit_is_given_back_only_for_what_was_flushed(autojump_clock: Mo
         await trio.sleep(10)
         in_kernel = sum(given)
         (running,) = daemon.bench.engine.registry.running.values()
-        assert running.n_generated == in_kernel + daemon.settings.credit
+        assert running.n_generated == in_kernel + daemon.service.bounds.credit
 
 
 async def test_an_answer_for_a_connection_that_is_over_is_dropped(

@@ -34,9 +34,9 @@ from uma_trio.cli.story import aligned, sentences, shares, tick_table
 from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net import explained
-from uma_trio.net.directory import Directory
 from uma_trio.policy.contract import contract
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
+from uma_trio.service.directory import Directory
 
 STORY = StoryInfo(
     request=17,
@@ -92,7 +92,7 @@ def tick(number: int = 0, items: int = 1, reason: str = "because", **more: Any) 
 
 def answered(request: Explain, recorded: Recorded) -> Explanation:
     """Return what is sent, as the client gets it."""
-    event = explained.answer(request, recorded, Directory())
+    event = explained.told(request, recorded, Directory())
     payload = encode_event(event)
     assert len(payload) <= DEFAULT_MAX_FRAME_BYTES
     got = decode_event(payload)
@@ -133,7 +133,8 @@ def test_one_request_is_explained_with_the_ticks_around_its_worst_gap() -> None:
     simulation.run(20.0)
     answers: list[Recorded] = []
     request = Explain(request=stream.handle)
-    simulation.inbox.put(explained.question(request, answers.append))
+    ticks = explained.ticks_for(request)
+    simulation.inbox.put(AskEngine(answers.append, request.request, ticks))
     simulation.engine.tick()
     got = answered(request, answers[0])
     (story,) = got.requests
@@ -168,8 +169,7 @@ def test_the_ticks_nearest_to_the_worst_gap_are_kept() -> None:
 
 def test_without_a_handle_no_ticks_come_unasked() -> None:
     """The list of requests is short enough to be looked at often."""
-    asked = explained.question(Explain(), lambda _: None)
-    assert (asked.handle, asked.ticks) == (None, 0)
+    assert explained.ticks_for(Explain()) == 0
 
 
 def test_what_is_infinite_or_unknown_is_left_out() -> None:

@@ -20,12 +20,12 @@ import pytest
 import trio
 import trio.testing
 
-from uma_trio.net.listener import SocketTaken, SocketUnusable, claim
-from uma_trio.net.peers import peer_of
+from uma_trio.sockets.listener import SocketTaken, SocketUnusable, claim
+from uma_trio.sockets.peers import peer_of
 
 OWNER = """
 import sys
-from uma_trio.net.listener import SocketTaken, claim
+from uma_trio.sockets.listener import SocketTaken, claim
 try:
     taken = claim(sys.argv[1])
 except SocketTaken as other:

@@ -9,7 +9,8 @@ import pytest
 
 from uma_trio.backend.base import IntArray
 from uma_trio.backend.fake import BOS, CHATML, IM_END, IM_START, FakeVocabulary
-from uma_trio.text.frontend import FrontEnd, Refused
+from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.template import Unrenderable
 
 
 class SpaceVocabulary(FakeVocabulary):
@@ -33,13 +34,11 @@ def text(tokens: Sequence[int] | IntArray) -> str:
     return "".join(chr(t) if t < 128 else f"<{t}>" for t in map(int, tokens))
 
 
-def refused(code: str, field: str, call: object, *args: object) -> str:
-    """Check that a call is refused with this code and field; return its sentence."""
-    assert callable(call)
-    with pytest.raises(Refused) as caught:
-        call(*args)
-    assert (caught.value.code, caught.value.field) == (code, field)
-    return caught.value.message
+def refused(front_end: FrontEnd, *messages: tuple[str, str]) -> str:
+    """Check that messages cannot be rendered; return why."""
+    with pytest.raises(Unrenderable) as caught:
+        front_end.prepare_messages(messages)
+    return str(caught.value)
 
 
 def test_a_prompt_is_taken_as_it_is() -> None:
@@ -109,19 +108,18 @@ def test_a_space_before_a_content_belongs_to_its_first_word() -> None:
     assert text(tokens) == f"<{BOS}>[INST] a [/INST][INST] b [/INST]"
 
 
-def test_a_model_without_a_template_refuses_messages_with_a_hint() -> None:
-    """The hint is to use `prompt`."""
+def test_a_model_without_a_template_refuses_messages() -> None:
+    """What is missing is named."""
     front_end = FrontEnd(FakeVocabulary(), None)
     assert front_end.chat_problem == "the model has no chat template"
-    said = refused("E_MODEL_002", "messages", front_end.prepare_messages, [("user", "a")])
-    assert "`prompt`" in said
+    assert refused(front_end, ("user", "a")) == front_end.chat_problem
 
 
 def test_a_template_that_cannot_be_used_refuses_messages_and_not_prompts() -> None:
     """The daemon starts, says why, and serves prompts."""
     front_end = FrontEnd(FakeVocabulary(), "nothing of what you wrote")
     assert "cannot be used" in (front_end.chat_problem or "")
-    refused("E_MODEL_002", "messages", front_end.prepare_messages, [("user", "a")])
+    assert refused(front_end, ("user", "a")) == front_end.chat_problem
     assert len(front_end.prepare_prompt("a")) == 2
 
 
@@ -130,29 +128,4 @@ def test_messages_that_the_template_objects_to_are_refused() -> None:
     source = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m.content }}{% endfor %}"
     front_end = FrontEnd(FakeVocabulary(), source)
     assert front_end.chat_problem is None
-    said = refused("E_MODEL_002", "messages", front_end.prepare_messages, [("tool", "a")])
-    assert "no tools" in said
-
-
-def test_a_text_of_too_many_bytes_is_refused() -> None:
-    """Bytes are counted, not characters, over all messages."""
-    front_end = FrontEnd(FakeVocabulary(), CHATML, max_prompt_bytes=10)
-    assert len(front_end.prepare_prompt("é" * 5)) == 11
-    refused("E_LIMIT_001", "prompt", front_end.prepare_prompt, "é" * 6)
-    several = [("user", "12345"), ("assistant", "12345"), ("user", "1")]
-    refused("E_LIMIT_001", "messages", front_end.prepare_messages, several)
-
-
-def test_a_text_of_too_many_tokens_is_refused() -> None:
-    """A prompt that leaves no room for an answer cannot be served."""
-    front_end = FrontEnd(FakeVocabulary(), CHATML, n_ctx_seq=40)
-    assert len(front_end.prepare_prompt("a" * 38)) == 39
-    assert "40" in refused("E_LIMIT_004", "prompt", front_end.prepare_prompt, "a" * 39)
-    refused("E_LIMIT_004", "messages", front_end.prepare_messages, [("user", "a" * 20)])
-
-
-def test_nothing_to_answer_is_refused() -> None:
-    """An empty prompt and an empty chat are bad requests."""
-    front_end = FrontEnd(FakeVocabulary(), CHATML)
-    refused("E_PROTO_003", "prompt", front_end.prepare_prompt, "")
-    refused("E_PROTO_003", "messages", front_end.prepare_messages, [])
+    assert "no tools" in refused(front_end, ("tool", "a"))

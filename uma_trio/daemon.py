@@ -29,21 +29,22 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.task import EngineDied, run_engine
 from uma_trio.machine import files_needed, settle
-from uma_trio.net.listener import Listener, claim
 from uma_trio.net.server import Server
-from uma_trio.net.shared import Shared, in_thread
+from uma_trio.net.settings import Shared
 from uma_trio.parts import (
     Progress,
+    bounds,
     chosen_policy,
     engine_settings,
     load_backend,
     net_settings,
-    prepare_with,
     recorder,
     scorecard_file,
     unwritable,
 )
 from uma_trio.policy.pipeline import Policy
+from uma_trio.service.service import Service, in_thread
+from uma_trio.sockets.listener import Listener, claim
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorekeeper import ScoreKeeper
@@ -81,8 +82,8 @@ async def serve(
     socket. `backend` is closed in any case. `on_progress` is called in the loading thread.
 
     Raises:
-        uma_trio.net.listener.SocketTaken: another daemon serves there; nothing was loaded.
-        uma_trio.net.listener.SocketUnusable: the socket cannot be made there.
+        uma_trio.sockets.listener.SocketTaken: another daemon serves there; nothing was loaded.
+        uma_trio.sockets.listener.SocketUnusable: the socket cannot be made there.
         uma_trio.options.ConfigError: no policy has that name, or the trace or the scorecard cannot
             be written where they should be.
         uma_trio.backend.base.ModelError: the model cannot be used.
@@ -137,16 +138,18 @@ class _Daemon:
             settings=settings,
             recorder=recorder,
         )
-        shared = Shared(
-            settings=net_settings(config, backend),
+        self._service = Service(
+            model=backend.model,
+            bounds=bounds(config, backend),
+            front_end=self._front_end(),
             inbox=self._inbox,
-            prepare=prepare_with(self._front_end()),
-            recorder=metrics,
+            telemetry=metrics,
             clock=time.monotonic,
             run_blocking=in_thread(2),  # more would only take cores from the model
-            log=log.get("net"),
         )
-        self._server = Server(shared)
+        self._server = Server(
+            Shared(settings=net_settings(config), service=self._service, log=log.get("net"))
+        )
         self._stopping = trio.Event()
         self._computed = trio.Event()
         self._died: EngineDied | None = None
@@ -182,11 +185,7 @@ class _Daemon:
             raise SystemExit(FORCED_EXIT)
 
     def _front_end(self) -> FrontEnd:
-        front_end = FrontEnd(
-            self._backend.vocabulary,
-            self._backend.model.chat_template,
-            max_prompt_bytes=self._config.max_prompt_bytes,
-        )
+        front_end = FrontEnd(self._backend.vocabulary, self._backend.model.chat_template)
         if front_end.chat_problem is not None:
             self._log.warning("messages are refused", why=front_end.chat_problem)
         return front_end
@@ -219,7 +218,8 @@ class _Daemon:
 
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
-        server = self._server
+        server, service = self._server, self._service
+        service.stop_taking()
         server.stop_accepting()
         patience = 0.0 if self._died is not None else self._config.drain_s
         self._log.info(
@@ -228,10 +228,10 @@ class _Daemon:
             drain_s=patience,
         )
         with trio.move_on_after(patience):
-            await server.wait_until_idle()
-        server.end_requests(Code.E_LIFECYCLE_001, _STOPPING)
+            await service.directory.wait_until_empty()
+        service.end_all(Code.E_LIFECYCLE_001, _STOPPING)
         with trio.move_on_after(_FLUSH_S):
-            await server.wait_until_idle()
+            await service.directory.wait_until_empty()
         server.end_connections()
 
     async def _obey_signals(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from uma_protocol import Code, Generate
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.config import Config
@@ -23,8 +22,7 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
 from uma_trio.machine import limit_spinning, physical_cores
 from uma_trio.models import bundled_model
-from uma_trio.net.requests import Refusal
-from uma_trio.net.shared import Prepare, Prompt, Settings
+from uma_trio.net.settings import Settings
 from uma_trio.options import ConfigError
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.find import find_policy
@@ -32,10 +30,10 @@ from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
+from uma_trio.service.checks import Bounds
 from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
-from uma_trio.text.frontend import FrontEnd, Refused
 
 Progress = Callable[[float], None]
 
@@ -196,28 +194,21 @@ def model_path(config: Config) -> Path:
         raise ModelError(f"{missing}; name a model with --model.") from None
 
 
-def net_settings(config: Config, backend: Backend) -> Settings:
-    """Put the options into the words of the socket side."""
-    return Settings(
+def bounds(config: Config, backend: Backend) -> Bounds:
+    """Put the options into the words of the service."""
+    return Bounds(
         model=backend.model.name,
         n_ctx_seq=backend.limits.n_ctx_seq,
+        n_vocab=backend.model.n_vocab,
         max_tokens=config.max_tokens,
         max_tokens_cap=config.max_tokens_cap,
+    )
+
+
+def net_settings(config: Config) -> Settings:
+    """Put the options into the words of the socket side."""
+    return Settings(
         max_prompt_bytes=config.max_prompt_bytes,
         max_sessions=config.max_sessions,
         idle_timeout_s=config.idle_timeout_s,
     )
-
-
-def prepare_with(front_end: FrontEnd) -> Prepare:
-    """Put the text front end into the words of the socket side."""
-
-    def prepare(generate: Generate, /) -> Prompt:
-        try:
-            if generate.messages is None:
-                return front_end.prepare_prompt(generate.prompt or "")
-            return front_end.prepare_messages([(m.role, m.content) for m in generate.messages])
-        except Refused as refused:
-            raise Refusal(Code(refused.code), refused.message) from None
-
-    return prepare

@@ -148,7 +148,7 @@ def check_socket(path: Path) -> list[Finding]:
 
 
 def _socket(path: Path) -> Finding:
-    from uma_trio.net.listener import too_long
+    from uma_trio.sockets.listener import too_long
 
     if problem := too_long(path):
         return Finding("socket", "blocks", problem, "choose a shorter --socket")
@@ -182,7 +182,7 @@ def _owner(path: Path) -> Finding:
             if error.errno == errno.ECONNREFUSED:
                 return Finding("socket", "ok", f"{path} is stale; serve will replace it")
             return Finding("socket", "ok", f"{path} does not answer: {error.strerror or error}")
-        from uma_trio.net.peers import peer_of
+        from uma_trio.sockets.peers import peer_of
 
         return Finding("socket", "ok", f"{path} is served by a daemon, pid {peer_of(sock).pid}")
 

@@ -59,8 +59,8 @@ def run_daemon(config: Config) -> int:
     from uma_trio import daemon
     from uma_trio.backend.base import ModelError
     from uma_trio.engine.task import EngineDied
-    from uma_trio.net.listener import SocketTaken, SocketUnusable
     from uma_trio.options import ConfigError
+    from uma_trio.sockets.listener import SocketTaken, SocketUnusable
 
     progress = LoadProgress()
 

@@ -22,8 +22,8 @@ from uma_protocol import (
     Role,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
-from uma_trio.net.peers import peer_of
-from uma_trio.net.transport import Transport
+from uma_trio.sockets.peers import peer_of
+from uma_trio.sockets.transport import Transport
 
 DEFAULT_SOCKET = "/tmp/uma.sock"  # noqa: S108 - the daemon's default; both ends check the uid
 

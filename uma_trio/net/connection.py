@@ -12,7 +12,7 @@ What it must not know: tokens, models, plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -37,15 +37,15 @@ from uma_protocol import (
     Sessions,
     SetPriority,
 )
-from uma_trio.engine.messages import Inspect
 from uma_trio.net import explained
-from uma_trio.net.directory import Running
-from uma_trio.net.peers import Peer
 from uma_trio.net.relay import relay
-from uma_trio.net.requests import Refusal, error_event, refusal_event
-from uma_trio.net.shared import Shared
-from uma_trio.net.transport import Transport
-from uma_trio.net.writer import Writer
+from uma_trio.net.requests import ask_of, error_event, origin_of, refusal_event, session_info
+from uma_trio.net.settings import Shared
+from uma_trio.service.ask import Refusal
+from uma_trio.service.generation import Generation
+from uma_trio.sockets.peers import Peer
+from uma_trio.sockets.transport import Transport
+from uma_trio.sockets.writer import Writer
 
 
 class Connection:
@@ -57,6 +57,8 @@ class Connection:
         self.peer = peer
         self.number = number
         self._shared = shared
+        self._service = shared.service
+        self._client = shared.service.new_client()
         self._settings = settings
         self._transport = transport
         self._protocol = uma_protocol.Connection(Role.SERVER)
@@ -68,8 +70,10 @@ class Connection:
         )
         self._scope = trio.CancelScope()
         self._reading = trio.CancelScope()
-        self._requests, self._next_request = trio.open_memory_channel[Running](1)
-        self._running: Running | None = None
+        self._requests, self._next_request = trio.open_memory_channel[tuple[Generate, Generation]](
+            1
+        )
+        self._running: Generation | None = None
         self._frame_began: float | None = None
         self._idle_since = trio.current_time()
         self._inspected: trio.Event | None = None
@@ -131,8 +135,7 @@ class Connection:
 
     def _let_go(self) -> None:
         if self._running is not None:
-            self._running.end()
-            self._shared.directory.remove(self._running)
+            self._running.close()
             self._running = None
 
     def _say(self, event: Event) -> None:
@@ -141,7 +144,7 @@ class Connection:
             return
         self._writer.write(self._protocol.send(event))
         if isinstance(event, Error):
-            self._shared.recorder.error_sent(event.code)
+            self._service.telemetry.error_sent(event.code)
 
     # --- the reader half ---
 
@@ -241,17 +244,9 @@ class Connection:
     # --- what the client says ---
 
     def _on_generate(self, generate: Generate) -> None:
-        shared = self._shared
-        self._running = Running(
-            handle=shared.next_handle(),
-            generate=generate,
-            peer=self.peer,
-            arrived=shared.clock(),
-            inbox=shared.inbox,
-            lane=generate.priority,
-        )
-        shared.directory.add(self._running)
-        self._requests.send_nowait(self._running)
+        origin = origin_of(generate, self.peer, self._client, self._shared.door)
+        self._running = self._service.generate(ask_of(generate), origin)
+        self._requests.send_nowait((generate, self._running))
 
     def _on_cancel(self, _: Cancel) -> None:
         # The protocol lets only the id of the running request through.
@@ -259,43 +254,36 @@ class Connection:
             self._running.end()
 
     def _on_priority(self, request: SetPriority) -> None:
-        running = (
-            self._running
-            if request.request is None
-            else self._shared.directory.get(request.request)
-        )
-        if running is None:
+        handle = request.request
+        if handle is None and self._running is not None:
+            handle = self._running.handle
+        if handle is None or not self._service.move(handle, request.priority):
             self._say(error_event(Code.E_PROTO_005, "that request does not run, or not any more"))
             return
-        running.move_to(request.priority)
         self._say(Ok(id=request.id))
 
     def _on_sessions(self, _: ListSessions) -> None:
-        directory = self._shared.directory
-        self._inspected = trio.Event()
-        self._shared.inbox.put(
-            Inspect(lambda reports: self._answer(Sessions(directory.joined(reports))))
-        )
+        self._look(self._sessions)
+
+    async def _sessions(self) -> Event:
+        return Sessions(tuple(map(session_info, await self._service.running())))
 
     def _on_explain(self, request: Explain) -> None:
-        directory = self._shared.directory
-        self._inspected = trio.Event()
-        self._shared.inbox.put(
-            explained.question(
-                request,
-                lambda recorded: self._answer(explained.answer(request, recorded, directory)),
-            )
-        )
+        self._look(lambda: explained.answer(request, self._service))
 
-    def _answer(self, event: Event) -> None:
-        # Called by the outlet: an exception here would end the daemon.
+    def _look(self, look: Callable[[], Awaitable[Event]]) -> None:
+        """Answer a question to the engine as soon as it can; nothing is read until then."""
+        self._inspected = trio.Event()
+        self._nursery.start_soon(self._answer, look, self._inspected)
+
+    async def _answer(self, look: Callable[[], Awaitable[Event]], answered: trio.Event) -> None:
+        event = await look()
         try:
             self._say(event)
         except LocalProtocolError as fault:
             self.end(error_event(fault.code, fault.message))
-        if self._inspected is not None:
-            self._inspected.set()
-            self._inspected = None
+        self._inspected = None
+        answered.set()
 
     def _on_metrics(self, request: GetMetrics) -> None:
         self._say_metrics()
@@ -309,7 +297,7 @@ class Connection:
             self.end()
 
     def _say_metrics(self) -> None:
-        self._say(Metrics(metrics=dict(self._shared.recorder.snapshot())))
+        self._say(Metrics(metrics=dict(self._service.metrics())))
 
     async def _repeat_metrics(self, interval_s: float, scope: trio.CancelScope) -> None:
         with scope:
@@ -325,22 +313,21 @@ class Connection:
     # --- the request between the halves ---
 
     async def _serve_requests(self) -> None:
-        async for running in self._next_request:
+        async for generate, generation in self._next_request:
             try:
-                await relay(running, self._protocol, self._writer, self._shared, self.number)
+                await relay(generate, generation, self._protocol, self._writer, self._service)
             except Refusal as refusal:
-                self.end(refusal_event(refusal, running.generate.id))
+                self.end(refusal_event(refusal, generate.id))
                 return
             except LocalProtocolError:
                 if self._over:
                     return  # the last word was said while this task was on its way
                 raise
             if not self._over:
-                await self._go_on_after(running)
+                await self._go_on()
 
-    async def _go_on_after(self, running: Running) -> None:
-        """Begin the next cycle: the terminal event of `running` is wholly written."""
-        self._shared.directory.remove(running)
+    async def _go_on(self) -> None:
+        """Begin the next cycle: the terminal event of the request is wholly written."""
         self._running = None
         self._idle_since = trio.current_time()
         self._protocol.start_next_cycle()

@@ -8,7 +8,6 @@ matters outwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import msgspec
 
@@ -25,26 +24,31 @@ from uma_protocol import (
     StoryInfo,
     TickInfo,
 )
-from uma_trio.engine import messages
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
-from uma_trio.net.directory import Directory
 from uma_trio.net.requests import error_event
+from uma_trio.service.directory import Directory
+from uma_trio.service.service import Service
 
 TICKS_OF_ONE_REQUEST = 15
 MAX_BYTES = DEFAULT_MAX_FRAME_BYTES - (1 << 16)
 _MAX_REASON = 160  # characters; a policy may come from anybody
 
 
-def question(request: Explain, reply: Callable[[Recorded], None]) -> messages.Explain:
-    """Return what to ask the engine."""
-    ticks = request.ticks
-    if ticks is None:
-        ticks = 0 if request.request is None else TICKS_OF_ONE_REQUEST
-    return messages.Explain(reply, request.request, ticks)
+async def answer(request: Explain, service: Service) -> Explanation | Error:
+    """Ask the engine, and return what to tell the client; it fits into a frame."""
+    recorded = await service.explain(request.request, ticks_for(request))
+    return told(request, recorded, service.directory)
 
 
-def answer(request: Explain, recorded: Recorded, directory: Directory) -> Explanation | Error:
-    """Return what to tell the client; it fits into a frame."""
+def ticks_for(request: Explain) -> int:
+    """Return how many ticks to show."""
+    if request.ticks is not None:
+        return request.ticks
+    return 0 if request.request is None else TICKS_OF_ONE_REQUEST
+
+
+def told(request: Explain, recorded: Recorded, directory: Directory) -> Explanation | Error:
+    """Put what was recorded into the words of the wire, as much of it as fits into a frame."""
     if request.request is not None and not recorded.requests:
         return error_event(
             Code.E_PROTO_005,

@@ -14,14 +14,14 @@ import uma_protocol
 from uma_protocol import Code, Role
 from uma_trio.net.connection import Connection
 from uma_trio.net.requests import error_event
-from uma_trio.net.transport import Transport
+from uma_trio.sockets.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from uma_trio.net.listener import Listener
-    from uma_trio.net.peers import Peer
-    from uma_trio.net.shared import Shared
+    from uma_trio.net.settings import Shared
+    from uma_trio.sockets.listener import Listener
+    from uma_trio.sockets.peers import Peer
 
 # Clients being told that they cannot come in. More at once than this are just closed.
 _MAX_TURNED_AWAY = 64
@@ -74,18 +74,8 @@ class Server:
             await trio.sleep_forever()
 
     def stop_accepting(self) -> None:
-        """Let nobody else in, and refuse new requests of those who are."""
-        self._shared.draining = True
+        """Let nobody else in."""
         self._accepting.cancel()
-
-    async def wait_until_idle(self) -> None:
-        """Wait until no request runs."""
-        await self._shared.directory.wait_until_empty()
-
-    def end_requests(self, code: Code, message: str) -> None:
-        """End every request with an error."""
-        for running in self._shared.directory:
-            running.end(code.value, message)
 
     def end_connections(self) -> None:
         """Close every connection once all that was said on it is written."""
@@ -106,7 +96,7 @@ class Server:
             return
         connection = Connection(transport, peer, next(self._numbers), self._shared)
         self._connections.add(connection)
-        self._shared.recorder.session_opened()
+        self._shared.service.telemetry.session_opened()
         self._nursery.start_soon(self._run, connection)
 
     def _objection(self, peer: Peer) -> tuple[Code | None, str]:
@@ -128,7 +118,7 @@ class Server:
             self._shared.log.exception("connection ended by a fault", number=connection.number)
         finally:
             self._connections.discard(connection)
-            self._shared.recorder.session_closed()
+            self._shared.service.telemetry.session_closed()
 
     async def _turn_away(self, transport: Transport, code: Code, message: str) -> None:
         settings = self._shared.settings
@@ -139,7 +129,7 @@ class Server:
             protocol = uma_protocol.Connection(Role.SERVER)
             # It fits: nothing was sent on this socket before.
             transport.send_nowait(protocol.send(error_event(code, message)))
-            self._shared.recorder.error_sent(code.value)
+            self._shared.service.telemetry.error_sent(code.value)
             with trio.move_on_after(settings.linger_s):
                 await transport.linger(settings.linger_bytes)
         except trio.BrokenResourceError:
@@ -149,7 +139,7 @@ class Server:
             transport.close()
 
     def _accept_failed(self, exc: OSError) -> None:
-        self._shared.recorder.accept_failed()
+        self._shared.service.telemetry.accept_failed()
         if trio.current_time() >= self._told_again:
             self._told_again = trio.current_time() + _ACCEPT_TOLD_S
             fix = "raise ulimit -n, or lower --max-sessions"

@@ -15,18 +15,7 @@ import numpy as np
 from uma_trio.backend.base import IntArray, Vocabulary
 from uma_trio.text.template import ChatTemplate, Part, Unrenderable
 
-_USE_PROMPT: Final = "send the text as `prompt` instead of `messages`"
 _MARKER: Final = "\n"
-
-
-class Refused(Exception):
-    """A request that cannot be served as it is: a wire code, a sentence, the field at fault."""
-
-    def __init__(self, code: str, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.field = field
 
 
 def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
@@ -47,27 +36,17 @@ def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
 class FrontEnd:
     """Turns text into tokens for one model.
 
-    A text longer than `max_prompt_bytes` is refused before it is tokenised, one that leaves no
-    room in a context of `n_ctx_seq` tokens after. Without a template, or with one that cannot
-    be rendered safely, messages are refused; `chat_problem` says why, for the log.
+    Without a template, or with one that cannot be rendered safely, there is no way from messages
+    to tokens; `chat_problem` says why.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        chat_template: str | None,
-        *,
-        max_prompt_bytes: int = 65_536,
-        n_ctx_seq: int | None = None,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, chat_template: str | None) -> None:
         self._vocabulary = vocabulary
-        self._max_prompt_bytes = max_prompt_bytes
-        self._n_ctx_seq = n_ctx_seq
         self._pieces = vocabulary.pieces()
         self._bos = self._find_bos()
-        self._adds_space = self._bytes_of(self._plain("a")).startswith(b" ")
+        self._adds_space = self.detokenize(self._plain("a").tolist()).startswith(b" ")
         self._template: ChatTemplate | None = None
-        #: Why `messages` are refused; None if they are not.
+        #: Why messages cannot be rendered; None if they can.
         self.chat_problem: str | None = None
         if not chat_template:
             self.chat_problem = "the model has no chat template"
@@ -82,36 +61,41 @@ class FrontEnd:
     def prepare_prompt(self, text: str) -> IntArray:
         """Return the tokens of a prompt (int32), with the model's first token if it wants one.
 
-        What looks like a special token in `text` stays text. Raises :class:`Refused`.
+        What looks like a special token in `text` stays text.
         """
-        if not text:
-            raise Refused("E_PROTO_003", "prompt is empty", "prompt")
-        self._check_bytes([text], "prompt")
-        return self._finished(self._plain(text), "prompt")
+        return self._finished(self._plain(text))
 
     def prepare_messages(self, messages: Sequence[tuple[str, str]]) -> IntArray:
         """Return the tokens (int32) of a chat of (role, content), ready for the answer.
 
-        What looks like a special token in a content stays text. Raises :class:`Refused`.
+        What looks like a special token in a content stays text. Raises :class:`Unrenderable` if
+        the template refuses these messages, or there is none that can be used.
         """
-        if not messages:
-            raise Refused("E_PROTO_003", "messages is empty", "messages")
-        self._check_bytes([content for _, content in messages], "messages")
-        if self._template is None:
-            raise Refused("E_MODEL_002", f"{self.chat_problem}; {_USE_PROMPT}", "messages")
-        try:
-            parts = self._template.render(messages)
-        except Unrenderable as error:
-            raise Refused(
-                "E_MODEL_002", f"the model's chat template refuses this: {error}", "messages"
-            ) from error
+        parts = self._parts(messages)
         tokens: list[IntArray] = []
         after_text = False
         for part in _with_spaces(parts):
             tokens.append(self._part(part.text, special=not part.is_content, joined=after_text))
             if len(tokens[-1]):  # a control token has no bytes
                 after_text = bool(self._pieces[int(tokens[-1][-1])])
-        return self._finished(np.concatenate(tokens), "messages")
+        return self._finished(np.concatenate(tokens))
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
+        """Return the tokens (int32) of `text` alone, as :meth:`Vocabulary.tokenize` does."""
+        return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of tokens of the vocabulary; control tokens have none."""
+        return b"".join([self._pieces[token] for token in tokens])
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """Return a chat as the template writes it. Raises :class:`Unrenderable`."""
+        return "".join(part.text for part in self._parts(messages))
+
+    def _parts(self, messages: Sequence[tuple[str, str]]) -> list[Part]:
+        if self._template is None:
+            raise Unrenderable(self.chat_problem or "the model has no chat template")
+        return self._template.render(messages)
 
     def _part(self, text: str, *, special: bool, joined: bool) -> IntArray:
         """Return the tokens of one part of a longer text.
@@ -124,7 +108,7 @@ class FrontEnd:
         if joined and self._adds_space:
             tokens = tokenize(_MARKER + text, add_special=False, parse_special=special)
             for count in range(1, min(4, len(tokens)) + 1):
-                if self._bytes_of(tokens[:count]) == b" " + _MARKER.encode():
+                if self.detokenize(tokens[:count].tolist()) == b" " + _MARKER.encode():
                     return tokens[count:]
         return tokenize(text, add_special=False, parse_special=special)
 
@@ -139,28 +123,8 @@ class FrontEnd:
         tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
         return tokens if len(tokens) == 1 else None
 
-    def _bytes_of(self, tokens: IntArray) -> bytes:
-        return b"".join([self._pieces[token] for token in tokens.tolist()])
-
-    def _check_bytes(self, texts: Sequence[str], field: str) -> None:
-        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        if size > self._max_prompt_bytes:
-            raise Refused(
-                "E_LIMIT_001",
-                f"{field} has {size} bytes, and {self._max_prompt_bytes} are allowed",
-                field,
-            )
-
-    def _finished(self, tokens: IntArray, field: str) -> IntArray:
-        """Put the first token in front if it is not there, and check the length."""
+    def _finished(self, tokens: IntArray) -> IntArray:
+        """Put the first token in front if it is not there."""
         if self._bos is not None and (not len(tokens) or tokens[0] != self._bos[0]):
-            tokens = np.concatenate([self._bos, tokens])
-        if not len(tokens):
-            raise Refused("E_PROTO_003", f"{field} gives no tokens", field)
-        if self._n_ctx_seq is not None and len(tokens) >= self._n_ctx_seq:
-            raise Refused(
-                "E_LIMIT_004",
-                f"{field} takes {len(tokens)} tokens, and the context holds {self._n_ctx_seq}",
-                field,
-            )
+            return np.concatenate([self._bos, tokens])
         return tokens

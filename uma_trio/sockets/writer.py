@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import trio
 
-from uma_trio.net.transport import Transport
+from uma_trio.sockets.transport import Transport
 
 
 class Writer:

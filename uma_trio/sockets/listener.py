@@ -20,14 +20,11 @@ from typing import Self
 
 import trio
 
-from uma_trio.net.peers import peer_of
+from uma_trio.sockets.accepting import BACKLOG, accept_forever
+from uma_trio.sockets.peers import peer_of
 
-BACKLOG = 128
 # sizeof(sun_path) less the closing NUL, which Linux would let us do without.
 _LONGEST_PATH = 107 if sys.platform == "linux" else 103
-# The accept errors that say "not now" rather than "never"; trio.serve_listeners has the same.
-_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
-_ACCEPT_PAUSE_S = 0.1
 _LOOK_S = 2.0
 _ELSEWHERE = "choose another path with --socket"
 
@@ -111,24 +108,8 @@ class Listener:
     async def accept_forever(
         self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
     ) -> None:
-        """Hand each new client to `handle`, which must not block; never returns.
-
-        Out of descriptors or memory, it tells `failed`, leaves the client in the backlog and
-        tries again a little later: those who are connected are not disturbed.
-        """
-        while True:
-            await trio.lowlevel.wait_readable(self._sock)
-            try:
-                client, _ = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                continue  # the client gave up before we came
-            except OSError as exc:
-                if exc.errno not in _OUT_OF_RESOURCES:
-                    raise
-                failed(exc)
-                await trio.sleep(_ACCEPT_PAUSE_S)
-            else:
-                handle(client)
+        """Hand each new client to `handle`; see :func:`uma_trio.sockets.accepting.accept_forever`."""
+        await accept_forever(self._sock, handle, failed)
 
     def stop(self) -> None:
         """Accept no more: who connects now, or waits in the backlog, is refused. Idempotent.

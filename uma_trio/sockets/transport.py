@@ -14,7 +14,7 @@ import termios
 
 import trio
 
-from uma_trio.net.peers import Peer, is_gone, peer_of, wait_until_gone
+from uma_trio.sockets.peers import Peer, is_gone, peer_of, wait_until_gone
 
 _RECEIVE_BYTES = 65536
 

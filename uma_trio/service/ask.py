@@ -1,0 +1,110 @@
+"""What is asked of the daemon, and by whom: values that know neither a socket nor a wire format.
+
+Each front translates its own words into an :class:`Ask` and an :class:`Origin`; nothing else of
+a request goes below it.
+"""
+
+from __future__ import annotations
+
+import random
+
+from attrs import field, frozen
+
+from uma_protocol.errors import Code
+from uma_trio.backend.base import IntArray
+from uma_trio.engine.messages import SamplingParams, Targets
+from uma_trio.policy.state import Lane
+
+
+@frozen
+class Chat:
+    """A conversation to be rendered by the model's template: (role, content) pairs."""
+
+    messages: tuple[tuple[str, str], ...]
+
+
+Prompt = str | Chat | IntArray
+"""Text, a conversation, or tokens (int32), which are taken as they are."""
+
+
+@frozen(kw_only=True, eq=False)
+class Ask:
+    """One request for text. Nothing of it is checked yet; :meth:`Service.generate` does that.
+
+    `max_tokens` None is the daemon's default, trimmed to the room in the context; with `clamp`
+    a larger wish is trimmed as well instead of refused. `model` None is the loaded one.
+    `streamed` says that the tokens are passed on as they come, so that the time to the first
+    one means something to the metrics.
+    """
+
+    prompt: Prompt
+    sampling: SamplingParams = field(factory=SamplingParams)
+    max_tokens: int | None = None
+    clamp: bool = False
+    stop: tuple[str, ...] = ()
+    lane: Lane = "interactive"
+    targets: Targets = field(factory=Targets)
+    model: str | None = None
+    session: str | None = None
+    streamed: bool = True
+
+
+@frozen(kw_only=True)
+class Door:
+    """A way into the daemon: how long a prompt may be that comes by it, set by which option."""
+
+    max_prompt_bytes: int
+    option: str = "--max-prompt-bytes"
+
+
+@frozen(kw_only=True)
+class Origin:
+    """Who asks. `client` is what fairness counts as one: a process, or whoever holds a key.
+
+    It is the pid where there is one, and otherwise negative. `name` is what the client calls its
+    request and `app` what it calls itself; both are labels for people and grant nothing. `uid`
+    and `pid` are the kernel's word, None where it gives none.
+    """
+
+    client: int
+    door: Door
+    name: str
+    app: str | None = None
+    uid: int | None = None
+    pid: int | None = None
+
+
+class Refusal(Exception):
+    """The request is not accepted; the engine never knew of it.
+
+    Attributes:
+        code: the code of the fault.
+        message: one sentence: what is wrong, the bound, what to do.
+        field: what of the :class:`Ask` is at fault, if one thing is.
+        retry_after_s: when it is worth trying again, if it is.
+        prompt_tokens: how long the prompt is, where that is what does not fit.
+        context: how long prompt and answer together may be, in the same case.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        prompt_tokens: int | None = None,
+        context: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+        self.prompt_tokens = prompt_tokens
+        self.context = context
+
+
+def seeded(seed: int | None) -> int:
+    """Return `seed`, or a fresh one."""
+    return random.getrandbits(63) if seed is None else seed

@@ -1,0 +1,127 @@
+"""What a request must be to be accepted, each rule once, whichever way it came.
+
+The order of the checks is the order of their cost, so that what is refused is refused before it
+is tokenised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from uma_protocol.errors import Code
+from uma_trio.service.ask import Ask, Chat, Door, Refusal
+
+
+@frozen(kw_only=True)
+class Bounds:
+    """What a request may ask for. `n_ctx_seq` is the context of one request, in tokens.
+
+    A reader that stops gets `credit` more tokens, plus what the kernel's buffer holds: an 80-byte
+    frame takes about 768 bytes of it, so with 8 KiB that is some twenty more.
+    """
+
+    model: str
+    n_ctx_seq: int
+    n_vocab: int
+    max_tokens: int = 512
+    max_tokens_cap: int | None = None
+    credit: int = 16
+
+
+def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
+    """Check what can be checked without tokens.
+
+    Raises:
+        Refusal: another model, no prompt, one of too many bytes, more tokens than anybody may ask.
+    """
+    if ask.model is not None and ask.model != bounds.model:
+        raise Refusal(
+            Code.E_MODEL_002,
+            f"this daemon serves {bounds.model}; leave model out, or name that",
+            field="model",
+        )
+    field, n_bytes = _prompt_bytes(ask)
+    if n_bytes > door.max_prompt_bytes:
+        raise Refusal(
+            Code.E_LIMIT_001,
+            f"the prompt is {n_bytes} bytes long, the daemon takes {door.max_prompt_bytes}; "
+            f"shorten it, or raise the daemon's {door.option}",
+            field=field,
+        )
+    if n_bytes == 0 and not (isinstance(ask.prompt, Chat) and ask.prompt.messages):
+        raise Refusal(Code.E_PROTO_003, f"{field} is empty; send some text", field=field)
+    if isinstance(ask.prompt, np.ndarray):
+        check_vocabulary(ask.prompt, bounds, field)
+    cap, asked = bounds.max_tokens_cap, ask.max_tokens
+    if cap is not None and asked is not None and asked > cap and not ask.clamp:
+        raise Refusal(
+            Code.E_PROTO_003,
+            f"max_tokens is {asked}, the daemon gives at most {cap}",
+            field="max_tokens",
+        )
+
+
+def check_vocabulary(tokens: NDArray[np.integer[Any]], bounds: Bounds, field: str) -> None:
+    """Check that every token exists.
+
+    Raises:
+        Refusal: one does not.
+    """
+    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < bounds.n_vocab:
+        raise Refusal(
+            Code.E_PROTO_003,
+            f"{field} holds a token that is not in the vocabulary; "
+            f"ids go from 0 to {bounds.n_vocab - 1}",
+            field=field,
+        )
+
+
+def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
+    """Return how many tokens the request may get.
+
+    Raises:
+        Refusal: prompt and max_tokens do not fit into the context together.
+    """
+    context = bounds.n_ctx_seq
+    room = context - n_prompt
+    asked = ask.max_tokens
+    field, _ = _prompt_bytes(ask)
+    if n_prompt == 0:
+        raise Refusal(Code.E_PROTO_003, "the prompt holds no tokens", field=field)
+    if room < 1:
+        raise Refusal(
+            Code.E_LIMIT_004,
+            f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of "
+            f"{context}; shorten it to {context - 1} or fewer",
+            field=field,
+            prompt_tokens=n_prompt,
+            context=context,
+        )
+    if asked is None:
+        return min(bounds.max_tokens, room)
+    if ask.clamp:
+        return min(asked, room, bounds.max_tokens_cap or room)
+    if asked > room:
+        raise Refusal(
+            Code.E_LIMIT_004,
+            f"a prompt of {n_prompt} and max_tokens {asked} exceed the context of "
+            f"{context}; at most {room} tokens can follow this prompt",
+            field="max_tokens",
+            prompt_tokens=n_prompt,
+            context=context,
+        )
+    return asked
+
+
+def _prompt_bytes(ask: Ask) -> tuple[str, int]:
+    """Return what the prompt is called and how many bytes of it were sent."""
+    prompt = ask.prompt
+    if isinstance(prompt, str):
+        return "prompt", len(prompt.encode())
+    if isinstance(prompt, Chat):
+        return "messages", sum(len(content.encode()) for _, content in prompt.messages)
+    return "prompt", prompt.nbytes

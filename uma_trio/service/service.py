@@ -1,0 +1,220 @@
+"""The daemon as its fronts see it: ask for text, and look at or change what runs.
+
+A front translates between its wire and these calls, and has nothing else to know: no engine, no
+tokens, no rules of who may ask for how much.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import trio
+from attrs import frozen
+
+from uma_protocol.errors import Code
+from uma_trio.backend.base import IntArray, ModelInfo
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.messages import Explain, Inspect, SequenceReport
+from uma_trio.engine.records import Recorded
+from uma_trio.policy.state import Lane
+from uma_trio.service.ask import Ask, Chat, Origin, Refusal
+from uma_trio.service.checks import Bounds, check_vocabulary
+from uma_trio.service.directory import Directory
+from uma_trio.service.generation import Generation
+from uma_trio.service.telemetry import Telemetry
+from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.template import Unrenderable
+
+Answer = TypeVar("Answer")
+
+_USE_PROMPT = "send the text as `prompt` instead of `messages`"
+
+
+class RunBlocking(Protocol):
+    """Runs a slow function without holding up the event loop."""
+
+    def __call__(self, function: Callable[[], Answer], /) -> Awaitable[Answer]:
+        """Return what the function returns or raises. Cancelled, it abandons the call."""
+
+
+def in_thread(limit: int) -> RunBlocking:
+    """Return a :class:`RunBlocking` over helper threads, at most `limit` at a time."""
+    limiter = trio.CapacityLimiter(limit)
+
+    def run(function: Callable[[], Answer], /) -> Awaitable[Answer]:
+        # Abandoned threads keep their place in the limiter until they end, so a client that
+        # sends and cancels for ever gets no more of them than one that waits.
+        return trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
+
+    return run
+
+
+@frozen
+class Running:
+    """One live request: what its front knows of it, and what the engine reports."""
+
+    handle: int
+    origin: Origin
+    report: SequenceReport
+
+
+class Service:
+    """Everything that the fronts share. `clock` is the engine's. For trio's thread only."""
+
+    def __init__(
+        self,
+        *,
+        model: ModelInfo,
+        bounds: Bounds,
+        front_end: FrontEnd,
+        inbox: Inbox,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        run_blocking: RunBlocking,
+    ) -> None:
+        self.model = model
+        self.bounds = bounds
+        self.inbox = inbox
+        self.telemetry = telemetry
+        self.clock = clock
+        self.directory = Directory()
+        self.draining = False
+        self._front_end = front_end
+        self._run_blocking = run_blocking
+        self._handles = itertools.count(1)
+        self._clients = itertools.count(-1, -1)
+
+    def generate(self, ask: Ask, origin: Origin) -> Generation:
+        """Take a request in; it is listed and can be ended from now on.
+
+        Entering what this returns checks and submits it; see :class:`Generation`.
+        """
+        generation = Generation(self, next(self._handles), ask, origin)
+        self.directory.add(generation)
+        return generation
+
+    def new_client(self) -> int:
+        """Return a `client` of an :class:`Origin` that is no process; nobody else has it."""
+        return next(self._clients)
+
+    # --- text ---
+
+    async def tokens_of(self, ask: Ask) -> IntArray:
+        """Return the tokens of what is asked, made in a helper thread.
+
+        Raises:
+            Refusal: the model cannot be asked that way.
+        """
+        prompt = ask.prompt
+        if isinstance(prompt, str):
+            return await self._run_blocking(lambda: self._front_end.prepare_prompt(prompt))
+        if isinstance(prompt, Chat):
+            return await self._rendered(lambda: self._front_end.prepare_messages(prompt.messages))
+        return prompt
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of a text, made in a helper thread."""
+        tokens: IntArray = await self._run_blocking(
+            lambda: self._front_end.tokenize(
+                text, add_special=add_special, parse_special=parse_special
+            )
+        )
+        return list(map(int, tokens))
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of tokens, which may end inside a character.
+
+        Raises:
+            Refusal: one of them is not in the vocabulary.
+        """
+        check_vocabulary(np.asarray(tokens, np.int64), self.bounds, "tokens")
+        return self._front_end.detokenize(tokens)
+
+    async def render(self, chat: Chat) -> str:
+        """Return a chat as the model's template writes it.
+
+        Raises:
+            Refusal: the template does not take it, or there is none.
+        """
+        return await self._rendered(lambda: self._front_end.render(chat.messages))
+
+    async def _rendered(self, render: Callable[[], Answer]) -> Answer:
+        if self._front_end.chat_problem is not None:
+            raise Refusal(
+                Code.E_MODEL_002, f"{self._front_end.chat_problem}; {_USE_PROMPT}", field="messages"
+            )
+        try:
+            return await self._run_blocking(render)
+        except Unrenderable as error:
+            raise Refusal(
+                Code.E_MODEL_002,
+                f"the model's chat template refuses this: {error}",
+                field="messages",
+            ) from None
+
+    # --- what runs ---
+
+    async def running(self) -> tuple[Running, ...]:
+        """Return every live request that the engine knows of.
+
+        One that is over between the report and now is left out. Waits for the end of a tick.
+        """
+        reports = await self._asked(Inspect)
+        return tuple(
+            Running(report.handle, generation.origin, report)
+            for report in reports
+            if (generation := self.directory.get(report.handle)) is not None
+        )
+
+    async def explain(self, handle: int | None, ticks: int) -> Recorded:
+        """Return how one request spent its time, or the latest, and so many ticks with it."""
+        return await self._asked(lambda reply: Explain(reply, handle, ticks))
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Return every metric by its name."""
+        return self.telemetry.snapshot()
+
+    def move(self, handle: int, lane: Lane) -> bool:
+        """Promote or demote a request; False if there is none with this handle."""
+        generation = self.directory.get(handle)
+        if generation is None:
+            return False
+        generation.move_to(lane)
+        return True
+
+    def cancel(self, handle: int) -> bool:
+        """End a request; False if there is none with this handle."""
+        generation = self.directory.get(handle)
+        if generation is None:
+            return False
+        generation.end()
+        return True
+
+    async def _asked(
+        self, question: Callable[[Callable[[Answer], None]], Inspect | Explain]
+    ) -> Answer:
+        """Put a question to the engine and wait for the answer. Cancelled, it drops the answer."""
+        answers: list[Answer] = []
+        answered = trio.Event()
+
+        def reply(answer: Answer) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self.inbox.put(question(reply))
+        await answered.wait()
+        return answers[0]
+
+    # --- the end ---
+
+    def stop_taking(self) -> None:
+        """Refuse every request that comes from now on."""
+        self.draining = True
+
+    def end_all(self, code: Code, message: str) -> None:
+        """End every request with an error."""
+        for generation in self.directory:
+            generation.end(code.value, message)

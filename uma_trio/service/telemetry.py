@@ -1,0 +1,38 @@
+"""Where the fronts count and log what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Telemetry(Protocol):
+    """Counts; never raises, never waits."""
+
+    def session_opened(self) -> None:
+        """A client was let in."""
+
+    def session_closed(self) -> None:
+        """Its connection is over."""
+
+    def error_sent(self, code: str) -> None:
+        """An error went out."""
+
+    def first_chunk(self, seconds: float) -> None:
+        """A first token went out, this long after its logits were there."""
+
+    def accept_failed(self) -> None:
+        """A client could not be accepted for want of descriptors or memory."""
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Return every metric by its name, ready for JSON."""
+
+
+class Log(Protocol):
+    """What an operator should know."""
+
+    def warning(self, event: str, *args: Any, **values: Any) -> Any:
+        """Something is wrong outside of us."""
+
+    def exception(self, event: str, *args: Any, **values: Any) -> Any:
+        """Something is wrong in us; called while the exception is handled."""

@@ -1,0 +1,1 @@
+"""Sockets under trio, below the daemon and its clients: who is there, sending, receiving, accepting."""

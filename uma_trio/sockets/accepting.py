@@ -1,0 +1,39 @@
+"""Accepting clients for as long as the daemon lives, whatever it is short of."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+import trio
+
+BACKLOG = 128
+# The accept errors that say "not now" rather than "never"; trio.serve_listeners has the same.
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+_PAUSE_S = 0.1
+
+
+async def accept_forever(
+    listening: socket.socket,
+    handle: Callable[[socket.socket], None],
+    failed: Callable[[OSError], None],
+) -> None:
+    """Hand each new client of `listening` to `handle`, which must not block; never returns.
+
+    Out of descriptors or memory, it tells `failed`, leaves the client in the backlog and tries
+    again a little later: those who are connected are not disturbed.
+    """
+    while True:
+        await trio.lowlevel.wait_readable(listening)
+        try:
+            client, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            continue  # the client gave up before we came
+        except OSError as exc:
+            if exc.errno not in _OUT_OF_RESOURCES:
+                raise
+            failed(exc)
+            await trio.sleep(_PAUSE_S)
+        else:
+            handle(client)
