@@ -68,6 +68,12 @@ class Shape:
     tied: bool = True
     kind: str = "Q8_0"
     embedding_kind: str | None = None
+    window: int = 0
+
+    @property
+    def architecture(self) -> str:
+        """What llama.cpp calls such a model; with a window three layers of four have it."""
+        return "cohere2" if self.window else "llama"
 
     @property
     def head_width(self) -> int:
@@ -84,6 +90,8 @@ class Shape:
             raise ValueError(f"{self.heads} heads are no multiple of {self.kv_heads} KV heads")
         if self.head_width % 2:
             raise ValueError(f"head width {self.head_width} is odd; rotary positions need pairs")
+        if self.window and (self.experts or not self.tied):
+            raise ValueError("a model with a window has no experts and tied embeddings")
         if self.experts and not 1 <= self.experts_used <= self.experts:
             raise ValueError(f"{self.experts_used} of {self.experts} experts cannot be used")
 
@@ -92,6 +100,7 @@ PRESETS: dict[str, Shape] = {
     # F16: quantised matrices take machine-specific paths (repacking, AMX) that a small
     # test model should not depend on.
     "tiny": Shape(kind="F16"),
+    "window-tiny": Shape(layers=4, kind="F16", window=32),
     "moe-tiny": Shape(experts=4, ffn=128, kind="F16"),
     "moe": Shape(
         layers=12,
@@ -149,7 +158,8 @@ def _layer_tensors(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, .
     yield prefix + "attn_k.weight", (shape.kv_heads * head, width), "matrix"
     yield prefix + "attn_v.weight", (shape.kv_heads * head, width), "matrix"
     yield prefix + "attn_output.weight", (width, shape.heads * head), "matrix"
-    yield prefix + "ffn_norm.weight", (width,), "norm"
+    if not shape.window:
+        yield prefix + "ffn_norm.weight", (width,), "norm"
     if shape.experts:
         yield prefix + "ffn_gate_inp.weight", (shape.experts, width), "router"
         yield prefix + "ffn_gate_exps.weight", (shape.experts, ffn, width), "matrix"
@@ -301,6 +311,10 @@ def _add_shape(writer: gguf.GGUFWriter, shape: Shape, vocabulary: int, name: str
     writer.add_rope_dimension_count(shape.head_width)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
+    if shape.window:
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_sliding_window(shape.window)
+        writer.add_logit_scale(1.0)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.experts_used)
@@ -325,7 +339,7 @@ def write_model(
     """
     shape.check()
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(out, "llama")
+    writer = gguf.GGUFWriter(out, shape.architecture)
     size = _copy_vocabulary(writer, vocabulary) if vocabulary else _add_byte_vocabulary(writer)
     _add_shape(writer, shape, size, name)
     tensors = list(_tensors(shape, size))
@@ -358,6 +372,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{field}", type=int)
     parser.add_argument("--experts", type=int, help="0 for a dense model")
     parser.add_argument("--experts-used", type=int)
+    parser.add_argument("--window", type=int, help="how far three layers of four look back")
     parser.add_argument("--type", dest="kind", type=str.upper, choices=TYPES)
     parser.add_argument("--embedding-type", dest="embedding_kind", type=str.upper, choices=TYPES)
     parser.add_argument("--tied", action=argparse.BooleanOptionalAction, default=None)

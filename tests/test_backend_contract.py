@@ -7,29 +7,20 @@ there the likeliest token must agree unless two are nearly equal.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from backend_kit import N_BATCH, N_CTX, N_SLOTS, NEAR, assert_same, decode, feed, prompt, text
 
 from uma_trio.backend.base import (
-    Aside,
     Backend,
     DecodeStatus,
     FloatArray,
     Interrupt,
-    nothing,
 )
 from uma_trio.backend.fake import FakeBackend
-
-N_CTX, N_SLOTS, N_BATCH = 512, 4, 64
-# Rows of one sequence at different batch widths differ by up to 0.01 here, and the logits of a
-# row have a spread of about 1.
-NEAR = 0.05
-
-Row = tuple[int, int, int, int]  # slot, position, token, wanted
-Make = Callable[[], Backend]
 
 
 @pytest.fixture(scope="session")
@@ -63,40 +54,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         )
     yield made
     made.close()
-
-
-def decode(backend: Backend, rows: Sequence[Row], aside: Aside = nothing) -> int:
-    """Write `rows` into the batch and decode them."""
-    batch = backend.batch
-    for index, (slot, position, token, want) in enumerate(rows):
-        batch.slot[index], batch.pos[index] = slot, position
-        batch.token[index], batch.want[index] = token, want
-    return backend.decode(len(rows), aside)
-
-
-def prompt(slot: int, tokens: Sequence[int], start: int = 0, *, want: bool = True) -> list[Row]:
-    """Return the rows of a prompt, logits wanted for its last token."""
-    last = len(tokens) - 1
-    return [(slot, start + i, token, int(want and i == last)) for i, token in enumerate(tokens)]
-
-
-def feed(backend: Backend, slot: int, tokens: Sequence[int], chunk: int = N_BATCH) -> FloatArray:
-    """Compute `tokens` from position 0 in chunks; return the last row of logits."""
-    for start in range(0, len(tokens), chunk):
-        rows = prompt(slot, tokens[start : start + chunk], start)
-        assert decode(backend, rows) == DecodeStatus.OK
-    return backend.logits(1)[0].copy()
-
-
-def assert_same(one: FloatArray, two: FloatArray) -> None:
-    """Two rows choose the same token, or one that is nearly as likely."""
-    assert abs(float(two.max() - two[one.argmax()])) < NEAR
-    assert float(np.abs(one - two).max()) < NEAR
-
-
-def text(seed: int, n: int) -> list[int]:
-    """Return `n` letters as tokens."""
-    return [int(t) for t in np.random.default_rng(seed).integers(97, 122, n)]
 
 
 def test_limits_are_what_was_asked_for(backend: Backend) -> None:
@@ -262,7 +219,7 @@ def test_a_retired_slot_begins_anew_and_changes_nobody(backend: Backend) -> None
 @pytest.mark.real
 def test_no_more_than_some_cells_stay_of_retired_slots(tiny_model: Path) -> None:
     """Whatever their positions: sequences of one length are the usual case."""
-    from uma_trio.backend._llama_extent import MOST_KEPT
+    from uma_trio.backend._llama_memory import MOST_KEPT
     from uma_trio.backend.llama import LlamaBackend
 
     backend = LlamaBackend.load(
@@ -274,10 +231,10 @@ def test_no_more_than_some_cells_stay_of_retired_slots(tiny_model: Path) -> None
         backend.kv_retire(0)
     for begin in range(0, most, N_BATCH):
         assert decode(backend, prompt(0, text(1, N_BATCH), begin)) == DecodeStatus.OK
-    assert backend._extent is not None
-    assert backend._extent.kept == MOST_KEPT
+    assert backend._kv.map is not None
+    assert backend._kv.kept == MOST_KEPT
     assert decode(backend, [(0, most, 97, 1)]) == DecodeStatus.OK, "theirs is the room, too"
-    assert backend._extent.kept == 0
+    assert backend._kv.kept == 0
     backend.close()
 
 

@@ -51,6 +51,11 @@ strlen: Final = ctypes.cast(ctypes.CDLL(None).strlen, _void_p)
 seq_rm = _held("llama_memory_seq_rm", ctypes.c_bool, _void_p, _i32, _i32, _i32)
 seq_cp = _held("llama_memory_seq_cp", None, _void_p, _i32, _i32, _i32, _i32)
 seq_pos_max = _held("llama_memory_seq_pos_max", _i32, _void_p, _i32)
+seq_pos_min = _held("llama_memory_seq_pos_min", _i32, _void_p, _i32)
+_size, _u32 = ctypes.c_size_t, ctypes.c_uint32
+state_size = _freed("llama_state_seq_get_size_ext", _size, _void_p, _i32, _u32)
+state_get = _freed("llama_state_seq_get_data_ext", _size, _void_p, _void_p, _size, _i32, _u32)
+state_set = _freed("llama_state_seq_set_data_ext", _size, _void_p, _void_p, _size, _i32, _u32)
 _bool = ctypes.c_bool
 tokenize = _freed(
     "llama_tokenize", _i32, _void_p, ctypes.c_char_p, _i32, _void_p, _i32, _bool, _bool

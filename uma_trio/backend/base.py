@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
+Saved = memoryview
+"""The cells of a part of one sequence, outside of the cache. Means something only to the backend,
+or to one with the same model and the same options."""
+
 Interrupt = Callable[[], object]
 """Ends one decode early. May be called from any thread, at any time, more than once: it reaches
 that decode and no other, so that after it, or after `close`, nothing happens."""
@@ -84,6 +88,11 @@ class Limits:
     n_slots: int  # KV sequence ids 0..n_slots-1
     n_batch: int  # the most tokens of one decode
     whole_cache: bool = False  # a token pays for every cell as for its own (no flash attention)
+    leaf_ids: range = range(0)  # KV sequence ids that hold cells and cannot be in a batch
+    can_go_back: bool = True  # whether a part of a sequence can be dropped, as attention can
+    window: int = (
+        0  # how far some layers look back (sliding-window attention); 0: all, to the start
+    )
 
 
 class Batch:
@@ -196,7 +205,7 @@ class Backend(Protocol):
         """
 
     def kv_remove(self, slot: int, first: int = 0) -> bool:
-        """Drop the cells of `slot` from position `first` on.
+        """Drop the cells of `slot` from position `first` on, which others may still hold.
 
         False if this kind of memory cannot drop a part; the engine then drops all.
         """
@@ -213,6 +222,33 @@ class Backend(Protocol):
 
     def kv_length(self, slot: int) -> int:
         """Return how many positions `slot` holds, counted from 0."""
+
+    def kv_first(self, slot: int) -> int:
+        """Return the first position from which on `slot` has everything; -1 if it holds nothing.
+
+        Behind 0 where sliding-window layers have lost what is out of everybody's window. A sequence
+        may go on behind position m only if this is at most ``max(0, m - limits.window)``.
+        """
+
+    def kv_copy(self, src: int, dst: int, first: int, last: int) -> bool:
+        """Let `dst`, which ends at `first`, hold positions ``[first, last)`` of `src` too.
+
+        No data moves: the cells have one more holder, and go when the last one drops them. False,
+        and nothing has changed, if `src` does not hold them all or `dst` ends elsewhere. `src` and
+        `dst` may be slots or ``limits.leaf_ids``, as in every verb that begins with ``kv_``.
+        """
+
+    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+        """Return positions ``[first, last)`` of `slot`, which keeps them; None if that failed."""
+
+    def kv_restore(self, slot: int, saved: Saved) -> bool:
+        """Put saved positions into `slot`, which ends where they begin, in one run of cells if it can.
+
+        False, and `slot` is as before, if there is no room or they do not belong there.
+        """
+
+    def kv_high_water(self) -> int:
+        """Return how many cells a decode spans: up to the highest one in use, whosever it is."""
 
     def close(self) -> None:
         """Free everything. Idempotent; nothing else may be called after."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from attrs import frozen
@@ -24,8 +25,10 @@ from uma_trio.backend.base import (
     Interrupt,
     Limits,
     ModelInfo,
+    Saved,
     nothing,
 )
+from uma_trio.backend.cell_map import CellMap
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 N_VOCAB = 260
@@ -38,7 +41,10 @@ CHATML = (
 # that streams are cut inside characters.
 _ALPHABET = "etaoin shrdlu cmfwyp, vbgkqjxz. é ß 漢 字 🦊 ".encode()
 _MASK = (1 << 64) - 1
+_WRONG = 0x5EED  # folded into what is computed behind cells that are lost
+_LEAVES = 32
 
+KvVerb = Literal["copy", "save", "restore"]
 Cost = Callable[[int, int], float]
 
 
@@ -84,6 +90,20 @@ def _mix(history: int, token: int) -> int:
     return h ^ (h >> 32)
 
 
+def _model_info(n_ctx: int, chat_template: str | None) -> ModelInfo:
+    return ModelInfo(
+        name="fake",
+        description="deterministic fake",
+        n_vocab=N_VOCAB,
+        n_ctx_train=n_ctx,
+        n_params=0,
+        size_bytes=0,
+        n_layer=0,
+        n_embd=0,
+        chat_template=chat_template,
+    )
+
+
 class FakeVocabulary:
     """Bytes are tokens; four special ones follow."""
 
@@ -118,6 +138,10 @@ class FakeBackend:
     `end_after` is the mean number of tokens before the model ends by itself; 0 is never.
     `last_cost_s` is what the latest decode cost; the inline driver sleeps it. What happens while
     a decode computes is up to `meanwhile`: it is called in the middle of each, and may interrupt it.
+
+    With a `window` it has layers that lose what nobody's window holds, as llama.cpp's do: at every
+    decode, all cells that could be taken are. Tokens computed behind lost cells are wrong. What of
+    copying, saving and restoring fails is up to `kv_fails`.
     """
 
     def __init__(
@@ -132,20 +156,20 @@ class FakeBackend:
         faults: Mapping[int, Fault] | None = None,
         can_remove_part: bool = True,
         interruptible: bool = True,
+        window: int = 0,
         chat_template: str | None = CHATML,
     ) -> None:
-        self.limits = Limits(n_ctx=n_ctx, n_ctx_seq=n_ctx, n_slots=n_slots, n_batch=n_batch)
-        self.model = ModelInfo(
-            name="fake",
-            description="deterministic fake",
-            n_vocab=N_VOCAB,
-            n_ctx_train=n_ctx,
-            n_params=0,
-            size_bytes=0,
-            n_layer=0,
-            n_embd=0,
-            chat_template=chat_template,
+        n_seq = n_slots + _LEAVES
+        self.limits = Limits(
+            n_ctx=n_ctx,
+            n_ctx_seq=n_ctx,
+            n_slots=n_slots,
+            n_batch=n_batch,
+            leaf_ids=range(n_slots, n_seq) if can_remove_part else range(0),
+            can_go_back=can_remove_part,
+            window=window,
         )
+        self.model = _model_info(n_ctx, chat_template)
         self.vocabulary = FakeVocabulary()
         self.batch = Batch(n_batch)
         self.description = "fake"
@@ -162,7 +186,10 @@ class FakeBackend:
         self._can_remove_part = can_remove_part
         self._interruptible = interruptible
         self._flag = bytearray(1)  # of the next decode
-        self._cells: list[list[int]] = [[] for _ in range(n_slots)]  # history after each position
+        self.kv_fails: Callable[[KvVerb], bool] = lambda _verb: False
+        self._cells: list[list[int]] = [[] for _ in range(n_seq)]  # history after each position
+        self._first = [0] * n_seq  # from here on layers with a window have everything
+        self._map = CellMap(n_ctx, n_seq)
         self._logits = np.zeros((n_batch, N_VOCAB), np.float32)
 
     def continuation(self, prompt: Sequence[int] | IntArray, n: int) -> list[int]:
@@ -182,8 +209,8 @@ class FakeBackend:
 
     @property
     def used_cells(self) -> int:
-        """KV cells in use, all slots together."""
-        return sum(len(cells) for cells in self._cells)
+        """KV cells in use, whosever they are; shared ones count once."""
+        return self._map.used
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted, unless built so that none can."""
@@ -211,7 +238,8 @@ class FakeBackend:
             return DecodeStatus.ABORTED
         self._compute(n_tokens if fault is None else fault.computed(n_tokens))
         if fault is not None and fault.lose:
-            self._cells = [cells[: -fault.lose] for cells in self._cells]
+            for slot in range(self.limits.n_slots):
+                self._drop(slot, max(0, len(self._cells[slot]) - fault.lose))
         n_rows = int(self.batch.want[:n_tokens].sum())
         self.last_cost_s = self._cost(n_tokens, n_rows)
         if fault is not None:
@@ -223,7 +251,7 @@ class FakeBackend:
     def _check(self, n_tokens: int) -> DecodeStatus:
         if not 0 < n_tokens <= self.limits.n_batch:
             return DecodeStatus.INVALID
-        ends = {slot: len(cells) for slot, cells in enumerate(self._cells)}
+        ends = {slot: len(self._cells[slot]) for slot in range(self.limits.n_slots)}
         rows = zip(
             self.batch.slot[:n_tokens].tolist(),
             self.batch.pos[:n_tokens].tolist(),
@@ -240,10 +268,18 @@ class FakeBackend:
 
     def _compute(self, n_tokens: int) -> None:
         row = 0
+        if n_tokens:
+            self._lose_what_no_window_holds()
+            self._map.place(self.batch.slot[:n_tokens], self.batch.pos[:n_tokens])
         for i in range(n_tokens):
             slot, token = int(self.batch.slot[i]), int(self.batch.token[i])
             cells = self._cells[slot]
-            cells.append(_mix(cells[-1] if cells else self._key, token))
+            history = cells[-1] if cells else self._key
+            if self.limits.window and self._first[slot] > max(
+                0, len(cells) + 1 - self.limits.window
+            ):
+                history ^= _WRONG
+            cells.append(_mix(history, token))
             self.computed[slot] = self.computed.get(slot, 0) + 1
             if self.batch.want[i]:
                 self._fill_row(self._logits[row], cells[-1])
@@ -267,15 +303,15 @@ class FakeBackend:
 
     def kv_remove(self, slot: int, first: int = 0) -> bool:
         """Drop cells of `slot` from `first` on; refuses parts if built that way."""
-        if first > 0 and not self._can_remove_part:
+        if first > 0 and not self.limits.can_go_back:
             return False
-        del self._cells[slot][first:]
+        self._drop(slot, first)
         return True
 
     def kv_retire(self, slot: int) -> None:
         """Drop all cells of `slot`."""
         self.settled = False
-        del self._cells[slot][:]
+        self.kv_remove(slot)
 
     def kv_settle(self) -> None:
         """Note that it was asked for."""
@@ -284,6 +320,68 @@ class FakeBackend:
     def kv_length(self, slot: int) -> int:
         """Return how many cells `slot` holds."""
         return len(self._cells[slot])
+
+    def kv_first(self, slot: int) -> int:
+        """Return from which position on `slot` has lost nothing; -1 if it holds nothing."""
+        held = len(self._cells[slot])
+        return self._first[slot] if self._first[slot] < held else -1
+
+    def kv_copy(self, src: int, dst: int, first: int, last: int) -> bool:
+        """Share cells, unless told to fail."""
+        held, at = self._cells[src], self._cells[dst]
+        if src == dst or not 0 <= first < last <= len(held) or len(at) != first:
+            return False
+        if not self.limits.can_go_back or self.kv_fails("copy"):
+            return False
+        self._map.share(src, dst, first, last)
+        at.extend(held[first:last])
+        if self._first[src] > first:
+            self._first[dst] = min(self._first[src], last)
+        return True
+
+    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+        """Return the histories of a part, with the key of the model that they are of."""
+        held = self._cells[slot]
+        if not 0 <= first < last <= len(held) or not self.limits.can_go_back:
+            return None
+        if self.kv_fails("save"):
+            return None
+        header = [self._key, first, max(first, min(self._first[slot], last))]
+        return np.array([*header, *held[first:last]], np.uint64).data.cast("B")
+
+    def kv_restore(self, slot: int, saved: Saved) -> bool:
+        """Put a part back, unless it is of another model, or told to fail."""
+        key, first, whole_from, *histories = np.frombuffer(saved, np.uint64).tolist()
+        n = len(histories)
+        if key != self._key or len(self._cells[slot]) != first or self.kv_fails("restore"):
+            return False
+        self._lose_what_no_window_holds()
+        ids, positions = np.full(n, slot, np.int32), np.arange(first, first + n, dtype=np.int32)
+        if not self._map.place(ids, positions):
+            return False
+        self._cells[slot].extend(histories)
+        if whole_from > first:
+            self._first[slot] = whole_from
+        return True
+
+    def kv_high_water(self) -> int:
+        """Return how far the highest cell is."""
+        return self._map.high_water
+
+    def _drop(self, slot: int, first: int) -> None:
+        self._map.drop(slot, first)
+        del self._cells[slot][first:]
+        self._first[slot] = min(self._first[slot], len(self._cells[slot]))
+
+    def _lose_what_no_window_holds(self) -> None:
+        """Take every cell that is out of its only holder's window; leaves are held twice."""
+        if not self.limits.window:
+            return
+        for slot in range(self.limits.n_slots):
+            behind = len(self._cells[slot]) - self.limits.window
+            alone = np.flatnonzero(self._map.exclusive(slot)[: max(0, behind)])
+            if len(alone):
+                self._first[slot] = max(self._first[slot], int(alone[-1]) + 1)
 
     def close(self) -> None:
         """Note that it was closed."""

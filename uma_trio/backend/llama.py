@@ -10,19 +10,26 @@ a batch that is too large, on a slot out of range) is checked here first and ans
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
+from attrs import evolve
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_compute import Compute
-from uma_trio.backend._llama_extent import Extent
 from uma_trio.backend._llama_info import described, model_info
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
+from uma_trio.backend._llama_load import (
+    Progress,
+    is_attention_only,
+    load_model,
+    make_context,
+    refuse_unsuitable,
+)
+from uma_trio.backend._llama_memory import CacheMemory
 from uma_trio.backend._llama_options import (
     FLASH_OFF,
     MAX_SLOTS,
@@ -30,7 +37,7 @@ from uma_trio.backend._llama_options import (
     chosen_flash,
     refuse_without_room,
 )
-from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
+from uma_trio.backend._llama_vocab import LlamaVocabulary
 from uma_trio.backend.base import (
     Aside,
     BackendDied,
@@ -39,20 +46,15 @@ from uma_trio.backend.base import (
     FloatArray,
     Interrupt,
     Limits,
-    ModelError,
     ModelInfo,
+    Saved,
     nothing,
 )
 from uma_trio.backend.gguf_header import read_header
-from uma_trio.backend.kv_memory import KV_TYPES, N_BATCH
+from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.mapped_file import release
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
-
-# load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
-_LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-
-Progress = Callable[[float], None]
 
 
 class LlamaBackend:
@@ -67,13 +69,14 @@ class LlamaBackend:
         vocabulary: LlamaVocabulary,
         info: ModelInfo,
         context: int,
-        *,
         n_slots: int,
         kv_type: str,
+        *,
         whole_cache: bool,
+        keeps_high_water: bool,
     ) -> None:
         self._context: int | None = context
-        self._memory = int(llama.llama_get_memory(context))
+        memory = int(llama.llama_get_memory(context))
         n_ctx = int(llama.llama_n_ctx_seq(context))
         self.model = info
         self.limits = Limits(
@@ -88,10 +91,6 @@ class LlamaBackend:
         cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
         self.description = described(system, int(llama.llama_n_threads(context)), cache)
         self._compute = Compute(gpu=bool(system.gpus))
-        spare = int(llama.llama_n_seq_max(context)) > n_slots
-        self._extent = Extent(self._memory, n_slots) if spare and _can_go_back(context) else None
-        # Of ggml's backends only the CPU's asks whether to go on.
-        self._interruptible = not system.gpus and _can_go_back(context)
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
         self.batch = Batch(self.limits.n_batch)
         self._struct = self._own_batch()
@@ -99,6 +98,23 @@ class LlamaBackend:
         self._n_rows = 0
         self._logits_address = 0
         self._logits: FloatArray = np.empty((0, info.n_vocab), np.float32)
+        can_go_back = is_attention_only(context)
+        # Of ggml's backends only the CPU's asks whether to go on.
+        self._interruptible = not system.gpus and can_go_back
+        window = max(0, int(llama.llama_model_n_swa(llama.llama_get_model(context))))
+        self._kv = CacheMemory(
+            context,
+            memory,
+            n_slots=n_slots,
+            n_ctx=self.limits.n_ctx,
+            window=window,
+            can_go_back=can_go_back,
+            scratch=n_slots if int(llama.llama_n_seq_max(context)) > n_slots else None,
+            keeps_high_water=keeps_high_water,
+        )
+        self.limits = evolve(
+            self.limits, can_go_back=can_go_back, window=window, leaf_ids=self._kv.leaf_ids
+        )
 
     @classmethod
     def load(
@@ -121,8 +137,8 @@ class LlamaBackend:
         """Check the file, load the weights, make the context.
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple
-        of 256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the cache
-        as large as it was (None: on a GPU, whose graphs may depend on it), `progress` gets 0.0 to
+        of 256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the
+        high-water mark (None: on a GPU, whose graphs may depend on it), `progress` gets 0.0 to
         1.0 and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
         Raises :class:`ModelError`.
         """
@@ -137,24 +153,26 @@ class LlamaBackend:
         gpu = bool(system_info().gpus)
         flash = chosen_flash(flash_attention, header, **size, kv_type=kv_type, gpu=gpu)
         refuse_without_room(header, **size, kv_type=kv_type, flash=flash, gpu=gpu)
-        model = _load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
+        model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
         info = model_info(model.pointer, header, kv_type)
-        _refuse_unsuitable(model.pointer, path)
+        refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
-        holds = gpu if holds_extent is None else holds_extent
-        context = _make_context(
+        context = make_context(
             model.pointer,
             path,
             **size,
             n_slots=n_slots,
-            spare_sequences=int(holds and n_slots < MAX_SLOTS),
+            spare_sequences=int(n_slots < MAX_SLOTS - 2),  # for saving what leaves hold
             threads=threads,
             kv_type=kv_type,
             flash=flash,
         )
         whole = flash == FLASH_OFF
-        return cls(vocabulary, info, context, n_slots=n_slots, kv_type=kv_type, whole_cache=whole)
+        keeps = gpu if holds_extent is None else holds_extent
+        return cls(
+            vocabulary, info, context, n_slots, kv_type, whole_cache=whole, keeps_high_water=keeps
+        )
 
     @property
     def computes_beside(self) -> bool:
@@ -196,12 +214,14 @@ class LlamaBackend:
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
         status = self._compute(context, self._struct, aside)
-        if status == DecodeStatus.NO_KV_ROOM and self._extent and self._extent.let_go():
+        if status == DecodeStatus.NO_KV_ROOM and self._kv.settle():
             status = self._compute(context, self._struct, nothing)
         if status == DecodeStatus.OK:
+            self._kv.placed(slots, self.batch.pos[:n_tokens])
             self._length = ends
             self._n_rows = int(np.count_nonzero(self.batch.want[:n_tokens]))
         elif status not in (DecodeStatus.NO_KV_ROOM, DecodeStatus.INVALID):
+            self._kv.removed(slots, self.batch.pos[:n_tokens])
             self._length = [self.kv_length(slot) for slot in range(self.limits.n_slots)]
         return status
 
@@ -222,27 +242,55 @@ class LlamaBackend:
 
     def kv_remove(self, slot: int, first: int = 0) -> bool:
         """Drop the cells of `slot` from position `first` on; False if only all can go."""
-        self._check_slot(slot)
-        done: bool = lib.seq_rm(self._memory, slot, first, -1)
-        self._length[slot] = self.kv_length(slot)
+        self._check_id(slot)
+        done = self._kv.remove(slot, first)
+        self._measure(slot)
         return done
 
     def kv_retire(self, slot: int) -> None:
-        """Drop the cells of `slot`, but perhaps for one that holds the cache's extent."""
-        self._check_slot(slot)
-        if self._extent:
-            self._extent.keep(slot)
+        """Drop the cells of `slot`, but perhaps for one that keeps the high-water mark."""
+        self._check_id(slot)
+        self._kv.retire(slot)
         self.kv_remove(slot)
 
     def kv_settle(self) -> None:
-        """Let go of what holds the cache's extent."""
-        if self._extent and self._context is not None:
-            self._extent.let_go()
+        """Let the high-water mark fall to what the cache holds."""
+        if self._context is not None:
+            self._kv.settle()
 
     def kv_length(self, slot: int) -> int:
         """Return how many positions llama.cpp holds for `slot`."""
-        self._check_slot(slot)
-        return int(lib.seq_pos_max(self._memory, slot)) + 1
+        self._check_id(slot)
+        return self._kv.length(slot)
+
+    def kv_first(self, slot: int) -> int:
+        """Return from which position on `slot` has everything; -1 if it holds nothing."""
+        self._check_id(slot)
+        return self._kv.first(slot)
+
+    def kv_copy(self, src: int, dst: int, first: int, last: int) -> bool:
+        """Let `dst` hold positions ``[first, last)`` of `src` too."""
+        self._check_id(src)
+        self._check_id(dst)
+        done = self._kv.copy(src, dst, first, last)
+        self._measure(dst)
+        return done
+
+    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+        """Return positions ``[first, last)`` of `slot`, as llama.cpp writes them."""
+        self._check_id(slot)
+        return self._kv.save(slot, first, last)
+
+    def kv_restore(self, slot: int, saved: Saved) -> bool:
+        """Put saved positions behind what `slot` holds."""
+        self._check_id(slot)
+        done = self._kv.restore(slot, saved)
+        self._measure(slot)
+        return done
+
+    def kv_high_water(self) -> int:
+        """Return how many cells a decode spans."""
+        return self._kv.high_water()
 
     def close(self) -> None:
         """Free the context; the weights go when nobody holds this or the vocabulary any more."""
@@ -293,106 +341,12 @@ class LlamaBackend:
             ends[slot] = position + 1
         return ends
 
-    def _check_slot(self, slot: int) -> None:
+    def _measure(self, slot: int) -> None:
+        """Ask llama.cpp where `slot` ends, if it can be in a batch."""
+        if slot < self.limits.n_slots:
+            self._length[slot] = self._kv.length(slot)
+
+    def _check_id(self, seq: int) -> None:
         if self._context is None:
             raise BackendDied("the backend is closed")
-        if not 0 <= slot < self.limits.n_slots:  # llama.cpp would end the process
-            raise IndexError(f"there is no slot {slot}")
-
-
-def _load_model(
-    path: Path, *, mlock: bool, mmap: bool, gpu_layers: int, progress: Progress | None
-) -> ModelHandle:
-    """Load the weights. What `progress` raises stops the loading and comes out here."""
-    raised: list[BaseException] = []
-
-    def report(share: float, _user_data: object) -> bool:
-        try:
-            if progress is not None:
-                progress(share)
-        except BaseException as error:  # nothing may unwind through C
-            raised.append(error)
-            return False
-        return True
-
-    params = llama.llama_model_default_params()
-    params.n_gpu_layers = gpu_layers
-    if lib.amx_is_miscompiled():
-        params.use_extra_bufts = False  # keeps weights out of AMX's layout, and of other ones
-    params.load_mode = _LOAD_MODE[mmap, mlock]
-    callback = llama.llama_progress_callback(report)
-    params.progress_callback = callback
-    lib.forget_errors()
-    pointer = llama.llama_model_load_from_file(str(path).encode(), params)
-    if raised:
-        if pointer:
-            llama.llama_model_free(pointer)
-        raise raised[0]
-    if not pointer:
-        reason = lib.last_error() or "it gave no reason"
-        raise ModelError(
-            f"llama.cpp cannot load {path} ({reason}); download it again,"
-            " or get it as a GGUF made for this version of llama.cpp."
-        )
-    return ModelHandle(int(pointer))
-
-
-def _make_context(
-    model: int,
-    path: Path,
-    *,
-    n_ctx: int,
-    n_slots: int,
-    spare_sequences: int,
-    n_batch: int,
-    threads: int,
-    kv_type: str,
-    flash: int,
-) -> int:
-    """Make the one context of a model."""
-    params = llama.llama_context_default_params()
-    params.n_ctx = n_ctx
-    # One ubatch per decode, so that a tick reads the weights once (llama-kv-cache.cpp,
-    # init_batch: one stream is split by size alone).
-    params.n_batch = params.n_ubatch = n_batch
-    params.n_seq_max = n_slots + spare_sequences
-    # A row per sequence, and no fewer are taken: more would reserve n_batch rows of 152k floats in
-    # the graph's memory, and as many from the start means that the buffer of logits never moves.
-    params.n_outputs_max = params.n_seq_max
-    params.n_outputs_max_per_seq = 0
-    # Both, as llama.cpp uses the second for any batch of two tokens or more.
-    params.n_threads = params.n_threads_batch = threads
-    params.flash_attn_type = flash
-    params.type_k = params.type_v = KV_TYPES[kv_type].ggml_type
-    params.kv_unified = True
-    # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
-    params.swa_full = True
-    params.no_perf = True
-    lib.forget_errors()
-    context = llama.llama_init_from_model(model, params)
-    if not context:
-        reason = lib.last_error() or "llama.cpp gave no reason"
-        raise ModelError(
-            f"The context for {path} could not be made ({reason});"
-            f" try a smaller --n-ctx (now {n_ctx}) or another --kv-type (now {kv_type})."
-        )
-    if not llama.llama_get_memory(context):
-        llama.llama_free(context)
-        raise ModelError(f"{path} is an embedding model; name one that generates text.")
-    return int(context)
-
-
-def _refuse_unsuitable(model: int, path: Path) -> None:
-    """Refuse models that do not write text from left to right, one token after another."""
-    if llama.llama_model_has_encoder(model):
-        raise ModelError(f"{path} is an encoder-decoder model; name one that only decodes.")
-    if llama.llama_model_is_diffusion(model):
-        raise ModelError(f"{path} is a diffusion model, which has no next token; name another.")
-    if not llama.llama_model_has_decoder(model):
-        raise ModelError(f"{path} only encodes; name a model that generates text.")
-
-
-def _can_go_back(context: int) -> bool:
-    """Whether its memory can forget the latest tokens; a recurrent state cannot."""
-    model = llama.llama_get_model(context)
-    return not (llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
+        self._kv.check(seq)

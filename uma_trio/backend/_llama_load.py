@@ -1,0 +1,117 @@
+"""Making llama.cpp's model and context: each of its refusals becomes one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import llama_cpp.llama_cpp as llama
+
+from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_vocab import ModelHandle
+from uma_trio.backend.base import ModelError
+from uma_trio.backend.kv_memory import KV_TYPES
+
+# load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
+_LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
+
+Progress = Callable[[float], None]
+
+
+def load_model(
+    path: Path, *, mlock: bool, mmap: bool, gpu_layers: int, progress: Progress | None
+) -> ModelHandle:
+    """Load the weights. What `progress` raises stops the loading and comes out here."""
+    raised: list[BaseException] = []
+
+    def report(share: float, _user_data: object) -> bool:
+        try:
+            if progress is not None:
+                progress(share)
+        except BaseException as error:  # nothing may unwind through C
+            raised.append(error)
+            return False
+        return True
+
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = gpu_layers
+    if lib.amx_is_miscompiled():
+        params.use_extra_bufts = False  # keeps weights out of AMX's layout, and of other ones
+    params.load_mode = _LOAD_MODE[mmap, mlock]
+    callback = llama.llama_progress_callback(report)
+    params.progress_callback = callback
+    lib.forget_errors()
+    pointer = llama.llama_model_load_from_file(str(path).encode(), params)
+    if raised:
+        if pointer:
+            llama.llama_model_free(pointer)
+        raise raised[0]
+    if not pointer:
+        reason = lib.last_error() or "it gave no reason"
+        raise ModelError(
+            f"llama.cpp cannot load {path} ({reason}); download it again,"
+            " or get it as a GGUF made for this version of llama.cpp."
+        )
+    return ModelHandle(int(pointer))
+
+
+def make_context(
+    model: int,
+    path: Path,
+    *,
+    n_ctx: int,
+    n_slots: int,
+    spare_sequences: int,
+    n_batch: int,
+    threads: int,
+    kv_type: str,
+    flash: int,
+) -> int:
+    """Make the one context of a model."""
+    params = llama.llama_context_default_params()
+    params.n_ctx = n_ctx
+    # One ubatch per decode, so that a tick reads the weights once (llama-kv-cache.cpp,
+    # init_batch: one stream is split by size alone).
+    params.n_batch = params.n_ubatch = n_batch
+    params.n_seq_max = n_slots + spare_sequences
+    # A row per sequence, and no fewer are taken: more would reserve n_batch rows of 152k floats in
+    # the graph's memory, and as many from the start means that the buffer of logits never moves.
+    params.n_outputs_max = params.n_seq_max
+    params.n_outputs_max_per_seq = 0
+    # Both, as llama.cpp uses the second for any batch of two tokens or more.
+    params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = flash
+    params.type_k = params.type_v = KV_TYPES[kv_type].ggml_type
+    params.kv_unified = True
+    # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
+    params.swa_full = True
+    params.no_perf = True
+    lib.forget_errors()
+    context = llama.llama_init_from_model(model, params)
+    if not context:
+        reason = lib.last_error() or "llama.cpp gave no reason"
+        raise ModelError(
+            f"The context for {path} could not be made ({reason});"
+            f" try a smaller --n-ctx (now {n_ctx}) or another --kv-type (now {kv_type})."
+        )
+    if not llama.llama_get_memory(context):
+        llama.llama_free(context)
+        raise ModelError(f"{path} is an embedding model; name one that generates text.")
+    return int(context)
+
+
+def refuse_unsuitable(model: int, path: Path) -> None:
+    """Refuse models that do not write text from left to right, one token after another."""
+    if llama.llama_model_has_encoder(model):
+        raise ModelError(f"{path} is an encoder-decoder model; name one that only decodes.")
+    if llama.llama_model_is_diffusion(model):
+        raise ModelError(f"{path} is a diffusion model, which has no next token; name another.")
+    if not llama.llama_model_has_decoder(model):
+        raise ModelError(f"{path} only encodes; name a model that generates text.")
+
+
+def is_attention_only(context: int) -> bool:
+    """Whether its memory can forget the latest tokens: a recurrent state cannot, alone or beside."""
+    model = llama.llama_get_model(context)
+    return not (llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
