@@ -28,8 +28,8 @@ from benches import chart, clients, contest, report, servers
 from benches.clients import Answer, Job, Wire
 from benches.contest import OURS, Column, Medians, Row, System
 from benches.live import Live, Stream
-from benches.rates import median
 from benches.setting import model_or_exit, setting
+from uma_trio.sim.latency import median
 
 TARGET = 1.5
 _PATIENCE = 10.0

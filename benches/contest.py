@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benches import host, report, servers
 from benches.clients import NotServed
-from benches.rates import median
 from benches.report import note
+from uma_trio.sim.latency import median
 
 OURS, PEER = "uma-trio", "llama-server"
 

@@ -1,12 +1,12 @@
 """The tables and charts of docs/POLICY.md, in virtual time on a modelled machine.
 
     python -m benches.figures                       tables; charts to benches/out
-    python -m benches.figures --into docs/images    the charts of the documents, about half a minute
+    python -m benches.figures --into docs/images    the charts of the documents, a minute
 
 One stream is read. Beside it three clients send background prompts without end, or one more person
-asks a question now and then. Each is asked of the policy alone (benches/quick.py), on the staircase of
-`--machine`, with a noise of 2 % and nothing for what looking back costs: figures say what the policy
-does on such a machine. The same command gives the same figures and the same files.
+asks a question now and then. The engine is simulated (:mod:`uma_trio.sim`) on the cost table of
+`--machine`, with a noise of 2 % and no cost for attention: figures say what the policy does on such
+a machine. The same command gives the same figures and the same files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from benches import chart, report
-from benches.machine import TABLES, Machine, Profile, built_in, gaussian
 from benches.pace import Point
-from benches.quick import Counters, Quick
-from benches.rates import median, percentile
-from benches.simulation import LIMITS, settings_for
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.state import Contract
+from uma_trio.sim.latency import median, percentile
+from uma_trio.sim.machine import TABLES, Profile, built_in, gaussian
+from uma_trio.sim.simulation import Simulation, settings_for
+from uma_trio.sim.world import Request
 
 CAPS = (1.2, 1.5, 3.0, 5.0)
 TICKS_MS = (20, 30, 40, 60)  # the baseline's knob, --tick-budget-ms; 30 is its default
@@ -58,7 +58,7 @@ def storm(
         world.storm(client, PROMPT)
     stream = _reader(world)
     world.run(seconds)
-    answered = sum(r.ended and r.lane == "background" for r in world.streams)
+    answered = sum(r.end is not None and r.lane == "background" for r in world.requests)
     reading = _reading(stream, profile)
     share = world.memory.guard.share if policy == "contract" else None
     return evolve(reading, prompts_s=answered / seconds, share=share)
@@ -68,7 +68,7 @@ def visits(profile: Profile, moments: Iterable[float], seconds: float) -> Readin
     """Return how a stream is read beside a person who asks a question at these `moments`."""
     world = _world(profile)
     stream = _reader(world)
-    asked: list[Counters] = []
+    asked: list[Request] = []
     for moment in moments:
         world.at(moment, lambda: asked.append(world.submit(QUESTION, 1, client=2)))
     world.run(seconds)
@@ -76,7 +76,7 @@ def visits(profile: Profile, moments: Iterable[float], seconds: float) -> Readin
     return evolve(_reading(stream, profile), ttft_s=median(waited) if waited else None)
 
 
-def alone(profile: Profile, prompt: int, answer: int) -> Counters:
+def alone(profile: Profile, prompt: int, answer: int) -> Request:
     """Return a request that had the machine to itself."""
     world = _world(profile)
     request = world.submit(prompt, answer, client=1)
@@ -86,23 +86,23 @@ def alone(profile: Profile, prompt: int, answer: int) -> Counters:
 
 def _world(
     profile: Profile, policy: str = "contract", cap: float = 1.2, tick_ms: float = 30.0
-) -> Quick:
+) -> Simulation:
     settings = settings_for(profile, Contract(latency_cap=cap))
     settings = evolve(settings, tick_budget_s=tick_ms / 1e3)
-    return Quick(find_policy(policy), Machine.of(profile), settings, LIMITS)
+    return Simulation(find_policy(policy), profile=profile, settings=settings)
 
 
-def _reader(world: Quick) -> Counters:
+def _reader(world: Simulation) -> Request:
     return world.submit(20, ANSWER, client=1)
 
 
-def _reading(stream: Counters, profile: Profile) -> Reading:
-    solo_s = median(alone(profile, 8, 100).gaps)
+def _reading(stream: Request, profile: Profile) -> Reading:
+    solo_s = median(alone(profile, 8, 100).itl)
     return Reading(
-        p95_x=percentile(stream.gaps, 95) / solo_s,
-        young_x=max(stream.young_gaps) / solo_s,
-        worst_x=max(stream.gaps) / solo_s,
-        late=sum(gap > Contract().latency_cap * solo_s for gap in stream.gaps),
+        p95_x=percentile(stream.itl, 95) / solo_s,
+        young_x=max(stream.startup_itl) / solo_s,
+        worst_x=max(stream.itl) / solo_s,
+        late=sum(gap > Contract().latency_cap * solo_s for gap in stream.itl),
     )
 
 

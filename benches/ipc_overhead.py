@@ -34,8 +34,9 @@ from pathlib import Path
 from benches import chart, clients, frames, host, report, servers
 from benches.metered import Reading
 from benches.model import tiny_model
-from benches.rates import end_to_end, median
+from benches.rates import end_to_end
 from benches.setting import model_or_exit, setting
+from uma_trio.sim.latency import median
 
 TARGET_US = 60.0
 TARGET_K = 8

@@ -28,8 +28,8 @@ from benches import chart, clients, report, servers
 from benches.clients import Answer, Job, Wire
 from benches.live import Live
 from benches.pace import pace, ratios
-from benches.rates import gaps
 from benches.setting import model_or_exit, setting
+from uma_trio.sim.latency import itl
 
 COLUMNS = ("session_id", "token_idx", "ts_ms", "is_interactive")
 _CHAT_TOKENS, _DOCUMENT_AFTER_S = 30, 0.5
@@ -125,7 +125,7 @@ def pauses(answers: Sequence[Answer], interactive: int) -> list[tuple[float, flo
     return sorted(
         (at - began, 1e3 * gap)
         for answer in answers[:interactive]
-        for at, gap in zip(answer.times[1:], gaps(answer.times), strict=True)
+        for at, gap in zip(answer.times[1:], itl(answer.times), strict=True)
         if gap > 0  # tokens that were read at once
     )
 

@@ -8,13 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from benches.live import Series
-from benches.rates import Times, gaps, median, percentile
-from uma_trio.policy.state import Contract
-
-YOUNG_S = Contract().young_s
+from uma_trio.sim.latency import Times, itl, median, percentile, startup_itl
 
 
 @dataclass(frozen=True)
@@ -33,10 +29,10 @@ class Pace:
 
 def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
     """Return the pace of `streams` sent at `sent`; None unless there is a gap to speak of."""
-    all_gaps = [1e3 * gap for times in streams for gap in gaps(times)]
+    all_gaps = [1e3 * gap for times in streams for gap in itl(times)]
     if not all_gaps:
         return None
-    young = [1e3 * gap for times in streams for gap in young_gaps(times)]
+    young = [1e3 * gap for times in streams for gap in startup_itl(times)]
     firsts = [1e3 * (t[0] - at) for at, t in zip(sent, streams, strict=True) if t]
     fifths = [1e3 * (t[4] - at) for at, t in zip(sent, streams, strict=True) if len(t) >= 5]
     return Pace(
@@ -49,14 +45,6 @@ def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
         ttft=median(firsts),
         ttf5=median(fifths) if fifths else None,
     )
-
-
-def young_gaps(times: Times) -> list[float]:
-    """Return the gaps that began within three seconds of a stream's first token.
-
-    So the daemon counts its own ``worst_pause_ms``.
-    """
-    return [later - at for at, later in pairwise(times) if at - times[0] <= YOUNG_S]
 
 
 def ratios(loaded: Pace | None, solo: Pace | None) -> dict[str, float | None]:

@@ -4,7 +4,7 @@
     python -m benches.planning --quick      a short look (a few seconds)
     python -m benches.planning --n 16 --policies contract --crowds readers --rounds 9
 
-The policy alone (:mod:`benches.quick`): no model, no threads, no clients, and no time that passes
+The simulated engine (:mod:`uma_trio.sim`): no model, no threads, no clients, and no time that passes
 but its own. Of the *mixed* crowd half of the sequences are read, a quarter decode in the background,
 and a quarter are prompts of 506 tokens, one after another; of *readers* all are read. *median us* is
 what one plan takes, of all ticks of a round and of the best round, since everything that disturbs
@@ -21,20 +21,40 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from attrs import evolve
+
 from benches import chart, contest, host, report
-from benches.machine import TABLES, built_in
-from benches.rates import percentile
 from benches.setting import noise
-from benches.speed import CROWDS
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.state import Lane, SchedulerState
+from uma_trio.policy.traffic import Traffic
+from uma_trio.sim.latency import percentile
+from uma_trio.sim.machine import TABLES, built_in
+from uma_trio.sim.simulation import Simulation, settings_for
 
 TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0}, 16
 _COLUMNS = ("policy", "crowd", "sequences", "ticks", "median_us", "p95_us", "ticks_per_s")
 
+TRAFFIC = Traffic(weight_bytes=3e8, cell_bytes=12_288)  # the 0.5B shape
+
 Row = dict[str, object]
+
+
+def crowd_of(policy: Policy, machine: str, n: int, *, mixed: bool) -> Simulation:
+    """Return a world of `n` sequences that do not end; without `mixed` all of them are read."""
+    profile = built_in(machine)
+    settings = evolve(settings_for(profile), traffic=TRAFFIC)
+    world = Simulation(policy, profile=profile, settings=settings)
+    for client in range(n):
+        if mixed and client % 4 == 3:
+            world.storm(client, 506)
+        else:
+            lane: Lane = "background" if mixed and client % 4 == 1 else "interactive"
+            world.submit(20, 4000, client=client, lane=lane)
+    world.run(2.0)  # the prompts are done
+    return world
 
 
 class Watched:
@@ -55,7 +75,7 @@ class Watched:
 def measure(policy: str, crowd: str, n: int, ticks: int, machine: str) -> Row:
     """Plan `ticks` ticks of a crowd of `n` sequences and return what that took."""
     watched = Watched(find_policy(policy))
-    world = CROWDS[crowd](watched, built_in(machine), n)
+    world = crowd_of(watched, machine, n, mixed=crowd == "mixed")
     watched.took_us.clear()
     gc.collect()
     before, began = world.ticks, time.perf_counter()
@@ -94,7 +114,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.parser("planning", __doc__)
     add = parser.add_argument
     add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
-    add("--crowds", nargs="+", default=list(CROWDS), choices=list(CROWDS), help="who is there")
+    add("--crowds", nargs="+", default=[*TARGETS_US], choices=[*TARGETS_US], help="who is there")
     add("--n", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N", help="sequences")
     add("--machine", choices=list(TABLES), default="q4_0", help="whose ticks are planned")
     add("--ticks", type=int, metavar="N", help="of each round (2000)")

@@ -1,42 +1,14 @@
-"""What is computed from timestamps: percentiles, and the rate while all streams decode.
+"""What is computed from timestamps: the rate while all streams decode, and from end to end.
 
 Pure functions of lists of numbers, so that every figure of a table can be tested by hand.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Times = Sequence[float]
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """Return the `q`-th percentile (0 to 100), linear between the two nearest values.
-
-    Raises:
-        ValueError: there are no values, or `q` is out of range.
-    """
-    if not values:
-        raise ValueError("no values, no percentile")
-    if not 0 <= q <= 100:
-        raise ValueError(f"a percentile is between 0 and 100, not {q}")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * q / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the middle value."""
-    return percentile(values, 50)
-
-
-def gaps(times: Times) -> list[float]:
-    """Return the pauses between tokens of one stream."""
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
+from uma_trio.sim.latency import Times
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Record a real run to validate the simulation against: a daemon, a model, a mix of applications.
 
     python -m benches.record storm run.trace --seconds 30
-    python -m benches.validate run.trace
+    uma-trio simulate --validate --trace run.trace
 
 Each application is a process of its own, as the daemon tells clients apart by that. When the time
 is over they are ended in the middle of what they do.
@@ -21,7 +21,7 @@ from benches import report
 from benches.clients import Job, Wire, drive, jobs
 from benches.model import NoVocabulary, bench_model
 from benches.servers import DidNotStart, Setup, daemon
-from benches.workload import MIXES, Session, sessions
+from uma_trio.sim.workload import WORKLOADS, Session, sessions
 
 _CELLS = 32_768
 
@@ -34,7 +34,7 @@ def record(
     with daemon(setup, extra=[*flags, "--trace", str(trace.resolve())]) as running:
         clients = [
             spawn.Process(target=_client, args=(running.wire, mix, client, seconds, seed))
-            for client, _ in enumerate(MIXES[mix], start=1)
+            for client, _ in enumerate(WORKLOADS[mix], start=1)
         ]
         for process in clients:
             process.start()
@@ -48,7 +48,7 @@ def record(
 def _client(wire: Wire, mix: str, client: int, seconds: float, seed: int) -> None:
     """Be one application, in a process of its own."""
     began = time.monotonic()
-    mine = [s for s in sessions(MIXES[mix], seed, seconds) if s.client == client]
+    mine = [s for s in sessions(WORKLOADS[mix], seed, seconds) if s.client == client]
     threads = [
         threading.Thread(target=_session, args=(wire, session, began, f"{seed}/{client}/{n}"))
         for n, session in enumerate(mine)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("mix", choices=MIXES)
+    parser.add_argument("mix", choices=WORKLOADS)
     parser.add_argument("trace", type=Path, help="the file to write")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)

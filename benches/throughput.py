@@ -30,8 +30,9 @@ from pathlib import Path
 
 from benches import chart, clients, host, report, servers
 from benches.contest import order
-from benches.rates import end_to_end, median, steady
+from benches.rates import end_to_end, steady
 from benches.setting import model_or_exit, setting
+from uma_trio.sim.latency import median
 
 CEILING = "llama-batched-bench"
 OURS = "uma-trio"  # and its policy

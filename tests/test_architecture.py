@@ -67,6 +67,10 @@ ALLOWED = {
         *("uma_trio.engine.messages", "uma_trio.engine.records"),
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
+    "uma_trio.sim": {
+        *("attrs", "numpy", "uma_trio.cost_store", "uma_trio.engine", "uma_trio.policy"),
+        *("uma_trio.backend.base", "uma_trio.backend.fake", "uma_trio.telemetry.metrics"),
+    },
 }
 UNBOUND = ("uma_trio.cli", "uma_trio.daemon", "uma_trio.parts")  # they put everything together
 
@@ -178,6 +182,18 @@ def test_the_daemon_is_imported_by_the_command_line_alone() -> None:
         name_of(path) for path in modules(*SHIPPED) if "uma_trio.daemon" in set(imports(path))
     }
     assert all(within(name, "uma_trio.cli") for name in importers)
+
+
+def test_the_simulator_is_imported_by_the_command_line_alone() -> None:
+    """The daemon carries no simulator."""
+    importers = {
+        name_of(path)
+        for path in modules(*SHIPPED)
+        if any(within(found, "uma_trio.sim") for found in imports(path))
+    }
+    assert all(
+        within(name, "uma_trio.sim") or name == "uma_trio.cli.simulate" for name in importers
+    )
 
 
 def test_threads_are_touched_in_few_places() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benches import figures
-from benches.machine import built_in
+from uma_trio.sim.machine import built_in
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NAMES = ["pareto.png", "pareto.svg", "staircase.png", "staircase.svg"]

@@ -16,7 +16,7 @@ from benches import contest, mixed_load, report, scenes, servers, storm
 from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
 from benches.elsewhere import processes
 from benches.live import Live
-from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within, young_gaps
+from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within
 from uma_trio.policy.contract import contract
 from uma_trio.sockets.peers import peer_of
 
@@ -34,11 +34,6 @@ def test_a_stream_without_gaps_has_no_pace() -> None:
     """One token says nothing about gaps."""
     assert pace([0.0], [[1.0]]) is None
     assert pace([], []) is None
-
-
-def test_a_young_gap_begins_within_three_seconds_of_the_first_token() -> None:
-    """A stall that begins then counts whole; the daemon counts its worst pause in the same way."""
-    assert young_gaps([1.0, 3.9, 4.0, 9.0, 10.0]) == pytest.approx([2.9, 0.1, 5.0])
 
 
 def test_ratios_are_of_like_with_like() -> None:

@@ -14,7 +14,8 @@ import pytest
 from benches import clients, contest, ipc_overhead, peers, report, servers, throughput
 from benches.clients import Answer, Dechunker, FramedWire, Job, SseWire, drive, frame
 from benches.metered import Meter, Reading
-from benches.rates import end_to_end, gaps, median, percentile, steady
+from benches.rates import end_to_end, steady
+from uma_trio.sim.latency import itl, median, percentile
 
 JOB = Job("a", "once upon", 2)
 
@@ -35,7 +36,7 @@ def test_percentile_refuses_nonsense(values: list[float], q: float) -> None:
 
 def test_gaps_are_between_tokens() -> None:
     """Three tokens have two gaps."""
-    assert gaps([1.0, 1.5, 3.0]) == [0.5, 1.5]
+    assert itl([1.0, 1.5, 3.0]) == [0.5, 1.5]
 
 
 def test_steady_rate_is_that_of_one_stream() -> None:

@@ -9,29 +9,36 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benches.machine import modelled
-from benches.simulation import HOST_S, Q4_0, Simulation, Stream, staircase
 from uma_trio.engine.messages import Targets
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
+from uma_trio.sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
+from uma_trio.sim.simulation import Simulation
+from uma_trio.sim.world import Request
 
 SOLO_S = 0.008 + HOST_S
 
 
-def p95(stream: Stream, solo_s: float = SOLO_S) -> float:
+def machine(steps: Staircase, believed: CostModel | None = None) -> Profile:
+    """Return a machine with a noise of 2 %, of which a policy may have `believed` something else."""
+    truth = CostModel(steps, host_s=HOST_S)
+    return modelled("steps", truth, gaussian(0.02), believed=believed)
+
+
+def p95(stream: Request, solo_s: float = SOLO_S) -> float:
     """Return the p95 gap of a stream over what it is alone."""
-    return float(np.percentile(stream.gaps, 95)) / solo_s
+    return float(np.percentile(stream.itl, 95)) / solo_s
 
 
 def background_prompts(simulation: Simulation) -> int:
     """Return how many background prompts were answered."""
-    return sum(s.lane == "background" and s.end is not None for s in simulation.streams)
+    return sum(s.lane == "background" and s.end is not None for s in simulation.requests)
 
 
-def storm(cap: float = 1.2, seconds: float = 30.0, clients: int = 3) -> tuple[Simulation, Stream]:
+def storm(cap: float = 1.2, seconds: float = 30.0, clients: int = 3) -> tuple[Simulation, Request]:
     """Run one interactive stream against endless prompts; return both."""
     simulation = Simulation(contract, Contract(latency_cap=cap))
     for client in range(clients):
@@ -50,13 +57,13 @@ def test_a_prefill_storm_is_not_felt() -> None:
 def test_no_pause_of_the_first_three_seconds_exceeds_twice_solo() -> None:
     """A reader who has just begun sees no hitch."""
     _, stream = storm()
-    assert max(stream.young_gaps) <= 2.0 * SOLO_S * 1.08  # the noise of one tick
+    assert max(stream.startup_itl) <= 2.0 * SOLO_S * 1.08  # the noise of one tick
 
 
 def test_later_pauses_stay_within_the_pause_cap() -> None:
     """The worst gap of all is bounded too."""
     _, stream = storm()
-    assert max(stream.gaps) <= 4.0 * SOLO_S * 1.08
+    assert max(stream.itl) <= 4.0 * SOLO_S * 1.08
 
 
 def test_the_background_gets_its_floor_all_the_same() -> None:
@@ -83,7 +90,7 @@ def test_background_decoders_are_not_felt_either() -> None:
     stream = simulation.submit(20, 4000, client=1)
     simulation.run(20.0)
     assert p95(stream) <= 1.2
-    assert all(len(s.token_times) > 20 for s in simulation.streams)
+    assert all(len(s.token_times) > 20 for s in simulation.requests)
 
 
 def test_three_streams_are_measured_against_the_three_alone() -> None:
@@ -99,10 +106,10 @@ def test_three_streams_are_measured_against_the_three_alone() -> None:
 
 def test_three_streams_run_at_the_speed_of_four() -> None:
     """Where four rows cost less than three, a row is thrown in."""
-    simulation = Simulation(contract, noise=0.0)
+    simulation = Simulation(contract, profile=built_in("q4_0"))
     streams = [simulation.submit(4, 500, client=1 + i) for i in range(3)]
     simulation.run(6.0)
-    assert float(np.median(streams[0].gaps)) == pytest.approx(0.0111 + HOST_S, rel=0.01)
+    assert float(np.median(streams[0].itl)) == pytest.approx(0.0111 + HOST_S, rel=0.01)
 
 
 def test_a_newcomer_is_answered_soon_in_a_storm() -> None:
@@ -157,7 +164,7 @@ def test_with_nobody_to_protect_prefill_runs_at_full_speed() -> None:
     for client in range(3):
         simulation.storm(100 + client)
     simulation.run(20.0)
-    rate = sum(simulation.machine.computed.values()) / 20.0
+    rate = sum(simulation.backend.computed.values()) / 20.0
     assert rate >= 0.95 * 64 / 0.0935
 
 
@@ -225,7 +232,7 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
 def test_on_a_machine_without_stairs_the_contract_holds_too() -> None:
     """A GPU's gentle slope gives the background more, within the same promise."""
     gpu = {1: 3.82, 2: 4.06, 3: 4.28, 4: 4.6, 8: 6.28, 16: 7.79, 64: 11.8, 256: 28.2, 512: 45.7}
-    simulation = Simulation(contract, steps=staircase(gpu))
+    simulation = Simulation(contract, profile=machine(staircase(gpu)))
     for client in range(3):
         simulation.storm(100 + client, 1500)
     stream = simulation.submit(20, 8000, client=1)
@@ -250,7 +257,7 @@ def test_served_decoders_follow_from_the_experts_that_they_reach(
 ) -> None:
     """Where each row reaches other experts few ride along, where all share the weights all do."""
     steps = mixture(experts, used)
-    simulation = Simulation(contract, Contract(latency_cap=2.0), steps=steps)
+    simulation = Simulation(contract, Contract(latency_cap=2.0), profile=machine(steps))
     batch = [simulation.submit(20, 8000, client=100, lane="background") for _ in range(8)]
     simulation.run(3.0)
     assert len(batch[-1].token_times) > 10
@@ -265,14 +272,14 @@ def test_served_decoders_follow_from_the_experts_that_they_reach(
 def test_on_a_mixture_of_experts_the_contract_holds() -> None:
     """A second row costs half as much again there: a storm waits for ticks that may be long."""
     steps = mixture(128, 8)
-    simulation = Simulation(contract, steps=steps)
+    simulation = Simulation(contract, profile=machine(steps))
     for client in range(3):
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
     simulation.run(60.0)
     assert p95(stream, steps(1) + HOST_S) <= 1.2
-    assert max(stream.gaps) <= 4.0 * steps(1) * 1.1
-    assert sum(simulation.machine.computed.values()) > 0
+    assert max(stream.itl) <= 4.0 * steps(1) * 1.1
+    assert sum(simulation.backend.computed.values()) > 0
 
 
 @pytest.mark.parametrize("part", contract.optional)
@@ -284,14 +291,16 @@ def test_without_any_of_its_parts_everybody_is_served_to_the_end(part: str) -> N
     simulation.run(0.5)
     simulation.submit(20, 300, client=1)
     simulation.run(60.0)
-    assert [s.end and s.end.reason for s in simulation.streams] == ["length"] * 4
+    assert [s.end and s.end.reason for s in simulation.requests] == ["length"] * 4
 
 
 @pytest.mark.parametrize("wrong", [0.5, 0.7, 1.5])
 def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
     """What the streams cost alone is known from ticks of theirs alone, whatever larger ones take."""
-    believed = staircase({n: ms * (wrong if n > 4 else 1) for n, ms in Q4_0.items()})
-    simulation = Simulation(contract, Contract(latency_cap=2.0), believed=believed)
+    table = TABLES["q4_0"]
+    believed = staircase({n: ms * (wrong if n > 4 else 1) for n, ms in table.items()})
+    mistaken = machine(staircase(table), believed=CostModel(believed, host_s=HOST_S))
+    simulation = Simulation(contract, Contract(latency_cap=2.0), profile=mistaken)
     for client in range(3):
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
@@ -302,7 +311,7 @@ def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
 
 def test_infeasible_promises_are_counted() -> None:
     """When the streams alone are too slow, the metrics say so instead of hiding it."""
-    simulation = Simulation(contract, noise=0.35)
+    simulation = Simulation(contract, profile=built_in("q4_0", gaussian(0.35)))
     stream = simulation.submit(20, 2000, client=1)
     simulation.run(10.0)
     assert p95(stream) > 1.2

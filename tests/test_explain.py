@@ -12,7 +12,6 @@ from attrs import evolve
 from net_kit import TICK_S, house
 from trio.testing import MockClock
 
-from benches.simulation import Simulation
 from uma_protocol import (
     DEFAULT_MAX_FRAME_BYTES,
     Eos,
@@ -37,6 +36,7 @@ from uma_trio.net import explained
 from uma_trio.policy.contract import contract
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
 from uma_trio.service.directory import Directory
+from uma_trio.sim.simulation import Simulation
 
 STORY = StoryInfo(
     request=17,
@@ -135,11 +135,11 @@ def test_one_request_is_explained_with_the_ticks_around_its_worst_gap() -> None:
     request = Explain(request=stream.handle)
     ticks = explained.ticks_for(request)
     simulation.inbox.put(AskEngine(answers.append, request.request, ticks))
-    simulation.engine.tick()
+    simulation.tick()
     got = answered(request, answers[0])
     (story,) = got.requests
     assert story.worst_gap is not None
-    assert story.worst_gap.gap_ms == pytest.approx(max(stream.gaps) * 1e3, abs=0.001)
+    assert story.worst_gap.gap_ms == pytest.approx(max(stream.itl) * 1e3, abs=0.001)
     assert len(got.ticks) == explained.TICKS_OF_ONE_REQUEST
     (worst,) = (t for t in got.ticks if t.tick == story.worst_gap.tick)
     assert worst.predicted_ms == pytest.approx(worst.measured_ms, rel=0.2)
@@ -155,7 +155,7 @@ def test_the_ticks_nearest_to_the_worst_gap_are_kept() -> None:
     simulation.run(1.0)
     answers: list[Recorded] = []
     simulation.inbox.put(AskEngine(answers.append, stream.handle))
-    simulation.engine.tick()
+    simulation.tick()
     (whole,) = answers[0].requests
     assert whole.worst_gap is not None
     gap = evolve(whole.worst_gap, tick=ticks[300])

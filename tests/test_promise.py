@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benches.simulation import Simulation
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.sim.simulation import Simulation
 from uma_trio.telemetry.promise import Promise, PromiseFigures
 
 COST = CostModel(Staircase((1, 4, 16), (0.010, 0.020, 0.040)), scale=1.5)

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
-from benches.simulation import Simulation
 from uma_trio.cli.replay import replay as replay_verb
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
@@ -39,6 +38,7 @@ from uma_trio.policy.portable import (
 from uma_trio.policy.replay import replay
 from uma_trio.policy.state import Contract, GuardMemory, MeasuredTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
+from uma_trio.sim.simulation import Simulation
 from uma_trio.telemetry.trace import LineFile
 
 HEADER = Header("0.1.0", "story.gguf", "baseline", Contract(latency_cap=1.5))

@@ -1,10 +1,9 @@
-"""The simulation: the same seed gives the same world, and a recorded run is foretold."""
+"""The simulation: the same seed gives the same run, and a recorded run is predicted."""
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,30 +13,10 @@ from attrs import evolve
 from net_kit import House, house
 from trio.testing import MockClock
 
-from benches import simulate, speed, validate
-from benches.machine import (
-    TABLES,
-    Machine,
-    NoCost,
-    Profile,
-    built_in,
-    from_cost_file,
-    gaussian,
-    modelled,
-    staircase,
-)
-from benches.outcome import jain, together
-from benches.quick import Quick
-from benches.recording import Load, Recording, asked, figures, fit, profile, read, sessions
-from benches.simulation import LIMITS, Simulation, settings_for
-from benches.virtual import World
-from benches.workload import ENDLESS, MIXES, Application, Session, Turn, gamma, play, turns
-from benches.workload import sessions as sessions_of
 from uma_protocol import Eos, Token
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.cost_store import remember
-from uma_trio.engine.messages import Targets
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
@@ -45,19 +24,47 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.find import BUILT_IN, find_policy
+from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, encode
+from uma_trio.policy.portable import Header, TracedTick, TraceError
 from uma_trio.policy.state import SchedulerState, SequenceView
+from uma_trio.sim import validate
+from uma_trio.sim.compare import (
+    Case,
+    NoWorkload,
+    cases,
+    itl_alone_s,
+    policy_of,
+    simulate,
+    workload_of,
+)
+from uma_trio.sim.fitted import Load, fit, profile
+from uma_trio.sim.latency import startup_itl
+from uma_trio.sim.machine import (
+    HOST_S,
+    TABLES,
+    NoCost,
+    Profile,
+    built_in,
+    from_cost_file,
+    gaussian,
+    modelled,
+)
+from uma_trio.sim.outcome import jain, together
+from uma_trio.sim.simulation import Simulation
+from uma_trio.sim.trace import Recording, figures, requests_of, sessions
+from uma_trio.sim.workload import ENDLESS, WORKLOADS, Application, Session, Turn, gamma, play, turns
+from uma_trio.sim.workload import sessions as sessions_of
+from uma_trio.sim.world import World
 
 NOISY = built_in("q8_0", gaussian(0.02))  # its ticks are long enough to be given up
 
-# Here many come after a tick was planned and before its decode begins.
-SLOW_BETWEEN = modelled("slow between decodes", CostModel(staircase(TABLES["q8_0"]), host_s=0.2))
+GPU = built_in("h200", gaussian(0.02))
 
 
-def quick(policy: str = "contract", profile: Profile = NOISY, seed: int = 1) -> Quick:
-    """Return a world of the policy alone."""
-    return Quick(find_policy(policy), Machine.of(profile, seed), settings_for(profile), LIMITS)
+def world_of(policy: str = "contract", profile: Profile = NOISY, seed: int = 1) -> Simulation:
+    """Return a simulation with one of the policies."""
+    return Simulation(find_policy(policy), profile=profile, seed=seed)
 
 
 # --- applications ---
@@ -71,14 +78,14 @@ def drawn(app: Application, n: int, seed: str = "1") -> list[Turn]:
     return [next(endless) for _ in range(n)]
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", WORKLOADS)
 def test_the_same_seed_gives_the_same_work(mix: str) -> None:
     """Who asks what, and when, is a function of the seed."""
 
     def work(seed: int) -> list[object]:
         return [
             (s.client, s.lane, s.start, [turn for turn, _ in zip(s.turns, range(20), strict=False)])
-            for s in sessions_of(MIXES[mix], seed, 60.0)
+            for s in sessions_of(WORKLOADS[mix], seed, 60.0)
         ]
 
     assert work(1) == work(1)
@@ -116,41 +123,95 @@ def test_a_conversation_grows_by_what_was_said_and_begins_anew_when_it_is_full()
 
 def test_a_session_asks_again_a_while_after_the_answer() -> None:
     """Nobody asks the second question before having read the answer to the first."""
-    world = quick()
+    world = world_of()
     play(world, [Session(1, "interactive", 0.5, [Turn(0.0, 20, 5), Turn(3.0, 30, 5)])])
     world.run(60.0)
-    first, second = world.streams
+    first, second = world.requests
     assert first.arrived == pytest.approx(0.5)
     assert second.arrived == pytest.approx(first.token_times[-1] + 3.0)
 
 
 def test_a_request_comes_when_it_comes_though_a_tick_is_being_computed() -> None:
     """What it waits for the end of that tick is part of its time to the first token."""
-    world = quick()
+    world = world_of()
     world.storm(1)
     world.at(0.1003, lambda: world.submit(20, 5, client=2) and None)
     world.run(5.0)
-    newcomer = next(s for s in world.streams if s.client == 2)
+    newcomer = next(s for s in world.requests if s.client == 2)
     assert newcomer.arrived == 0.1003
 
 
-def test_a_tick_that_is_given_up_ends_when_the_newcomer_comes() -> None:
+def test_a_tick_is_interrupted_when_the_newcomer_comes() -> None:
     """Whatever else would have happened while it was computed."""
-    ticks: list[TracedTick] = []
-    settings = settings_for(NOISY)
-    world = Quick(find_policy("contract"), Machine.of(NOISY), settings, LIMITS, ticks.append)
+    ticks, recorder = recorded()
+    world = Simulation(contract, profile=NOISY, recorder=recorder)
     world.storm(1, 900)
-    world.at(0.01, lambda: world.submit(20, 5, client=2) and None)
+    world.at(0.01, lambda: world.submit(20, 5, client=2))
     world.at(0.02, lambda: None)
     world.run(0.1)
     assert ticks[0].status == DecodeStatus.ABORTED
     assert ticks[0].decode_s == pytest.approx(0.01)
 
 
-# --- the policy alone is the engine, only faster ---
+def recorded() -> tuple[list[TracedTick], Recorder]:
+    """Return a list and a recorder that fills it with ticks, as a trace has them."""
+    ticks: list[TracedTick] = []
+
+    def keep(state: SchedulerState, plan: Plan, record: TickRecord) -> None:
+        ticks.append(TracedTick(state, plan, record.decode_s, record.host_s, record.status))
+
+    return ticks, Recorder(keep)
 
 
-def crowded(world: World) -> None:  # type: ignore[type-arg]
+# --- machines that overlap ---
+
+
+def test_where_decodes_overlap_the_next_tick_is_prepared_beside_the_one_that_runs() -> None:
+    """Its state says so and has the predicted time, and nearly every tick of a stream is one."""
+    ticks, recorder = recorded()
+    world = Simulation(contract, profile=built_in("h200"), recorder=recorder)
+    world.submit(20, 50, client=1)
+    world.run(5.0)
+    assert sum(tick.state.ahead for tick in ticks) > 45
+    ticks, recorder = recorded()
+    Simulation(contract, profile=built_in("q4_0"), recorder=recorder).run(1.0)
+    assert not any(tick.state.ahead for tick in ticks)
+
+
+def test_where_decodes_overlap_a_token_is_published_beside_the_next_decode() -> None:
+    """A host time after the tick that computed it: when the next decode has been launched."""
+    ticks, recorder = recorded()
+    world = Simulation(contract, profile=built_in("h200"), recorder=recorder)
+    stream = world.submit(20, 50, client=1)
+    world.run(5.0)
+    assert stream.ttft_s == pytest.approx(ticks[0].decode_s + HOST_S)
+    assert stream.end is not None
+
+
+def test_where_decodes_overlap_none_is_interrupted() -> None:
+    """A newcomer waits for the end of the tick that runs."""
+    ticks, recorder = recorded()
+    world = Simulation(contract, profile=GPU, recorder=recorder)
+    world.storm(1, 900)
+    world.at(0.01, lambda: world.submit(20, 5, client=2))
+    world.run(1.0)
+    assert {tick.status for tick in ticks} == {DecodeStatus.OK}
+
+
+def test_the_machine_of_a_trace_overlaps_if_its_ticks_were_prepared() -> None:
+    """A trace of a GPU is simulated as a GPU."""
+    for machine in (GPU, NOISY):
+        ticks, recorder = recorded()
+        world = Simulation(contract, profile=machine, recorder=recorder)
+        world.submit(20, 50, client=1)
+        world.run(5.0)
+        assert profile(ticks).overlaps == machine.overlaps
+
+
+# --- the same work gives the same run, and nothing is lost ---
+
+
+def crowded(world: World) -> None:
     """People, pastes and a storm at once."""
     for client in range(3):
         world.storm(100 + client)
@@ -160,79 +221,42 @@ def crowded(world: World) -> None:  # type: ignore[type-arg]
     world.run(15.0)
 
 
-def interrupted(world: World) -> None:  # type: ignore[type-arg]
-    """Now and then a person comes while background prompts are computed."""
-    for client in range(3):
-        world.storm(100 + client, 900)
-    for n in range(60):
-        world.at(0.37 * n + 0.1, lambda n=n: world.submit(40 + n, 3, client=n))
-    world.run(30.0)
+FINITE = (
+    Application(name="chat", lane="interactive", prompt=80, answer=30, think_s=0.2, turns=3),
+    Application(
+        name="batch", lane="background", prompt=700, answer=20, open_at_once=3, turns=2,
+        watched=False,
+    ),
+)  # fmt: skip
 
 
-def choosy(world: World) -> None:  # type: ignore[type-arg]
-    """Streams that ask for less than they could bear, beside background answers."""
-    for client in range(4):
-        world.submit(400, 300, client=client, lane="background")
-    world.submit(50, 200, client=8, targets=Targets(gap_s=0.04))
-    world.at(1.0, lambda: world.submit(600, 50, client=9, targets=Targets(ttft_s=0.3)))
-    world.run(15.0)
-
-
-def without_room(world: World) -> None:  # type: ignore[type-arg]
-    """More background answers than the cache has cells for, in the end."""
-    for client in range(16):
-        world.submit(2000, 1000, client=client, lane="background")
-    world.run(500.0)
-
-
-@pytest.mark.parametrize("machine", [NOISY, SLOW_BETWEEN], ids=lambda profile: profile.name)
-@pytest.mark.parametrize("scene", [crowded, interrupted, choosy, without_room])
+@pytest.mark.parametrize("machine", [NOISY, GPU], ids=lambda profile: profile.name)
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_policy_alone_gives_the_same_tokens_at_the_same_times(
-    name: str,
-    scene: Callable[[World], None],  # type: ignore[type-arg]
-    machine: Profile,
-) -> None:
-    """Also where ticks are given up for a newcomer, and where requests are preempted."""
-    whole, alone = Simulation(BUILT_IN[name], profile=machine, seed=1), quick(name, machine)
-    scene(whole)
-    scene(alone)
-    assert [s.token_times for s in whole.streams] == [s.token_times for s in alone.streams]
-    assert whole.ticks == alone.ticks
-    assert whole.books.used_s == pytest.approx(alone.machine.used_s)
-    figures = whole.metrics.snapshot()
-    if scene is interrupted and name == "contract":
-        assert figures["aborted_ticks_total"] > 0
-    if scene is without_room:
-        assert figures["preemptions_total"] > 0
+def test_no_token_is_lost_and_none_made_up(name: str, machine: Profile) -> None:
+    """What was computed is what the requests had; the last token of an answer is only sampled."""
+    world = world_of(name, machine)
+    play(world, sessions_of(FINITE, 1, 5.0))
+    world.run(300.0)
+    assert len(world.requests) == 9
+    assert all(len(r.token_times) == r.answer_tokens for r in world.requests)
+    lengths = [r.prompt_tokens + r.answer_tokens - 1 for r in world.requests]
+    assert sum(world.machine.tokens.values()) == sum(lengths)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-@pytest.mark.parametrize("mix", MIXES)
-def test_no_token_is_lost_and_none_made_up(mix: str, name: str) -> None:
-    """What was computed is what ended requests had, and what the others have so far."""
-    world = quick(name, built_in("h200"))
-    play(world, sessions_of(MIXES[mix], 1, 10.0))
-    world.run(10.0)
-    assert sum(world.machine.tokens.values()) == sum(s.computed for s in world.streams)
-    assert any(s.ended for s in world.streams)
-    for stream in world.streams:
-        # The last token of an answer is sampled and never computed.
-        assert stream.computed <= stream.prompt_tokens + stream.answer_tokens - 1
-        assert len(stream.token_times) <= stream.answer_tokens
-        if stream.ended:
-            assert stream.computed == stream.prompt_tokens + stream.answer_tokens - 1
-            assert len(stream.token_times) == stream.answer_tokens
-
-
-def test_the_same_seed_gives_the_same_run() -> None:
+@pytest.mark.parametrize("machine", [NOISY, GPU], ids=lambda profile: profile.name)
+def test_the_same_seed_gives_the_same_run(machine: Profile) -> None:
     """And another seed another one."""
     runs = []
     for seed in (1, 1, 2):
-        world = quick(seed=seed)
+        world = world_of(profile=machine, seed=seed)
         crowded(world)
-        runs.append([s.token_times for s in world.streams])
+        runs.append([s.token_times for s in world.requests])
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_the_start_up_window_is_three_seconds_from_the_first_token() -> None:
+    """A stall that begins in it counts whole, as in the daemon's worst pause."""
+    assert startup_itl([1.0, 3.9, 4.0, 9.0, 10.0]) == pytest.approx([2.9, 0.1, 5.0])
 
 
 # --- machines ---
@@ -240,15 +264,15 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_stream_alone_takes_the_time_of_the_table(name: str) -> None:
-    """One token a tick, and what passes between two decodes."""
-    assert simulate.lone_gap_s(built_in(name)) == pytest.approx(TABLES[name][1] / 1e3 + 0.0004)
+    """One token a tick, and the time between two decodes."""
+    assert itl_alone_s(built_in(name)) == pytest.approx(TABLES[name][1] / 1e3 + 0.0004)
 
 
 def test_a_daemons_cost_file_is_a_machine(tmp_path: Path) -> None:
     """It was measured, so it can be simulated."""
     path = tmp_path / "cost.json"
     remember(path, CostModel(Staircase((1, 2, 4), (0.010, 0.018, 0.02))))
-    assert simulate.lone_gap_s(from_cost_file(path)) == pytest.approx(0.0104)
+    assert itl_alone_s(from_cost_file(path)) == pytest.approx(0.0104)
 
 
 def test_a_file_without_costs_is_refused(tmp_path: Path) -> None:
@@ -273,13 +297,9 @@ def traced(
     policy: str, noise: float, work: tuple[Session, ...], seconds: float
 ) -> tuple[Simulation, Recording]:
     """Record the whole engine on a machine whose costs are known."""
-    ticks: list[TracedTick] = []
-
-    def keep(state: SchedulerState, plan: Plan, record: TickRecord) -> None:
-        ticks.append(TracedTick(state, plan, record.decode_s, record.host_s, record.status))
-
+    ticks, recorder = recorded()
     machine = built_in("q4_0", gaussian(noise))
-    world = Simulation(find_policy(policy), profile=machine, seed=7, recorder=Recorder(keep))
+    world = Simulation(find_policy(policy), profile=machine, seed=7, recorder=recorder)
     play(world, work)
     world.run(seconds)
     return world, Recording(Header("0.1.0", "fake", policy), tuple(ticks), 0)
@@ -295,30 +315,30 @@ def test_a_first_token_came_when_its_tick_had_ended_and_not_when_that_was_forese
         TracedTick(began, Plan((PlanItem(1, 5, "prefill", ""),)), 0.5, 0.0, 0),
         TracedTick(behind, Plan((PlanItem(1, 1, "decode", ""),)), 0.1, 0.001, 0),
     ]
-    (request,) = asked(ticks)
+    (request,) = requests_of(ticks)
     assert request.first_token == pytest.approx(0.5)
 
 
 def test_a_trace_shows_every_request_as_it_was() -> None:
-    """When it came, how long it was, when its first token came, and all its gaps."""
+    """When it came, how long it was, when its first token came, and all its latencies."""
     work = (
         Session(1, "interactive", 0.5, [Turn(0.0, 30, 20), Turn(1.5, 40, 1), Turn(1.0, 8, 9)]),
         Session(2, "background", 0.0, [Turn(0.0, 300, 30)]),
     )
     world, recording = traced("contract", 0.02, work, 20.0)
     for stream, request in zip(
-        sorted(world.streams, key=lambda s: s.arrived), asked(recording.ticks), strict=True
+        sorted(world.requests, key=lambda s: s.arrived), requests_of(recording.ticks), strict=True
     ):
         assert (request.prompt, request.answer) == (stream.prompt_tokens, stream.answer_tokens)
         assert (request.client, request.lane) == (stream.client, stream.lane)
         assert request.arrived == stream.arrived
         assert request.first_token == pytest.approx(stream.token_times[0], abs=1e-6)
         assert request.ended == pytest.approx(stream.token_times[-1], abs=1e-6) or (
-            request.ended is None and stream is world.streams[-1]
+            request.ended is None and stream is world.requests[-1]
         )
-        # What the last tick gave nobody looks at again.
-        told = stream.gaps[:-1] if request.ended is None else stream.gaps
-        assert request.gaps == pytest.approx(told, abs=1e-9)
+        # No later state has the measurement of the last tick.
+        measured = stream.itl[:-1] if request.ended is None else stream.itl
+        assert request.itl == pytest.approx(measured, abs=1e-9)
 
 
 def test_a_question_after_an_answer_belongs_to_it_and_any_other_to_its_own_time() -> None:
@@ -329,7 +349,7 @@ def test_a_question_after_an_answer_belongs_to_it_and_any_other_to_its_own_time(
         Session(2, "background", 0.0, [Turn(0.0, 300, ENDLESS // 100)]),
     )
     _, recording = traced("baseline", 0.0, work, 20.0)
-    requests = asked(recording.ticks)
+    requests = requests_of(recording.ticks)
     found = sorted(sessions(requests), key=lambda s: s.start)
     assert [(s.client, round(s.start, 6)) for s in found] == [(2, 0.0), (1, 0.5), (1, 0.6)]
     thoughts = [round(t.think_s, 4) for s in found for t in s.turns if t.think_s]
@@ -373,17 +393,17 @@ def test_a_slow_hour_is_taken_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("mix", "policy", "figures"),
     [
-        ("storm", "baseline", ("gap_p95", "ttft_p50", "tokens_s")),
-        ("storm", "contract", ("gap_p95", "ttft_p50", "tokens_s")),
-        ("desk", "baseline", ("gap_p95", "ttft_p50", "tokens_s")),
-        # With company that comes and goes, gaps and first tokens are of two kinds (with and without
-        # a load beside them), and a percentile that lies between the two jumps with any tick.
+        ("storm", "baseline", ("itl_p95", "ttft_p50", "tokens_s")),
+        ("storm", "contract", ("itl_p95", "ttft_p50", "tokens_s")),
+        ("desk", "baseline", ("itl_p95", "ttft_p50", "tokens_s")),
+        # Latencies and first tokens are of two kinds here, with and without a load, and a
+        # percentile that lies between the two jumps with any tick.
         ("desk", "contract", ("tokens_s",)),
     ],
 )
-def test_a_recorded_run_is_foretold(mix: str, policy: str, figures: tuple[str, ...]) -> None:
+def test_a_recorded_run_is_predicted(mix: str, policy: str, figures: tuple[str, ...]) -> None:
     """p95 gap and TTFT within 10 %, throughput within 5 %: the gate of every change."""
-    _, recording = traced(policy, 0.05, sessions_of(MIXES[mix], 5, 40.0), 40.0)
+    _, recording = traced(policy, 0.05, sessions_of(WORKLOADS[mix], 5, 40.0), 40.0)
     found = {one.name: one for one in validate.compare(recording, seeds=range(1))}
     for name in figures:
         assert found[name].within, f"{name} is off by {100 * found[name].off:.1f} %"
@@ -391,111 +411,79 @@ def test_a_recorded_run_is_foretold(mix: str, policy: str, figures: tuple[str, .
 
 def test_a_prediction_that_is_off_is_not_within() -> None:
     """A tenth too much is, a ninth is not."""
-    assert validate.Compared("gap_p95", 1.0, 1.1, 0.1000001).within
-    assert not validate.Compared("gap_p95", 1.0, 1.11, 0.10).within
-    assert not validate.Compared("gap_p95", 1.0, 0.89, 0.10).within
-    assert validate.Compared("gaps", 100, 300, None).within is None
+    assert validate.Compared("itl_p95", 1.0, 1.1, 0.1000001).within
+    assert not validate.Compared("itl_p95", 1.0, 1.11, 0.10).within
+    assert not validate.Compared("itl_p95", 1.0, 0.89, 0.10).within
+    assert validate.Compared("latencies", 100, 300, None).within is None
 
 
-# --- the commands ---
-
-
-def written(path: Path, recording: Recording) -> Path:
-    """Write a trace as a daemon does."""
-    footer = Footer(len(recording.ticks), 0)
-    path.write_bytes(b"".join(map(encode, (recording.header, *recording.ticks, footer))))
-    return path
-
-
-def test_validate_prints_measured_beside_predicted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """From a file, with how far each is off; 0 if all are within their bounds."""
-    _, recording = traced("contract", 0.02, sessions_of(MIXES["storm"], 1, 10.0), 10.0)
-    path = written(tmp_path / "run.trace", recording)
-    assert read(path) == recording
-    assert validate.main([str(path), "--seeds", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "policy contract" in said
-    assert "gap p95, ms" in said
-    assert "NO" not in said
-    assert figures(recording.ticks).requests == len(asked(recording.ticks))
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(None, "No such file"), (b"hello\n", "line 1: it is not JSON"), (b"", "does not begin")],
-)
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
-    """In one sentence, with the file."""
-    path = tmp_path / "run.trace"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(SystemExit, match=said):
-        validate.main([str(path)])
-
-
-def test_a_trace_without_a_second_token_has_no_gap_to_foretell() -> None:
+def test_a_trace_without_a_second_token_has_no_latency_to_predict() -> None:
     """It says so and predicts nothing."""
     _, recording = traced("baseline", 0.0, (Session(1, "background", 0.0, [Turn(0, 9, 1)]),), 5.0)
-    with pytest.raises(TraceError, match="no gap"):
+    with pytest.raises(TraceError, match="no latency"):
         figures(recording.ticks)
 
 
-def test_simulate_compares_policies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+# --- comparing policies ---
+
+
+def test_runs_of_several_seeds_are_taken_together() -> None:
+    """Their latencies are in one list, and what the load got is summed."""
+    runs = [
+        simulate(Case("contract", contract, 1.5), WORKLOADS["storm"], NOISY, 5.0, seed)
+        for seed in (1, 2)
+    ]
+    both = together(runs)
+    assert len(both.itl) == sum(len(run.itl) for run in runs)
+    assert both.load_tokens == sum(run.load_tokens for run in runs)
+    assert both.row(0.01)["load_tokens_s"] == pytest.approx(both.load_tokens / both.seconds)
+
+
+def test_the_baseline_has_no_cap_and_is_compared_once() -> None:
+    """Every other policy is there at each cap, and the watched applications once by themselves."""
+    names = [case.name for case in cases(["contract", "baseline"], [1.2, 2.0])]
+    assert names == ["no load", "contract 1.2", "contract 2", "baseline"]
+
+
+def test_a_policy_is_found_by_its_module_and_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line for each case and a CSV; the contract reads better than the baseline."""
-    monkeypatch.setattr("benches.report.OUT", tmp_path)
-    words = "--mixes storm --caps 1.2 --seconds 5 --seeds 1 --no-chart --machine h200"
-    assert simulate.main(words.split()) == 0
-    said = capsys.readouterr().out
-    assert "seeds from 0" in said
-    lines = [line.split("|") for line in said.splitlines() if line.startswith("| ")]
-    p95 = {line[1].strip(): float(line[3]) for line in lines[1:] if not line[1].startswith(" -")}
-    assert p95["contract 1.2"] < p95["baseline"]
-    assert len(list(tmp_path.glob("simulate-*.csv"))) == 1
+    """Who writes one need not install it."""
+    (tmp_path / "mine_for_a_test.py").write_text("def plan(state):\n    return state\nN = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert policy_of("mine_for_a_test:plan")(7) == 7  # type: ignore[arg-type, comparison-overlap]
+    assert policy_of("contract,-guard") != contract
+    for spec, said in (
+        ("mine_for_a_test:N", "not a function"),
+        ("mine_for_a_test:other", "no attribute 'other'"),
+        ("nowhere_at_all:plan", "No module named"),
+        ("luck", "no policy is called 'luck'"),
+    ):
+        with pytest.raises(PolicyError, match=said):
+            policy_of(spec)
 
 
-def test_simulate_can_run_the_whole_engine() -> None:
-    """With the same outcome."""
-    case = simulate.Case("contract", 1.5)
-    alone, whole = (
-        simulate.simulate(case, MIXES["storm"], NOISY, 5.0, 1, whole_engine=engine)
-        for engine in (False, True)
+def test_a_workload_is_found_by_name_or_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is none is refused with what there is."""
+    (tmp_path / "work_for_a_test.py").write_text(
+        "from uma_trio.sim.workload import WORKLOADS\nMINE = WORKLOADS['desk'][:1]\nOTHER = 3\n"
     )
-    assert alone.gaps == whole.gaps
-    assert alone.load == whole.load
-    assert together([alone, whole]).load == 2 * alone.load
+    monkeypatch.syspath_prepend(tmp_path)
+    assert workload_of("work_for_a_test:MINE") == WORKLOADS["desk"][:1]
+    for spec, said in (
+        ("work_for_a_test:OTHER", "not a sequence of"),
+        ("lunch", "there are desk, storm, paste, fairness"),
+    ):
+        with pytest.raises(NoWorkload, match=said):
+            workload_of(spec)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--policies luck --mixes storm --seconds 1 --no-chart", "no policy is called 'luck'"),
-        ("--noise trace", "--trace FILE"),
-        ("--noise loud", "not loud"),
-        ("--cost nowhere.json", "no cost model"),
-        ("--trace nowhere.trace", "No such file"),
-    ],
-)
-def test_simulate_refuses_what_makes_no_sense(words: str, said: str) -> None:
-    """And says what would."""
-    with pytest.raises(SystemExit, match=said):
-        simulate.main(words.split())
-
-
-def test_the_crowd_whose_ticks_are_timed_is_as_large_as_it_says() -> None:
-    """Planning costs by the sequences, so there must be that many."""
-    for policy in (baseline, contract):
-        world = speed.crowd(policy, built_in("q4_0"), 16)
-        assert sum(not stream.ended for stream in world.streams) == 16
-
-
-async def test_the_whole_daemon_streams_as_the_policy_alone_foretells(
+async def test_the_whole_daemon_streams_as_the_simulation_predicts(
     autojump_clock: MockClock,
 ) -> None:
-    """Sockets, protocol and engine in virtual time: each token is read when it was foretold."""
+    """Sockets, protocol and engine in virtual time: each token is read when it was predicted."""
     base_s, token_s = 0.008, 0.0015
     backend = FakeBackend(n_ctx=4096, cost=linear_cost(base_s, token_s))
     requests = [(0.0, "x" * 30, 60, "interactive"), (0.1, "y" * 900, 20, "background")]
@@ -515,11 +503,11 @@ async def test_the_whole_daemon_streams_as_the_policy_alone_foretells(
             nursery.start_soon(ask, daemon, *request)
 
     steps = Staircase((1, 2), (base_s + token_s, base_s + 2 * token_s))
-    machine = Machine.of(modelled("linear", CostModel(steps)))
-    world = Quick(baseline, machine, EngineSettings(), backend.limits)
+    machine = modelled("linear", CostModel(steps))
+    world = Simulation(baseline, profile=machine, settings=EngineSettings(), limits=backend.limits)
     for client, (start, prompt, n, lane) in enumerate(requests):
         tokens = 1 + len(prompt)  # one begins them all
         world.at(start, partial(world.submit, tokens, n, client=client, lane=lane))
     world.run(10.0)
-    for stream in world.streams:
+    for stream in world.requests:
         assert read[stream.lane] == pytest.approx(stream.token_times, abs=1e-6)

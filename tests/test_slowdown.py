@@ -7,10 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from benches.machine import HOST_S, TABLES, Profile, gaussian, modelled, staircase
-from benches.simulation import Simulation, Stream
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.sim.machine import HOST_S, TABLES, Profile, gaussian, modelled, staircase
+from uma_trio.sim.simulation import Simulation
+from uma_trio.sim.world import Request
 
 STAIRS = staircase(TABLES["q4_0"])
 AFTER_S = 6.0  # of a storm the machine changes
@@ -26,7 +27,7 @@ def changing(factor: float) -> Profile:
     return modelled("changing", CostModel(STAIRS, host_s=HOST_S), paced)
 
 
-def storm(factor: float) -> tuple[Simulation, Stream]:
+def storm(factor: float) -> tuple[Simulation, Request]:
     """Run a stream amid endless prompts until the machine changes."""
     simulation = Simulation(contract, profile=changing(factor))
     for client in range(3):

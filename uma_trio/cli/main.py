@@ -3,7 +3,8 @@
 Each verb is a module of its own, imported only when it runs, so that ``--help`` is quick.
 Exit statuses: 0 ok; 1 bad arguments; for clients 2 the server said no, 3 it could not be
 reached or understood, 130 Ctrl-C; for the daemon 2 unusable model, 70 engine died, 75 the
-socket belongs to another daemon. `replay` ends as `diff` does: 1 a difference, 2 any trouble.
+socket belongs to another daemon. `replay` and `simulate` end as `diff` does: 1 a difference, 2 any
+trouble.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _VERBS = {
     "explain": "Show how the latest requests spent their time, or why one waited.",
     "metrics": "Show the daemon's figures, once or repeatedly.",
     "replay": "Plan every tick of a trace again, and say whether the plans are the same.",
+    "simulate": "Compare policies in virtual time, on a modelled machine.",
     "doctor": "Look for what would keep the daemon from running, or from running fast.",
     "demo": "Start a private daemon and watch four clients stream at once.",
 }
@@ -72,7 +74,8 @@ def answer(app: App, arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except CycloptsError as error:
         complain(_usage(error, app.name[0]))
-        return REFUSED if "replay" in (error.command_chain or ()) else USAGE
+        like_diff = {"replay", "simulate"} & {*(error.command_chain or ())}
+        return REFUSED if like_diff else USAGE
     except ConfigError as error:
         complain(str(error))
         return USAGE

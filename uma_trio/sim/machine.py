@@ -1,7 +1,7 @@
-"""How long a simulated tick takes: a staircase, what passes between two decodes, and noise.
+"""How long a simulated tick takes: a cost table, the time between two decodes, and noise.
 
-A :class:`Profile` says what is known of a machine: a built-in table, a daemon's cost file, or what
-a trace shows (:mod:`benches.recording`). A :class:`Machine` is one run on it, with its own seed.
+A :class:`Profile` is what is known of a machine: a built-in table, a daemon's cost file, or what
+a trace shows (:mod:`uma_trio.sim.fitted`). A :class:`Machine` is one run on it, with a seed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
-Cost = Callable[[Work, SchedulerState, Plan], float]  # seconds of the decode, without noise
-# A factor of the decode, by its tokens and the time; seconds between decodes, by how many
-# sequences run and the time.
+Cost = Callable[[Work, SchedulerState, Plan], float]
+"""Seconds of a decode, without noise."""
+
 Noise = Callable[[random.Random, int, float], float]
+"""A factor of a decode's time, by its tokens and the virtual time."""
+
 Host = Callable[[random.Random, int, float], float]
+"""Seconds between two decodes, by the running sequences and the virtual time."""
 
 HOST_S = 0.0004  # the daemon's own, in its benchmarks
 
 # Milliseconds of one llama_decode by tokens, llama.cpp 0c1e57098. The first three: 0.5B shape, two
-# cores of an AVX-512 server. The last: 8B shape, Q4_0. What is not in a table continues its line.
+# cores of an AVX-512 server. The last: 8B shape, Q4_0, one GPU. Between and behind the entries of a
+# table lie straight lines.
 TABLES: dict[str, dict[int, float]] = {
     "q4_0": {
         1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 6: 19.9, 7: 24.8, 8: 18.8, 12: 25.2, 16: 25.9,
@@ -45,6 +49,7 @@ TABLES: dict[str, dict[int, float]] = {
         64: 11.8, 128: 16.9, 256: 28.2, 512: 45.7,
     },
 }  # fmt: skip
+GPUS = frozenset({"h200"})
 
 
 class NoCost(Exception):
@@ -53,45 +58,50 @@ class NoCost(Exception):
 
 @frozen
 class Profile:
-    """What is known of a machine. `believed` is what a policy is told of it at the start."""
+    """What is known of a machine.
+
+    `believed` is the cost model that a policy starts with. A machine that `overlaps` computes
+    while the engine goes on, as a GPU does, and cannot be interrupted.
+    """
 
     name: str
     cost: Cost
     believed: CostModel
     noise: Noise
     host: Host
+    overlaps: bool = False
 
 
 @define
 class Machine:
-    """One run of a machine; it also keeps the books: seconds and tokens by client."""
+    """One run of a machine. It counts seconds and computed tokens by client."""
 
     profile: Profile
     random: random.Random
     used_s: dict[int, float] = field(factory=dict)
     tokens: dict[int, int] = field(factory=dict)
-    rested: bool = True
+    was_idle: bool = True
 
     @classmethod
     def of(cls, profile: Profile, seed: int = 0) -> Machine:
         """Return a machine whose noise is drawn with `seed`."""
         return cls(profile, random.Random(seed))
 
-    def rest(self) -> None:
-        """There is nothing to compute."""
-        self.rested = True
+    def idle(self) -> None:
+        """Note that there is nothing to compute."""
+        self.was_idle = True
 
     def times(self, work: Work, state: SchedulerState, plan: Plan) -> tuple[float, float]:
-        """Return what passes before this tick's decode and during it."""
+        """Return the seconds before this tick's decode, and those of the decode."""
         profile = self.profile
         host_s = profile.host(self.random, len(state.sequences), state.now)
-        if self.rested:  # the host's work for the tick before was done while it rested
-            host_s, self.rested = 0.0, False
+        if self.was_idle:  # the host finished its work for the tick before while it was idle
+            host_s, self.was_idle = 0.0, False
         noise = profile.noise(self.random, plan.n_tokens + plan.ballast, state.now)
         return host_s, profile.cost(work, state, plan) * noise
 
-    def book(self, state: SchedulerState, plan: Plan, took_s: float) -> None:
-        """Write down whom a tick was for, by the tokens of each."""
+    def charge(self, state: SchedulerState, plan: Plan, took_s: float) -> None:
+        """Charge a tick to its clients, by the tokens of each."""
         clients = {view.key: view.client for view in state.sequences}
         per_token = took_s / plan.n_tokens
         for item in plan.items:
@@ -121,9 +131,17 @@ def staircase(milliseconds: dict[int, float]) -> Staircase:
 
 
 def modelled(
-    name: str, model: CostModel, noise: Noise = steady, *, believed: CostModel | None = None
+    name: str,
+    model: CostModel,
+    noise: Noise = steady,
+    *,
+    believed: CostModel | None = None,
+    overlaps: bool = False,
 ) -> Profile:
-    """Return a machine that takes what `model` says, with the host time that it names."""
+    """Return a machine that takes what `model` says, with the host time in it.
+
+    A policy starts with `model` too, unless it is to have `believed` something else.
+    """
     decode = evolve(model, host_s=0.0, company_s=0.0)
     return Profile(
         name,
@@ -131,16 +149,20 @@ def modelled(
         model if believed is None else believed,
         noise,
         always(model.host_s),
+        overlaps,
     )
 
 
 def built_in(name: str, noise: Noise = steady) -> Profile:
     """Return one of the measured tables as a machine."""
-    return modelled(name, CostModel(staircase(TABLES[name]), host_s=HOST_S), noise)
+    model = CostModel(staircase(TABLES[name]), host_s=HOST_S)
+    return modelled(name, model, noise, overlaps=name in GPUS)
 
 
 def from_cost_file(path: Path, noise: Noise = steady) -> Profile:
-    """Return the machine that a daemon measured and stored (`uma-trio doctor --cost` names it).
+    """Return the machine that a daemon measured and stored; `uma-trio doctor --cost` names the file.
+
+    A model in which a change of shape costs is a GPU's, so its decodes overlap.
 
     Raises:
         NoCost: there is none in the file.
@@ -149,4 +171,5 @@ def from_cost_file(path: Path, noise: Noise = steady) -> Profile:
     if model is None:
         message = f"{path}: no cost model of this version; `uma-trio doctor --cost` names the file"
         raise NoCost(message)
-    return modelled(path.stem, evolve(model, host_s=HOST_S), noise)
+    model = evolve(model, host_s=HOST_S)
+    return modelled(path.stem, model, noise, overlaps=model.switch_s > 0)

@@ -1,14 +1,13 @@
-"""Who wants what, when: applications that behave like people and programs, from a seed.
+"""Who sends what, when: applications that behave like people and programs, drawn from a seed.
 
 An application opens *sessions*. Sessions come in bursts: the times between them are Gamma with a
-coefficient of variation of 2, so that quiet times are followed by crowds. A session asks its first
-question when it opens and each further one a while after it has had the answer before: thinking
-takes a log-normal time. Prompts and answers have log-normal lengths. Everything is drawn from the
-seed alone and nothing depends on how quickly answers come, so every policy is given the same work.
+coefficient of variation of 2. A session asks its first question when it opens, and each further
+one a thinking time after the answer before it. Thinking times, prompts and answers are log-normal.
+Everything is drawn from the seed and nothing depends on how quickly answers come, so every policy
+gets the same work.
 
-Each turn also has the depth of what it shares with earlier prompts, its application's instructions
-and in a conversation all that was said before. The daemon computes it all again today, as it has no
-cache of prefixes; the figure is there for the day it has.
+Each turn also says how many of its prompt's tokens earlier prompts had: the application's
+instructions and, in a conversation, all that was said. The engine computes the whole prompt.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from itertools import count
 
 from attrs import frozen
 
-from benches.virtual import World
 from uma_trio.policy.state import Lane
+from uma_trio.sim.world import World
 
 BURSTINESS = 2.0  # coefficient of variation of the times between sessions
 SPREAD = 0.6  # sigma of the logarithm of lengths and thinking times
@@ -33,8 +32,8 @@ class Application:
 
     A new session opens every `every_s` on average, and `open_at_once` are open from the start.
     `shared` tokens begin every prompt. In a conversation a prompt also has all that was said
-    before, and `most_prompt` tokens end it. `watched` is whether somebody reads its streams: their
-    gaps are what a policy is judged by, the rest is load.
+    before, and the conversation begins anew when its prompt has reached `most_prompt` tokens.
+    A policy is judged by the latencies of `watched` applications; the others are load.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Application:
 
 @frozen
 class Turn:
-    """One request: asked `think_s` after the answer before it. `shared` of its prompt is not new."""
+    """One request, sent `think_s` after the answer before it. Earlier prompts had `shared` tokens of it."""
 
     think_s: float
     prompt: int
@@ -73,7 +72,7 @@ class Session:
     turns: Iterable[Turn]
 
 
-MIXES: dict[str, tuple[Application, ...]] = {
+WORKLOADS: dict[str, tuple[Application, ...]] = {
     # Medians as in published chat and coding traces, shortened to what a small machine answers.
     "desk": (
         Application(
@@ -174,14 +173,14 @@ def turns(app: Application, seed: str) -> Iterator[Turn]:
             said = 0 if prompt == app.most_prompt else said + new + answer
 
 
-def play(world: World, work: Iterable[Session]) -> None:  # type: ignore[type-arg]
-    """Have the sessions ask their questions in `world`, once it runs."""
+def play(world: World, work: Iterable[Session]) -> None:
+    """Schedule the questions of all sessions in `world`."""
     for session in work:
         world.at(session.start, _asking(world, session, iter(session.turns)))
 
 
-def _asking(world: World, session: Session, left: Iterator[Turn]) -> Callable[[], None]:  # type: ignore[type-arg]
-    """Return what asks the next question of a session, and arranges the one after it."""
+def _asking(world: World, session: Session, left: Iterator[Turn]) -> Callable[[], None]:
+    """Return a function that sends the next question of a session and schedules the one after it."""
 
     def ask(turn: Turn | None = None) -> None:
         turn = turn or next(left, None)

@@ -1,0 +1,135 @@
+"""`uma-trio simulate`: what it prints, what it refuses, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uma_trio.cli.main import main
+from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.records import TickRecord
+from uma_trio.policy.contract import contract
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.portable import Footer, Header, TracedTick, encode
+from uma_trio.policy.state import SchedulerState
+from uma_trio.sim.simulation import Simulation
+from uma_trio.sim.trace import read, requests_of
+from uma_trio.sim.workload import WORKLOADS, play, sessions
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a function that runs the command and returns its status, output and complaints."""
+
+    def command(words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["uma-trio", "simulate", *words.split()])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(str(ended.value.code)), said.out, said.err
+
+    return command
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Return a trace of a storm, written as a daemon does."""
+    ticks: list[TracedTick] = []
+
+    def keep(state: SchedulerState, plan: Plan, record: TickRecord) -> None:
+        ticks.append(TracedTick(state, plan, record.decode_s, record.host_s, record.status))
+
+    world = Simulation(contract, seed=7, recorder=Recorder(keep))
+    play(world, sessions(WORKLOADS["storm"], 1, 10.0))
+    world.run(10.0)
+    path = tmp_path / "run.trace"
+    lines = (Header("0.1.0", "fake", "contract"), *ticks, Footer(len(ticks), 0))
+    path.write_bytes(b"".join(map(encode, lines)))
+    return path
+
+
+def test_policies_are_compared_in_a_table(run: Any) -> None:
+    """A line for each case; the contract reads better than the baseline."""
+    words = "--workload storm --policy baseline contract --seconds 5 --seeds 1 --machine h200"
+    status, out, _ = run(words)
+    assert status == 0
+    assert "1 runs of 5 s, seeds from 0" in out
+    lines = [line.split() for line in out.splitlines()]
+    p95 = {line[0]: line for line in lines if line and line[0] in ("baseline", "contract")}
+    assert float(p95["contract"][3]) < float(p95["baseline"][2])
+
+
+def test_json_has_a_line_for_each_case(run: Any) -> None:
+    """With the workload, the machine and every figure."""
+    words = "--workload storm paste --policy contract --cap 1.5 3 --seconds 2 --seeds 1 --json"
+    status, out, _ = run(words)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [row["workload"] for row in rows] == ["storm"] * 3 + ["paste"] * 3
+    assert [row["case"] for row in rows[:3]] == ["no load", "contract 1.5", "contract 3"]
+    assert {"machine", "itl_p95_x", "load_tokens_s", "jain", "ticks"} <= rows[0].keys()
+
+
+def test_a_trace_is_held_against_its_simulation(run: Any, trace: Path) -> None:
+    """Measured beside predicted, with how far each is off; 0 if all are within their bounds."""
+    status, out, _ = run(f"--trace {trace} --validate --seeds 1")
+    assert status == 0
+    assert "policy contract" in out
+    assert "ITL p95, ms" in out
+    assert " NO" not in out
+    recording = read(trace)
+    assert f"{len(requests_of(recording.ticks))} requests" in out
+    status, out, _ = run(f"--trace {trace} --validate --seeds 1 --json")
+    assert [json.loads(line)["within"] for line in out.splitlines()].count(True) == 3
+
+
+def test_the_machine_of_a_trace_can_be_simulated(run: Any, trace: Path) -> None:
+    """With its own noise or another."""
+    words = f"--trace {trace} --workload storm --policy contract --seconds 2 --seeds 1 --noise"
+    for noise in ("trace", "none"):
+        status, out, _ = run(f"{words} {noise}")
+        assert status == 0
+        assert "a trace of" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--policy luck", "no policy is called 'luck'"),
+        ("--workload lunch", "no workload is called 'lunch'"),
+        ("--machine abacus", "no machine is called 'abacus'"),
+        ("--noise trace", "name it by --trace"),
+        ("--noise loud", "not loud"),
+        ("--cap 0.5", "above 1"),
+        ("--seconds 0", "at least 1"),
+        ("--seeds 0", "at least 1"),
+        ("--cost nowhere.json", "no cost model"),
+        ("--trace nowhere.trace", "No such file"),
+        ("--trace nowhere.trace --machine h200", "give one of them"),
+        ("--validate", "name it by --trace"),
+        ("--luck", "--luck"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Any, words: str, said: str) -> None:
+    """In one sentence that says what would; status 2."""
+    status, out, err = run(words)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"hello\n", "line 1: it is not JSON"), (b"", "does not begin")],
+)
+def test_what_is_no_trace_is_refused(run: Any, tmp_path: Path, content: bytes, said: str) -> None:
+    """In one sentence, with the file."""
+    path = tmp_path / "run.trace"
+    path.write_bytes(content)
+    status, _, err = run(f"--trace {path} --validate")
+    assert status == 2
+    assert str(path) in err
+    assert said in err

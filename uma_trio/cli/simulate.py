@@ -1,0 +1,230 @@
+"""`uma-trio simulate`: policies compared in virtual time, on a modelled machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from uma_trio.cli.output import OK, complain, console, print_json
+
+if TYPE_CHECKING:
+    from uma_trio.sim.compare import Row
+    from uma_trio.sim.machine import Noise, Profile
+    from uma_trio.sim.trace import Recording
+    from uma_trio.sim.validate import Compared
+
+OFF = 1  # a prediction is further off than it may be
+TROUBLE = 2  # nothing was simulated; the same statuses as diff's
+
+Several = Parameter(consume_multiple=True, negative="")
+_COLUMNS = (
+    ("CASE", "case", 0), ("ITL P50 X", "itl_p50_x", 2), ("P95 X", "itl_p95_x", 2),
+    ("P99 X", "itl_p99_x", 2), ("MAX 3 S X", "startup_max_x", 2), ("TTFT MS", "ttft_p50_ms", 0),
+    ("P95 MS", "ttft_p95_ms", 0), ("LOAD T/S", "load_tokens_s", 1), ("JAIN", "jain", 2),
+    ("GRANTS", "floor_grants", 0), ("INFEASIBLE", "infeasible", 0), ("N", "latencies", 0),
+)  # fmt: skip
+_FIGURES = (
+    ("ITL p50, ms", "itl_p50", 1e3), ("ITL p95, ms", "itl_p95", 1e3),
+    ("ITL p99, ms", "itl_p99", 1e3), ("TTFT p50, ms", "ttft_p50", 1e3),
+    ("tokens/s computed", "tokens_s", 1.0),
+)  # fmt: skip
+
+
+_WORKLOADS = "desk, storm, paste, fairness (all of them if none is named), or module:name."
+_MACHINES = "q4_0 (if none is named), q8_0, q4_k_m or h200."
+_NOISE = "none, a standard deviation (0.02), or trace: as the trace's ticks scatter."
+
+
+class _Refused(Exception):
+    """The command line makes no sense; the message is one sentence."""
+
+
+def _flag(text: str, metavar: str | None = None) -> Parameter:
+    return Parameter(help=text, metavar=metavar, negative="")
+
+
+Names = tuple[str, ...]
+Caps = tuple[float, ...]
+
+
+def simulate(
+    *,
+    policy: Annotated[Names, Several, _flag("Names, or module:function.", "NAME")] = (
+        "baseline",
+        "contract",
+    ),
+    workload: Annotated[Names, Several, _flag(_WORKLOADS, "NAME")] = (),
+    cap: Annotated[Caps, Several, _flag("Latency caps of each policy.", "X")] = (1.2,),
+    machine: Annotated[str | None, _flag(_MACHINES, "NAME")] = None,
+    cost: Annotated[Path | None, _flag("The machine of a daemon's cost file.", "FILE")] = None,
+    trace: Annotated[Path | None, _flag("The machine that a trace shows.", "FILE")] = None,
+    noise: Annotated[str | None, _flag(_NOISE, "SIGMA")] = None,
+    seconds: Annotated[float, _flag("Virtual, of each run.")] = 60.0,
+    seeds: Annotated[int, _flag("Runs of each, one seed each.")] = 3,
+    seed: Annotated[int, _flag("The first of the seeds.")] = 0,
+    validate: Annotated[bool, _flag("With --trace: compare with what was measured.")] = False,
+    open: Annotated[bool, _flag("With --validate: each request at its own time.")] = False,  # noqa: A002
+    json: Annotated[bool, _flag("Print JSON.")] = False,
+) -> int:
+    """Compare policies in virtual time: no model, no daemon, and the same figures for a seed.
+
+    Exit status: 0, with --validate 1 if a prediction is off, 2 if nothing could be simulated.
+    """
+    from uma_trio.policy.pipeline import PolicyError
+    from uma_trio.policy.portable import TraceError
+    from uma_trio.sim.compare import NoWorkload
+    from uma_trio.sim.machine import NoCost
+
+    try:
+        _check(seconds, seeds, cap, [machine, cost, trace])
+        if validate:
+            return _validate(trace, range(seed, seed + seeds), closed=not open, as_json=json)
+        profile = _profile(machine, cost, trace, noise)
+        several = range(seed, seed + seeds)
+        _compare(policy, workload, cap, profile, seconds, several, as_json=json)
+    except OSError as error:
+        complain(f"{error.filename}: {error.strerror}.")
+    except (_Refused, NoCost, NoWorkload, PolicyError, TraceError) as error:
+        complain(f"{error}.")
+    else:
+        return OK
+    return TROUBLE
+
+
+def _check(seconds: float, seeds: int, caps: Sequence[float], machines: list[object]) -> None:
+    """Raise :class:`_Refused` for values that make no sense."""
+    if seconds < 1:
+        raise _Refused(f"--seconds is at least 1, not {seconds:g}")
+    if seeds < 1:
+        raise _Refused(f"--seeds is at least 1, not {seeds}")
+    if min(caps) <= 1:
+        raise _Refused(f"--cap is above 1, times the ITL of a stream alone, not {min(caps):g}")
+    if sum(given is not None for given in machines) > 1:
+        raise _Refused("--machine, --cost and --trace each name the machine: give one of them")
+
+
+def _profile(
+    machine: str | None, cost: Path | None, trace: Path | None, noise: str | None
+) -> Profile:
+    """Return the machine that the options name."""
+    from attrs import evolve
+
+    from uma_trio.sim.fitted import profile
+    from uma_trio.sim.machine import TABLES, built_in, from_cost_file
+    from uma_trio.sim.trace import read
+
+    if trace is not None:
+        seen = profile(read(trace).ticks)
+        return seen if noise in (None, "trace") else evolve(seen, noise=_noise(noise))
+    if cost is not None:
+        return from_cost_file(cost, _noise(noise))
+    machine = machine or "q4_0"
+    if machine not in TABLES:
+        raise _Refused(f"no machine is called {machine!r}; there are {', '.join(TABLES)}")
+    return built_in(machine, _noise(noise))
+
+
+def _noise(text: str | None) -> Noise:
+    from uma_trio.sim.machine import gaussian, steady
+
+    if text == "none":
+        return steady
+    if text == "trace":
+        raise _Refused("--noise trace draws from a trace: name it by --trace")
+    try:
+        sigma = float(text or "0.02")
+    except ValueError:
+        sigma = -1.0
+    if not 0 <= sigma < 1:
+        raise _Refused(f"--noise is none, trace, or a sigma from 0 to 1 such as 0.02, not {text}")
+    return gaussian(sigma)
+
+
+def _compare(
+    policies: Sequence[str],
+    workloads: Sequence[str],
+    caps: Sequence[float],
+    profile: Profile,
+    seconds: float,
+    seeds: range,
+    *,
+    as_json: bool,
+) -> None:
+    from uma_trio.sim.compare import cases, compare, itl_alone_s, workload_of
+    from uma_trio.sim.workload import WORKLOADS
+
+    compared = cases(policies, caps)
+    known = {name: workload_of(name) for name in workloads or WORKLOADS}
+    alone_s = itl_alone_s(profile)
+    if not as_json:
+        console().print(f"{profile.name}: a stream alone has a token every {1e3 * alone_s:.2f} ms.")
+        console().print(f"{len(seeds)} runs of {seconds:g} s, seeds from {seeds.start}.")
+    for name, workload in known.items():
+        found = compare(workload, compared, profile, seconds=seconds, seeds=seeds)
+        if as_json:
+            for row in found:
+                print_json({"workload": name, "machine": profile.name, **row})
+        else:
+            _table(name, list(found))
+
+
+def _table(workload: str, rows: Sequence[Row]) -> None:
+    cells = [[_cell(row[name], digits) for _, name, digits in _COLUMNS] for row in rows]
+    console().print(f"\n{workload}")
+    _print(tuple(heading for heading, _, _ in _COLUMNS), cells)
+
+
+def _validate(trace: Path | None, seeds: range, *, closed: bool, as_json: bool) -> int:
+    from uma_trio.sim.trace import read
+    from uma_trio.sim.validate import compare
+
+    if trace is None:
+        raise _Refused("--validate holds the simulation against a trace: name it by --trace")
+    recording = read(trace)
+    found = compare(recording, seeds, closed=closed)
+    if as_json:
+        for one in found:
+            print_json({"figure": one.name, "measured": one.measured, "predicted": one.predicted,
+                        "off": one.off, "bound": one.bound, "within": one.within})  # fmt: skip
+    else:
+        _explain(recording, {one.name: one for one in found}, len(seeds))
+    return OFF if any(one.within is False for one in found) else OK
+
+
+def _explain(recording: Recording, found: dict[str, Compared], seeds: int) -> None:
+    header, counted = recording.header, found["latencies"]
+    missing = "its end" if recording.dropped is None else f"{recording.dropped} ticks"
+    console().print(
+        f"{header.model}, policy {header.policy}: {len(recording.ticks)} ticks, {missing} missing, "
+        f"{found['requests'].measured:.0f} requests, {counted.measured:.0f} latencies measured and "
+        f"{counted.predicted:.0f} predicted, medians of {seeds} simulations."
+    )
+    verdict = {True: "yes", False: "NO", None: "-"}
+    rows = [
+        [title, f"{factor * one.measured:.2f}", f"{factor * one.predicted:.2f}",
+         f"{100 * one.off:+.1f} %", "-" if one.bound is None else f"{100 * one.bound:.0f} %",
+         verdict[one.within]]
+        for title, name, factor in _FIGURES
+        for one in (found[name],)
+    ]  # fmt: skip
+    _print(("FIGURE", "MEASURED", "PREDICTED", "OFF BY", "MAY BE", "WITHIN"), rows)
+
+
+def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def _cell(value: Any, digits: int) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)

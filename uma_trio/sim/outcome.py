@@ -1,0 +1,94 @@
+"""What a simulated run was like: for those who read, for the rest, and between clients."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from attrs import frozen
+
+from uma_trio.sim.latency import median, percentile
+from uma_trio.sim.simulation import Simulation
+
+
+@frozen
+class Outcome:
+    """Figures of one run, or of several together. Times in seconds.
+
+    `itl` are the inter-token latencies of all watched streams, `startup` the longest of each stream
+    in its start-up window, `ttft` the time to the first token of each. `load_tokens` were computed
+    for everybody else; `shares` are the seconds of machine time that each client of the load had.
+    """
+
+    seconds: float
+    ticks: int
+    itl: tuple[float, ...]
+    startup: tuple[float, ...]
+    ttft: tuple[float, ...]
+    load_tokens: int
+    shares: tuple[float, ...]
+    floor_grants: int
+    infeasible: int
+
+    @classmethod
+    def of(cls, world: Simulation, watched: Collection[int], load: Collection[int]) -> Outcome:
+        """Return what `world` was like for the clients that are `watched` and for the `load`."""
+        read = [r for r in world.requests if r.client in watched and r.token_times]
+        guard = world.memory.guard
+        return cls(
+            seconds=world.clock.now,
+            ticks=world.ticks,
+            itl=tuple(latency for request in read for latency in request.itl),
+            startup=tuple(max(found) for request in read if (found := request.startup_itl)),
+            ttft=tuple(request.ttft_s for request in read),
+            load_tokens=sum(world.machine.tokens.get(client, 0) for client in load),
+            shares=tuple(world.machine.used_s.get(client, 0.0) for client in load),
+            floor_grants=guard.floor_grants,
+            infeasible=guard.infeasible,
+        )
+
+    def row(self, alone_s: float) -> dict[str, float | int | None]:
+        """Return the figures of a table; latencies over `alone_s`, the ITL of a stream alone."""
+
+        def ratio(q: float) -> float | None:
+            return percentile(self.itl, q) / alone_s if self.itl else None
+
+        return {
+            "itl_p50_x": ratio(50),
+            "itl_p95_x": ratio(95),
+            "itl_p99_x": ratio(99),
+            "startup_max_x": max(self.startup) / alone_s if self.startup else None,
+            "ttft_p50_ms": 1e3 * median(self.ttft) if self.ttft else None,
+            "ttft_p95_ms": 1e3 * percentile(self.ttft, 95) if self.ttft else None,
+            "load_tokens_s": self.load_tokens / self.seconds,
+            "jain": jain(self.shares),
+            "floor_grants": self.floor_grants,
+            "infeasible": self.infeasible,
+            "latencies": len(self.itl),
+            "ticks": self.ticks,
+        }
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return several runs of the same clients as one."""
+    return Outcome(
+        seconds=sum(o.seconds for o in outcomes),
+        ticks=sum(o.ticks for o in outcomes),
+        itl=tuple(latency for o in outcomes for latency in o.itl),
+        startup=tuple(latency for o in outcomes for latency in o.startup),
+        ttft=tuple(ttft for o in outcomes for ttft in o.ttft),
+        load_tokens=sum(o.load_tokens for o in outcomes),
+        shares=tuple(sum(column) for column in zip(*(o.shares for o in outcomes), strict=True)),
+        floor_grants=sum(o.floor_grants for o in outcomes),
+        infeasible=sum(o.infeasible for o in outcomes),
+    )
+
+
+def jain(shares: Sequence[float]) -> float | None:
+    """Return Jain's index of fairness: 1 where all have the same, 1/n where one has all.
+
+    None unless there are two to compare.
+    """
+    squares = sum(share * share for share in shares)
+    if len(shares) < 2 or squares == 0:
+        return None
+    return sum(shares) ** 2 / (len(shares) * squares)

@@ -1,0 +1,161 @@
+"""The engine on a modelled machine, in virtual time.
+
+The whole engine runs; only the time of a decode comes from a machine
+(:mod:`uma_trio.sim.machine`). Where that overlaps, as a GPU does, the engine prepares the next tick
+while a decode runs and publishes tokens beside it. Where it does not, tokens are published when
+their tick ends; the daemon publishes them right before the next decode, a fraction of a millisecond
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from uma_trio.backend.base import Aside, DecodeStatus, Interrupt, Limits, nothing
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.messages import SamplingParams, Submit
+from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
+from uma_trio.engine.recorder import Recorder
+from uma_trio.policy.accounting import planned_work
+from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.state import Contract, Memory
+from uma_trio.sim.machine import Machine, Profile, built_in, gaussian
+from uma_trio.sim.world import Request, World
+from uma_trio.telemetry.metrics import Metrics
+
+LIMITS = Limits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)  # one slot for ballast
+ENDLESS_CREDIT = 1_000_000  # readers keep up
+_MOST_WAITING = 10_000
+
+
+def settings_for(profile: Profile, contract: Contract | None = None) -> EngineSettings:
+    """Return what the daemon would hand to its engine on this machine."""
+    return EngineSettings(contract=contract or Contract(), scratch_slots=1, cost=profile.believed)
+
+
+class SimulatedBackend(FakeBackend):
+    """A fake whose decodes take virtual time.
+
+    `let_pass` is called in the middle of each decode and returns when its time has passed, or when
+    the decode was interrupted. One that `overlaps` runs the engine's callback while that time
+    passes and cannot be interrupted, as a GPU does; else the callback comes first.
+    """
+
+    def __init__(self, limits: Limits, let_pass: Callable[[], object], *, overlaps: bool) -> None:
+        super().__init__(
+            n_ctx=limits.n_ctx,
+            n_slots=limits.n_slots,
+            n_batch=limits.n_batch,
+            interruptible=not overlaps,
+        )
+        self.meanwhile = let_pass
+        self.interrupted = False
+        self._overlaps = overlaps
+
+    @property
+    def computes_beside(self) -> bool:
+        """Whether a callback of the next decode runs while that is computed."""
+        return self._overlaps
+
+    def arm(self) -> Interrupt | None:
+        """Let the next decode be interrupted, and note it when it is."""
+        interrupt = super().arm()
+        if interrupt is None:
+            return None
+
+        def interrupt_and_note() -> None:
+            self.interrupted = True
+            interrupt()
+
+        return interrupt_and_note
+
+    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        """Compute the batch, unless it is interrupted."""
+        status = super().decode(n_tokens, aside)
+        self.interrupted = False
+        return status
+
+
+class Simulation(World):
+    """One engine with one policy on one machine; the default machine is ``q4_0``, noise 2 %.
+
+    `settings` is what the engine is told, instead of what follows from `profile` and `contract`.
+    `recorder` is given every tick. Public parts are for reading: the `engine`, its `metrics` and
+    `backend`, and the `machine`, which counts time and tokens by client.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        contract: Contract | None = None,
+        *,
+        profile: Profile | None = None,
+        seed: int = 0,
+        settings: EngineSettings | None = None,
+        limits: Limits = LIMITS,
+        recorder: Recorder | None = None,
+    ) -> None:
+        super().__init__()
+        profile = profile or built_in("q4_0", gaussian(0.02))
+        self.machine = Machine.of(profile, seed)
+        self.backend = SimulatedBackend(limits, self._decode, overlaps=profile.overlaps)
+        self.metrics = Metrics()
+        self.inbox = Inbox(_MOST_WAITING)
+        self.engine = Engine(
+            self.backend,
+            policy,
+            self.inbox,
+            Outlet(lambda deliver: deliver()),
+            self.metrics,
+            self.clock,
+            settings=settings or settings_for(profile, contract),
+            recorder=recorder,
+        )
+        self._decode_s = 0.0
+
+    @property
+    def memory(self) -> Memory:
+        """What the policy remembers."""
+        return self.engine.memory
+
+    def tick(self) -> bool:
+        """Do one tick of the engine, in the machine's time. False if there was nothing to do."""
+        job = self.engine.prepare()
+        if job is None:
+            self.machine.idle()
+            return False
+        work = planned_work(job.state, job.plan)
+        host_s, self._decode_s = self.machine.times(work, job.state, job.plan)
+        self._pass(host_s)
+        status = self.engine.compute(job)
+        if status == DecodeStatus.OK:
+            self.machine.charge(job.state, job.plan, host_s + self._decode_s)
+        self.engine.finish(job, status)
+        if not self.machine.profile.overlaps:
+            self.engine.tell()
+        return True
+
+    def _decode(self) -> None:
+        self._pass(self._decode_s, lambda: self.backend.interrupted)
+
+    def _send(self, request: Request) -> None:
+        self.inbox.submit(
+            Submit(
+                handle=request.handle,
+                prompt=np.ones(request.prompt_tokens, np.int32),
+                max_tokens=request.answer_tokens,
+                params=SamplingParams(ignore_eos=True),
+                stop=(),
+                lane=request.lane,
+                client=request.client,
+                credit=ENDLESS_CREDIT,
+                sink=request,
+                submitted=request.arrived,
+                targets=request.targets,
+            )
+        )
