@@ -14,7 +14,7 @@ from uma_trio.policy.cost import Work
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import PolicyError, compose
 from uma_trio.policy.plan import Plan, PlanItem, Skip
-from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView
+from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView, is_newcomer
 
 
 def tokens(plan: Plan) -> dict[int, int]:
@@ -177,6 +177,55 @@ def test_rows_that_nobody_reads_are_those_of_an_unfinished_prompt() -> None:
     for plan in (Plan(items, extra_rows=5), Plan(whole, extra_rows=1), Plan(extra_rows=1)):
         with pytest.raises(PolicyError, match="extra rows"):
             check_plan(given_state, plan)
+
+
+def test_a_batch_asks_for_no_more_logits_rows_than_there_are() -> None:
+    """Decoders, drafts, ends of prompts, ballast and rows that nobody reads, taken together."""
+    given_state = evolve(state(decoder(1), prompt(2, 10)), n_rows=4, spare_rows=3)
+    items = (PlanItem(1, 1, "decode", ""), PlanItem(2, 4, "prefill", ""))
+    check_plan(given_state, Plan(items, ballast=1, extra_rows=2))
+    for plan in (
+        Plan(items, ballast=2, extra_rows=2),
+        Plan((items[0], PlanItem(2, 10, "prefill", "")), ballast=3),
+    ):
+        with pytest.raises(PolicyError, match="5 logits rows, a batch may for 4"):
+            check_plan(given_state, plan)
+
+
+@pytest.mark.parametrize("changes", [{"ballast": -1}, {"extra_rows": -1}, {"ballast": 2}])
+def test_ballast_and_unread_rows_are_counts_within_their_limits(changes: dict[str, int]) -> None:
+    """A foreign policy that gets one wrong hears of it before anything is computed."""
+    given_state = evolve(state(decoder(1), prompt(2, 10)), spare_rows=1)
+    items = (PlanItem(1, 1, "decode", ""), PlanItem(2, 4, "prefill", ""))
+    with pytest.raises(PolicyError, match="rows"):
+        check_plan(given_state, evolve(Plan(items), **changes))
+
+
+def test_drafts_follow_the_last_token_that_is_known() -> None:
+    """As many as there are or fewer, and none before what has to be computed anyway."""
+    given_state = state(decoder(1, pending=4, drafted=3), prompt(2, 10))
+    for drafts in range(4):
+        check_plan(given_state, Plan((PlanItem(1, 1 + drafts, "decode", "", drafts),)))
+    for item in (
+        PlanItem(1, 4, "decode", "", 4),
+        PlanItem(1, 4, "decode", "", 2),
+        PlanItem(1, 3, "decode", ""),
+        PlanItem(1, 2, "decode", "", -1),
+        PlanItem(2, 5, "prefill", "", 1),
+    ):
+        with pytest.raises(PolicyError, match="drafts"):
+            check_plan(given_state, Plan((item,)))
+
+
+def test_who_a_sequence_is_does_not_depend_on_drafts_or_cached_tokens() -> None:
+    """A stream with drafts is still read; a long prompt that lay in the cache is a newcomer's."""
+    drafting = decoder(1, pending=5, drafted=4)
+    assert (drafting.decoding, drafting.protected, drafting.due) == (True, True, 1)
+    assert not decoder(1, pending=5).decoding
+    assert (drafting.rows(1), drafting.rows(3, 2), prompt(2, 9).rows(8)) == (1, 3, 0)
+    follow_up = prompt(2, 30, computed=3000, cached=3000)
+    assert is_newcomer(follow_up, 512)
+    assert not is_newcomer(evolve(follow_up, cached=2000), 512)
 
 
 def test_transformers_are_applied_in_order() -> None:

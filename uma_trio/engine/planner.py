@@ -187,6 +187,7 @@ class Planner:
             tick_budget_s=self._settings.tick_budget_s,
             contract=self._settings.contract,
             traffic=self._settings.traffic,
+            n_rows=self._limits.n_slots,
             # Every slot may ask for a row; those that do not can be asked for by ballast.
             spare_rows=self._limits.n_slots - len(running) if self._settings.scratch_slots else 0,
             empty_cells=self._limits.n_ctx - used,

@@ -22,7 +22,7 @@ def planned_work(state: SchedulerState, plan: Plan) -> Work:
     for item in plan.items:
         view, n = views[item.key], item.n_tokens
         tokens += n
-        rows += n == view.pending
+        rows += view.rows(n, item.n_drafts)
         looked += n * view.computed
     return Work(tokens, rows, looked, state.resident, bool(state.riders), state.before.shape)
 

@@ -14,12 +14,16 @@ Phase = Literal["decode", "prefill"]
 
 @frozen
 class PlanItem:
-    """`n_tokens` of the sequence `key`; `reason` is one phrase for a person."""
+    """`n_tokens` of the sequence `key`; `reason` is one phrase for a person.
+
+    The last `n_drafts` of them are guesses about its answer, each with a logits row to check it by.
+    """
 
     key: int
     n_tokens: int
     phase: Phase
     reason: str
+    n_drafts: int = 0
 
 
 @frozen

@@ -19,9 +19,9 @@ Lane = Literal["interactive", "background"]
 class SequenceView:
     """One sequence that owns a slot, as the policy sees it.
 
-    There are no phases, only counters: a sequence has `pending` tokens that it knows and the
-    KV cache does not. One pending token of a started sequence is a decode; more, or one of a
-    sequence that has not started, is prefill.
+    There are no phases, only counters: a sequence has `pending` tokens that the KV cache has not,
+    the last `drafted` of which are guesses about its answer. Of its `computed` tokens the first
+    `cached` lay in the cache when it came.
     """
 
     key: int
@@ -36,21 +36,42 @@ class SequenceView:
     last_token_at: float | None = None
     target_ttft_s: float | None = None  # what its application asked for
     target_gap_s: float | None = None
+    drafted: int = 0
+    cached: int = 0
+
+    @property
+    def due(self) -> int:
+        """How many tokens have to be computed before its next one can be sampled."""
+        return self.pending - self.drafted
+
+    @property
+    def uncached(self) -> int:
+        """How many tokens were computed for it."""
+        return self.computed - self.cached
 
     @property
     def decoding(self) -> bool:
-        """Whether its next step is one token that yields one token."""
-        return self.started and self.pending == 1
+        """Whether its answer has begun and each tick yields more of it."""
+        return self.started and self.pending - self.drafted == 1
 
     @property
     def protected(self) -> bool:
         """Whether it is a stream that somebody reads now."""
-        return self.pending == 1 and self.started and self.credit > 0 and self.lane == "interactive"
+        ready = self.started and self.credit > 0 and self.lane == "interactive"
+        return ready and self.pending - self.drafted == 1
+
+    def rows(self, n_tokens: int, n_drafts: int = 0) -> int:
+        """Return how many logits rows so many of its tokens ask for, `n_drafts` guesses included.
+
+        One where the last token is that it has to compute, and one for each draft behind it.
+        """
+        ends = n_tokens - n_drafts == self.pending - self.drafted
+        return 1 + n_drafts if ends else 0
 
 
 def is_newcomer(view: SequenceView, most_tokens: int) -> bool:
-    """Whether it is a person's prompt, and not yet so far into it that it is a document."""
-    return view.lane == "interactive" and view.computed < most_tokens and not view.decoding
+    """Whether it is a person's prompt of which no more than `most_tokens` had to be computed yet."""
+    return view.lane == "interactive" and view.uncached < most_tokens and not view.decoding
 
 
 @frozen
@@ -201,7 +222,8 @@ class SchedulerState:
     tick_budget_s: float = 0.030
     contract: Contract = field(factory=Contract)
     traffic: Traffic | None = None
-    spare_rows: int = 0  # logits rows that nobody can ask for: ballast may
+    n_rows: int = sys.maxsize  # logits rows that a batch may ask for, ballast included
+    spare_rows: int = 0  # those of them that nobody can ask for: ballast may
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
     before: Work = NO_WORK  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()

@@ -54,14 +54,12 @@ def fill_with_prefill(state: SchedulerState, plan: Plan) -> Plan:
     items: list[PlanItem] = []
     skipped: list[Skip] = []
     for view in ready:
-        n = min(view.pending, room)
+        n = min(view.due, room)
         if n <= 0:
             skipped.append(Skip(view.key, "prefill: this tick's budget is used up"))
             continue
         room -= n
-        reason = (
-            "prefill: last chunk" if n == view.pending else "prefill: as much as the budget holds"
-        )
+        reason = "prefill: last chunk" if n == view.due else "prefill: as much as the budget holds"
         items.append(PlanItem(view.key, n, "prefill", reason))
     cursor = items[-1].key if items else state.memory.prefill_cursor
     return evolve(

@@ -21,16 +21,16 @@ GRACE_S, PATIENCE = 0.3, 2.0
 class Candidates:
     """Sequences in the order of who is next, and what serving the first tokens adds to a tick.
 
-    Each can use what is pending of its first `within` tokens.
+    Each can use what is due of the first `within` tokens that are computed for it.
     """
 
     def __init__(self, tick: Work, views: Sequence[SequenceView], within: float = math.inf) -> None:
         self.tick = tick
         self.views = views
-        self._uses = [int(min(view.pending, within - view.computed)) for view in views]
+        self._uses = [int(min(view.due, within - view.uncached)) for view in views]
         self._ends = list(accumulate(self._uses, initial=0))
         uses = list(zip(views, self._uses, strict=True))
-        self._rows = list(accumulate((view.pending == n for view, n in uses), initial=0))
+        self._rows = list(accumulate((view.rows(n) for view, n in uses), initial=0))
         self._looked = list(accumulate((n * view.computed for view, n in uses), initial=0))
 
     @property
@@ -84,7 +84,7 @@ def _need(
     used = lift(plan.memory.used_s, state.clients, turn)
     left: dict[int, float] = {}  # of the turn of each client's oldest prompt
     for view in sorted([v for v in rest if not v.decoding], key=_age):
-        in_batch = (view.pending - 1) % state.n_batch + 1
+        in_batch = (view.due - 1) % state.n_batch + 1
         left.setdefault(view.client, turn * in_batch / state.n_batch)
     together, finish = turns(used, left, turn)
     lanes = lift(plan.memory.lane_s, {view.lane for view in state.riders.values()})
@@ -113,6 +113,6 @@ def _urgency(view: SequenceView, now: float, cost: CostModel) -> float:
     What was computed of it already does not count: prompts that came together are finished one
     after the other, and not all of them last.
     """
-    whole = max(cost.seconds(Work(view.pending + view.computed)), 1e-6)
+    whole = max(cost.seconds(Work(view.due + view.uncached)), 1e-6)
     patience = GRACE_S + PATIENCE * whole if view.target_ttft_s is None else view.target_ttft_s
     return (view.arrived + patience - now) / whole

@@ -44,7 +44,7 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     second = Candidates(first.work(n), rest)
     m, most = (0, 0) if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
     # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
-    others = [view for view in rest if view.pending > NEAR_END]
+    others = [view for view in rest if view.due > NEAR_END]
     if m == 0 and not limit.closed and 0 < len(others) < len(rest):
         second = Candidates(second.tick, others)
         m, most = _size(state, cost, limit, second, beside_newcomers=n > 0)

@@ -89,7 +89,7 @@ def _pasted(state: SchedulerState) -> bool:
     """Whether somebody is at the beginning of more than a newcomer's prompt."""
     most = state.contract.newcomer_tokens
     return any(
-        is_newcomer(view, most) and view.computed + view.pending > most
+        is_newcomer(view, most) and view.uncached + view.due > most
         for view in state.riders.values()
     )
 

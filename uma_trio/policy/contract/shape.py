@@ -22,7 +22,7 @@ def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
     prompts = [item for item in plan.items if item.phase == "prefill"]
     if len(prompts) in (0, len(plan.items)) or plan.items[-1].phase != "prefill":
         return plan
-    ends = [item.n_tokens == state.views[item.key].pending for item in prompts]
+    ends = [state.views[item.key].rows(item.n_tokens) > 0 for item in prompts]
     if ends[-1]:  # its row is read, and those that nobody reads have to come behind
         return plan
     work, before = planned_work(state, plan), state.before
