@@ -20,11 +20,10 @@ from uma_trio.policy.contract.error_budget import (
 from uma_trio.policy.contract.fill import fill_within_limit
 from uma_trio.policy.contract.learn import learn_cost
 from uma_trio.policy.contract.limit import set_limit
+from uma_trio.policy.contract.rules import CAPTURED_SHAPES, FREE_SHAPES
 from uma_trio.policy.contract.sizes import (
     BURST,
     HELD,
-    PROBE_CAPTURED_EVERY,
-    PROBE_EVERY,
     sweet_spot,
 )
 from uma_trio.policy.cost import CostModel, Staircase, Work
@@ -350,7 +349,7 @@ def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often(
     now = evolve(situation(stream()), memory=Memory(cost=captured, guard=guard))
     closed = []
     for _ in range(6):
-        plan = set_limit(now, started(now))
+        plan = set_limit(now, started(now), CAPTURED_SHAPES)
         closed.append(plan.limit.closed)
         now = evolve(now, memory=plan.memory)
     assert closed == [True] * 4 + [False] * 2
@@ -361,7 +360,8 @@ def test_where_graphs_are_captured_the_limit_stands_still(credit: float) -> None
     """A limit that moved with the credit would change shapes, and that makes ticks late."""
     memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory(credits={1: credit}))
     now = evolve(situation(stream()), memory=memory)
-    assert set_limit(now, started(now)).limit.seconds == pytest.approx(1.2 * SOLO)
+    limit = set_limit(now, started(now), CAPTURED_SHAPES).limit
+    assert limit.seconds == pytest.approx(1.2 * SOLO)
 
 
 def test_a_tick_of_a_shape_in_use_tells_though_another_shape_came_behind_it() -> None:
@@ -370,20 +370,20 @@ def test_a_tick_of_a_shape_in_use_tells_though_another_shape_came_behind_it() ->
     settled = MeasuredTick(SOLO, 0.0, Work(1, 1, after=(1, 1)), {1: 3 * SOLO}, SOLO)
     other = MeasuredTick(SOLO, 0.0, Work(9, 2, after=(1, 1)), {1: 3 * SOLO}, SOLO)
     now = after(evolve(situation(stream()), memory=memory), settled, other)
-    assert keep_ledger(now, started(now)).memory.guard.jitter > 1.0
+    assert keep_ledger(now, started(now), CAPTURED_SHAPES).memory.guard.jitter > 1.0
     now = after(now, other, other)
-    assert keep_ledger(now, started(now)).memory.guard.jitter == 1.0
+    assert keep_ledger(now, started(now), CAPTURED_SHAPES).memory.guard.jitter == 1.0
 
 
 @pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])
 def test_the_first_ticks_of_a_captured_shape_teach_nothing(same_shape: int, learns: bool) -> None:
     """Neither the model nor the unrest of the machine; elsewhere every tick does."""
     last = MeasuredTick(0.02, 0.0, Work(1, 1, after=(1, 1)))
-    for switch_s in (0.002, 0.0):
-        memory = Memory(cost=evolve(COST, switch_s=switch_s), same_shape=same_shape)
+    for rules in (CAPTURED_SHAPES, FREE_SHAPES):
+        memory = Memory(cost=COST, same_shape=same_shape)
         now = after(evolve(state(stream()), memory=memory), last)
-        plan = learn_cost(now, started(now))
-        assert (plan.memory.cost != memory.cost) == (learns or not switch_s)
+        plan = learn_cost(now, started(now), rules)
+        assert (plan.memory.cost != memory.cost) == (learns or rules is FREE_SHAPES)
 
 
 def rates(**changes: object) -> SchedulerState:
@@ -445,10 +445,11 @@ def test_a_size_in_use_is_kept_for_a_small_gain() -> None:
 def test_now_and_then_a_neighbour_is_tried() -> None:
     """Only ticks of a size tell what it costs, so no size is given up for ever."""
     took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
-    tried = {sweet_spot(rates(tick=tick), took, 1) for tick in range(2 * PROBE_EVERY)}
+    tried = {sweet_spot(rates(tick=tick), took, 1) for tick in range(2 * FREE_SHAPES.probe_every)}
     assert tried == {4, 7}
     captured = {
-        sweet_spot(rates(tick=tick), took, 1, captured=True) for tick in range(1, 2 * PROBE_EVERY)
+        sweet_spot(rates(tick=tick), took, 1, CAPTURED_SHAPES)
+        for tick in range(1, 2 * FREE_SHAPES.probe_every)
     }
     assert captured == {7}, "there a neighbour makes ticks slow"
 
@@ -473,7 +474,8 @@ def test_a_neighbour_that_is_only_tried_holds_no_size_down() -> None:
     memory = evolve(memory, served=Served(tokens=16))
     views, rules = (stream(), prompt(2, 500, lane="background")), Contract(latency_cap=4.0)
     sizes = []
-    for tick in (2 * PROBE_CAPTURED_EVERY, 2 * PROBE_CAPTURED_EVERY + 1):
+    every = CAPTURED_SHAPES.probe_every
+    for tick in (2 * every, 2 * every + 1):
         now = evolve(situation(*views), tick=tick, memory=memory, contract=rules)
         plan = contract(now)
         memory = plan.memory
@@ -485,7 +487,7 @@ def test_beside_a_stream_that_joined_the_smallest_size_is_the_one_that_is_held()
     """Where nothing is as small as what is held, nothing larger than it must be is taken."""
     memory = Memory(served=Served(tokens=2, most=2, held_until=99))
     took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
-    assert sweet_spot(rates(memory=memory), took, 1, captured=True) == 3
+    assert sweet_spot(rates(memory=memory), took, 1, CAPTURED_SHAPES) == 3
 
 
 def test_background_decoders_go_on_together_for_a_burst() -> None:
@@ -522,3 +524,20 @@ def test_what_cannot_be_left_out_is_refused(spec: str) -> None:
     """The message says what can be."""
     with pytest.raises(PolicyError, match=r"learning, ledger|-PART|baseline, contract"):
         find_policy(spec)
+
+
+@pytest.mark.parametrize("switch_s", [0.0, 0.002])
+def test_the_cost_of_a_change_of_shape_decides_which_pipeline_plans(switch_s: float) -> None:
+    """Once, for all stages; only one of the two has a stage that keeps the shape."""
+    cost = CostModel(Staircase((1, 8), (0.008, 0.02)), switch_s=switch_s)
+    now = evolve(state(decoder(1), prompt(2)), memory=Memory(cost=cost))
+    chosen = contract.captured if switch_s else contract.free
+    assert contract(now) == chosen(now)
+    assert ("shape" in chosen.stages) == bool(switch_s)
+
+
+def test_a_part_is_left_out_of_both_pipelines() -> None:
+    """So that a comparison means the same on every machine."""
+    without = contract.without("shape", "stairs")
+    assert without.optional == without.captured.optional
+    assert {"shape", "stairs"}.isdisjoint({*without.free.stages, *without.captured.stages})

@@ -57,10 +57,6 @@ class Pipeline:
         if not self.lanes:
             equal = tuple(evolve(view, lane="interactive") for view in state.sequences)
             state = evolve(state, sequences=equal)
-        if state.spare_rows and "stairs" not in self.stages:
-            state = evolve(
-                state, spare_rows=0
-            )  # or the streams alone would be held against ballast
         plan = Plan(memory=state.memory)
         for transformer in self.stages.values():
             plan = transformer(state, plan)

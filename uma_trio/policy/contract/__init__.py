@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from attrs import frozen
+
 from uma_trio.policy.accounting import tally
 from uma_trio.policy.contract.ballast import add_ballast
 from uma_trio.policy.contract.bandwidth import guard_bandwidth
@@ -9,23 +13,62 @@ from uma_trio.policy.contract.error_budget import keep_ledger
 from uma_trio.policy.contract.fill import fill_within_limit
 from uma_trio.policy.contract.learn import learn_cost
 from uma_trio.policy.contract.limit import set_limit
+from uma_trio.policy.contract.rules import CAPTURED_SHAPES, FREE_SHAPES, Rules
 from uma_trio.policy.contract.shape import keep_shape
 from uma_trio.policy.decode import leave_out_parked, select_interactive
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.pipeline import Pipeline
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState
 
-contract = Pipeline(
-    stages={
-        "parking": leave_out_parked,
-        "learning": learn_cost,
-        "ledger": keep_ledger,
-        "decode": select_interactive,
-        "guard": set_limit,
-        "fill": fill_within_limit,
-        "bandwidth": guard_bandwidth,
-        "shape": keep_shape,
-        "stairs": add_ballast,
-        "tally": tally,
-    },
-    needed=frozenset({"parking", "decode", "fill", "tally"}),
-)
+
+@frozen
+class ContractPolicy:
+    """The policy, by what the cost model says of a change of shape: it is `free`, or graphs are `captured`."""
+
+    free: Pipeline
+    captured: Pipeline
+    needs_cost: bool = True
+
+    def __call__(self, state: SchedulerState) -> Plan:
+        """Return the plan of one tick."""
+        cost = state.memory.cost
+        chosen = self.free if cost is None or not cost.switch_s else self.captured
+        if state.spare_rows and "stairs" not in chosen.stages:
+            # Or the streams alone would be held against a tick with ballast.
+            state = evolve(state, spare_rows=0)
+        return chosen(state)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """What it can be had without."""
+        return self.captured.optional
+
+    def without(self, *names: str) -> ContractPolicy:
+        """Return it with some of the `optional` stages left out. Raises :class:`PolicyError`."""
+        captured = self.captured.without(*names)
+        return ContractPolicy(
+            self.free.without(*(n for n in names if n in self.free.optional)), captured
+        )
+
+
+def _pipeline(rules: Rules) -> Pipeline:
+    return Pipeline(
+        stages={
+            "parking": leave_out_parked,
+            "learning": partial(learn_cost, rules=rules),
+            "ledger": partial(keep_ledger, rules=rules),
+            "decode": select_interactive,
+            "guard": partial(set_limit, rules=rules),
+            "fill": partial(fill_within_limit, rules=rules),
+            "bandwidth": guard_bandwidth,
+            "shape": keep_shape,
+            "stairs": add_ballast,
+            "tally": tally,
+        },
+        needed=frozenset({"parking", "decode", "fill", "tally"}),
+    )
+
+
+contract = ContractPolicy(_pipeline(FREE_SHAPES).without("shape"), _pipeline(CAPTURED_SHAPES))
 """The latency contract: interactive streams first, the rest as their patience allows."""

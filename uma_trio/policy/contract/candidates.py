@@ -27,7 +27,10 @@ class Candidates:
     def __init__(self, tick: Work, views: Sequence[SequenceView], within: float = math.inf) -> None:
         self.tick = tick
         self.views = views
-        self._uses = [int(min(view.due, within - view.uncached)) for view in views]
+        self._uses = [view.pending - view.drafted for view in views]
+        if not math.isinf(within):
+            most = [int(within) - view.uncached for view in views]
+            self._uses = list(map(min, self._uses, most))
         self._ends = list(accumulate(self._uses, initial=0))
         uses = list(zip(views, self._uses, strict=True))
         self._rows = list(accumulate((view.rows(n) for view, n in uses), initial=0))

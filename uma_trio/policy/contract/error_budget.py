@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from uma_trio.policy.contract.learn import telling, with_shapes
+from uma_trio.policy.contract.learn import with_shapes
+from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import GuardMemory, MeasuredTick, SchedulerState
@@ -32,13 +33,13 @@ SHARE_SECONDS = 2.0  # over which the background's share is smoothed
 NEWCOMER_SECONDS = 5.0  # the same for what people's prompts took
 
 
-def keep_ledger(state: SchedulerState, plan: Plan) -> Plan:
+def keep_ledger(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
     """Enter measured gaps into the ledger of each stream, and the time of their ticks into the share."""
     guard = plan.memory.guard
     if not state.measured:
         return plan
     for tick, same in with_shapes(state):
-        guard = _entered(guard, tick, state, counts=telling(plan.memory.cost, same))
+        guard = _entered(guard, tick, state, counts=same >= rules.settling_ticks)
     return evolve(plan, memory=evolve(plan.memory, guard=guard))
 
 

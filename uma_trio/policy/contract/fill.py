@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.contract.candidates import Candidates, candidates
+from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
 from uma_trio.policy.contract.sizes import next_burst, resized, sweet_spot
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.evolving import evolve
@@ -27,7 +28,7 @@ NEAR_END = 8
 STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
 
 
-def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
+def fill_within_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
     """Add what the limit allows: newcomers, then everyone else."""
     cost, limit = plan.memory.cost, plan.limit
     if cost is None:
@@ -39,15 +40,19 @@ def fill_within_limit(state: SchedulerState, plan: Plan) -> Plan:
     tick = evolve(planned_work(state, plan), after=None)
     # Beside streams the rest of a long prompt has no claim to a late tick.
     within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
+    if math.isinf(limit.seconds):
+        rules = FREE_SHAPES  # nobody is kept waiting by a tick of another shape
     first = Candidates(tick, newcomers, within)
     n = 0 if limit.closed or limit.grant else _newcomers_size(state, cost, limit, first)
     second = Candidates(first.work(n), rest)
-    m, most = (0, 0) if limit.closed else _size(state, cost, limit, second, beside_newcomers=n > 0)
+    m, most = (
+        (0, 0) if limit.closed else _size(state, cost, limit, second, rules, beside_newcomers=n > 0)
+    )
     # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
     others = [view for view in rest if view.due > NEAR_END]
     if m == 0 and not limit.closed and 0 < len(others) < len(rest):
         second = Candidates(second.tick, others)
-        m, most = _size(state, cost, limit, second, beside_newcomers=n > 0)
+        m, most = _size(state, cost, limit, second, rules, beside_newcomers=n > 0)
     items = _items(first.shares(n), f"newcomer: {limit.reason}")
     items += _items(second.shares(m), f"background: {limit.reason}")
     served, too_much = {item.key for item in items}, f"does not fit into this tick ({limit.reason})"
@@ -88,6 +93,7 @@ def _size(
     cost: CostModel,
     limit: Limit,
     line: Candidates,
+    rules: Rules,
     *,
     beside_newcomers: bool,
 ) -> tuple[int, int]:
@@ -103,8 +109,7 @@ def _size(
     longest = max(took, default=0)
     if limit.rare:
         return longest, longest
-    captured = cost.switch_s > 0 and not math.isinf(limit.seconds)
-    return sweet_spot(state, took, line.tick.tokens, captured=captured), longest
+    return sweet_spot(state, took, line.tick.tokens, rules), longest
 
 
 def _fitting(

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import MeasuredTick, SchedulerState
 
-# Where graphs are captured, the first two ticks of a shape are slow and tell nothing.
-SLOW_AFTER_SWITCH = 2
 # A tick of streams alone tells the machine's mood; a tick with others tells about its own step, or a
 # step that was measured too low would raise the measure of every limit.
 ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
 LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 
 
-def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
-    """Correct the cost model by what was measured, unless the graph of that shape was just captured."""
+def learn_cost(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
+    """Correct the cost model by what was measured, once a shape has settled."""
     cost, same = plan.memory.cost, 0
     if cost is None or not state.measured:
         return plan
     for tick, same in with_shapes(state):
-        if telling(cost, same):
+        if same >= rules.settling_ticks:
             rates: dict[str, float] = {}  # with nobody to protect, both at once
             if tick.solo_s > 0:
                 rates = LOADED_RATES if tick.loaded else ALONE_RATES
@@ -37,9 +35,3 @@ def with_shapes(state: SchedulerState) -> Iterator[tuple[MeasuredTick, int]]:
     for tick in state.measured:
         same = same + 1 if tick.work.after == tick.work.shape else 0
         yield tick, same
-
-
-def telling(cost: CostModel | None, same_shape: int) -> bool:
-    """Whether the time of a tick says what such a tick takes."""
-    captured = cost is not None and cost.switch_s > 0
-    return not captured or same_shape >= SLOW_AFTER_SWITCH

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from uma_trio.policy.contract.ballast import ballast_for
 from uma_trio.policy.contract.error_budget import DEEPEST_DEBT
+from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
@@ -30,22 +31,16 @@ GAPS_BETWEEN_GRANTS = 25
 # Newcomers that take more than this part of the machine's time, smoothed over some seconds,
 # are no longer the odd visitor: a prompt of 500 tokens takes a sixth where T(1) is 8 ms.
 MANY_NEWCOMERS = 0.2
-# What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
-# it: one in so many is kept free of others.
-MOST_LOADED_TICKS = 20
-# Where graphs are captured, the first two ticks of a shape are slow and tell nothing, so that the
-# streams have to run alone for some ticks, and seldom: four switches make as many gaps late.
-LOADED_BETWEEN_CAPTURES, CLOSED_AFTER_CAPTURE = 1000, 4
 
 
-def set_limit(state: SchedulerState, plan: Plan) -> Plan:
+def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
     """Say how long this tick may take."""
     streams, cost = state.protected, plan.memory.cost
     guard, contract = plan.memory.guard, state.contract
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
     solo = alone_s(cost, streams, room_alone(state, len(streams)))
-    loaded_ticks, closed_ticks = _turns(guard, captured=cost.switch_s > 0)
+    loaded_ticks, closed_ticks = _turns(guard, rules)
     guard = evolve(
         guard,
         loaded_ticks=loaded_ticks,
@@ -64,9 +59,9 @@ def set_limit(state: SchedulerState, plan: Plan) -> Plan:
     # the streams are spared the long ones.
     odd = guard.newcomers < MANY_NEWCOMERS and not _pasted(state)
     welcome = hard if odd else min(hard, contract.young_cap)
-    # Where graphs are captured, a limit that moves changes the shape of ticks, which makes them late,
-    # which moves the limit: there it stands still.
-    credit = 0.0 if cost.switch_s else min([guard.credits.get(v.key, 0.0) for v in streams])
+    credit = 0.0
+    if rules.spends_budget:
+        credit = min([guard.credits.get(v.key, 0.0) for v in streams])
     # By the margin that it keeps, a rare tick may have less room than any other, and be no gain.
     rare = credit >= 1.0 and hard > cost.margin * contract.latency_cap
     rare = rare and not (state.ahead and guard.rare)  # that one has not been paid for yet
@@ -94,12 +89,16 @@ def _pasted(state: SchedulerState) -> bool:
     )
 
 
-def _turns(guard: GuardMemory, *, captured: bool) -> tuple[int, int]:
-    """Return how many ticks in a row had company, and how many are to be without, this one first."""
+def _turns(guard: GuardMemory, rules: Rules) -> tuple[int, int]:
+    """Return how many ticks in a row had company, and how many are to be without, this one first.
+
+    What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
+    it: so some are kept free of others.
+    """
     loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
     closed_ticks = guard.closed_ticks
-    if loaded_ticks >= (LOADED_BETWEEN_CAPTURES if captured else MOST_LOADED_TICKS):
-        loaded_ticks, closed_ticks = 0, CLOSED_AFTER_CAPTURE if captured else 1
+    if loaded_ticks >= rules.mixed_ticks:
+        loaded_ticks, closed_ticks = 0, rules.closed_ticks
     return loaded_ticks, closed_ticks
 
 

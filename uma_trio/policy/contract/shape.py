@@ -17,7 +17,7 @@ from uma_trio.policy.state import SchedulerState
 def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
     """Ask for rows of the last prompt, where that gives all ticks beside it one shape."""
     cost = plan.memory.cost
-    if cost is None or not cost.switch_s or not plan.items:
+    if cost is None or not plan.items:
         return plan
     prompts = [item for item in plan.items if item.phase == "prefill"]
     if len(prompts) in (0, len(plan.items)) or plan.items[-1].phase != "prefill":

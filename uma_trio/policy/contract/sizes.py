@@ -16,34 +16,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
 from uma_trio.policy.cost import level
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import SchedulerState, Served
 
 DEAD_BAND = 1.03  # a size in use is worth this much more than it is
-PROBE_EVERY = 64  # ticks; one in so many may be a neighbour of the best
-PROBE_CAPTURED_EVERY = 1024  # the same where it makes four ticks slow: there and back
-HELD = 256  # ticks that nothing larger is tried there once a size did not fit any more
+HELD = 256  # ticks that nothing larger is tried once a size did not fit, where sizes are held
 BURST = 16  # ticks that background decoders are served before others have their turn
 
 
 def sweet_spot(
-    state: SchedulerState, took: Mapping[int, float], total: int, *, captured: bool = False
+    state: SchedulerState, took: Mapping[int, float], total: int, rules: Rules = FREE_SHAPES
 ) -> int:
     """Return which size to add to a tick that has `total` tokens already; 0 if there is none.
 
-    `took` says what the tick takes by so many more, ascending; `captured` that somebody reads
-    and another size than the one before makes ticks slow.
+    `took` says what the tick takes by so many more, ascending.
     """
     if not took:
         return 0
     served = state.memory.served
-    held = served.most - total if captured and state.tick < served.held_until else max(took)
+    held = max(took)
+    if rules.holds_sizes and state.tick < served.held_until:
+        held = served.most - total
     sizes = [n for n in took if n <= held] or [min(took)]
     in_use = served.tokens - total
     rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
     best = level(rates)
-    every = PROBE_CAPTURED_EVERY if captured else PROBE_EVERY
+    every = rules.probe_every
     if state.tick % every == 0:
         other = best + (1 if state.tick % (2 * every) else -1)
         best = other if 0 <= other < len(sizes) else best
