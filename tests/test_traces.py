@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from functools import cache
 
 import pytest
+from attrs import evolve
 from scene_kit import play
 from trace_fixtures import SCENES, fixtures, read, shown
 
 from uma_trio.policy.find import find_policy
+from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.replay import replay
 
 # What the fixtures must show together, so that recording them again loses nothing.
@@ -51,8 +54,13 @@ def test_the_engine_makes_the_same_ticks_again(name: str) -> None:
     _, recorded = fixture(name)
     again = play(SCENES[name])
     for before, now in zip(recorded, again, strict=False):
-        assert now == before, f"tick {before.state.tick}"
+        assert as_old(now) == before, f"tick {before.state.tick}"
     assert len(again) == len(recorded)
+
+
+def as_old(tick: TracedTick) -> TracedTick:
+    """Return it without what the recorded states had no field for."""
+    return evolve(tick, state=evolve(tick.state, n_rows=sys.maxsize))
 
 
 def test_the_fixtures_show_every_kind_of_plan() -> None:
