@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.bounds import implausible
+from uma_trio.policy.cost import FURTHEST, CostModel, Staircase, Work
 
 # Milliseconds of one decode by tokens: a 0.5B Q4_0 model on two AVX-512 cores.
 MEASURED = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 8: 18.8, 16: 25.9, 64: 93.5, 128: 192.0}
@@ -205,6 +207,74 @@ def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
     assert slow_once.plateau(512) == 64
     flat = CostModel(Staircase((1, 8, 64), (0.01, 0.011, 0.09)))
     assert flat.plateau(512) == 8
+
+
+TRUE = CostModel(
+    STAIRS.with_step(512, 0.77),
+    output=Staircase((1, 4, 16), (0.0, -0.004, 0.003)),
+    depth_s=2e-7,
+    wide_depth_s=5e-8,
+    crowd_s=5e-8,
+)
+
+
+def tick_of(draw: random.Random) -> tuple[Work, dict[str, float]]:
+    """Return a tick as a storm makes them, and the rates by which it is learnt from."""
+    streams, cells = draw.randrange(7), draw.randrange(1000)
+    if draw.random() < 0.5:
+        n, rates = max(1, streams), {"scale_rate": 0.2, "step_rate": 0.05} if streams else {}
+        return Work(n, n, n * cells, draw.randrange(4000)), rates
+    n = streams + draw.choice((8, 16, 60, 128, 506))
+    rows = max(1, streams + draw.randrange(2))
+    rates = {"scale_rate": 0.02, "step_rate": 0.15} if streams else {}
+    return Work(n, rows, n * cells, draw.randrange(4000), company=streams > 0), rates
+
+
+def learnt_amid_noise(seed: int, ticks: int) -> CostModel:
+    """Return what is learnt of a machine whose ticks vary widely and often take far too long."""
+    draw, model = random.Random(seed), TRUE
+    for _ in range(ticks):
+        work, rates = tick_of(draw)
+        took = TRUE.seconds(work) * draw.lognormvariate(0.0, 0.6)
+        if draw.random() < 0.05:
+            took *= draw.uniform(2.0, 5.0)
+        model = model.learn(work, took, 0.0004, **rates)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_heavy_noise_does_not_lead_the_model_away(seed: int) -> None:
+    """What it predicts stays within four times of the truth, however long that goes on."""
+    model = learnt_amid_noise(seed, 2000)
+    for n in (1, 2, 3, 4, 8, 16):
+        for rows in (1, n):
+            work = Work(n, rows, 300 * n, 2000)
+            assert 1 / 4 < model.seconds(work) / TRUE.seconds(work) < 4
+    assert implausible(evolve(model, scale=1.0)) is None
+
+
+@pytest.mark.parametrize("decode_s", [1e-12, 1e-6, 1e6, math.inf, math.nan, 0.0, -1.0])
+def test_no_single_time_leads_the_model_away(decode_s: float) -> None:
+    """A clock that jumps, or a decode that returned at once, is not the machine."""
+    model = TRUE.learn(Work(4, 4), decode_s, 0.0)
+    assert 1 / FURTHEST <= model.seconds(Work(4)) / TRUE.seconds(Work(4)) <= FURTHEST
+
+
+def test_a_quick_tick_takes_a_slow_spell_back_first() -> None:
+    """Where a machine is slow today, one that is as quick as ever says nothing of the table."""
+    slow = evolve(TRUE, scale=3.0)
+    after = slow.learn(Work(4), TRUE.seconds(Work(4)), 0.0)
+    assert after.scale == pytest.approx(1.0)
+    assert after.computing(4) == pytest.approx(TRUE.computing(4))
+
+
+def test_rows_never_cost_less_than_nothing() -> None:
+    """However low the step of its tokens has been learnt, a tick takes time."""
+    model = CostModel(STAIRS, output=Staircase((1, 4), (0.0, -0.999 * STAIRS(4))))
+    lower = evolve(model, computing=STAIRS.times(0.5))
+    for each in (model, lower):
+        assert each.seconds(Work(4, 4)) == pytest.approx(0.25 * each.computing(4))
+        assert each.at_least(4) <= each.seconds(Work(4, 4))
 
 
 @given(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+import structlog.testing
+from attrs import evolve
 
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.cost_store import cost_file, recall, remember
+from uma_trio.cost_store import Unusable, cost_file, recall, remember
+from uma_trio.parts import measured_cost
 from uma_trio.policy.cost import CostModel, Staircase
 
 MODEL = CostModel(
@@ -25,12 +29,56 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
     assert recall(tmp_path / "deep" / "cost.json") == MODEL
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"computing":{},"output":{}}', b"\xff"])
-def test_a_file_that_cannot_be_used_is_measured_again(tmp_path: Path, content: bytes) -> None:
-    """Damage is no error, only a miss."""
+def test_what_was_never_stored_is_no_fault(tmp_path: Path) -> None:
+    """The first start of a machine finds nothing."""
+    assert recall(tmp_path / "cost.json") is None
+
+
+SPOILT = msgspec.json.encode(
+    {
+        "computing": {1: 0.008, 4: 0.011},
+        "output": {1: 0.0, 4: -0.999 * 0.011},
+        "depth_s": 0.0,
+        "wide_depth_s": 0.0,
+        "crowd_s": 0.0,
+        "switch_s": 0.0,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"computing":{},"output":{}}', b"\xff", SPOILT]
+)
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, content: bytes) -> None:
+    """Damage, and figures that no machine has."""
     path = tmp_path / "cost.json"
     path.write_bytes(content)
-    assert recall(path) is None
+    with pytest.raises(Unusable, match=r"\w"):
+        recall(path)
+
+
+def test_a_file_that_cannot_be_used_is_measured_again_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log names the file and what is wrong; the next start finds a good one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    backend = FakeBackend()
+    path = cost_file(backend)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(SPOILT)
+    with structlog.testing.capture_logs() as said:
+        assert not measured_cost(backend).recalled
+    (line,) = said
+    assert line["file"] == str(path)
+    assert "4 logits rows add" in line["why"]
+
+
+def test_what_cannot_be_true_is_not_stored(tmp_path: Path) -> None:
+    """The file of the start before stays."""
+    path = tmp_path / "cost.json"
+    remember(path, MODEL)
+    remember(path, evolve(MODEL, depth_s=-1.0))
+    assert recall(path) == MODEL
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

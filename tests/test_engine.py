@@ -413,18 +413,6 @@ def test_rows_that_are_copied_to_be_sampled_are_counted() -> None:
     assert bench.metrics.snapshot()["copy_free_ratio"] == 0.5
 
 
-def test_a_plan_that_breaks_a_rule_stops_the_engine() -> None:
-    """A policy of another package cannot corrupt a batch."""
-
-    def greedy_policy(state: SchedulerState) -> Plan:
-        return Plan(items=(PlanItem(state.sequences[0].key, 999, "prefill", "all of it"),))
-
-    bench = Bench(policy=greedy_policy)
-    bench.submit()
-    with pytest.raises(PolicyError, match="999 tokens"):
-        bench.engine.tick()
-
-
 def test_two_engines_with_the_same_input_do_the_same() -> None:
     """Nothing but the inbox and the clock decides what happens."""
 

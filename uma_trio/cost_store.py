@@ -1,8 +1,8 @@
 """Remember the staircase between starts, so that only the first one takes time to measure it.
 
 A file per machine, model and settings under the user's cache folder. It holds figures and
-nothing else; deleting it is always safe. What cannot be read is measured again, and what cannot
-be written is measured again next time.
+nothing else; deleting it is always safe. What cannot be read, or is outside the bounds of
+:mod:`uma_trio.policy.bounds`, is measured again; what cannot be written is measured next time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ import msgspec
 
 from uma_trio import __version__
 from uma_trio.backend.base import Backend
+from uma_trio.policy.bounds import implausible
 from uma_trio.policy.cost import CostModel, Staircase
 
 _FORMAT = 2
+
+
+class Unusable(Exception):
+    """There is a file, and no cost model in it; the message is a phrase that says why."""
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,27 +59,40 @@ def cost_file(backend: Backend) -> Path:
     return cache_folder() / f"{name}.json"
 
 
-def recall(path: Path) -> CostModel | None:
-    """Return the stored model, or None if there is none that can be used."""
+def recall(path: Path, weight_bytes: float = 0.0) -> CostModel | None:
+    """Return the stored model, or None if there is no file.
+
+    `weight_bytes` are read by every decode of the model, 0 if that is not known.
+
+    Raises:
+        Unusable: the file cannot be read, or what is in it cannot be true.
+    """
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
-    except (OSError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    computing = stored.computing
-    if not computing or min(computing) < 1 or min(computing.values()) <= 0:
-        return None
-    return CostModel(
-        _staircase(computing),
+    except OSError as error:
+        raise Unusable(error.strerror or str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unusable(str(error)) from None
+    model = CostModel(
+        _staircase(stored.computing),
         output=_staircase(stored.output or {1: 0.0}),
-        depth_s=max(0.0, stored.depth_s),
-        wide_depth_s=max(0.0, stored.wide_depth_s),
-        crowd_s=max(0.0, stored.crowd_s),
-        switch_s=max(0.0, stored.switch_s),
+        depth_s=stored.depth_s,
+        wide_depth_s=stored.wide_depth_s,
+        crowd_s=stored.crowd_s,
+        switch_s=stored.switch_s,
     )
+    why = implausible(model, weight_bytes)
+    if why is not None:
+        raise Unusable(why)
+    return model
 
 
-def remember(path: Path, model: CostModel) -> None:
-    """Store `model`; a cache that cannot be written is not worth an error."""
+def remember(path: Path, model: CostModel, weight_bytes: float = 0.0) -> None:
+    """Store `model`, unless it is implausible; a cache that cannot be written is no error."""
+    if implausible(model, weight_bytes) is not None:
+        return
     stored = _Stored(
         computing=dict(model.table()),
         output=dict(model.output.table()),

@@ -178,7 +178,7 @@ class _Daemon:
             nursery.cancel_scope.cancel()
         learnt = self._engine.memory.cost
         if learnt is not None and learnt.trusted and self._died is None:
-            remember(cost_file(self._backend), learnt.settled())
+            remember(cost_file(self._backend), learnt.settled(), self._backend.model.weight_bytes)
         if self._died is not None:
             raise self._died
         if self._forced:

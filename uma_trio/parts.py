@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.config import Config
-from uma_trio.cost_store import cost_file, recall, remember
+from uma_trio.cost_store import Unusable, cost_file, recall, remember
 from uma_trio.engine.calibrate import Calibration, assume_looking_back
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
@@ -134,12 +134,17 @@ class Measured:
 
 def measured_cost(backend: Backend, *, fresh: bool = False) -> Measured:
     """Measure this machine's staircase, or recall it unless it has to be `fresh`."""
-    path = cost_file(backend)
-    cost = None if fresh else recall(path)
+    path, weight_bytes = cost_file(backend), backend.model.weight_bytes
+    try:
+        cost = None if fresh else recall(path, weight_bytes)
+    except Unusable as why:
+        report = log.get("cost").warning
+        report("what was stored of this machine is measured again", file=str(path), why=str(why))
+        cost = None
     if cost is not None:
         return Measured(cost, recalled=True, file=path)
     cost = Calibration(backend, time.perf_counter).measure()
-    remember(path, cost)
+    remember(path, cost, weight_bytes)
     return Measured(cost, recalled=False, file=path)
 
 

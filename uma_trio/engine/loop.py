@@ -33,6 +33,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings, Planner
+from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.preemption import GIVEN_UP, Preemption
 from uma_trio.engine.recorder import NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
@@ -42,6 +43,7 @@ from uma_trio.engine.sampling import NOT_FINITE, Sampler
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place
+from uma_trio.policy.fallback import Fallback
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory
 from uma_trio.telemetry.metrics import Metrics
@@ -82,6 +84,7 @@ class Engine:
         self._metrics = metrics
         self._clock = clock
         settings = settings or EngineSettings()
+        policy = Fallback(policy, PolicyFailures(metrics))
         self._pieces = backend.vocabulary.pieces()
         n_slots = backend.limits.n_slots - settings.scratch_slots
         self._scratch_slot = n_slots

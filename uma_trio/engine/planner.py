@@ -22,7 +22,6 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import NOT_FINITE, Choice
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.accounting import as_measured
-from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
@@ -59,6 +58,7 @@ _Chosen = tuple[tuple[Sequence, ...], Choice]  # whose tokens, and how
 class Planner:
     """Makes jobs. Every method is called on the engine's thread.
 
+    `policy` must not raise, and its plans must have been checked.
     `scratch_slot` is where ballast rows go.
     """
 
@@ -201,9 +201,7 @@ class Planner:
         """Return the state with what the policy makes of it."""
         if not state.sequences:
             return state, Plan(memory=state.memory)
-        plan = self._policy(state)
-        check_plan(state, plan)
-        return state, plan
+        return state, self._policy(state)
 
     def _filled(self, state: SchedulerState, plan: Plan, batch: Batch) -> Job:
         """Return the tick of `plan`, and write it into `batch`."""

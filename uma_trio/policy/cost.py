@@ -43,6 +43,11 @@ OUTLIER = math.log(3.0)
 # A limit that may be missed by three ticks in a hundred: so many times the mean size of a normal error
 # lie 97 of a hundred misses.
 CAREFUL_ERRORS = 2.33
+# However noisy ticks are, a step stays within so many times of what was measured, either way, and no
+# tick makes a machine quicker by more than that.
+FURTHEST = 8.0
+# Kernels take rows in fours, so that more logits rows may cost less: by this part at the most.
+MOST_SAVED = 0.75
 # Chunks need not be larger than what reaches this part of the best rate there is.
 PLATEAU = 0.95
 # Beyond this the model says so and is not used to promise anything (scheduling.md, 3.1).
@@ -92,14 +97,18 @@ class Staircase:
         at = tuple(sorted(table))
         return Staircase(at, tuple(table[i] for i in at))
 
-    def corrected(self, n: int, factor: float) -> Staircase:
-        """Return a staircase whose steps at or around `n` are multiplied by `factor`."""
+    def corrected(self, n: int, factor: float, measured: Staircase) -> Staircase:
+        """Return a staircase whose steps at or around `n` are multiplied by `factor`.
+
+        Each stays within :data:`FURTHEST` times of `measured`.
+        """
         i = bisect_left(self.at, n)
         touched = (i,) if i < len(self.at) and self.at[i] == n else (i - 1, i)
         seconds = list(self.seconds)
         for j in touched:
             if 0 <= j < len(seconds):
-                seconds[j] *= factor
+                known_s = measured(self.at[j])
+                seconds[j] = min(max(seconds[j] * factor, known_s / FURTHEST), known_s * FURTHEST)
         return Staircase(self.at, tuple(seconds))
 
 
@@ -195,7 +204,9 @@ class CostModel:
         """
         table = self.measured if self.fell_back else self.computing
         between_s = min(self.host_s or self.company_s, self.company_s or self.host_s)
-        return self.scale * (table(tokens) + min(0.0, *self.output.seconds)) + between_s
+        computing_s = table(tokens)
+        saved_s = max(min(0.0, *self.output.seconds), -MOST_SAVED * computing_s)
+        return self.scale * (computing_s + saved_s) + between_s
 
     @property
     def margin(self) -> float:
@@ -207,10 +218,13 @@ class CostModel:
     ) -> float:
         tokens, rows, looked = work.tokens + tokens, work.rows + rows, work.looked + looked
         depth_s = self.wide_depth_s if tokens >= WIDE_ROWS else self.depth_s
-        seconds = table(tokens) + (depth_s * looked + self.crowd_s * tokens * work.resident)
+        computing_s = table(tokens)
+        seconds = computing_s + (depth_s * looked + self.crowd_s * tokens * work.resident)
         if self.switch_s and work.after is not None and work.after != (tokens, rows):
             seconds += self.switch_s
-        return seconds + self.output(rows) if rows > 1 else seconds
+        if rows > 1:
+            seconds += max(self.output(rows), -MOST_SAVED * computing_s)
+        return seconds
 
     def learn(
         self,
@@ -226,16 +240,15 @@ class CostModel:
         The rates say how much of a miss is the machine's mood, and how much this step's own.
         """
         expected = self._by(self.computing, work)
-        if expected <= 0 or decode_s <= 0:
+        if expected <= 0 or not 0 < decode_s < math.inf:
             return self
         miss = math.log(decode_s / (self.scale * expected))
         by_table = max(self._by(self.measured, work), sys.float_info.min)
         error = _smoothed(self.error, miss)
         table_error = _smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
-        if miss >= OUTLIER and self.trusted:
-            return evolve(self, error=error, table_error=table_error)
-        if miss <= -OUTLIER:
-            return evolve(self, error=error, table_error=table_error).times(math.exp(miss))
+        if abs(miss) >= OUTLIER and self.trusted:
+            model = self if miss > 0 else self._quicker(math.exp(miss))
+            return evolve(model, error=error, table_error=table_error)
         low, high = SCALE_BOUNDS
         wide = work.tokens >= WIDE_ROWS
         depth_s = self.wide_depth_s if wide else self.depth_s
@@ -248,7 +261,7 @@ class CostModel:
             error=error,
             table_error=table_error,
             computing=self.computing.corrected(
-                work.tokens, math.exp(step_rate * (1.0 - blame) * miss)
+                work.tokens, math.exp(step_rate * (1.0 - blame) * miss), self.measured
             ),
             depth_s=self.depth_s * (1.0 if wide else deeper),
             wide_depth_s=self.wide_depth_s * (deeper if wide else 1.0),
@@ -257,6 +270,17 @@ class CostModel:
             host_s=self.host_s if work.company else between_s,
             company_s=between_s if work.company else self.company_s,
         )
+
+    def _quicker(self, factor: float) -> CostModel:
+        """Return the model of a machine that takes this part of the time, or 1 / `FURTHEST` of it.
+
+        What the scale factor is above 1 goes first: it stands for a machine that was slow.
+        """
+        factor = max(factor, 1.0 / FURTHEST)
+        if self.scale <= 1.0:
+            return self.times(factor)
+        scale = self.scale * factor
+        return evolve(self.times(min(1.0, scale)), scale=max(1.0, scale))
 
     def times(self, factor: float) -> CostModel:
         """Return a model by which every decode takes `factor` times as long."""

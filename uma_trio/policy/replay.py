@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
+from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.portable import TracedTick, plain
 
@@ -35,7 +36,10 @@ class Replayed:
 
 
 def replay(policy: Policy, ticks: Iterable[TracedTick]) -> Replayed:
-    """Run `policy` on each state, up to the first plan that is not the recorded one."""
+    """Run `policy` on each state, up to the first plan that is not the recorded one.
+
+    Where it raises, the plan is the baseline's, as it was in the engine.
+    """
     n = missing = 0
     before: int | None = None
     for traced in ticks:
@@ -43,13 +47,25 @@ def replay(policy: Policy, ticks: Iterable[TracedTick]) -> Replayed:
         if before is not None:
             missing += max(0, traced.state.tick - before - 1)
         before = traced.state.tick
-        plan = policy(traced.state)
-        if plan != traced.plan:
-            found = _difference(plain(traced.plan), plain(plan), "plan")
-            # Equal in print and yet not equal: a value that is not equal to itself.
-            where, recorded, replayed = found or ("plan", "a value", "not a number")
-            return Replayed(n, missing, Difference(traced.state.tick, where, recorded, replayed))
+        answer = _compared(policy, traced)
+        if answer is not None:
+            return Replayed(n, missing, Difference(traced.state.tick, *answer))
     return Replayed(n, missing, None)
+
+
+def _compared(policy: Policy, traced: TracedTick) -> tuple[str, str, str] | None:
+    """Return where its plan begins to differ, what was recorded, and what comes out."""
+    try:
+        plan = policy(traced.state)
+    except Exception as error:  # another package's code may run here
+        if baseline(traced.state) == traced.plan:
+            return None
+        return "plan", "a plan", f"a failure ({type(error).__name__}: {error})"
+    if plan == traced.plan:
+        return None
+    found = _difference(plain(traced.plan), plain(plan), "plan")
+    # Equal in print and yet not equal: a value that is not equal to itself.
+    return found or ("plan", "a value", "not a number")
 
 
 def _difference(recorded: Any, replayed: Any, path: str) -> tuple[str, str, str] | None:

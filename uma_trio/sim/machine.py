@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from uma_trio.cost_store import recall
+from uma_trio.cost_store import Unusable, recall
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
@@ -167,9 +167,12 @@ def from_cost_file(path: Path, noise: Noise = steady) -> Profile:
     Raises:
         NoCost: there is none in the file.
     """
-    model = recall(path)
+    try:
+        model, why = recall(path), "there is no such file"
+    except Unusable as unusable:
+        model, why = None, str(unusable)
     if model is None:
-        message = f"{path}: no cost model of this version; `uma-trio doctor --cost` names the file"
+        message = f"{path}: no cost model: {why}; `uma-trio doctor --cost` names the file"
         raise NoCost(message)
     model = evolve(model, host_s=HOST_S)
     return modelled(path.stem, model, noise, overlaps=model.switch_s > 0)

@@ -53,6 +53,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     _m("preemptions_total", "counter", "requests", "Times a request lost its KV to let others on."),
     _m("aborted_ticks_total", "counter", "ticks", "Ticks given up for an interactive newcomer."),
+    _m(
+        "policy_failures_total",
+        "counter",
+        "ticks",
+        "Ticks that baseline planned, as the policy failed.",
+    ),
     # What was computed.
     _m("tokens_total", "counter", "tokens", "Tokens computed, prompts included."),
     _m("tokens_by_lane_total", "counter", "tokens", "The same, by lane.", "lane"),

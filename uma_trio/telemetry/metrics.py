@@ -57,7 +57,7 @@ class Metrics:
         self._decode_s = self._host_s = 0.0
         self._decode_last = self._decode_ewma = self._host_last = self._sampling_last = 0.0
         self._first_chunk: float | None = None
-        self._preempted = self._aborted = 0
+        self._preempted = self._aborted = self._policy_failures = 0
         self._load = (0, 0, 0, 0, 0)
         self._active: Mapping[str, int] = {}
         self._queued: Mapping[str, int] = {}
@@ -162,6 +162,10 @@ class Metrics:
         """Record a tick that was given up for an interactive newcomer: nothing was computed."""
         self._aborted += 1
 
+    def policy_failed(self) -> None:
+        """Record a tick that the baseline planned, since the policy failed."""
+        self._policy_failures += 1
+
     def load(
         self,
         *,
@@ -251,6 +255,7 @@ class Metrics:
             "accept_failures_total": self._accept_failures,
             "preemptions_total": self._preempted,
             "aborted_ticks_total": self._aborted,
+            "policy_failures_total": self._policy_failures,
         }
 
     def _batches_so_far(self) -> dict[str, object]:
