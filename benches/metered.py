@@ -126,7 +126,7 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     import trio
 
     from uma_trio import daemon
-    from uma_trio.backend.base import Aside, nothing
+    from uma_trio.backend.base import Overlap, nothing
     from uma_trio.backend.fake import FakeBackend
     from uma_trio.config import Config
 
@@ -142,8 +142,8 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     backend = FakeBackend(n_ctx=1 << 16, n_slots=slots, n_batch=4096)
     compute = backend.decode
 
-    def paced(n_tokens: int, aside: Aside = nothing) -> int:
-        status = compute(n_tokens, aside)
+    def paced(n_tokens: int, while_computing: Overlap = nothing) -> int:
+        status = compute(n_tokens, while_computing)
         # Lets go of the interpreter, as the call into llama.cpp does; a long prompt costs more.
         time.sleep(tick_s * (1 + n_tokens / 256))
         return status

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uma_trio.backend.base import Aside, Backend, DecodeStatus, FloatArray, nothing
+from uma_trio.backend.base import Backend, DecodeStatus, FloatArray, Overlap, nothing
 
 N_CTX, N_SLOTS, N_BATCH = 512, 4, 64
 # Rows of one sequence at different batch widths differ by up to 0.01 here, and the logits of a
@@ -16,13 +16,13 @@ NEAR = 0.05
 Row = tuple[int, int, int, int]  # slot, position, token, wanted
 
 
-def decode(backend: Backend, rows: Sequence[Row], aside: Aside = nothing) -> int:
+def decode(backend: Backend, rows: Sequence[Row], while_computing: Overlap = nothing) -> int:
     """Write `rows` into the batch and decode them."""
     batch = backend.batch
     for index, (slot, position, token, want) in enumerate(rows):
         batch.slot[index], batch.pos[index] = slot, position
         batch.token[index], batch.want[index] = token, want
-    return backend.decode(len(rows), aside)
+    return backend.decode(len(rows), while_computing)
 
 
 def prompt(slot: int, tokens: Sequence[int], start: int = 0, *, want: bool = True) -> list[Row]:

@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 from attrs import Factory, define, evolve
 
-from uma_trio.backend.base import Aside, nothing
+from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
@@ -71,28 +71,28 @@ class Sink:
 
 
 class OnDevice(FakeBackend):
-    """A backend that computes before its aside, as a GPU does; `computing` while that runs."""
+    """A backend that computes before `while_computing`, as a GPU does; `computing` meanwhile."""
 
     computing = False
 
     @property
-    def computes_beside(self) -> bool:
-        """It does."""
-        return True
+    def traits(self) -> Traits:
+        """The host is free while it computes."""
+        return evolve(super().traits, overlaps=True)
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
-        """Compute around the aside."""
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
+        """Compute around `while_computing`."""
 
-        def beside() -> None:
+        def meanwhile() -> None:
             self.computing = True
-            aside()
+            while_computing()
             self.computing = False
 
-        return super().decode(n_tokens, beside)
+        return super().decode(n_tokens, meanwhile)
 
 
 KINDS = (FakeBackend, OnDevice)
-"""Where what is beside a decode comes first, and where it runs meanwhile."""
+"""A decode that nothing overlaps with, and one that the host works during."""
 
 
 class Bench:
@@ -172,7 +172,7 @@ class Bench:
         """Tick `n` times, and hear at once what the last of them has to tell."""
         for _ in range(n):
             self.engine.tick()
-        self.engine.tell()
+        self.engine.publish()
 
     def abort(self, handle: int) -> None:
         """Ask for an end."""
@@ -198,8 +198,7 @@ class Bench:
 
     def check_idle(self) -> None:
         """Check the books: nothing is held by nobody."""
-        ledger = self.engine.registry.ledger
-        ledger.check()
+        self.engine.registry.kv.check()
         running = self.engine.registry.running.values()
         slots = range(self.backend.limits.n_slots)
         if sum(s.computed for s in running) != sum(map(self.backend.kv_length, slots)):

@@ -12,7 +12,7 @@ import time
 import trio
 
 from uma_trio import daemon
-from uma_trio.backend.base import Aside, nothing
+from uma_trio.backend.base import Overlap, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.config import OPTIONS, Config
 from uma_trio.engine.task import EngineDied
@@ -26,11 +26,11 @@ class SlowBackend(FakeBackend):
 
     tick_s = 0.0
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute, and take the time."""
         if not self.decodes:
             print("computing", flush=True)
-        status = super().decode(n_tokens, aside)
+        status = super().decode(n_tokens, while_computing)
         time.sleep(self.tick_s)
         return status
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from attrs import define
 
-from uma_trio.backend.base import Aside, nothing
+from uma_trio.backend.base import Overlap, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.policy.cost import CostModel, Staircase, Work
 
@@ -51,7 +51,7 @@ class Machine(FakeBackend):
         self.took: list[float] = []
         self.sizes: list[int] = []
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute, and let the time pass."""
         self.sizes.append(n_tokens)
         slots = self.batch.slot[:n_tokens].tolist()
@@ -70,4 +70,4 @@ class Machine(FakeBackend):
         self.shapes.append(work.shape)
         self.took.append(seconds)
         self.clock.now += seconds
-        return super().decode(n_tokens, aside)
+        return super().decode(n_tokens, while_computing)

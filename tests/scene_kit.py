@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import numpy as np
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 from engine_kit import Bench
 
-from uma_trio.backend.base import Aside, Interrupt, nothing
+from uma_trio.backend.base import Interrupt, Overlap, Traits, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.messages import (
     Abort,
@@ -147,9 +147,9 @@ class Machine(FakeBackend):
         self._interrupted = False
 
     @property
-    def computes_beside(self) -> bool:
-        """Whether the scene says so."""
-        return self._scene.device
+    def traits(self) -> Traits:
+        """The host is free meanwhile where the scene has a device."""
+        return evolve(super().traits, overlaps=self._scene.device)
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted."""
@@ -162,7 +162,7 @@ class Machine(FakeBackend):
 
         return noted
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute; what happens meanwhile happens in the middle of it."""
         slots = self.batch.slot[:n_tokens].tolist()
         held = [self.kv_length(slot) for slot in range(self.limits.n_slots)]
@@ -176,7 +176,7 @@ class Machine(FakeBackend):
         self._shape = work.shape
         noise = self._noise.lognormvariate(0.0, self._scene.noise)
         self._seconds = self._scene.truth.seconds(work) * noise
-        status = super().decode(n_tokens, aside)
+        status = super().decode(n_tokens, while_computing)
         self._interrupted = False
         return status
 
@@ -304,5 +304,5 @@ def play(scene: Scene) -> list[TracedTick]:
     ticks = 0
     while ticks < scene.ticks and (bench.engine.tick() or world.rest()):
         ticks += 1
-    bench.engine.tell()
+    bench.engine.publish()
     return recorder.ticks

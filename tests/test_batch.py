@@ -12,6 +12,7 @@ from uma_trio.engine.batch import BatchBuilder
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.step import Step
 from uma_trio.text.stream import TokenText
 
 SCRATCH = 99
@@ -25,7 +26,8 @@ def sequence(slot: int, known: int, computed: int) -> Sequence:
         Sampler(SamplingParams(), ()),
         TokenText([]),
     )
-    made.slot, made.computed = slot, computed
+    made.slot = slot
+    made.rewind(computed)
     return made
 
 
@@ -46,12 +48,16 @@ def test_every_token_is_written_where_it_belongs(
         sequence(slot, computed + n + more, computed)
         for slot, (computed, n, more) in enumerate(sizes)
     ]
-    shares = [(s, s.view(), n) for s, (_, n, _) in zip(sequences, sizes, strict=True)]
+    shares = [(s, n) for s, (_, n, _) in zip(sequences, sizes, strict=True)]
+    steps = [
+        Step(s.handle, s.computed, n, n_rows=int(s.computed + n == s.known)) for s, n in shares
+    ]
     extra_rows = min(extra_rows, sizes[-1][1])
-    rows = BatchBuilder(64, SCRATCH).fill(batch, shares, ballast, extra_rows=extra_rows)
+    owners = {s.handle: s for s in sequences}
+    BatchBuilder(64, SCRATCH).fill(batch, steps, owners, extra_rows=extra_rows, ballast=ballast)
     expected = [
         (1000 * s.slot + place, place, s.slot, place == s.known - 1)
-        for s, _, n in shares
+        for s, n in shares
         for place in range(s.computed, s.computed + n)
     ]
     for place in range(1, extra_rows + 1):
@@ -61,4 +67,3 @@ def test_every_token_is_written_where_it_belongs(
     arrays = (batch.token, batch.pos, batch.slot, batch.want)
     written = list(zip(*(array[:n].tolist() for array in arrays), strict=True))
     assert written == expected
-    assert rows == tuple(s for s, _, n in shares if s.computed + n == s.known)

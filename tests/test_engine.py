@@ -14,9 +14,8 @@ from engine_kit import KINDS, Bench, OnDevice, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_trio.backend.base import Aside, BackendDied, DecodeStatus, nothing
+from uma_trio.backend.base import BackendDied, DecodeStatus, Overlap, nothing
 from uma_trio.backend.fake import EOS, FakeBackend, Fault
-from uma_trio.engine.figures import Job
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
@@ -29,6 +28,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.step import Tick
 from uma_trio.policy.admission import MAX_PASSED_OVER
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
@@ -195,7 +195,7 @@ def test_an_abort_ends_with_one_terminal_item_and_frees_everything(ticks: int) -
     bench.engine.tick()
     assert sink.end.reason == "cancelled"
     assert bench.backend.used_cells == 0
-    assert bench.engine.registry.ledger.reserved_cells == 0
+    assert bench.engine.registry.kv.reserved_cells == 0
 
 
 def test_a_late_abort_hits_nothing() -> None:
@@ -309,12 +309,12 @@ def test_the_sequence_that_breaks_every_batch_fails_alone(kind: type[FakeBackend
     class Poisoned(kind):  # type: ignore[misc,valid-type]
         """Fails whenever a batch holds the token 7."""
 
-        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
             alone.append(len(set(self.batch.slot[:n_tokens].tolist())) == 1)
             if 7 in self.batch.token[:n_tokens]:
-                aside()
+                while_computing()
                 return DecodeStatus.COMPUTE_FAILED
-            status: int = super().decode(n_tokens, aside)
+            status: int = super().decode(n_tokens, while_computing)
             return status
 
     alone: list[bool] = []
@@ -474,10 +474,10 @@ def test_what_a_dying_backend_did_not_let_us_tell_is_told_before_the_end() -> No
     class Dying(FakeBackend):
         """Dies in its sixth decode, at once."""
 
-        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
             if self.decodes == 5:
                 raise BackendDied("gone")
-            return super().decode(n_tokens, aside)
+            return super().decode(n_tokens, while_computing)
 
     bench = Bench(Dying())
     _, sink = bench.submit("hello", 20)
@@ -599,10 +599,10 @@ def test_batch_jobs_get_done_though_questions_never_end() -> None:
 class AtOnce(Engine):
     """An engine that tells each tick as soon as it is done."""
 
-    def finish(self, job: Job, status: int) -> None:
+    def finish(self, tick: Tick, status: int) -> None:
         """Finish, and tell."""
-        super().finish(job, status)
-        self.tell()
+        super().finish(tick, status)
+        self.publish()
 
 
 def lived(
@@ -753,12 +753,12 @@ class Remembering(Engine):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.done: list[tuple[Job, int]] = []
+        self.done: list[tuple[Tick, int]] = []
 
-    def finish(self, job: Job, status: int) -> None:
+    def finish(self, tick: Tick, status: int) -> None:
         """Finish it, and keep it."""
-        super().finish(job, status)
-        self.done.append((job, status))
+        super().finish(tick, status)
+        self.done.append((tick, status))
 
 
 @settings(max_examples=60, deadline=None)
@@ -816,11 +816,11 @@ class Late(OnDevice):
         super().__init__(**given)
         self.booked: list[list[int]] = []
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Note it, and compute."""
         running = self.bench.engine.registry.running.values()
         self.booked.append([sequence.n_generated for sequence in running])
-        return super().decode(n_tokens, aside)
+        return super().decode(n_tokens, while_computing)
 
 
 def late(**given: Any) -> tuple[Bench, Late]:
@@ -867,9 +867,9 @@ def test_a_batch_that_was_made_small_for_want_of_room_is_the_only_one() -> None:
     sizes = []
 
     class Sized(OnDevice):
-        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
             sizes.append(n_tokens)
-            return super().decode(n_tokens, aside)
+            return super().decode(n_tokens, while_computing)
 
     bench = Bench(Sized(n_batch=64, faults={2: Fault(status=DecodeStatus.NO_KV_ROOM)}))
     bench.submit([1] * 300, max_tokens=1)
@@ -1049,10 +1049,10 @@ def test_tokens_that_were_chosen_reach_their_streams_though_the_next_decode_kill
     """They were not booked yet when it died."""
 
     class Dying(OnDevice):
-        def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+        def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
             if self.decodes == 4:
                 raise BackendDied("gone before it came to its aside")
-            return super().decode(n_tokens, aside)
+            return super().decode(n_tokens, while_computing)
 
     bench = Bench(Dying())
     _, stream = bench.submit(max_tokens=30)

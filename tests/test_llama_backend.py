@@ -295,10 +295,10 @@ def test_an_aside_comes_before_most_of_the_time_of_a_decode(
     monkeypatch.setattr("uma_trio.backend._llama_compute.perf_counter", lambda: now[0])
     monkeypatch.setattr(_llama_lib, "decode", timed("decode", decode_s, _llama_lib.decode))
     monkeypatch.setattr(_llama_lib, "synchronize", timed("wait", wait_s, _llama_lib.synchronize))
-    aside = timed("aside", 1.5, lambda: None)
+    while_computing = timed("aside", 1.5, lambda: None)
     for position in range(2):
         backend.batch.token[0], backend.batch.pos[0] = 97, position
-        assert backend.decode(1, aside) == DecodeStatus.OK
+        assert backend.decode(1, while_computing) == DecodeStatus.OK
     assert seen == order
     backend.close()
 

@@ -151,7 +151,7 @@ def play_real(policy: str, most: int = 250) -> list[TracedTick]:
                 bench.credit(handles[-1], 10)
                 bench.abort(handles[-2])
             bench.engine.tick()
-        bench.engine.tell()
+        bench.engine.publish()
     finally:
         backend.close()
     return recorder.ticks

@@ -1,4 +1,4 @@
-"""One decode from its call to its end, and when in it the engine's thread has time to spare."""
+"""One decode from its call to its end, and when in it the engine's thread is free."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from time import perf_counter
 from typing import Any
 
 from uma_trio.backend import _llama_lib as lib
-from uma_trio.backend.base import Aside, DecodeStatus
+from uma_trio.backend.base import DecodeStatus, Overlap
 
 
 class Compute:
-    """Calls llama_decode and waits for its end, with the aside before the longer of the two.
+    """Calls llama_decode and waits for its end, with `while_computing` before the longer of the two.
 
     The CPU computes inside of the call. A GPU goes on after it came back, unless layers were
     left to the CPU or its driver is one that waits; which it is shows in the decode before.
@@ -20,21 +20,21 @@ class Compute:
         self._gpu = gpu
         self.goes_on = gpu  # whether it computes on after the call, as it did the last time
 
-    def __call__(self, context: int, batch: Any, aside: Aside) -> int:
+    def __call__(self, context: int, batch: Any, while_computing: Overlap) -> int:
         """Return the status, with the logits there if it is OK."""
         goes_on = self.goes_on
         if not goes_on:
-            aside()
+            while_computing()
         began = perf_counter()
         status: int = lib.decode(context, batch)
         back = waiting = perf_counter()
         if goes_on:
-            aside()
+            while_computing()
             waiting = perf_counter()
         if self._gpu and status == DecodeStatus.OK:
             lib.synchronize(context)
             called_s = back - began
-            # Behind an aside longer than the call nobody can see whether there was anything to wait for.
+            # Where that took longer than the call, whether there was anything to wait for is unknown.
             hidden = waiting - back > called_s
             self.goes_on = perf_counter() - waiting > called_s or (goes_on and hidden)
         return status

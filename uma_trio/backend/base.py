@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
-from attrs import frozen
+from attrs import Factory, field, frozen
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int32]
@@ -26,13 +26,13 @@ Interrupt = Callable[[], object]
 """Ends one decode early. May be called from any thread, at any time, more than once: it reaches
 that decode and no other, so that after it, or after `close`, nothing happens."""
 
-Aside = Callable[[], object]
-"""What the engine's thread can do beside a decode. It must not touch the backend; if it raises, the
-decode's outcome is lost with it."""
+Overlap = Callable[[], object]
+"""What the engine's thread does while a decode runs. It must not touch the backend; if it raises,
+the decode's outcome is lost with it."""
 
 
 def nothing() -> None:
-    """Do nothing: the aside of a decode that has none."""
+    """Overlap a decode with nothing."""
 
 
 class DecodeStatus(IntEnum):
@@ -81,18 +81,36 @@ class ModelInfo:
 
 @frozen
 class Limits:
-    """The real sizes of the context, read back after it was created."""
+    """The real sizes of the context, read back after it was created.
+
+    `n_rows` is how many rows of logits one decode may ask for, `n_slots` where None is given.
+    """
 
     n_ctx: int  # KV cells, shared by all slots
     n_ctx_seq: int  # the longest one sequence may be
-    n_slots: int  # KV sequence ids 0..n_slots-1
+    n_slots: int  # KV sequence ids that a batch may name: 0..n_slots-1
     n_batch: int  # the most tokens of one decode
     whole_cache: bool = False  # a token pays for every cell as for its own (no flash attention)
     leaf_ids: range = range(0)  # KV sequence ids that hold cells and cannot be in a batch
     can_go_back: bool = True  # whether a part of a sequence can be dropped, as attention can
-    window: int = (
-        0  # how far some layers look back (sliding-window attention); 0: all, to the start
-    )
+    window: int = 0  # how far some layers look back (sliding-window attention); 0: to the start
+    n_rows: int = field(default=Factory(lambda self: self.n_slots, takes_self=True))
+
+
+@frozen
+class Traits:
+    """What kind of machine computes, as far as planning depends on it.
+
+    `overlaps`: the host is free while a decode runs. `interruptible`: a running decode can be
+    ended early. `shape_costs`: a tick whose batch differs in shape from the one before is slow
+    (graph capture). `holds_high_water`: :meth:`Backend.kv_retire` leaves the KV high-water mark
+    where it is.
+    """
+
+    overlaps: bool = False
+    interruptible: bool = False
+    shape_costs: bool = False
+    holds_high_water: bool = False
 
 
 class Batch:
@@ -177,8 +195,8 @@ class Backend(Protocol):
         """One line for people: the compute backend, threads, KV type."""
 
     @property
-    def computes_beside(self) -> bool:
-        """Whether an aside of the next decode runs while that is computed, as on a GPU."""
+    def traits(self) -> Traits:
+        """What the machine is like for the next decode; `overlaps` may change with each."""
 
     def arm(self) -> Interrupt | None:
         """Let the next decode, and only that one, be interrupted; return what does it.
@@ -187,15 +205,15 @@ class Backend(Protocol):
         the hardware or the model's kind of memory does not allow it.
         """
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute rows ``[:n_tokens]`` of the batch; return a :class:`DecodeStatus` or below.
 
         Per slot, positions must be consecutive and start right behind what the KV cache
         holds. May raise :class:`BackendDied`.
 
-        `aside` is called once, whatever the status, where it keeps the computation waiting
-        least: while it goes on elsewhere, or right before a call that blocks, so that the
-        threads it wakes run meanwhile. A decode that raises may not have come to it.
+        `while_computing` is called once, whatever the status, where it delays the computation
+        least: while a device computes, or right before a call that blocks, so that the threads it
+        wakes run meanwhile. A decode that raises may not have called it.
         """
 
     def logits(self, n_rows: int) -> FloatArray:

@@ -16,7 +16,6 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend.base import (
-    Aside,
     BackendDied,
     Batch,
     DecodeStatus,
@@ -25,7 +24,9 @@ from uma_trio.backend.base import (
     Interrupt,
     Limits,
     ModelInfo,
+    Overlap,
     Saved,
+    Traits,
     nothing,
 )
 from uma_trio.backend.cell_map import CellMap
@@ -217,13 +218,13 @@ class FakeBackend:
         return partial(self._flag.__setitem__, 0, 1) if self._interruptible else None
 
     @property
-    def computes_beside(self) -> bool:
-        """No: `aside` comes before the computing."""
-        return False
+    def traits(self) -> Traits:
+        """A decode can be interrupted, and `while_computing` comes before it."""
+        return Traits(interruptible=self._interruptible)
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
-        """Compute the batch, or fail as told; `aside` comes first."""
-        aside()
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
+        """Compute the batch, or fail as told; `while_computing` comes first."""
+        while_computing()
         flag, self._flag = self._flag, bytearray(1)
         fault = self._faults.pop(self.decodes, None)
         self.decodes += 1
@@ -262,6 +263,8 @@ class FakeBackend:
             if slot not in ends or pos != ends[slot] or not 0 <= token < N_VOCAB:
                 return DecodeStatus.INVALID
             ends[slot] += 1
+        if np.count_nonzero(self.batch.want[:n_tokens]) > self.limits.n_rows:
+            return DecodeStatus.INVALID
         if self.used_cells + n_tokens > self.limits.n_ctx:
             return DecodeStatus.NO_KV_ROOM
         return DecodeStatus.OK

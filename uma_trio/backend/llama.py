@@ -39,7 +39,6 @@ from uma_trio.backend._llama_options import (
 )
 from uma_trio.backend._llama_vocab import LlamaVocabulary
 from uma_trio.backend.base import (
-    Aside,
     BackendDied,
     Batch,
     DecodeStatus,
@@ -47,7 +46,9 @@ from uma_trio.backend.base import (
     Interrupt,
     Limits,
     ModelInfo,
+    Overlap,
     Saved,
+    Traits,
     nothing,
 )
 from uma_trio.backend.gguf_header import read_header
@@ -60,8 +61,8 @@ __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 class LlamaBackend:
     """See :class:`uma_trio.backend.base.Backend`. Made by :meth:`load`.
 
-    `limits.n_slots` is also how many rows of logits one decode may ask for. The arrays that
-    `logits` returns point into llama.cpp's memory and must not be touched after `close`.
+    The arrays that `logits` returns point into llama.cpp's memory and must not be touched after
+    `close`.
     """
 
     def __init__(
@@ -76,44 +77,37 @@ class LlamaBackend:
         keeps_high_water: bool,
     ) -> None:
         self._context: int | None = context
-        memory = int(llama.llama_get_memory(context))
-        n_ctx = int(llama.llama_n_ctx_seq(context))
         self.model = info
-        self.limits = Limits(
-            n_ctx=int(llama.llama_n_ctx(context)),
-            n_ctx_seq=min(n_ctx, info.n_ctx_train) if info.n_ctx_train > 0 else n_ctx,
-            n_slots=n_slots,
-            n_batch=int(llama.llama_n_batch(context)),
-            whole_cache=whole_cache,
-        )
+        limits = _limits(context, info, n_slots, whole_cache=whole_cache)
         self.vocabulary = vocabulary  # which keeps the weights alive
         system = system_info()
         cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
         self.description = described(system, int(llama.llama_n_threads(context)), cache)
         self._compute = Compute(gpu=bool(system.gpus))
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
-        self.batch = Batch(self.limits.n_batch)
-        self._struct = self._own_batch()
-        self._length = [0] * self.limits.n_slots
-        self._n_rows = 0
-        self._logits_address = 0
-        self._logits: FloatArray = np.empty((0, info.n_vocab), np.float32)
-        can_go_back = is_attention_only(context)
-        # Of ggml's backends only the CPU's asks whether to go on.
-        self._interruptible = not system.gpus and can_go_back
-        window = max(0, int(llama.llama_model_n_swa(llama.llama_get_model(context))))
         self._kv = CacheMemory(
             context,
-            memory,
+            int(llama.llama_get_memory(context)),
             n_slots=n_slots,
-            n_ctx=self.limits.n_ctx,
-            window=window,
-            can_go_back=can_go_back,
+            n_ctx=limits.n_ctx,
+            window=limits.window,
+            can_go_back=limits.can_go_back,
             scratch=n_slots if int(llama.llama_n_seq_max(context)) > n_slots else None,
             keeps_high_water=keeps_high_water,
         )
-        self.limits = evolve(
-            self.limits, can_go_back=can_go_back, window=window, leaf_ids=self._kv.leaf_ids
+        self.limits = evolve(limits, leaf_ids=self._kv.leaf_ids)
+        self.batch = Batch(limits.n_batch)
+        self._struct = self._own_batch()
+        self._length = [0] * n_slots
+        self._n_rows = 0
+        self._logits_address = 0
+        self._logits: FloatArray = np.empty((0, info.n_vocab), np.float32)
+        # Of ggml's backends only the CPU's asks whether to go on.
+        self._traits = Traits(
+            overlaps=self._compute.goes_on,
+            interruptible=not system.gpus and limits.can_go_back,
+            shape_costs=bool(system.gpus),
+            holds_high_water=keeps_high_water,
         )
 
     @classmethod
@@ -175,9 +169,11 @@ class LlamaBackend:
         )
 
     @property
-    def computes_beside(self) -> bool:
-        """Whether the GPU went on after the last call, and so will after the next."""
-        return self._compute.goes_on
+    def traits(self) -> Traits:
+        """A GPU that went on after the last call of llama_decode will after the next."""
+        if self._traits.overlaps != self._compute.goes_on:
+            self._traits = evolve(self._traits, overlaps=self._compute.goes_on)
+        return self._traits
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted; None on a GPU, or with a recurrent memory.
@@ -187,33 +183,35 @@ class LlamaBackend:
         """
         if self._context is None:
             raise BackendDied("the backend is closed")
-        if not self._interruptible:
+        if not self._traits.interruptible:
             return None
         flag = self._flag = ctypes.create_string_buffer(2)
         lib.set_abort_callback(self._context, lib.strlen, ctypes.addressof(flag))
         return partial(flag.__setitem__, 0, b"x")
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
         if self._context is None:
             raise BackendDied("the backend is closed")
         self._n_rows = 0
         ends = self._ends(n_tokens)
         if ends is None:
-            aside()
+            while_computing()
             status: int = DecodeStatus.INVALID
         else:
-            status = self._decode(self._context, n_tokens, ends, aside)
+            status = self._decode(self._context, n_tokens, ends, while_computing)
         if self._flag is not None:
             lib.set_abort_callback(self._context, None, None)
             self._flag = None
         return status
 
-    def _decode(self, context: int, n_tokens: int, ends: list[int], aside: Aside) -> int:
+    def _decode(
+        self, context: int, n_tokens: int, ends: list[int], while_computing: Overlap
+    ) -> int:
         slots = self.batch.slot[:n_tokens]
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
-        status = self._compute(context, self._struct, aside)
+        status = self._compute(context, self._struct, while_computing)
         if status == DecodeStatus.NO_KV_ROOM and self._kv.settle():
             status = self._compute(context, self._struct, nothing)
         if status == DecodeStatus.OK:
@@ -234,7 +232,7 @@ class LlamaBackend:
             raise ValueError(f"{n_rows} rows of logits are asked for, {self._n_rows} are there")
         address = lib.get_logits(self._context)
         if address != self._logits_address:
-            shape = (self.limits.n_slots, self.model.n_vocab)
+            shape = (self.limits.n_rows, self.model.n_vocab)
             memory = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
             self._logits = np.ctypeslib.as_array(memory).reshape(shape)
             self._logits_address = address
@@ -331,7 +329,7 @@ class LlamaBackend:
         limits, batch = self.limits, self.batch
         if not 0 < n_tokens <= limits.n_batch:
             return None
-        if np.count_nonzero(batch.want[:n_tokens]) > limits.n_slots:
+        if np.count_nonzero(batch.want[:n_tokens]) > limits.n_rows:
             return None
         ends = self._length.copy()
         slots, positions = batch.slot[:n_tokens].tolist(), batch.pos[:n_tokens].tolist()
@@ -350,3 +348,17 @@ class LlamaBackend:
         if self._context is None:
             raise BackendDied("the backend is closed")
         self._kv.check(seq)
+
+
+def _limits(context: int, info: ModelInfo, n_slots: int, *, whole_cache: bool) -> Limits:
+    """Read back the real sizes of a context."""
+    n_ctx = int(llama.llama_n_ctx_seq(context))
+    return Limits(
+        n_ctx=int(llama.llama_n_ctx(context)),
+        n_ctx_seq=min(n_ctx, info.n_ctx_train) if info.n_ctx_train > 0 else n_ctx,
+        n_slots=n_slots,
+        n_batch=int(llama.llama_n_batch(context)),
+        whole_cache=whole_cache,
+        can_go_back=is_attention_only(context),
+        window=max(0, int(llama.llama_model_n_swa(llama.llama_get_model(context)))),
+    )

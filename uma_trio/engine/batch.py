@@ -1,58 +1,47 @@
-"""From a plan to the arrays of one decode: slices only, no loop over tokens.
+"""From steps to the arrays of one decode: slices only, no loop over tokens.
 
 Sequences that compute one token each, as streams do, are written together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import compress, islice, takewhile
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from itertools import takewhile
 
 import numpy as np
 
 from uma_trio.backend.base import Batch, IntArray
 from uma_trio.engine.sequences import Sequence
-from uma_trio.policy.state import SequenceView
-
-Share = tuple[Sequence, SequenceView, int]
-"""A sequence, where it stands when the batch begins, and how many of its tokens are in that."""
+from uma_trio.engine.step import Step
 
 
 class BatchBuilder:
-    """Writes sequences into the arrays of a batch.
-
-    A sequence gets a logits row exactly when this batch computes the last token it knows:
-    nobody can sample an unfinished prompt.
-    """
+    """Writes steps into the arrays of a batch, in their order."""
 
     def __init__(self, n_ctx: int, scratch_slot: int) -> None:
         self._scratch_slot = scratch_slot
         self._positions: IntArray = np.arange(n_ctx, dtype=np.int32)
 
     def fill(
-        self, batch: Batch, shares: Collection[Share], ballast: int = 0, *, extra_rows: int = 0
-    ) -> tuple[Sequence, ...]:
-        """Write `n` tokens of each sequence from where it stands; return whose rows come back.
+        self,
+        batch: Batch,
+        steps: Ordered[Step],
+        sequences: Mapping[int, Sequence],
+        *,
+        extra_rows: int = 0,
+        ballast: int = 0,
+    ) -> None:
+        """Write the tokens of each step; what is not known yet (a prepared tick) is written as 0.
 
-        Where it stands is what its view says, which may be further than it is: what it does not
-        know yet is written as 0. Rows that nobody reads come last, so that they move nobody's:
-        the `extra_rows` of the last sequence, and `ballast` in the scratch slot, which whoever
-        decodes must empty after.
+        Rows of logits that nobody reads come last, so that they move nobody's: the `extra_rows` of
+        the last step, and `ballast` in the scratch slot, which has to be emptied after the decode.
         """
-        single = list(takewhile(_is_single, shares))
-        rows = _fill_single(batch, single)
+        single = list(takewhile(_is_single, steps))
+        _fill_single(batch, single, sequences)
         at = len(single)
-        for sequence, view, n in islice(shares, at, None):
-            start, stop = view.computed, view.computed + n
-            end = at + n
-            batch.token[at:end] = sequence.tokens[start:stop]
-            batch.pos[at:end] = self._positions[start:stop]
-            batch.slot[at:end] = sequence.slot
-            batch.want[at:end] = 0
-            if n == view.pending:
-                batch.want[end - 1] = 1
-                rows.append(sequence)
-            at = end
+        for step in steps[at:]:
+            at = self._fill_step(batch, at, step, sequences[step.key])
         if extra_rows:
             batch.want[at - extra_rows : at] = 1
         if ballast:
@@ -61,22 +50,32 @@ class BatchBuilder:
             batch.pos[at:end] = self._positions[:ballast]
             batch.slot[at:end] = self._scratch_slot
             batch.want[at:end] = 1
-        return tuple(rows)
+
+    def _fill_step(self, batch: Batch, at: int, step: Step, sequence: Sequence) -> int:
+        """Write one step from row `at` on; return the row behind it."""
+        start, stop, end = step.start, step.start + step.n_tokens, at + step.n_tokens
+        known = end - len(step.drafts)
+        batch.token[at:known] = sequence.tokens[start : stop - len(step.drafts)]
+        batch.token[known:end] = step.drafts
+        batch.pos[at:end] = self._positions[start:stop]
+        batch.slot[at:end] = sequence.slot
+        batch.want[at:end] = 0
+        batch.want[end - step.n_rows : end] = 1
+        return end
 
 
-def _fill_single(batch: Batch, shares: list[Share]) -> list[Sequence]:
-    """Write the next token of each from the first row on; return whose rows come back."""
-    n = len(shares)
+def _fill_single(batch: Batch, steps: Ordered[Step], sequences: Mapping[int, Sequence]) -> None:
+    """Write steps of one token each from row 0 on."""
+    n = len(steps)
     if not n:
-        return []
-    sequences = [sequence for sequence, _, _ in shares]
-    last = [view.pending == 1 for _, view, _ in shares]
-    batch.token[:n] = [sequence.tokens[view.computed] for sequence, view, _ in shares]
-    batch.pos[:n] = [view.computed for _, view, _ in shares]
-    batch.slot[:n] = [sequence.slot for sequence in sequences]
-    batch.want[:n] = last
-    return list(compress(sequences, last))
+        return
+    owners = [sequences[step.key] for step in steps]
+    starts = [step.start for step in steps]
+    batch.token[:n] = [owner.tokens[at] for owner, at in zip(owners, starts, strict=True)]
+    batch.pos[:n] = starts
+    batch.slot[:n] = [owner.slot for owner in owners]
+    batch.want[:n] = [step.n_rows for step in steps]
 
 
-def _is_single(share: Share) -> bool:
-    return share[2] == 1
+def _is_single(step: Step) -> bool:
+    return step.n_tokens == 1

@@ -6,7 +6,7 @@ delivery cannot fail for want of it; a stream whose reader is gone swallows its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -16,41 +16,33 @@ Delivery = Callable[[], None]
 
 
 class Outlet:
-    """Collects a tick's items and hands them over in one call.
+    """Hands items over to trio's thread, with one wake for many.
 
-    `emit`, `call` and `flush` are called on the engine's thread. `post` runs a function on
-    trio's thread: :meth:`trio.lowlevel.TrioToken.run_sync_soon` across threads, or a plain
-    call when the engine runs inline.
+    `post` runs a function on trio's thread: :meth:`trio.lowlevel.TrioToken.run_sync_soon` across
+    threads, or a plain call when the engine runs inline.
     """
 
     def __init__(self, post: Callable[[Delivery], object]) -> None:
         self._post = post
-        self._pending: list[tuple[Sink, StreamItem]] = []
-        self._calls: list[Delivery] = []
 
-    def emit(self, sink: Sink, item: StreamItem) -> None:
-        """Add `item` to its stream with the next flush."""
-        self._pending.append((sink, item))
+    def deliver(
+        self, items: Sequence[tuple[Sink, StreamItem]], calls: Sequence[Delivery] = ()
+    ) -> None:
+        """Put each item into its stream, then run each of `calls`; all on trio's thread, in order.
 
-    def call(self, function: Delivery) -> None:
-        """Run `function` on trio's thread with the next flush."""
-        self._calls.append(function)
-
-    def flush(self) -> None:
-        """Wake trio once for all that was emitted; nothing happens when there is nothing."""
-        if not self._pending and not self._calls:
+        Called on the engine's thread. Nothing is woken when there is nothing to deliver.
+        """
+        if not items and not calls:
             return
-        pending, self._pending = self._pending, []
-        calls, self._calls = self._calls, []
 
         def deliver() -> None:
-            for sink, item in pending:
+            for sink, item in items:
                 try:
                     sink.send_nowait(item)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    continue  # its connection is gone; the abort is on its way
-            for function in calls:
-                function()
+                    continue  # its connection is gone; the request is being cancelled
+            for call in calls:
+                call()
 
         try:
             self._post(deliver)

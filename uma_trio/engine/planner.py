@@ -1,8 +1,9 @@
-"""What the policy sees and makes of it: the state of the next tick, its plan, its batch.
+"""From the registry to the next :class:`Tick`: the policy's state, its plan, the steps, the batch.
 
-The planner keeps what passes from one plan to the next: the policy's memory, and the ticks that it
-knows nothing of yet. A plan is made when a tick is due or, where a GPU computes, beside the tick
-before it (:mod:`uma_trio.engine.ahead`); that one is used if everybody is where it said.
+The planner keeps what passes from one plan to the next: the policy's memory, and the measured ticks
+that it has not been given yet. A tick is planned when it is due or, where decodes overlap, prepared
+while the tick before it is computed (:mod:`uma_trio.engine.prepared`). A prepared plan is used if
+every sequence is where it was foreseen.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Sequence as Ordered
 from attrs import evolve, field, frozen
 
 from uma_trio.backend.base import Backend, Batch
-from uma_trio.engine.ahead import Ahead
 from uma_trio.engine.batch import BatchBuilder
-from uma_trio.engine.figures import Done, Job
 from uma_trio.engine.messages import InboxMessage
+from uma_trio.engine.prepared import PreparedTick
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import NOT_FINITE, Choice
-from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.sampling import Choice
+from uma_trio.engine.sequences import Sequence, foreseen, same_place
+from uma_trio.engine.step import Completed, Step, Tick
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
@@ -51,15 +52,16 @@ class EngineSettings:
     cost: CostModel | None = None
     traffic: Traffic | None = None
 
-
-_Chosen = tuple[tuple[Sequence, ...], Choice]  # whose tokens, and how
+    @property
+    def keeps_high_water(self) -> bool:
+        """Whether a change of the KV high-water mark makes ticks slow, by what was measured."""
+        return self.cost is not None and self.cost.switch_s > 0
 
 
 class Planner:
-    """Makes jobs. Every method is called on the engine's thread.
+    """Makes ticks. Every method is called on the engine's thread.
 
     `policy` must not raise, and its plans must have been checked.
-    `scratch_slot` is where ballast rows go.
     """
 
     def __init__(
@@ -69,7 +71,6 @@ class Planner:
         registry: Registry,
         recovery: Recovery,
         settings: EngineSettings,
-        scratch_slot: int,
     ) -> None:
         self._limits, self._n_vocab = backend.limits, backend.model.n_vocab
         self._batch, self._spare_batch = backend.batch, Batch(backend.batch.capacity)
@@ -77,62 +78,71 @@ class Planner:
         self._registry = registry
         self._recovery = recovery
         self._settings = settings
-        self._builder = BatchBuilder(backend.limits.n_ctx, scratch_slot)
-        self._ends = frozenset(backend.vocabulary.end_tokens) | {NOT_FINITE}
-        self._no_choice: _Chosen = ((), Choice((), self._n_vocab))
-        self._choice: _Chosen = self._no_choice
+        self._builder = BatchBuilder(backend.limits.n_ctx, registry.kv.scratch_slot)
+        self._choice = _Compiled.of((), registry, self._n_vocab)
         self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
         self._before = NO_WORK
-        self._ahead: Ahead | None = None
+        self._prepared: PreparedTick | None = None
         self._ticks = 0
         self.memory = Memory(target_tokens=settings.start_tokens, cost=settings.cost)
 
-    def plan(self, now: float) -> Job | None:
+    def plan(self, now: float) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if nobody has anything to compute.
 
-        All that has happened must be booked.
+        All that has happened must be committed.
         """
-        state, plan = self._foreseen() or self._asked(self._state(now))
+        state, plan = self._still_valid() or self._asked(self._state(now))
         if not plan.items:
-            self._choice = self._no_choice  # which knows nobody who has ended
+            self._choice = _Compiled.of((), self._registry, self._n_vocab)  # holds no ended sampler
             return None
         return self._filled(state, plan, self._batch)
 
-    def draw_up(self, job: Job, began: float) -> None:
-        """Draw up what follows `job`, computed since `began`, unless somebody's answer ends there."""
-        now = began + job.plan.predicted_s
-        computed = {item.key: item.n_tokens for item in job.plan.items}
+    def prepare(self, computing: Tick, began: float) -> None:
+        """Plan and batch what follows `computing`, which runs since `began`.
+
+        Nothing is prepared if an answer ends there for sure or nobody can foresee where it stands.
+        """
+        now = began + computing.plan.predicted_s
+        steps = {step.key: step for step in computing.steps}
         views = []
         for key, sequence in self._registry.running.items():
-            view = sequence.view_after(computed.get(key, 0), now)
+            view = foreseen(sequence, steps.get(key), now)
             if view is None:
                 return
             views.append(view)
-        state, plan = self._asked(self._state_of(views, now, job))
-        self._ahead = Ahead.behind(
-            job, self._filled(state, plan, self._spare_batch), self._spare_batch
+        state, plan = self._asked(self._state_of(views, now, computing))
+        running = self._registry.running
+        self._prepared = PreparedTick.behind(
+            computing,
+            self._filled(state, plan, self._spare_batch),
+            self._spare_batch,
+            ends_show=not any(
+                running[step.key].submit.stop for step in computing.steps if step.n_rows
+            ),
         )
 
-    def take_ahead(self, tokens: Ordered[int], messages: Ordered[InboxMessage]) -> Job | None:
-        """Take the tick that was drawn up, into the backend's arrays, if it comes next for sure.
+    def take_prepared(self, completed: Completed, messages: Ordered[InboxMessage]) -> Tick | None:
+        """Take the prepared tick into the backend's arrays, if it comes next for sure.
 
-        `tokens` were chosen for the rows of the tick before it, and are not booked yet. Nor are
-        `messages` handled: to do both later is the same.
+        `completed` is the tick before it, which is not committed yet. Nor are `messages` handled:
+        to do both later is the same.
         """
-        ahead = self._ahead
-        if ahead is None or not self._as_trusted(ahead.job.state) or self._registry.to_be_asked:
+        prepared = self._prepared
+        if prepared is None or not self._as_trusted(prepared.tick.state):
             return None
-        if not ahead.holds(tokens, self._ends, messages):
+        if self._registry.to_be_asked:
             return None
-        self._ahead = None
-        return ahead.load(self._batch, tokens)
+        if not prepared.follows(completed.outcomes, self._registry.running, messages):
+            return None
+        self._prepared = None
+        return prepared.load(self._batch, completed)
 
-    def learn(self, done: Done, gaps: Mapping[int, float]) -> None:
-        """Note a tick that was computed, and the `gaps` that its streams saw, by sequence."""
-        job = done.job
-        tick = as_measured(job.plan, job.work, done.decode_s, done.host_s, gaps)
-        self._measured = (*self._measured[len(job.state.measured) :], tick)
-        self.memory, self._before = job.plan.memory, job.work
+    def learn(self, completed: Completed, itl_s: Mapping[int, float]) -> None:
+        """Note a tick that was computed, and the inter-token latency of its streams, by key."""
+        tick = completed.tick
+        measured = as_measured(tick.plan, tick.work, completed.decode_s, completed.host_s, itl_s)
+        self._measured = (*self._measured[len(tick.state.measured) :], measured)
+        self.memory, self._before = tick.plan.memory, tick.work
 
     def tried(self) -> None:
         """Note that one more tick was computed, or was meant to be."""
@@ -142,37 +152,37 @@ class Planner:
         """Go on with another model of the cost."""
         self.memory = evolve(self.memory, cost=cost)
 
-    def _foreseen(self) -> tuple[SchedulerState, Plan] | None:
-        """Return what was planned ahead, if everybody is where that said."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+    def _still_valid(self) -> tuple[SchedulerState, Plan] | None:
+        """Return the prepared plan, if every sequence is where it was foreseen."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
             return None
-        state, running = ahead.job.state, self._registry.running
+        state, running = prepared.tick.state, self._registry.running
         if len(state.sequences) != len(running) or not self._as_trusted(state):
             return None
-        for view in state.sequences:
-            sequence = running.get(view.key)
-            if sequence is None or not sequence.is_at(view):
+        for planned in state.sequences:
+            sequence = running.get(planned.key)
+            if sequence is None or not same_place(sequence.view, planned):
                 return None
-        return state, ahead.job.plan
+        return state, prepared.tick.plan
 
     def _as_trusted(self, state: SchedulerState) -> bool:
-        """Whether decodes are trusted now as in `state`, and with everybody in company."""
+        """Whether decodes are trusted as much as `state` has it, for all sequences together."""
         return state.n_batch == self._recovery.batch_limit and self._recovery.suspect is None
 
     def _state(self, now: float) -> SchedulerState:
         """Return what the next tick is planned from, when none is computed."""
         running, suspect = self._registry.running, self._recovery.suspect
-        views = [s.view() for key, s in running.items() if suspect is None or key == suspect]
+        views = [s.view for key, s in running.items() if suspect is None or key == suspect]
         return self._state_of(views, now)
 
     def _state_of(
-        self, views: list[SequenceView], now: float, computing: Job | None = None
+        self, views: list[SequenceView], now: float, computing: Tick | None = None
     ) -> SchedulerState:
         """Return the state with these sequences, after the tick that is `computing`."""
-        running, ledger = self._registry.running, self._registry.ledger
+        running, kv = self._registry.running, self._registry.kv
         tick, before, measured, memory = self._ticks, self._before, self._measured, self.memory
-        used = sum([sequence.computed for sequence in running.values()])
+        used = sum([sequence.view.computed for sequence in running.values()])
         if computing is not None:
             plan = computing.plan
             tick, before, memory = tick + 1, computing.work, plan.memory
@@ -183,13 +193,13 @@ class Planner:
             tick=tick,
             sequences=tuple(views),
             n_batch=self._recovery.batch_limit,
-            free_cells=ledger.free_cells,
+            free_cells=kv.free_cells,
             tick_budget_s=self._settings.tick_budget_s,
             contract=self._settings.contract,
             traffic=self._settings.traffic,
-            n_rows=self._limits.n_slots,
-            # Every slot may ask for a row; those that do not can be asked for by ballast.
-            spare_rows=self._limits.n_slots - len(running) if self._settings.scratch_slots else 0,
+            n_rows=self._limits.n_rows,
+            # Every sequence may ask for a row; those that are left can be asked for by ballast.
+            spare_rows=self._limits.n_rows - len(running) if self._settings.scratch_slots else 0,
             empty_cells=self._limits.n_ctx - used,
             before=before,
             measured=measured,
@@ -203,11 +213,46 @@ class Planner:
             return state, Plan(memory=state.memory)
         return state, self._policy(state)
 
-    def _filled(self, state: SchedulerState, plan: Plan, batch: Batch) -> Job:
+    def _filled(self, state: SchedulerState, plan: Plan, batch: Batch) -> Tick:
         """Return the tick of `plan`, and write it into `batch`."""
-        running, views = self._registry.running, state.views
-        shares = [(running[item.key], views[item.key], item.n_tokens) for item in plan.items]
-        rows = self._builder.fill(batch, shares, plan.ballast, extra_rows=plan.extra_rows)
-        if rows != self._choice[0]:
-            self._choice = rows, Choice([s.sampler for s in rows], self._n_vocab)
-        return Job(state, plan, *self._choice)
+        steps = _steps(state, plan, self._registry.running)
+        self._builder.fill(
+            batch,
+            steps,
+            self._registry.running,
+            extra_rows=plan.extra_rows,
+            ballast=plan.ballast,
+        )
+        sampled = tuple([step.key for step in steps for _ in range(step.n_rows)])
+        if sampled != self._choice.keys:
+            self._choice = _Compiled.of(sampled, self._registry, self._n_vocab)
+        return Tick(state, plan, steps, self._choice.choice, self._choice.in_place)
+
+
+def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -> tuple[Step, ...]:
+    """Return what each item of `plan` computes, and which rows of logits are its."""
+    views, steps, row = state.views, [], 0
+    for item in plan.items:
+        key, n = item.key, item.n_tokens
+        view = views[key]
+        n_rows = view.rows(n, item.n_drafts)
+        drafts = running[key].drafts[: item.n_drafts] if item.n_drafts else ()
+        steps.append(Step(key, view.computed, n, row, n_rows, drafts))
+        row += n_rows
+    return tuple(steps)
+
+
+@frozen(eq=False)
+class _Compiled:
+    """How the rows of the sequences `keys` are sampled; `in_place` of them are never copied."""
+
+    keys: tuple[int, ...]
+    choice: Choice
+    in_place: int
+
+    @classmethod
+    def of(cls, keys: tuple[int, ...], registry: Registry, n_vocab: int) -> _Compiled:
+        """Compile a choice, which is used for as long as the same sequences sample."""
+        samplers = [registry.running[key].sampler for key in keys]
+        in_place = sum([sampler.in_place(n_vocab) for sampler in samplers])
+        return cls(keys, Choice(samplers, n_vocab), in_place)

@@ -1,4 +1,4 @@
-"""The engine's memory of what it did and why: the latest ticks, and the story of each request.
+"""The flight recorder: the latest ticks, and a timeline of each request.
 
 It is written on the engine's thread, in every tick, so it does little: a tick is one record that
 refers to the plan's own values, and a request is a handful of counters. Nothing here grows: ticks
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from attrs import define, evolve, field
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.engine.ledger import KvLedger
+from uma_trio.engine.kv import KvCache
 from uma_trio.engine.records import Gap, Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.plan import Plan
@@ -57,7 +57,7 @@ class _Spent:
 
 
 @define(eq=False)
-class _Story:
+class _Timeline:
     """What is counted of one request while it lives; the rest is in its sequence."""
 
     sequence: Sequence
@@ -75,69 +75,68 @@ class _Story:
     def skip(self, reason: str, seconds: float) -> None:
         """Note a tick that left it out for another reason than its reader."""
         sequence = self.sequence
-        (self.decode if sequence.decoding else self.prefill).without(reason, seconds)
+        (self.decode if sequence.view.decoding else self.prefill).without(reason, seconds)
         self.missed[reason] += 1
 
 
 class Recorder:
     """See the module. Every method is called on the engine's thread.
 
-    `trace` is handed every tick, by :meth:`hand_on`.
+    `trace`, if there is one, is to be given every tick; the publisher does that.
     """
 
     def __init__(
         self, trace: Trace | None = None, *, ticks: int = TICKS, requests: int = REQUESTS
     ) -> None:
-        self._trace = trace
+        self.trace = trace
         self._ticks: deque[TickRecord] = deque(maxlen=ticks)
         self._ended: deque[RequestRecord] = deque(maxlen=requests)
-        self._live: dict[int, _Story] = {}
-        self._new: list[_Story] = []
-        self._untraced: list[tuple[SchedulerState, Plan, TickRecord]] = []
+        self._live: dict[int, _Timeline] = {}
+        self._new: list[_Timeline] = []
 
     # --- a request ---
 
     def submitted(self, sequence: Sequence) -> None:
         """A request has come into the queue."""
-        story = self._live[sequence.handle] = _Story(sequence)
-        self._new.append(story)
+        timeline = self._live[sequence.handle] = _Timeline(sequence)
+        self._new.append(timeline)
 
-    def queued(self, ledger: KvLedger) -> None:
+    def queued(self, kv: KvCache) -> None:
         """Who came has had a chance of being admitted: note why the others were not."""
         if not self._new:
             return
-        for story in self._new:
-            if story.sequence.admitted is not None:
+        for timeline in self._new:
+            if timeline.sequence.admitted is not None:
                 continue
-            cells, n_slots = story.sequence.cells, ledger.n_slots
-            if ledger.free_slots <= 0:
-                story.queue_reason = (
+            cells, n_slots = timeline.sequence.cells, kv.n_slots
+            if kv.free_slots <= 0:
+                timeline.queue_reason = (
                     "the slot was busy" if n_slots == 1 else f"all {n_slots} slots were busy"
                 )
-            elif cells > ledger.free_cells:
-                story.queue_reason = (
-                    f"it reserves {cells} KV cells, {max(0, ledger.free_cells)} were free"
+            elif cells > kv.free_cells:
+                timeline.queue_reason = (
+                    f"it reserves {cells} KV cells, {max(0, kv.free_cells)} were free"
                 )
             else:
-                story.queue_reason = "room was kept for requests before it"
+                timeline.queue_reason = "room was kept for requests before it"
         self._new.clear()
 
     def admitted(self, handle: int, now: float) -> None:
         """It has a slot, for the first time or again."""
-        story = self._live[handle]
-        if story.preempted_at is not None:
-            story.preempted_s += now - story.preempted_at
-            story.preempted_at = None
-        if story.sequence.credit <= 0:
-            story.parked_at = now
+        timeline = self._live[handle]
+        if timeline.preempted_at is not None:
+            timeline.preempted_s += now - timeline.preempted_at
+            timeline.preempted_at = None
+        if timeline.sequence.credit <= 0:
+            timeline.parked_at = now
 
     def preempted(self, handle: int, now: float, reason: str) -> None:
         """It has lost its slot and will be computed again."""
         self.resumed(handle, now)  # what its reader does is of no consequence until then
-        story = self._live[handle]
-        story.preemptions += 1
-        story.preempted_at = now
-        story.missed = Counter({reason: story.missed.total() + 1})  # which outweighs the rest
+        timeline = self._live[handle]
+        timeline.preemptions += 1
+        timeline.preempted_at = now
+        timeline.missed = Counter({reason: timeline.missed.total() + 1})  # which outweighs the rest
 
     def parked(self, handle: int, now: float) -> None:
         """Its reader is behind, from now on."""
@@ -145,26 +144,26 @@ class Recorder:
 
     def resumed(self, handle: int, now: float) -> None:
         """Its reader has caught up."""
-        story = self._live[handle]
-        if story.parked_at is not None:
-            story.parked_s += now - story.parked_at
-            story.parked_at = None
+        timeline = self._live[handle]
+        if timeline.parked_at is not None:
+            timeline.parked_s += now - timeline.parked_at
+            timeline.parked_at = None
 
     def sampled(self, handle: int, gap_s: float | None) -> None:
         """The latest tick gave it a token, `gap_s` after the one before."""
-        story = self._live[handle]
-        if gap_s is not None and (story.worst is None or gap_s > story.worst.seconds):
+        timeline = self._live[handle]
+        if gap_s is not None and (timeline.worst is None or gap_s > timeline.worst.seconds):
             tick = self._ticks[-1]
-            ((reason, _),) = story.missed.most_common(1) or ((tick.limit.reason, 0),)
-            story.worst = Gap(gap_s, tick, reason, story.missed.total())
-        if story.missed:
-            story.missed = Counter()
+            ((reason, _),) = timeline.missed.most_common(1) or ((tick.limit.reason, 0),)
+            timeline.worst = Gap(gap_s, tick, reason, timeline.missed.total())
+        if timeline.missed:
+            timeline.missed = Counter()
 
     def ended(self, sequence: Sequence, reason: str, now: float, code: str | None) -> None:
         """It got its terminal item."""
-        story = self._live.pop(sequence.handle, None)
-        if story is not None:
-            self._ended.append(_record(story, now, reason, code))
+        timeline = self._live.pop(sequence.handle, None)
+        if timeline is not None:
+            self._ended.append(_record(timeline, now, reason, code))
 
     # --- a tick ---
 
@@ -176,8 +175,8 @@ class Recorder:
         decode_s: float,
         host_s: float,
         now: float,
-    ) -> None:
-        """A decode has ended at `now`. To be called before its results move anything."""
+    ) -> TickRecord:
+        """A decode has ended at `now`; return its record. To be called before its commit."""
         record = TickRecord(
             state.tick,
             now,
@@ -195,8 +194,8 @@ class Recorder:
         live, took_s = self._live, decode_s + host_s
         if status == DecodeStatus.OK:
             for item in plan.items:
-                story = live[item.key]
-                spent = story.decode if item.phase == "decode" else story.prefill
+                timeline = live[item.key]
+                spent = timeline.decode if item.phase == "decode" else timeline.prefill
                 spent.tokens += item.n_tokens
                 spent.ticks += 1
                 spent.computing_s += took_s
@@ -209,20 +208,11 @@ class Recorder:
             # Parked time is counted whole, from event to event.
             if left_out is not None and left_out.parked_at is None:
                 left_out.skip(skip.reason, took_s)
-        if self._trace is not None:
-            self._untraced.append((state, plan, record))
+        return record
 
     def recovered(self, how: str) -> None:
         """The latest tick failed, and this was done about it."""
         self._ticks[-1] = evolve(self._ticks[-1], recovery=how)
-
-    def hand_on(self) -> None:
-        """Give the trace the ticks that it has not had: it wakes a thread, which can wait."""
-        if self._trace is None:
-            return
-        ticks, self._untraced = self._untraced, []
-        for tick in ticks:
-            self._trace(*tick)
 
     # --- who asks ---
 
@@ -235,12 +225,12 @@ class Recorder:
         if handle is None:
             live = itertools.islice(self._live.values(), SHOWN)
             ended = tuple(self._ended)[-SHOWN:]
-            requests = (*ended, *(_record(story, now) for story in live))
+            requests = (*ended, *(_record(timeline, now) for timeline in live))
             return Recorded(now, requests, self._latest(ticks))
-        story = self._live.get(handle)
+        timeline = self._live.get(handle)
         found = (
-            _record(story, now)
-            if story is not None
+            _record(timeline, now)
+            if timeline is not None
             else next((record for record in self._ended if record.handle == handle), None)
         )
         if found is None:
@@ -265,13 +255,15 @@ class Recorder:
         return tuple(kept[first : first + n])
 
 
-def _record(story: _Story, now: float, reason: str = "", code: str | None = None) -> RequestRecord:
-    sequence = story.sequence
-    preempted_s, parked_s = story.preempted_s, story.parked_s
-    if story.preempted_at is not None:
-        preempted_s += now - story.preempted_at
-    if story.parked_at is not None:
-        parked_s += now - story.parked_at
+def _record(
+    timeline: _Timeline, now: float, reason: str = "", code: str | None = None
+) -> RequestRecord:
+    sequence = timeline.sequence
+    preempted_s, parked_s = timeline.preempted_s, timeline.parked_s
+    if timeline.preempted_at is not None:
+        preempted_s += now - timeline.preempted_at
+    if timeline.parked_at is not None:
+        parked_s += now - timeline.parked_at
     return RequestRecord(
         handle=sequence.handle,
         lane=sequence.lane,
@@ -282,14 +274,14 @@ def _record(story: _Story, now: float, reason: str = "", code: str | None = None
         admitted=sequence.admitted,
         first_token=sequence.first_token,
         ended=now if reason else None,
-        queue_reason=story.queue_reason,
+        queue_reason=timeline.queue_reason,
         passed_over=sequence.passed_over,
-        preemptions=story.preemptions,
+        preemptions=timeline.preemptions,
         preempted_s=preempted_s,
         parked_s=parked_s,
-        prefill=story.prefill.frozen(),
-        decode=story.decode.frozen(),
-        worst_gap=story.worst,
+        prefill=timeline.prefill.frozen(),
+        decode=timeline.decode.frozen(),
+        worst_gap=timeline.worst,
         reason=reason,
         code=code,
     )

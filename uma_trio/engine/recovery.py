@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from uma_trio.backend.base import Backend, BackendDied, DecodeStatus
+from uma_trio.backend.base import BackendDied, DecodeStatus
 from uma_trio.engine.recorder import NO_ROOM
 from uma_trio.engine.registry import Registry
 from uma_trio.policy.plan import Plan
@@ -28,12 +28,12 @@ class Recovery:
     that the next batch may hold, if any.
     """
 
-    def __init__(self, backend: Backend, registry: Registry) -> None:
-        self._backend = backend
+    def __init__(self, n_batch: int, registry: Registry) -> None:
+        self._n_batch = n_batch
         self._registry = registry
         self._suspects: deque[int] = deque()
         self._failures = 0  # in a row, for other reasons than room
-        self.batch_limit = backend.limits.n_batch
+        self.batch_limit = n_batch
         self._made_room = False
 
     def just_made_room(self) -> bool:
@@ -54,7 +54,7 @@ class Recovery:
 
     def succeeded(self) -> None:
         """Note a decode that worked: whoever was computed alone is cleared."""
-        self.batch_limit = self._backend.limits.n_batch
+        self.batch_limit = self._n_batch
         self._failures = 0
         if self._suspects:
             self._suspects.popleft()
@@ -120,8 +120,4 @@ class Recovery:
         sequence = self._registry.running.get(key)
         if sequence is None:
             return
-        keep = min(self._backend.kv_length(sequence.slot), sequence.computed)
-        if not self._backend.kv_remove(sequence.slot, keep):
-            self._backend.kv_remove(sequence.slot)
-            keep = 0
-        sequence.computed = keep
+        sequence.rewind(self._registry.kv.truncate(key, sequence.computed))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from attrs import frozen
 
-from uma_trio.engine.messages import SequenceReport, SequenceState, Submit
+from uma_trio.engine.messages import FinishReason, SequenceReport, SequenceState, Submit
 from uma_trio.engine.sampling import Sampler
+from uma_trio.engine.step import Drawn, Outcome, Step
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import Holder, Lane, SequenceView, Waiting
 from uma_trio.text.stream import TokenText
@@ -25,23 +27,38 @@ def cells_needed(known: int, remaining: int, lane: Lane, *, preempted: bool) -> 
     return known + remaining
 
 
+@frozen(eq=False)
+class Delivery:
+    """What one committed outcome gives to the stream of `sequence`, as the `nth` token and on.
+
+    `texts` is None if the texts of `tokens` are still to be found. `itl_s` is the time since the
+    token before, None for the first one. `first` says that the prompt was done with this tick, and
+    `reason` why the request has ended, if it has.
+    """
+
+    sequence: Sequence
+    tokens: tuple[Drawn, ...]
+    texts: tuple[str, ...] | None
+    at: float
+    nth: int
+    itl_s: float | None
+    lane: Lane
+    first: bool
+    reason: FinishReason | None
+
+
 class Sequence:
     """A request inside the engine.
 
-    Two counters say everything about its progress: `known` tokens (prompt and generated) and
-    `computed` ones (in the KV cache). A tick lets the second catch up with the first; when it
-    does, the next token can be sampled. Preemption only sets `computed` back to 0.
+    `view` is where it stands, as the policy sees it: the tokens that are `computed` (in the KV
+    cache) and those that are `pending` (known or drafted, and not computed). A tick lets the first
+    catch up; with the last of them the next token can be sampled. `drafts` are the drafted ones.
     """
 
     __slots__ = (
         "admitted",
-        "computed",
-        "credit",
-        "first_token",
+        "drafts",
         "forgiven",
-        "known",
-        "lane",
-        "last_token",
         "passed_over",
         "preempted",
         "reserved",
@@ -50,7 +67,7 @@ class Sequence:
         "submit",
         "text",
         "tokens",
-        "worst_young_s",
+        "view",
     )
 
     def __init__(self, submit: Submit, sampler: Sampler, text: TokenText) -> None:
@@ -58,21 +75,27 @@ class Sequence:
         self.submit = submit
         self.sampler = sampler
         self.text = text
-        self.lane: Lane = submit.lane
         self.tokens = np.zeros(n_prompt + submit.max_tokens, np.int32)
         self.tokens[:n_prompt] = submit.prompt
-        self.known = n_prompt
-        self.computed = 0
-        self.credit = submit.credit
+        self.view = SequenceView(
+            key=submit.handle,
+            lane=submit.lane,
+            pending=n_prompt,
+            computed=0,
+            started=False,
+            credit=submit.credit,
+            arrived=submit.submitted,
+            client=submit.client,
+            target_ttft_s=submit.targets.ttft_s,
+            target_gap_s=submit.targets.gap_s,
+        )
+        self.drafts: tuple[int, ...] = ()
         self.slot = NO_SLOT
         self.reserved = 0
         self.passed_over = 0
         self.forgiven = 0  # how often it had been passed over when it had its last token
         self.preempted = False
         self.admitted: float | None = None
-        self.first_token: float | None = None
-        self.last_token: float | None = None
-        self.worst_young_s: float | None = 0.0  # longest gap of its first seconds; None: told
 
     @property
     def handle(self) -> int:
@@ -80,14 +103,29 @@ class Sequence:
         return self.submit.handle
 
     @property
-    def pending(self) -> int:
-        """Tokens that are known and not computed."""
-        return self.known - self.computed
+    def lane(self) -> Lane:
+        """Whose work it is: a person's, who waits for it, or nobody's."""
+        return self.view.lane
 
     @property
-    def decoding(self) -> bool:
-        """Whether its next step is one token that yields one token."""
-        return self.first_token is not None and self.pending == 1
+    def computed(self) -> int:
+        """How many of its tokens are in the KV cache."""
+        return self.view.computed
+
+    @property
+    def known(self) -> int:
+        """How many tokens it has: the prompt, and what was sampled."""
+        return self.view.computed + self.view.due
+
+    @property
+    def credit(self) -> int:
+        """How many more tokens its stream takes; at 0 it is parked."""
+        return self.view.credit
+
+    @property
+    def first_token(self) -> float | None:
+        """When its first token was sampled, on the engine's clock."""
+        return self.view.first_token_at
 
     @property
     def n_prompt(self) -> int:
@@ -105,57 +143,75 @@ class Sequence:
         remaining = self.submit.max_tokens - self.n_generated
         return cells_needed(self.known, remaining, self.lane, preempted=self.preempted)
 
-    def append(self, token: int) -> None:
-        """Add a sampled token to what is known."""
-        self.tokens[self.known] = token
-        self.known += 1
+    def advance(self, outcome: Outcome, now: float) -> Delivery:
+        """Move on by what came of a step, and return what its stream is to be given.
 
-    def view(self) -> SequenceView:
-        """Return what the policy may see."""
-        return SequenceView(
-            key=self.submit.handle,
-            lane=self.lane,
-            pending=self.known - self.computed,
-            computed=self.computed,
-            started=self.first_token is not None,
-            credit=self.credit,
-            arrived=self.submit.submitted,
-            client=self.submit.client,
-            first_token_at=self.first_token,
-            last_token_at=self.last_token,
-            target_ttft_s=self.submit.targets.ttft_s,
-            target_gap_s=self.submit.targets.gap_s,
-        )
-
-    def view_after(self, n_tokens: int, now: float) -> SequenceView | None:
-        """Return what the policy may see once so many more are computed, which will be `now`.
-
-        None if the token that comes of it is the last it may have. It may end with any other, too.
+        This alone makes progress. Tokens behind one that ends the request are dropped.
         """
-        view = self.view()
-        if n_tokens < view.pending:
-            computed, pending = view.computed + n_tokens, view.pending - n_tokens
-            return evolve(view, computed=computed, pending=pending) if n_tokens else view
-        if self.n_generated + 1 >= self.submit.max_tokens:
-            return None
-        return evolve(
-            view,
-            pending=1,
-            computed=self.known,
-            started=True,
-            credit=view.credit - 1,
-            first_token_at=now if view.first_token_at is None else view.first_token_at,
-            last_token_at=now,
+        self.draft(())
+        view = self.view
+        kept = outcome.step.start + outcome.kept
+        if not outcome.tokens:
+            self.view = evolve(view, computed=kept, pending=self.known - kept)
+            return Delivery(self, (), (), now, self.n_generated, None, view.lane, False, None)
+        given, texts, reason = self._take(outcome.tokens)
+        known = self.known
+        self.view = after_tokens(view, known + len(given), len(given), now)
+        if given:
+            self.forgiven = self.passed_over
+        return Delivery(
+            self,
+            given,
+            texts,
+            now,
+            self.n_generated,
+            None if view.last_token_at is None or not given else now - view.last_token_at,
+            view.lane,
+            view.first_token_at is None,
+            reason,
         )
 
-    def is_at(self, view: SequenceView) -> bool:
-        """Whether a plan for `view` is one for it: token times and how much credit may differ."""
-        return (
-            self.computed == view.computed
-            and self.known - self.computed == view.pending
-            and self.lane == view.lane
-            and (self.credit > 0) == (view.credit > 0)
-        )
+    def _take(
+        self, drawn: tuple[Drawn, ...]
+    ) -> tuple[tuple[Drawn, ...], tuple[str, ...] | None, FinishReason | None]:
+        """Write down sampled tokens up to one that ends the request; return those, and why."""
+        known, most = self.known, len(self.tokens)
+        texts: list[str] | None = [] if self.submit.stop else None
+        for n, (token, *_) in enumerate(drawn):
+            if token in self.sampler.ends:
+                return drawn[:n], None if texts is None else tuple(texts), "stop"
+            self.tokens[known + n] = token
+            self.sampler.accept(token)
+            if texts is not None:  # only its text tells whether it has ended
+                texts.append(self.text.push(token))
+                if self.text.stopped:
+                    return drawn[: n + 1], tuple(texts), "stop"
+            if known + n + 1 >= most:
+                return drawn[: n + 1], None if texts is None else tuple(texts), "length"
+        return drawn, None if texts is None else tuple(texts), None
+
+    def draft(self, tokens: tuple[int, ...]) -> None:
+        """Guess how its answer goes on; the guesses are checked in its next step, and then gone."""
+        if tokens == self.drafts:
+            return
+        self.drafts = tokens
+        view = self.view
+        self.view = evolve(view, pending=view.due + len(tokens), drafted=len(tokens))
+
+    def rewind(self, computed: int) -> None:
+        """Note that only its first `computed` tokens are in the KV cache."""
+        self.draft(())
+        self.view = evolve(self.view, computed=computed, pending=self.known - computed)
+
+    def give_credit(self, n: int) -> None:
+        """Note that its stream takes `n` tokens more."""
+        # The wait for its reader is no inter-token latency of ours.
+        last = None if self.view.credit <= 0 else self.view.last_token_at
+        self.view = evolve(self.view, credit=self.view.credit + n, last_token_at=last)
+
+    def move_to(self, lane: Lane) -> None:
+        """Promote or demote it."""
+        self.view = evolve(self.view, lane=lane)
 
     def waiting(self) -> Waiting:
         """Return what admission may see."""
@@ -181,7 +237,8 @@ class Sequence:
 
     def report(self, now: float) -> SequenceReport:
         """Return what a person may see."""
-        streaming_s = (now - self.first_token) if self.first_token is not None else 0.0
+        first = self.first_token
+        streaming_s = 0.0 if first is None else now - first
         return SequenceReport(
             handle=self.submit.handle,
             state=self._state(),
@@ -198,4 +255,48 @@ class Sequence:
             return "preempted" if self.preempted else "queued"
         if self.credit <= 0:
             return "parked"
-        return "decode" if self.decoding else "prefill"
+        return "decode" if self.view.decoding else "prefill"
+
+
+def after_tokens(view: SequenceView, known: int, n: int, now: float) -> SequenceView:
+    """Return where a sequence of `known` tokens stands, the last `n` of which were sampled `now`.
+
+    All are computed but the last of those. With `n` 0 it was sampled that nothing follows.
+    """
+    pending = min(n, 1)
+    return evolve(
+        view,
+        pending=pending,
+        computed=known - pending,
+        started=True,
+        credit=view.credit - n,
+        first_token_at=now if view.first_token_at is None else view.first_token_at,
+        last_token_at=now if n else view.last_token_at,
+    )
+
+
+def foreseen(sequence: Sequence, step: Step | None, now: float) -> SequenceView | None:
+    """Return where `sequence` stands if `step` gives it one token at the time `now`.
+
+    None if that token is the last that it may have, or if `step` holds drafts: how many of those
+    are kept nobody can foresee. The sequence may end with any other token, too.
+    """
+    view = sequence.view
+    if step is None:
+        return view
+    if not step.n_rows:
+        computed = step.start + step.n_tokens
+        return evolve(view, computed=computed, pending=sequence.known - computed)
+    if step.drafts or sequence.known + 1 >= len(sequence.tokens):
+        return None
+    return after_tokens(view, sequence.known + 1, 1, now)
+
+
+def same_place(view: SequenceView, planned: SequenceView) -> bool:
+    """Whether a plan for `planned` is one for `view`: token times and spare credit may differ."""
+    return (
+        view.computed == planned.computed
+        and view.pending == planned.pending
+        and view.lane == planned.lane
+        and (view.credit > 0) == (planned.credit > 0)
+    )

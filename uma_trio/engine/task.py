@@ -45,14 +45,14 @@ async def run_inline(
     """
     try:
         while not inbox.closed:
-            job = engine.prepare()
-            if job is None:
+            tick = engine.prepare()
+            if tick is None:
                 await wakeup.wait()
                 continue
-            status = engine.compute(job)
+            status = engine.compute(tick)
             await trio.sleep(cost())
-            engine.finish(job, status)
-        engine.tell()
+            engine.finish(tick, status)
+        engine.publish()
     except Exception as error:
         _bury(engine, inbox, error)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from attrs import evolve
 
-from uma_trio.backend.base import Aside, DecodeStatus, Interrupt, Limits, nothing
+from uma_trio.backend.base import DecodeStatus, Interrupt, Limits, Overlap, Traits, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
@@ -58,9 +59,9 @@ class SimulatedBackend(FakeBackend):
         self._overlaps = overlaps
 
     @property
-    def computes_beside(self) -> bool:
-        """Whether a callback of the next decode runs while that is computed."""
-        return self._overlaps
+    def traits(self) -> Traits:
+        """The host is free during a decode where it `overlaps`."""
+        return evolve(super().traits, overlaps=self._overlaps)
 
     def arm(self) -> Interrupt | None:
         """Let the next decode be interrupted, and note it when it is."""
@@ -74,9 +75,9 @@ class SimulatedBackend(FakeBackend):
 
         return interrupt_and_note
 
-    def decode(self, n_tokens: int, aside: Aside = nothing) -> int:
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute the batch, unless it is interrupted."""
-        status = super().decode(n_tokens, aside)
+        status = super().decode(n_tokens, while_computing)
         self.interrupted = False
         return status
 
@@ -137,7 +138,7 @@ class Simulation(World):
             self.machine.charge(job.state, job.plan, host_s + self._decode_s)
         self.engine.finish(job, status)
         if not self.machine.profile.overlaps:
-            self.engine.tell()
+            self.engine.publish()
         return True
 
     def _decode(self) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, Fault
-from uma_trio.engine.preemption import GIVEN_UP
 from uma_trio.engine.recorder import ABORTED
+from uma_trio.engine.tick_abort import GIVEN_UP
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState

@@ -1,85 +1,44 @@
-"""What the engine tells its metrics: each tick in figures, and who is there after it."""
+"""What the metrics are given: each completed tick in figures, and who is there after it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
-
-from attrs import frozen
 
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import Choice
 from uma_trio.engine.sequences import Sequence
-from uma_trio.policy.accounting import planned_work
+from uma_trio.engine.step import Completed, Tick
 from uma_trio.policy.contract.limit import alone_s, room_alone
-from uma_trio.policy.cost import Work
-from uma_trio.policy.plan import UNGUARDED, Plan
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.plan import UNGUARDED
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.promise import NO_PROMISE, Promise
 
 
-@frozen
-class Job:
-    """One tick between its steps: its plan and what it was made from, and whose rows come back.
-
-    `choice` gives these their tokens.
-    """
-
-    state: SchedulerState
-    plan: Plan
-    rows: tuple[Sequence, ...]
-    choice: Choice
-
-    @property
-    def n_tokens(self) -> int:
-        """How many tokens it computes, ballast included."""
-        return self.plan.n_tokens + self.plan.ballast
-
-    @cached_property
-    def work(self) -> Work:
-        """What of it costs time."""
-        return planned_work(self.state, self.plan)
-
-
-@frozen
-class Done:
-    """A tick that was computed until `at`: the tokens of its rows, and how long each part took."""
-
-    job: Job
-    tokens: list[int]
-    at: float
-    decode_s: float
-    host_s: float
-    choosing_s: float
-
-
-def record(metrics: Metrics, done: Done, n_vocab: int) -> None:
+def record(metrics: Metrics, completed: Completed) -> None:
     """Record a tick that was computed."""
-    job, plan = done.job, done.job.plan
+    tick, plan = completed.tick, completed.tick.plan
     decoders = sum(item.phase == "decode" for item in plan.items)
-    lanes = {view.key: view.lane for view in job.state.sequences}
+    lanes = {view.key: view.lane for view in tick.state.sequences}
     lane_tokens: Counter[str] = Counter()
     for item in plan.items:
         lane_tokens[lanes[item.key]] += item.n_tokens
     metrics.tick(
         decode_tokens=decoders,
         prefill_tokens=plan.n_tokens - decoders,
-        decode_s=done.decode_s,
-        host_s=done.host_s,
-        sampling_s=done.choosing_s,
-        rows=len(job.rows),
-        rows_in_place=sum(sequence.sampler.in_place(n_vocab) for sequence in job.rows),
+        decode_s=completed.decode_s,
+        host_s=completed.host_s,
+        sampling_s=completed.sampling_s,
+        rows=tick.n_rows,
+        rows_in_place=tick.in_place,
         lane_tokens=lane_tokens,
         budget_target=plan.memory.target_tokens if plan.limit == UNGUARDED else None,
     )
-    metrics.promise.tick(promise(job), done.decode_s + done.host_s)
+    metrics.promise.tick(promise(tick), completed.decode_s + completed.host_s)
 
 
-def promise(job: Job) -> Promise:
+def promise(tick: Tick) -> Promise:
     """Put what the plan promised into the words of the metrics."""
-    state, plan, guard = job.state, job.plan, job.plan.memory.guard
+    state, plan, guard = tick.state, tick.plan, tick.plan.memory.guard
     cost = plan.memory.cost
     if cost is None:
         return NO_PROMISE
@@ -90,7 +49,7 @@ def promise(job: Job) -> Promise:
         solo_s=plan.limit.solo_s,
         alone_s=alone_s(cost, [deepest], room_alone(state, 1)) if deepest else 0.0,
         predicted_s=plan.predicted_s,
-        between_s=cost.between_s(job.work),
+        between_s=cost.between_s(tick.work),
         moved_bytes=plan.moved_bytes,
         tokens=plan.n_tokens,
         ballast=plan.ballast,
@@ -112,7 +71,7 @@ def publish_load(metrics: Metrics, registry: Registry) -> None:
         waiting=len(registry.waiting),
         parked=sum(sequence.credit <= 0 for sequence in running),
         cells_used=sum(sequence.computed for sequence in running),
-        cells_reserved=registry.ledger.reserved_cells,
+        cells_reserved=registry.kv.reserved_cells,
         active=_by_lane(running),
         queued=_by_lane(registry.waiting.values()),
     )

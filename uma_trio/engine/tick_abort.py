@@ -1,8 +1,8 @@
-"""Giving up a tick while it computes, for a person who has just come.
+"""Aborting a tick while it is computed, for an interactive request that has just arrived.
 
-Nobody can tell the engine anything while it computes, so it leaves word at the door: what to do
-when a request comes. Whoever brings one decides on the spot, by a pure function
-(:mod:`uma_trio.policy.abort`), and interrupts that one decode.
+The engine's thread reads no messages during a decode, so it installs a hook in the inbox. Whoever
+submits a request runs the hook on its own thread: a pure function (:mod:`uma_trio.policy.abort`)
+decides, and that one decode is interrupted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Arrival(Protocol):
 
 
 @frozen(eq=False)
-class Word:
-    """What is left at the door: the tick that is computed `since` then, and what ends it."""
+class ArrivalHook:
+    """The tick that is computed `since` then, and what interrupts it."""
 
     tick: Abortable
     since: float
@@ -36,18 +36,18 @@ class Word:
     interrupt: Interrupt
 
     def came(self, request: Arrival) -> None:
-        """Give the tick up if `request` is worth it. Called on any thread."""
+        """Abort the tick if `request` is worth it. Called on any thread."""
         if gives_way(self.tick, self.clock() - self.since, request.newcomer):
             self.interrupt()
 
 
-class Preemption:
-    """Whether the running tick may be given up, and whether the last one was (`gave_up`).
+class TickAbort:
+    """Whether the running tick may be aborted, and whether the last one was (`gave_up`).
 
-    `arm` lets the next decode be interrupted, `watch` leaves word: the backend's and the inbox's.
-    Called on the engine's thread only. Background work is not starved by arrivals: after a tick
-    was given up, the next one that could be is computed to its end. So less than half a tick is
-    lost for each that is finished, which is a third of the time of such ticks at most.
+    `arm` (the backend's) lets the next decode be interrupted, `watch` (the inbox's) installs the
+    hook. Called on the engine's thread only. Arrivals do not starve background work: after a tick
+    was aborted, the next one that could be is computed to its end. So less than half a tick is lost
+    for each that is finished, which is a third of the time of such ticks at most.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Preemption:
         interrupt = self._arm()
         if interrupt is not None:
             self._armed = True
-            self._watch(Word(tick, since, self._clock, interrupt).came)
+            self._watch(ArrivalHook(tick, since, self._clock, interrupt).came)
 
     def end(self, status: int) -> None:
         """It has ended with `status`: nobody can give it up any more."""

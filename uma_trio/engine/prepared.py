@@ -1,0 +1,79 @@
+"""The next tick, planned and batched while the GPU still computes the one before it.
+
+It is planned from where every sequence will be if nobody arrives, ends or is changed meanwhile, and
+its batch lacks only the tokens that the running tick will sample. If that comes true, it is launched
+as soon as those are sampled; the commit of the running tick then overlaps with its decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+from attrs import frozen
+
+from uma_trio.backend.base import Batch, IntArray
+from uma_trio.engine.messages import Credit, InboxMessage
+from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.step import Completed, Outcome, Step, Tick
+
+
+@frozen(eq=False)
+class PreparedTick:
+    """`tick`, whose `batch` lacks the tokens of some `rows`.
+
+    Those are the tokens of the outcomes `sources` (indices) of the tick before it. `parked` are the
+    requests that will have no credit then. `ends_show`: the tokens alone tell who ends by them, since
+    no stream waits for a stop string.
+    """
+
+    tick: Tick
+    batch: Batch
+    rows: IntArray
+    sources: tuple[int, ...]
+    parked: frozenset[int]
+    ends_show: bool
+
+    @classmethod
+    def behind(cls, computing: Tick, tick: Tick, batch: Batch, *, ends_show: bool) -> PreparedTick:
+        """Return `tick` as what follows the one that is `computing`."""
+        place = {step.key: n for n, step in enumerate(computing.steps) if step.n_rows}
+        rows, sources = [], []
+        for row, step in zip(_first_rows(tick.steps), tick.steps, strict=True):
+            if step.n_rows and step.key in place:
+                rows.append(row + step.n_tokens - 1)
+                sources.append(place[step.key])
+        parked = frozenset([view.key for view in tick.state.sequences if view.credit <= 0])
+        return cls(tick, batch, np.array(rows, np.int32), tuple(sources), parked, ends_show)
+
+    def follows(
+        self,
+        outcomes: Ordered[Outcome],
+        sequences: Mapping[int, Sequence],
+        messages: Ordered[InboxMessage],
+    ) -> bool:
+        """Whether it is the next tick, given what came of the one before it and who wrote since."""
+        if not (self.ends_show and self.tick.plan.items):
+            return False
+        for outcome in outcomes:
+            ends = sequences[outcome.step.key].sampler.ends
+            if outcome.fault is not None or (outcome.tokens and outcome.tokens[-1].token in ends):
+                return False
+        return all(isinstance(m, Credit) and m.handle not in self.parked for m in messages)
+
+    def load(self, batch: Batch, completed: Completed) -> Tick:
+        """Write it into the arrays of the next decode, with the tokens it lacked."""
+        batch.take(self.batch, self.tick.n_tokens)
+        outcomes = completed.outcomes
+        batch.token[self.rows] = [outcomes[n].tokens[-1].token for n in self.sources]
+        return self.tick
+
+
+def _first_rows(steps: Ordered[Step]) -> list[int]:
+    """Return in which row of the batch each step begins."""
+    rows, at = [], 0
+    for step in steps:
+        rows.append(at)
+        at += step.n_tokens
+    return rows

@@ -1,0 +1,156 @@
+"""The values of one tick: ``plan -> Step -> batch -> compute -> Outcome -> commit -> publish``.
+
+A :class:`Step` is one sequence's part of a batch. An :class:`Outcome` is what came of a step. A
+:class:`Tick` is a batch before it is computed, :class:`Completed` the same tick afterwards. All are
+frozen: only :meth:`uma_trio.engine.sequences.Sequence.advance` changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from attrs import frozen
+
+from uma_trio.backend.base import FloatArray
+from uma_trio.engine.messages import InboxMessage, TokenLogprobs
+from uma_trio.engine.sampling import NOT_FINITE, Choice, Choices
+from uma_trio.policy.accounting import planned_work
+from uma_trio.policy.cost import Work
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState
+
+NO_CHOICES: Final = Choices([])
+
+
+class Step(NamedTuple):
+    """`n_tokens` of the sequence `key`, from position `start`, in one batch.
+
+    The last of them are `drafts`: guesses at tokens that are not sampled yet. `first_row` and
+    `n_rows` say which rows of the tick's logits belong to it: none while its prompt is unfinished,
+    otherwise one for the last token that is known and one for each draft.
+    """
+
+    key: int
+    start: int
+    n_tokens: int
+    first_row: int = 0
+    n_rows: int = 0
+    drafts: tuple[int, ...] = ()
+
+
+class Drawn(NamedTuple):
+    """One sampled token, and how probable it was if its request asked.
+
+    `logprobs` is found in `described` when it is first looked at, which costs as much as sampling:
+    look during the next decode, and not after the one behind it.
+    """
+
+    token: int
+    row: int = 0
+    described: Mapping[int, TokenLogprobs] = {}
+
+    @property
+    def logprobs(self) -> TokenLogprobs | None:
+        """The token's logarithmic probability and its alternatives, where asked for."""
+        return self.described.get(self.row)
+
+
+@frozen
+class Fault:
+    """Why a step gave nothing: its request ends with this code and message."""
+
+    code: str
+    message: str
+
+
+NOT_A_NUMBER = Fault(
+    "E_RUNTIME_003",
+    "the model produced logits that are not numbers; "
+    "send the request again, and check the model file if it happens again",
+)
+
+
+@frozen
+class Outcome:
+    """What came of `step`: `kept` of its tokens stay in the KV cache, the rest were wrong drafts.
+
+    `tokens` were sampled, in order: one for each row, up to the first draft that differs from what
+    was sampled for the row before it. `vector` is what an embedding gives instead. A `fault` means
+    that there is neither.
+    """
+
+    step: Step
+    kept: int
+    tokens: tuple[Drawn, ...] = ()
+    vector: FloatArray | None = None
+    fault: Fault | None = None
+
+
+@frozen(eq=False)
+class Tick:
+    """A planned tick whose batch is filled. `choice` samples its rows of logits, in order.
+
+    `in_place` of the rows are read without a copy.
+    """
+
+    state: SchedulerState
+    plan: Plan
+    steps: tuple[Step, ...]
+    choice: Choice
+    in_place: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the batch holds, ballast included."""
+        return self.plan.n_tokens + self.plan.ballast
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows of logits are sampled."""
+        return sum([step.n_rows for step in self.steps])
+
+    @cached_property
+    def work(self) -> Work:
+        """What of it costs time."""
+        return planned_work(self.state, self.plan)
+
+
+@frozen(eq=False)
+class Completed:
+    """A tick that was computed until `at` (engine's clock), and how many seconds its parts took.
+
+    `messages` arrived before the next tick was launched; they are handled behind its commit.
+    """
+
+    tick: Tick
+    outcomes: tuple[Outcome, ...]
+    at: float
+    decode_s: float
+    host_s: float
+    sampling_s: float
+    messages: tuple[InboxMessage, ...] = ()
+
+
+def outcomes(steps: Iterable[Step], choices: Choices) -> tuple[Outcome, ...]:
+    """Return what came of `steps`, given the token that was chosen for each row of logits.
+
+    A draft is kept if it is what was sampled for the row before it. The token sampled in place of
+    the first wrong draft is right all the same: every token that it was sampled behind was kept.
+    """
+    return tuple([_outcome(step, choices) for step in steps])
+
+
+def _outcome(step: Step, choices: Choices) -> Outcome:
+    if not step.n_rows:
+        return Outcome(step, step.n_tokens)
+    row, drafts, tokens = step.first_row, step.drafts, choices.tokens
+    right = 0
+    while right < len(drafts) and tokens[row + right] == drafts[right]:
+        right += 1
+    kept, drawn = step.n_tokens - len(drafts) + right, tokens[row : row + right + 1]
+    if drawn[-1] == NOT_FINITE:
+        return Outcome(step, kept, fault=NOT_A_NUMBER)
+    described = choices.logprobs
+    return Outcome(step, kept, tuple([Drawn(t, row + n, described) for n, t in enumerate(drawn)]))
