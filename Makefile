@@ -44,8 +44,8 @@ docs: setup-checks
 
 .PHONY: bench
 bench: setup
-	@$(BIN)/python -m benches.throughput
-	@$(BIN)/python -m benches.ipc_overhead
+	@$(BIN)/python -m benches throughput
+	@$(BIN)/python -m benches overhead
 
 .PHONY: fuzz
 fuzz: setup-checks

@@ -1,21 +1,18 @@
-"""The load generator: many streams from one thread, the same code for every server.
+"""Requests and answers, and the wires of the servers: how each frames its bytes.
 
-A stream is timed where it enters this process: each read of a socket is kept with its time, and
-nothing is parsed until the last stream has ended, so that the generator takes little of a machine
-that is being measured. How a wire frames its bytes is all that differs between servers. Tokens
+A stream is timed where it enters this process: each read of a socket is kept with its time
+(:mod:`benches.live`), and nothing is parsed until the last stream has ended, so that the client
+takes little of a machine that is being measured. Tokens
 are counted by what the server says of them (ids, its running count), never by chunks: a server
 may put several tokens into one.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import random
-import selectors
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -327,66 +324,6 @@ def jobs(n: int, prompt_tokens: int, max_tokens: int, seed: str) -> list[Job]:
         Job(f"bench-{i}", " ".join(draw.choices(WORDS, k=prompt_tokens)), max_tokens)
         for i in range(n)
     ]
-
-
-class _Stream:
-    """One connection while it is read."""
-
-    def __init__(self, sock: socket.socket, ended: Callable[[bytes], bool]) -> None:
-        self.sock = sock
-        self.ended = ended
-        self.sent = 0.0
-        self.reads: list[Read] = []
-
-
-def drive(
-    wire: Wire,
-    work: Sequence[Job],
-    *,
-    timeout_s: float = 300.0,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[Answer]:
-    """Send all of `work` at once, each on its own connection, and read until all have ended.
-
-    Never raises for what a server does: a stream that breaks or takes too long has an `error`.
-    """
-    selector = selectors.DefaultSelector()
-    streams = [_Stream(wire.connect(), wire.end_detector()) for _ in work]
-    requests = [wire.request(job) for job in work]
-    collecting = gc.isenabled()
-    gc.disable()  # a collection of ours must not look like a pause of the server
-    try:
-        for stream, request in zip(streams, requests, strict=True):
-            stream.sent = clock()
-            stream.sock.sendall(request)
-            selector.register(stream.sock, selectors.EVENT_READ, stream)
-        _read_all(selector, clock, timeout_s)
-    finally:
-        if collecting:
-            gc.enable()
-        selector.close()
-        for stream in streams:
-            stream.sock.close()
-    return [
-        read_out(wire, job, stream.sent, stream.reads)
-        for job, stream in zip(work, streams, strict=True)
-    ]
-
-
-def _read_all(
-    selector: selectors.BaseSelector, clock: Callable[[], float], timeout_s: float
-) -> None:
-    deadline = clock() + timeout_s
-    while selector.get_map() and (left := deadline - clock()) > 0:
-        for key, _ in selector.select(left):
-            stream: _Stream = key.data
-            try:
-                data = stream.sock.recv(_READ_BYTES)
-            except ConnectionResetError:
-                data = b""
-            stream.reads.append((clock(), data))
-            if not data or stream.ended(data):
-                selector.unregister(stream.sock)
 
 
 def read_out(

@@ -1,18 +1,17 @@
 """Several systems through the same script: each alone on the machine, again and again, interleaved.
 
-A benchmark says what a measurement is; this says who is measured, in which order, and what the
+A scene says what a measurement is; this says who is measured, in which order, and what the
 repetitions come to. Nothing is left out: what failed is a row with its error.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benches import host, report, servers
@@ -24,17 +23,21 @@ OURS, PEER = "uma-trio", "llama-server"
 
 Row = dict[str, object]
 Start = Callable[[], contextlib.AbstractContextManager[servers.Running]]
-Play = Callable[[servers.Running, str], Row]
-"""What a server goes through, for a seed; returns the figures."""
+Play = Callable[[servers.Running, str], "Row | list[Row]"]
+"""What a server goes through, for a seed; returns figures, of several cases as a list."""
+
+Column = tuple[str, str, int]
+"""Its title, the figure in it, and how many digits after the point."""
 
 
 @dataclass(frozen=True)
 class System:
-    """One server at one setting of its knob; `measure` is given a seed."""
+    """One server at one setting of its knob, in one case; `measure` is given a seed."""
 
     family: str
     knob: str
-    measure: Callable[[str], Row]
+    measure: Callable[[str], Row | list[Row]]
+    case: str = ""
 
     @property
     def name(self) -> str:
@@ -42,39 +45,45 @@ class System:
         return f"{self.family} {self.knob}".strip()
 
 
-def serving(family: str, knob: str, start: Start, play: Play) -> System:
+def serving(family: str, knob: str, start: Start, play: Play, case: str = "") -> System:
     """Return a system that starts a fresh server for each measurement and plays `play` on it."""
 
-    def measure(seed: str) -> Row:
+    def measure(seed: str) -> list[Row]:
         with start() as running:
             foreign = host.Foreign(running.pid)
-            return {**play(running, seed), "others_pct": foreign.percent()}
+            found = play(running, seed)
+            others = {"others_pct": foreign.percent()}
+        return [{**row, **others} for row in (found if isinstance(found, list) else [found])]
 
-    return System(family, knob, measure)
+    return System(family, knob, measure, case)
 
 
-def daemons(setup: servers.Setup, policies: Iterable[str], play: Play) -> list[System]:
+def daemons(
+    setup: servers.Setup, policies: Iterable[str], play: Play, case: str = ""
+) -> list[System]:
     """Return our daemon under each of `policies`."""
-    return [
-        serving(
-            OURS, policy, lambda policy=policy: servers.ours(setup, "--policy", policy), play  # type: ignore[misc]
-        )
-        for policy in policies
-    ]  # fmt: skip
+
+    def start(policy: str) -> Start:
+        return lambda: servers.ours(setup, "--policy", policy)
+
+    return [serving(OURS, policy, start(policy), play, case) for policy in policies]
 
 
 def llama_servers(
-    folder: Path | None, setup: servers.Setup, flags: Iterable[Sequence[str]], play: Play
+    folder: Path | None,
+    setup: servers.Setup,
+    flags: Iterable[Sequence[str]],
+    play: Play,
+    case: str = "",
 ) -> list[System]:
     """Return llama-server with each of `flags`; none without a `folder` to take it from."""
     if folder is None:
         return []
-    return [
-        serving(
-            PEER, short(each), lambda each=each: servers.llama_server(folder, setup, each), play  # type: ignore[misc]
-        )
-        for each in flags
-    ]  # fmt: skip
+
+    def start(each: Sequence[str]) -> Start:
+        return lambda: servers.llama_server(folder, setup, each)
+
+    return [serving(PEER, short(each), start(each), play, case) for each in flags]
 
 
 def short(flags: Sequence[str]) -> str:
@@ -83,13 +92,16 @@ def short(flags: Sequence[str]) -> str:
     return " ".join(names.get(flag, flag) for flag in flags)
 
 
-def order(names: Sequence[str], repetition: int, seed: int) -> list[str]:
+def order(compared: Sequence[System], repetition: int, seed: int) -> list[System]:
     """Return in which order a repetition takes the systems: drawn, then every second time back.
 
-    A machine that slows down or speeds up over a run then favours nobody.
+    A machine that slows down or speeds up over a run then favours nobody. Systems of one case
+    follow one another.
     """
-    drawn = list(names)
+    drawn = list(compared)
     random.Random(f"{seed}/{repetition // 2}").shuffle(drawn)
+    cases = list(dict.fromkeys(system.case for system in compared))
+    drawn.sort(key=lambda system: cases.index(system.case))
     return drawn[::-1] if repetition % 2 else drawn
 
 
@@ -102,28 +114,6 @@ class Effort:
     minutes: float
 
 
-def parser(
-    name: str, text: str | None, policies: Sequence[str] | None = None
-) -> argparse.ArgumentParser:
-    """Return the parser of ``benches/<name>.py``, with which of our `policies` it compares if any.
-
-    How long a run may take is for :func:`effort` to read.
-    """
-    parser = report.parser(name, text)
-    report.common_arguments(parser)
-    parser.add_argument("--repetitions", type=int, metavar="N", help="of everything (3)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="when to give up what is left")
-    if policies is not None:
-        parser.add_argument("--policies", nargs="+", default=[*policies], metavar="NAME")
-    return parser
-
-
-def effort(given: argparse.Namespace, seconds: float, minutes: float) -> Effort:
-    """Return what the command line allows, where one measurement takes about `seconds`."""
-    once = given.quick or given.dry_run
-    return Effort(given.repetitions or (1 if once else 3), seconds, given.minutes or minutes)
-
-
 def run(
     compared: Sequence[System],
     effort: Effort,
@@ -134,43 +124,53 @@ def run(
 
     On a machine that is so busy that it takes longer than the effort allows, the rest is left out.
     """
-    by_name = {system.name: system for system in compared}
-    total = effort.repetitions * len(compared)
+    total, done = effort.repetitions * len(compared), 0
     note(f"{len(compared)} systems, {effort.repetitions} times: "
          f"about {total * effort.seconds / 60:.1f} minutes")  # fmt: skip
     rows: list[Row] = []
     deadline = time.monotonic() + 60 * effort.minutes
     for repetition in range(effort.repetitions):
-        for name in order(list(by_name), repetition, seed):
+        for system in order(compared, repetition, seed):
             if time.monotonic() + effort.seconds > deadline:
-                left = f"{total - len(rows)} of {total} measurements were left out"
+                left = f"{total - done} of {total} measurements were left out"
                 note(f"{effort.minutes:g} minutes are over: {left} (--minutes gives more)")
                 return rows
             # The same prompts for every system of a repetition, and no two repetitions alike.
-            row = measure(by_name[name], f"{seed}/{repetition}")
-            rows.append({"repetition": repetition, **row})
-            said = f"ERROR {row['error']}" if row.get("error") else progress(row)
-            note(f"  {len(rows)}/{total} {name:<24} {said}")
+            found = measure(system, f"{seed}/{repetition}")
+            rows += [{"repetition": repetition, **row} for row in found]
+            done += 1
+            label = f"{system.case} {system.name}".strip()
+            said = [f"ERROR {row['error']}" if row.get("error") else progress(row) for row in found]
+            note(f"  {done}/{total} {label:<24} {'; '.join(said)}")
     return rows
 
 
-def measure(system: System, seed: str) -> Row:
+def measure(system: System, seed: str) -> list[Row]:
     """Measure one system once; what goes wrong is in ``error``."""
     spin_ms = host.spin_ms()
-    found: Row
+    found: Row | list[Row]
     try:
         found = system.measure(seed)
     except (NotServed, servers.DidNotStart, OSError, subprocess.SubprocessError) as failure:
         found = {"error": str(failure)}
-    return {"family": system.family, "knob": system.knob, "spin_ms": spin_ms, **found}
+    whose = {"case": system.case, "family": system.family, "knob": system.knob, "spin_ms": spin_ms}
+    return [{**whose, **row} for row in (found if isinstance(found, list) else [found])]
 
 
 class Medians:
-    """The repetitions of each system, seen as one."""
+    """The repetitions of each system and case, seen as one; `systems` are those with a row."""
 
     def __init__(self, compared: Sequence[System], rows: Sequence[Row]) -> None:
-        self.systems = compared
         self._rows = rows
+        measured = {(r["family"], r["knob"], r["case"]) for r in rows}
+        cases = dict.fromkeys([*(s.case for s in compared), *(str(r["case"]) for r in rows)])
+        named = {(s.family, s.knob): s for s in compared}
+        self.systems = [
+            replace(system, case=case)
+            for case in cases
+            for (family, knob), system in named.items()
+            if (family, knob, case) in measured
+        ]
 
     def __call__(self, system: System, figure: str) -> float | None:
         """Return the median of a figure over the repetitions that have it."""
@@ -181,11 +181,25 @@ class Medians:
         """Return a figure of every repetition that has it."""
         return [v for r in self._of(system) if isinstance(v := r.get(figure), int | float)]
 
+    def by_name(self, figure: str) -> dict[str, float]:
+        """Return the median of a figure for each system that has it, for a chart."""
+        return {s.name: v for s in self.systems if (v := self(s, figure)) is not None}
+
+    def by_case(self, figure: str) -> dict[str, list[tuple[float, float]]]:
+        """Return for each system name the medians of a figure over the number in the case."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for system in self.systems:
+            if (value := self(system, figure)) is not None:
+                x = float(system.case.rpartition("=")[2])
+                found.setdefault(system.name, []).append((x, value))
+        return found
+
     def _of(self, system: System) -> list[Row]:
-        return [r for r in self._rows if (r["family"], r["knob"]) == (system.family, system.knob)]
+        whose = (system.family, system.knob, system.case)
+        return [r for r in self._rows if (r["family"], r["knob"], r["case"]) == whose]
 
     def table(self, columns: Sequence[Column], count: str | None = None) -> str | None:
-        """Return a line for each system; None where nobody has anything to show.
+        """Return a line for each system and case; None where nobody has anything to show.
 
         n is the sum of `count`; who was not asked for it has no line, who has none of it a zero.
         Without a `count`, n is how many repetitions came to an end. Who failed has a line too.
@@ -199,14 +213,29 @@ class Medians:
             measured = measured or bool(found)
             if found or failed:
                 cells = [report.cell(self(system, name), digits) for _, name, digits in columns]
-                lines.append([system.name, f"{sum(found):.0f}", *cells])
+                label = " ".join(filter(None, (system.case, system.name)))
+                lines.append([label, f"{sum(found):.0f}", *cells])
         if not measured:
             return None
         return report.table(["system", "n", *(column[0] for column in columns)], lines)
 
 
-Column = tuple[str, str, int]
-"""Its title, the figure in it, and how many digits after the point."""
+def with_share(rows: Sequence[Row], figure: str, ceiling: str) -> list[Row]:
+    """Return `rows`, each with its `figure` by that of the family `ceiling`, as ``share``.
+
+    Of the same repetition and case: a machine that changes between repetitions changes no share.
+    """
+    top = {
+        (r["repetition"], r["case"]): value
+        for r in rows
+        if r["family"] == ceiling and isinstance(value := r.get(figure), float)
+    }
+
+    def share(row: Row) -> float | None:
+        value, above = row.get(figure), top.get((row["repetition"], row["case"]))
+        return value / above if isinstance(value, float) and above else None
+
+    return [{**row, "share": share(row)} for row in rows]
 
 
 def verdict(text: str, value: float | None, target: float, *, at_most: bool = True) -> str:
@@ -216,20 +245,3 @@ def verdict(text: str, value: float | None, target: float, *, at_most: bool = Tr
     met = value <= target if at_most else value >= target
     bound = "at most" if at_most else "at least"
     return f"{text}: {value:.2f} (target {bound} {target:g}: {'met' if met else 'MISSED'})"
-
-
-def conclude(
-    name: str,
-    said: Iterable[str | None],
-    rows: Sequence[Row],
-    facts: Mapping[str, str],
-    draw: Callable[[], Iterable[Path]] = tuple,
-) -> int:
-    """Print tables and verdicts, write the CSV, then draw; return the exit status."""
-    for text in said:
-        if text is not None:
-            print(f"{text}\n")
-    print(report.write_csv(name, rows, facts))
-    for file in draw():
-        print(file)
-    return 1 if any(row.get("error") for row in rows) else 0

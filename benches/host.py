@@ -98,6 +98,12 @@ def spin_ms() -> float:
     return (time.perf_counter() - began) * 1e3
 
 
+def noise() -> str:
+    """Return how steady the machine is before anything runs: a fixed piece of work, 20 times."""
+    spins = sorted(spin_ms() for _ in range(20))
+    return f"a fixed piece of work takes {spins[10]:.1f} ms, {spins[-1] / spins[10]:.2f}x at worst"
+
+
 def _first_line(command: list[str]) -> str:
     try:
         done = subprocess.run(

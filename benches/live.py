@@ -1,8 +1,7 @@
-"""Streams that come and go while others run: the load generator of the mixed benchmarks.
+"""The load generator: many streams, read by one thread, the same code for every server.
 
-:func:`benches.clients.drive` sends everything at once and waits; here requests start at chosen
-moments, follow each other, and are given up by closing their connection. Timing is the same:
-each read of a socket is kept with its time, and nothing is parsed before the scene is over.
+Requests start at chosen moments, follow each other, and are given up by closing their connection.
+Each read of a socket is kept with its time, and nothing is parsed before the scene is over.
 """
 
 from __future__ import annotations
@@ -170,3 +169,22 @@ class Live:
             total += step
             series.append((at, float(total)))
         return series
+
+
+def drive(
+    wire: Wire, work: Sequence[Job], *, timeout_s: float = 300.0, clock: Clock = time.perf_counter
+) -> list[Answer]:
+    """Send all of `work` at once, each on its own connection, and read until all have ended.
+
+    Never raises for what a server does: a stream that breaks or takes too long has an `error`.
+    """
+    with Live(wire, clock) as live:
+        socks = [wire.connect() for _ in work]
+        streams = [
+            live.start(job, connect=lambda sock=sock: sock)  # type: ignore[misc]
+            for job, sock in zip(work, socks, strict=True)
+        ]
+        live.run(timeout_s, lambda: all(stream.over for stream in streams))
+    for stream in streams:
+        stream.whole = True  # what is missing is an error
+    return live.answers(streams)

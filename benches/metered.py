@@ -23,17 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_SUMS = struct.Struct("<dddqq")
+_SUMS = struct.Struct("<ddqq")
 _MOST_THREADS = 64
 _SIZE = _SUMS.size + 8 * _MOST_THREADS
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a meter says at one moment. Seconds since the daemon started."""
+    """What a meter says at one moment. Seconds of CPU since the daemon started."""
 
     cpu_s: float
-    wall_s: float
     choosing_s: float
     calls: int
     engine: int  # the thread that decodes
@@ -44,8 +43,7 @@ class Reading:
         """Read the meter of a running daemon."""
         data = path.read_bytes()
         threads = struct.unpack_from(f"<{_MOST_THREADS}q", data, _SUMS.size)
-        cpu_s, wall_s, choosing_s, calls, engine = _SUMS.unpack_from(data)
-        return cls(cpu_s, wall_s, choosing_s, calls, engine, frozenset(threads) - {0})
+        return cls(*_SUMS.unpack_from(data), frozenset(threads) - {0})
 
 
 class Meter:
@@ -56,31 +54,23 @@ class Meter:
         with path.open("r+b") as file:
             self._shown = mmap.mmap(file.fileno(), _SIZE)
         self._decode = decode
-        self._cpu_ns = 0
-        self._wall_ns = 0
-        self._choosing_ns = 0
-        self._calls = 0
-        self._alive = 0
-        self._engine = 0
+        self._cpu_ns = self._choosing_ns = self._calls = 0
         self._threads: set[int] = set()
 
     def __call__(self, *arguments: object) -> int:
         """Decode, and add up what it took. Its own work counts as decoding, not as the daemon's."""
-        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+        began = time.thread_time_ns()
         status = self._decode(*arguments)
-        self._wall_ns += time.perf_counter_ns() - wall
         self._calls += 1
-        if threading.active_count() != self._alive:
-            self._alive = threading.active_count()
-            self._show_threads()
+        self._threads |= {t.native_id for t in threading.enumerate() if t.native_id}
+        newest = sorted(self._threads)[-_MOST_THREADS:]
+        struct.pack_into(f"<{len(newest)}q", self._shown, _SUMS.size, *newest)
         now = time.thread_time_ns()
-        self._cpu_ns += now - cpu
-        _SUMS.pack_into(
-            self._shown, 0, self._cpu_ns / 1e9, self._wall_ns / 1e9, self._choosing_ns / 1e9,
-            self._calls, self._engine,
-        )  # fmt: skip
-        # What showing took is shown the next time: a sum that lags by a whole call would be wrong
-        # by the difference between two calls, which is more than all of the daemon's own work.
+        self._cpu_ns += now - began
+        engine = threading.get_native_id()
+        sums = self._cpu_ns / 1e9, self._choosing_ns / 1e9, self._calls, engine
+        _SUMS.pack_into(self._shown, 0, *sums)
+        # What showing took is shown by the next call: else it would count as the daemon's work.
         self._cpu_ns += time.thread_time_ns() - now
         return status
 
@@ -95,12 +85,6 @@ class Meter:
                 self._choosing_ns += time.thread_time_ns() - began
 
         return timed
-
-    def _show_threads(self) -> None:
-        self._engine = threading.get_native_id()
-        self._threads |= {t.native_id for t in threading.enumerate() if t.native_id}
-        newest = sorted(self._threads)[-_MOST_THREADS:]
-        struct.pack_into(f"<{len(newest)}q", self._shown, _SUMS.size, *newest)
 
 
 def _serve_real(path: Path, arguments: list[str]) -> None:

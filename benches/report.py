@@ -60,10 +60,10 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def parser(name: str, text: str | None) -> argparse.ArgumentParser:
-    """Return the parser of ``benches/<name>.py``; `text` says what it measures and how long."""
+def parser(name: str, text: str) -> argparse.ArgumentParser:
+    """Return the parser of a scene; `text` says what it measures and how long it takes."""
     return argparse.ArgumentParser(
-        prog=f"python -m benches.{name}",
+        prog=f"python -m benches {name}",
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -74,17 +74,3 @@ def print_facts(facts: Mapping[str, str]) -> None:
     for key, value in facts.items():
         print(f"{key}: {value}")
     print()
-
-
-def common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what every benchmark takes."""
-    parser.add_argument("--peers", type=Path, help="folder of llama.cpp's programs (UMA_PEERS)")
-    parser.add_argument("--no-peers", action="store_true", help="measure only the daemon")
-    parser.add_argument("--model", type=Path, help="GGUF to use (UMA_BENCH_MODEL)")
-    parser.add_argument("--vocab", type=Path, help="vocabulary of the model that is made")
-    parser.add_argument("--threads", type=int, help="compute threads of every system")
-    parser.add_argument("--seed", type=int, help="seed of the prompts; printed when not given")
-    parser.add_argument("--quick", action="store_true", help="a short look, not a measurement")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="the whole path on a fake model, no peers: seconds"
-    )

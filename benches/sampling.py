@@ -1,12 +1,10 @@
-"""What sampling costs: one token beside llama.cpp's own chain, and all the rows of a tick.
+"""What sampling costs: one row beside llama.cpp's own chain, all rows of a tick, and extras.
 
-    python -m benches.sampling              a few seconds
-
-Both get the same logits, 152k of them. The chain is measured as `llama_sampler_sample` works:
-the row is first copied into an array of (id, logit, p). The rows of a tick are chosen as the
-engine does, and beside that each by itself; the bare argmax is what reading them once costs. Last
-comes what penalties, logprobs and the like add to a tick of eight rows, all measured in turn: to the
-choice, for which the next decode waits, and beside that decode, where logprobs are computed.
+Both samplers get the same logits. The chain is measured as `llama_sampler_sample` works: the row is
+first copied into an array of (id, logit, p). The rows of a tick are chosen as the engine does, and
+beside that each by itself; the bare argmax is what reading them once costs. Extras are what
+penalties, logprobs and the like add to a tick of eight rows: to the choice, for which the next
+decode waits, and to what is done while that decode runs, where logprobs are computed.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import ctypes
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
@@ -23,7 +21,7 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from benches import report
+from benches.contest import Row
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.sampling import Choice, Sampler
@@ -100,20 +98,18 @@ def chain_of(params: SamplingParams, n_vocab: int = N_VOCAB) -> Callable[[FloatA
     return draw
 
 
-def one_token() -> None:
-    """Print the table of one row: ours beside llama.cpp's."""
-    print(f"one token of {N_VOCAB:,}, least us        logits    numpy  llama.cpp's chain")
+def one_token() -> Iterator[Row]:
+    """Yield what choosing from one row costs: ours beside llama.cpp's."""
     for name, params in SETTINGS.items():
         for kind, (row,) in rows().items():
             sampler, chain = Sampler(params, ()), chain_of(params)
             ours = least_us(lambda row=row, sampler=sampler: sampler(row))
             theirs = least_us(lambda row=row, chain=chain: chain(row))
-            print(f"{name:45}  {kind:6} {ours:8.0f} {theirs:10.0f}")
+            yield {"what": f"{name}; {kind} logits", "us": ours, "llama.cpp's chain us": theirs}
 
 
-def one_tick() -> None:
-    """Print the table of all rows of a tick: together, each by itself, and only read."""
-    print("\nall rows of a tick, least us   vocabulary  rows  together  each alone  argmax")
+def one_tick() -> Iterator[Row]:
+    """Yield what choosing all rows of a tick costs: together, each by itself, and only reading."""
     for n_vocab in VOCABULARIES:
         for n in (1, 4, 8, 16):
             logits = rows(n, n_vocab)["peaked"]
@@ -127,15 +123,13 @@ def one_tick() -> None:
                         sampler(row) for row, sampler in zip(x, samplers, strict=True)
                     ]
                 )
-                print(f"{name:29} {n_vocab:12,} {n:5} {together:9.0f} {alone:11.0f} {read:7.0f}")
+                what = f"{n} rows of {n_vocab:,}, {name}"
+                yield {"what": what, "us": together, "each alone us": alone, "argmax us": read}
 
 
-def extras(n: int = 8, times: int = 40) -> None:
-    """Print what it adds to a tick of `n` rows when all of them ask for one thing more."""
+def extras(n: int = 8, times: int = 40) -> Iterator[Row]:
+    """Yield what it adds to a tick of `n` rows when all of them ask for one thing more; medians."""
     logits = rows(n)["peaked"]
-    print(
-        f"\nextras of a tick, {n} rows of {N_VOCAB:,}, median us  chosen   more  described beside"
-    )
     for name, params in {"greedy": SamplingParams(), "sampled": SAMPLED}.items():
         choices = {}
         for extra, asked in EXTRAS.items():
@@ -156,18 +150,10 @@ def extras(n: int = 8, times: int = 40) -> None:
                 describing[extra].append(time.perf_counter_ns() - between)
         plain = statistics.median(choosing["none"]) / 1e3
         for extra in choices:
-            all_us = statistics.median(choosing[extra]) / 1e3
-            beside_us = statistics.median(describing[extra]) / 1e3
-            print(f"{name:9} {extra:40} {all_us:7.0f} {all_us - plain:6.0f} {beside_us:17.0f}")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables; there is nothing to choose but ``--help``."""
-    report.parser("sampling", __doc__).parse_args(argv)
-    one_token()
-    one_tick()
-    extras()
-
-
-if __name__ == "__main__":
-    main()
+            chosen_us = statistics.median(choosing[extra]) / 1e3
+            yield {
+                "what": f"{n} rows, {name}, {extra}",
+                "us": chosen_us,
+                "more us": chosen_us - plain,
+                "overlapped us": statistics.median(describing[extra]) / 1e3,
+            }

@@ -1,37 +1,22 @@
-"""The newer benchmarks: their arithmetic, and the whole way of each on a fake model."""
+"""The driver and its scenes: their arithmetic, and the whole way of each on a fake model."""
 
 from __future__ import annotations
 
 import csv
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benches import (
-    agent_chain,
-    apart,
-    chart,
-    contest,
-    ipc_overhead,
-    long_ctx,
-    memory,
-    mixed_load,
-    planning,
-    prefill,
-    report,
-    servers,
-    storm,
-    throughput,
-)
-from benches.agent_chain import Chain
+from benches import chart, contest, driver, report, servers
 from benches.clients import Answer, NotServed
 from benches.contest import Row, System
+from benches.driver import Comparison, Table
 from benches.pace import Point
-
-Main = Callable[[list[str]], int]
+from benches.scenes import agent_chain, apart, long_ctx, micro, prefill
+from benches.scenes.agent_chain import Chain
+from uma_trio.policy.contract import contract
 
 
 @pytest.fixture(autouse=True)
@@ -76,18 +61,67 @@ def test_what_fails_is_a_row_and_not_the_end() -> None:
     text = contest.Medians(compared, rows).table((("x", "x", 1),))
     assert text is not None
     assert [line.split()[1] for line in text.splitlines()[2:]] == ["broken", "sound"]
-    assert contest.conclude("x", [text], rows, {}) == 1
+
+
+def driven(comparison: Comparison) -> int:
+    """Run a comparison as a scene and return the exit status."""
+    given = driver.load()["memory"].parser().parse_args(["--dry-run", "--seed", "1"])
+    return driver.compare("x", lambda _given, _here: comparison, given)
+
+
+def test_a_scene_prints_a_table_and_writes_every_measurement(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of the CSV says who was measured in which case; failures are in the exit status."""
+    table = Table("Times", (("x", "x", 1),))
+    sound, broken = system("sound", "-b 4", x=2.0), System("broken", "", failing)
+    assert driven(Comparison([sound], 0, [table], verdicts=lambda _medians: ["fine"])) == 0
+    said = capsys.readouterr().out
+    assert "Times" in said
+    assert "| sound -b 4 |   1 | 2.0 |" in said
+    assert "fine" in said
+    (path,) = out.glob("x-*.csv")
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    (row,) = csv.DictReader(lines)
+    assert (row["family"], row["knob"], row["case"], row["x"]) == ("sound", "-b 4", "", "2")
+    assert driven(Comparison([sound, broken], 0, [table])) == 1
 
 
 def test_figures_are_written_before_anything_is_drawn(out: Path) -> None:
     """What was measured for an hour is not lost by a picture that fails."""
 
-    def fail() -> list[Path]:
+    def fail(_medians: contest.Medians, _caption: str) -> list[Path]:
         assert list(out.glob("x-*.csv"))
         raise ValueError("no picture")
 
     with pytest.raises(ValueError, match="no picture"):
-        contest.conclude("x", [], [{"a": 1}], {}, fail)
+        driven(Comparison([system("a", x=1.0)], 0, [], charts=fail))
+
+
+def test_a_case_has_medians_of_its_own() -> None:
+    """One measurement may have several, and none is mixed with another."""
+
+    def measure(_seed: str) -> list[Row]:
+        return [{"case": f"ctx={n}", "tps": 10.0 * n} for n in (1, 2)]
+
+    compared = [System("a", "b", measure)]
+    medians = contest.Medians(compared, contest.run(compared, EFFORT, seed=1))
+    assert [(s.case, medians(s, "tps")) for s in medians.systems] == [
+        ("ctx=1", 10.0),
+        ("ctx=2", 20),
+    ]
+    assert medians.by_case("tps") == {"a b": [(1.0, 10.0), (2.0, 20.0)]}
+
+
+def test_the_command_lists_its_scenes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with the first sentence of what it says of itself; an unknown one is refused."""
+    assert driver.main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert {"throughput", "storm", "prefill", "micro"} <= {
+        line.split(" ")[0] for line in said.split("\n")
+    }
+    assert driver.main(["lunch"]) == 2
+    assert "no scene 'lunch'" in capsys.readouterr().err
 
 
 def test_what_takes_too_long_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,12 +165,12 @@ def test_only_whole_chains_of_others_are_told_as_figures() -> None:
 def test_prompts_are_held_against_llama_cpp_of_the_same_repetition() -> None:
     """A machine that changes between repetitions changes no share."""
     rows: list[Row] = [
-        {"repetition": i, "family": family, "prefill": rate}
+        {"repetition": i, "case": "", "family": family, "prefill": rate}
         for i, top, ours in ((0, 600.0, 540.0), (1, 300.0, 270.0))
         for family, rate in ((prefill.CEILING, top), ("uma-trio", ours))
     ]
-    shares = [r["share"] for r in prefill.with_shares(rows) if r["family"] == "uma-trio"]
-    assert shares == [0.9, 0.9]
+    found = contest.with_share(rows, "prefill", prefill.CEILING)
+    assert [r["share"] for r in found if r["family"] == "uma-trio"] == [0.9, 0.9]
 
 
 def test_llama_bench_is_read_from_its_json_line() -> None:
@@ -184,14 +218,6 @@ def test_depths_beyond_the_models_training_are_left_out(
     assert long_ctx.within([1024], None) == [1024]
 
 
-def test_a_line_of_the_csv_is_a_depth() -> None:
-    """The columns begin with those of the scenario."""
-    rows: list[Row] = [{"family": "a", "knob": "b", "tps@8": 3.0, "prefill@8": 9.0}]
-    (found,) = long_ctx.by_depth(rows, [8])
-    assert list(found)[:3] == ["ctx", "tps", "system"]
-    assert (found["ctx"], found["tps"], found["system"]) == (8, 3.0, "a b")
-
-
 def test_all_programs_spin_alike_and_hear_nothing_of_our_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,65 +253,69 @@ def test_without_matplotlib_there_is_a_word_instead_of_a_chart(
     assert "matplotlib is not installed" in capsys.readouterr().err
 
 
-BENCHES: dict[str, tuple[Main, list[str]]] = {
-    "prefill": (prefill.main, ["--policies", "contract", "--prompts", "1"]),
-    "agent_chain": (agent_chain.main, ["--policies", "contract", "--steps", "2"]),
-    "long_ctx": (long_ctx.main, ["--depths", "128", "256", "--gen-tokens", "8"]),
-    "apart": (apart.main, ["--k", "2", "--gen-tokens", "16"]),
-    "memory": (memory.main, []),
-    "mixed_load": (mixed_load.main, ["--document-tokens", "50", "--gen-tokens", "8"]),
-    "storm": (storm.main, ["--caps", "1.2", "--no-baseline"]),
-    "throughput": (throughput.main, ["--k", "2", "--gen-tokens", "12"]),
-    "ipc_overhead": (ipc_overhead.main, ["--k", "1", "--gen-tokens", "8"]),
+DRY = {
+    "prefill": "--policies contract --prompts 1",
+    "agent_chain": "--policies contract --steps 2",
+    "long_ctx": "--depths 128 256 --gen-tokens 8",
+    "apart": "--k 2 --gen-tokens 16",
+    "memory": "",
+    "mixed_load": "--document-tokens 50 --gen-tokens 8",
+    "storm": "--caps 1.2 --no-baseline",
+    "throughput": "--k 2 --gen-tokens 12",
+    "overhead": "--k 1 --gen-tokens 8",
 }
+TOOLS = {"micro", "figures", "record"}
 
 
 @pytest.mark.daemon
-@pytest.mark.parametrize("name", BENCHES)
-def test_each_benchmark_goes_the_whole_way_without_a_model(
+@pytest.mark.parametrize("name", sorted({*driver.load()} - TOOLS))
+def test_each_scene_goes_the_whole_way_without_a_model(
     name: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One command starts the daemon, measures, prints a table and writes its CSV."""
-    main, arguments = BENCHES[name]
-    assert main(["--dry-run", "--seed", "1", *arguments]) == 0
-    assert "| uma-trio" in capsys.readouterr().out or name == "ipc_overhead"
-    (path, *_) = out.glob(f"{name}-*.csv")
+    assert driver.main([name, "--dry-run", "--seed", "1", *DRY.get(name, "").split()]) == 0
+    assert "uma-trio" in capsys.readouterr().out
+    (path,) = out.glob(f"{name}-2*.csv")
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    assert len(list(csv.DictReader(lines))) > 0
+    rows = list(csv.DictReader(lines))
+    assert rows
+    assert {"repetition", "case", "family", "knob"} <= rows[0].keys()
 
 
 def test_planning_counts_the_round_that_was_disturbed_least() -> None:
     """Everything that disturbs only adds, so the least median is the policy's own."""
     rounds = iter([180.0, 140.0, 160.0])
-    found = planning.best(
-        3,
-        lambda: {
-            "policy": "contract", "crowd": "mixed", "sequences": 16, "median_us": next(rounds)
-        },
-    )  # fmt: skip
-    assert planning.verdict([found], "mixed").endswith("140.00 (target at most 150: met)")
-    assert planning.verdict([found], "readers").endswith("not measured")
+    found = micro.best(3, lambda: {"what": "contract, mixed, 16 sequences", "us": next(rounds)})
+    assert micro.verdict([found], "mixed").endswith("140.00 (target at most 150: met)")
+    assert micro.verdict([found], "readers").endswith("not measured")
 
 
 def test_planning_is_measured_without_any_server(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The policy alone is enough, for each number of sequences."""
-    given = ["--n", "1", "4", "--ticks", "20", "--rounds", "1", "--policies", "contract"]
-    assert planning.main(given) == 0
+    """The simulated engine is enough, for each number of sequences."""
+    words = "micro planning --n 1 4 --ticks 20 --rounds 1 --policies contract"
+    assert driver.main(words.split()) == 0
     said = capsys.readouterr().out
-    assert (said.count("|   mixed |"), said.count("| readers |")) == (2, 2)
-    assert list(out.glob("planning-*.csv"))
+    assert (said.count("mixed, 1 "), said.count("readers, 4 ")) == (1, 1)
+    assert list(out.glob("micro-*.csv"))
 
 
-@pytest.mark.parametrize("name", [*BENCHES, "planning"])
+def test_the_crowd_whose_ticks_are_timed_is_as_large_as_it_says() -> None:
+    """Planning costs by the sequences, so there must be that many."""
+    for mixed in (True, False):
+        world = micro.crowd_of(contract, "q4_0", 16, mixed=mixed)
+        assert sum(request.end is None for request in world.requests) == 16
+
+
+@pytest.mark.parametrize("name", driver.load())
 def test_help_says_what_is_measured_and_how_long_it_takes(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody has to start a benchmark to learn what it is."""
+    """Nobody has to start a scene to learn what it is."""
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"benches.{name}").main(["--help"])
+        driver.main([name, "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    assert f"python -m benches.{name}" in said
-    assert "minute" in said
+    assert f"python -m benches {name}" in said
+    assert "minute" in said or "--seconds" in said

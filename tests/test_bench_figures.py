@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benches import figures
+from benches import driver
+from benches.scenes import figures
 from uma_trio.sim.machine import built_in
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -18,7 +19,7 @@ NAMES = ["pareto.png", "pareto.svg", "staircase.png", "staircase.svg"]
 def test_one_command_draws_the_charts_of_the_documents(tmp_path: Path) -> None:
     """Under their plain names, in both formats."""
     pytest.importorskip("matplotlib")
-    assert figures.main(["--dry-run", "--into", str(tmp_path / "new")]) == 0
+    assert driver.main(["figures", "--dry-run", "--into", str(tmp_path / "new")]) == 0
     assert sorted(file.name for file in (tmp_path / "new").iterdir()) == NAMES
 
 
@@ -34,7 +35,7 @@ def test_without_matplotlib_the_tables_are_printed_all_the_same(
 ) -> None:
     """A chart is not what the figures are for."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert figures.main(["--dry-run"]) == 0
+    assert driver.main(["figures", "--dry-run"]) == 0
     shown = capsys.readouterr()
     assert re.search(r"contract +\| +1\.2 ", shown.out)
     assert "every 5 s" in shown.out
@@ -49,11 +50,10 @@ def test_a_looser_cap_costs_the_reader_more_and_gives_the_load_more() -> None:
     assert tight.prompts_s < loose.prompts_s
 
 
-def test_a_run_that_would_outlast_its_reader_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_would_outlast_its_reader_is_refused() -> None:
     """Afterwards nobody is protected, and the load would get the whole machine."""
-    with pytest.raises(SystemExit):
-        figures.main(["--seconds", "300"])
-    assert "--seconds is from 1 to 120, not 300" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="--seconds is from 1 to 120, not 300"):
+        driver.main(["figures", "--seconds", "300"])
 
 
 def test_a_question_beside_a_young_stream_takes_longer_and_makes_more_gaps_late() -> None:

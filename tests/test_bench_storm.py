@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
 import json
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from benches import contest, mixed_load, report, scenes, servers, storm
+from benches import contest, driver, reading, report, servers
 from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
-from benches.elsewhere import processes
 from benches.live import Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within
+from benches.processes import processes
+from benches.scenes import mixed_load, storm
 from uma_trio.policy.contract import contract
 from uma_trio.sockets.peers import peer_of
 
@@ -141,7 +143,7 @@ END = packed(
 def test_who_has_ended_is_followed_by_the_next(wire: Paired) -> None:
     """A client of the storm sends its next prompt when the last was answered."""
     with Live(wire) as live:
-        prompts = scenes.Storm(live, lambda: Job("a", "x", 1))
+        prompts = reading.Storm(live, lambda: Job("a", "x", 1))
         prompts.send(wire.connect)
         wire.far[0].sendall(packed({"event": "token", "id": "a"}) + END)
         live.run(5.0, lambda: len(prompts.streams) == 2)
@@ -242,7 +244,7 @@ class Silent(Paired):
 
 def test_a_document_that_takes_too_long_is_given_up_and_the_chats_are_kept() -> None:
     """What was read until then is the server's row; the CSV's number of the session is told."""
-    given = mixed_load.arguments(["--interactive", "1", "--gen-tokens", "1"])
+    given = asked("mixed_load", "--interactive 1 --gen-tokens 1")
     wire = Silent(last=4)  # after a warm-up, a chat alone, and a chat beside it
     played = mixed_load.play(wire, given, "1", least_s=0.01)
     row = mixed_load.summarise(played)
@@ -259,23 +261,41 @@ def test_a_slow_machine_has_longer_for_a_mixed_load() -> None:
     assert mixed_load.patience(alone) == pytest.approx(150)
 
 
+def asked(scene: str, words: str) -> argparse.Namespace:
+    """Return the parsed options of a scene."""
+    return driver.load()[scene].parser().parse_args(words.split())
+
+
 def test_a_quick_run_and_a_whole_one_are_bounded() -> None:
     """Somebody who starts it knows when it is over at the latest."""
-    quick, _ = storm.arguments(["--quick"])
-    whole, script = storm.arguments([])
-    assert storm.effort(quick, script).minutes < 4
-    effort = storm.effort(whole, script)
-    assert effort.minutes < 12
+    here = driver.Here(1, 2, None, servers.FAKE)
+    assert storm.storm(asked("storm", "--quick"), here).minutes < 4
+    whole = storm.storm(asked("storm", ""), here)
+    assert whole.minutes < 12
     systems = len(storm.CAPS) + 1 + len(storm.BATCHES)
-    assert effort.seconds * systems * effort.repetitions / 60 <= effort.minutes
+    assert whole.seconds * systems * whole.repetitions / 60 <= whole.minutes
 
 
 def test_every_scene_fits_into_the_context() -> None:
     """No request may be refused for want of room."""
-    _, script = storm.arguments(["--interactive", "3", "--paste"])
+    script = storm.script_of(asked("storm", "--interactive 3 --paste"))
     streams = 6 * (script.stream_tokens + script.chat_tokens)
     assert script.cells >= streams + 3 * script.prompt_tokens + script.paste_tokens
     assert script.slots == 7
+
+
+def systems(words: str, folder: Path | None = None) -> list[str]:
+    """Return the names of what the storm compares."""
+    given = asked("storm", words)
+    script = storm.script_of(given)
+    setup = servers.Setup(Path("m.gguf"), 2, script.cells, script.slots)
+    return [s.name for s in storm.systems(setup, folder, given, script)]
+
+
+def tables(found: contest.Medians) -> list[str]:
+    """Return the tables that have something to say."""
+    made = [found.table(table.columns, table.count) for table in storm.TABLES]
+    return [text for text in made if text]
 
 
 def system(family: str, knob: str) -> contest.System:
@@ -289,6 +309,7 @@ def medians(*p95: tuple[contest.System, float, float]) -> contest.Medians:
         {
             "family": s.family,
             "knob": s.knob,
+            "case": "",
             "storm_n": 5,
             "storm_p95_x": x,
             "storm_prompts_s": gain,
@@ -302,7 +323,7 @@ def test_verdicts_name_targets_and_rivals() -> None:
     """A target that is missed, and a cap that is beaten, are said plainly."""
     ours, peer = system(storm.CONTRACT, "cap 1.2"), system(storm.PEER, "-b 4")
     lines = list(storm.verdicts(medians((ours, 1.3, 0.2), (peer, 1.1, 0.4))))
-    assert "storm: p95 gap / solo: 1.30 (target at most 1.2: MISSED)" in lines
+    assert "storm: p95 ITL / solo: 1.30 (target at most 1.2: MISSED)" in lines
     assert any("LESS: llama-server -kvu -b 4" in line for line in lines)
     assert any(line.endswith("not measured") for line in lines)
     assert "decoders: no other server was measured" in lines
@@ -312,45 +333,39 @@ def test_a_reader_who_starved_has_a_line_of_its_own() -> None:
     """No token at all is worse than any ratio: it is told, and no rival."""
     ours, peer = system(storm.CONTRACT, "cap 2"), system(storm.PEER, "-b 2048")
     rows: list[contest.Row] = [
-        {"family": ours.family, "knob": ours.knob, "storm_n": 9, "storm_p95_x": 1.9,
+        {"family": ours.family, "knob": ours.knob, "case": "", "storm_n": 9, "storm_p95_x": 1.9,
          "storm_prompts_s": 0.5},
-        {"family": peer.family, "knob": peer.knob, "storm_n": 0},
+        {"family": peer.family, "knob": peer.knob, "case": "", "storm_n": 0},
     ]  # fmt: skip
     found = contest.Medians([ours, peer], rows)
-    (text,) = storm.tables(found)
+    (text,) = tables(found)
     assert "| llama-server -kvu -b 2048 |   0 |" in text
     assert any("no other server reaches that p95" in line for line in storm.verdicts(found))
 
 
 def test_a_table_shows_only_what_was_measured() -> None:
     """A scene that was not played has no table, and n is beside every figure."""
-    (text,) = storm.tables(medians((system(storm.CONTRACT, "cap 2"), 1.9, 0.5)))
+    (text,) = tables(medians((system(storm.CONTRACT, "cap 2"), 1.9, 0.5)))
     assert "| uma-trio cap 2 |" in text
     assert "1.90" in text
 
 
 def test_each_cap_and_batch_is_a_system() -> None:
     """The knobs of the command line are what is compared; without peers there is only us."""
-    given, script = storm.arguments(["--caps", "2", "--batch", "0", "16", "--no-flash", "4"])
-    setup = servers.Setup(Path("m.gguf"), 2, script.cells, script.slots)
-    names = [s.name for s in storm.systems(setup, Path("bin"), given, script)]
-    assert names == [
+    words = "--caps 2 --batch 0 16 --no-flash 4"
+    assert systems(words, Path("bin")) == [
         "uma-trio cap 2",
         "uma-trio baseline",
         "llama-server -kvu -b 2048",
         "llama-server -kvu -b 16",
         "llama-server -kvu -fa off -b 4",
     ]
-    assert len(storm.systems(setup, None, given, script)) == 2
+    assert len(systems(words)) == 2
 
 
 def test_a_part_that_is_left_out_makes_a_system_beside_the_caps() -> None:
     """One for each part, at the default cap, whichever caps are compared."""
-    given, script = storm.arguments(
-        ["--caps", "3", "--no-baseline", "--without", "guard", "stairs"]
-    )
-    setup = servers.Setup(Path("m.gguf"), 2, script.cells, script.slots)
-    assert [s.name for s in storm.systems(setup, None, given, script)] == [
+    assert systems("--caps 3 --no-baseline --without guard stairs") == [
         "uma-trio cap 3",
         "uma-trio -guard cap 1.2",
         "uma-trio -stairs cap 1.2",
@@ -362,7 +377,7 @@ def test_a_part_that_is_not_there_is_refused_with_those_that_are(
 ) -> None:
     """Nobody waits a minute for a daemon that does not start."""
     with pytest.raises(SystemExit) as ended:
-        storm.arguments(["--without", "gard"])
+        asked("storm", "--without gard")
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert "gard" in said
@@ -375,9 +390,9 @@ def test_the_contract_without_a_part_is_not_judged_as_the_contract() -> None:
     peer = system(storm.PEER, "-b 4")
     found = medians((whole, 1.1, 0.2), (part, 9.0, 0.6), (peer, 1.5, 0.1))
     lines = list(storm.verdicts(found))
-    assert "storm: p95 gap / solo: 1.10 (target at most 1.2: met)" in lines
+    assert "storm: p95 ITL / solo: 1.10 (target at most 1.2: met)" in lines
     assert not any("-guard" in line or "9.00" in line for line in lines)
-    (text,) = storm.tables(found)
+    (text,) = tables(found)
     assert "| uma-trio -guard cap 1.2 |" in text
     assert {p.family for p in storm.points(found, "storm_p95_x", "storm_prompts_s")} == {
         whole.family,
@@ -392,9 +407,8 @@ def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
 ) -> None:
     """The whole way without a model: the policy that was named is the one that ran."""
     monkeypatch.setattr(report, "OUT", tmp_path)
-    status = storm.main(
-        ["--dry-run", "--processes", "--caps", "1.2", "--no-baseline", "--without", "guard"]
-    )
+    words = "storm --dry-run --processes --caps 1.2 --no-baseline --without guard"
+    status = driver.main(words.split())
     (file,) = tmp_path.glob("storm-*.csv")
     text = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     rows = {row["family"]: row for row in csv.DictReader(text)}
@@ -407,7 +421,7 @@ def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
 @pytest.mark.daemon
 def test_all_scenes_are_played_on_a_fake_model() -> None:
     """The whole way, from a daemon that is started to the figures of a row."""
-    script = scenes.Script(
+    script = reading.Script(
         solo_s=0.3,
         storm_s=0.3,
         newcomers_s=0.2,
@@ -419,10 +433,10 @@ def test_all_scenes_are_played_on_a_fake_model() -> None:
     )
     setup = servers.Setup(Path("fake"), 1, 1 << 16, script.slots)
     with servers.fake_daemon(setup) as running:
-        found = scenes.Scenes(running.wire, script, "1").play()
+        found = reading.Scenes(running.wire, script, "1").play()
         alone = pace([0.0], [[0.001 * i for i in range(50)]])
         assert alone is not None
-        overtaken = scenes.Scenes(running.wire, script, "2").overtaken(alone)
+        overtaken = reading.Scenes(running.wire, script, "2").overtaken(alone)
     for name in ("storm_p95_x", "newcomer_x", "decoders_tokens_s", "paste_p95_x", "drift"):
         assert found[name] is not None, name
     assert overtaken["storm_p95_x"]

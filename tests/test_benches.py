@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import socket
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from benches import clients, contest, ipc_overhead, peers, report, servers, throughput
-from benches.clients import Answer, Dechunker, FramedWire, Job, SseWire, drive, frame
+from benches import clients, contest, driver, peers, report, servers
+from benches.clients import Answer, Dechunker, FramedWire, Job, SseWire, frame
+from benches.live import drive
 from benches.metered import Meter, Reading
 from benches.rates import end_to_end, steady
+from benches.scenes import overhead, throughput
 from uma_trio.sim.latency import itl, median, percentile
 
 JOB = Job("a", "once upon", 2)
@@ -91,14 +94,13 @@ def test_batched_bench_is_read_from_its_json_line() -> None:
     """The decode rate is S_TG, and the end-to-end rate has the prompts in it."""
     line = {"pp": 64, "tg": 128, "pl": 4, "speed_tg": 286.0, "t": 2.0, "speed": 400.0}
     result = throughput.parse_batched_bench(f"a warning\n{json.dumps(line)}\n\n")
-    assert (result.decode, result.whole, result.error) == (286.0, 256.0, None)
+    assert (result["decode"], result["whole"]) == (286.0, 256.0)
 
 
 def test_batched_bench_without_a_result_is_an_error() -> None:
     """A run that printed no figure is reported with what it printed."""
-    result = throughput.parse_batched_bench("failed to load model")
-    assert result.decode is None
-    assert "failed to load model" in str(result.error)
+    with pytest.raises(clients.NotServed, match="failed to load model"):
+        throughput.parse_batched_bench("failed to load model")
 
 
 class Scripted:
@@ -268,98 +270,107 @@ def test_prompts_are_unique_and_come_back_with_their_seed() -> None:
 
 
 def test_every_second_repetition_runs_backwards() -> None:
-    """A machine that drifts favours nobody: A B C is followed by C B A."""
-    names = ["a", "b", "c", "d"]
-    first, second = (contest.order(names, repetition, 5) for repetition in (0, 1))
+    """A machine that drifts favours nobody: A B C is followed by C B A; cases stay together."""
+    systems = [
+        contest.System(name, "", lambda _seed: {}, case) for case in ("1", "2") for name in "abcd"
+    ]
+    first, second = (contest.order(systems, repetition, 5) for repetition in (0, 1))
     assert second == first[::-1]
-    assert sorted(first) == names
+    assert [s.case for s in first] == ["1"] * 4 + ["2"] * 4
+    assert {s.family for s in first[:4]} == {*"abcd"}
 
 
-OURS = f"{throughput.OURS} contract"
-
-
-def cells(ours: float | None, top: float, rival: float, k: int = 4) -> throughput.Cells:
+def measured(
+    ours: float | None, top: float, rival: float, k: int = 4, others: float = 0.0
+) -> contest.Medians:
     """One repetition at `k` streams."""
-    rates = {OURS: ours, throughput.CEILING: top, "llama-server": rival}
-    return {
-        (k, name): throughput.Cell([throughput.Result(decode=rate)]) for name, rate in rates.items()
-    }
+    rates = {throughput.OURS: ours, throughput.CEILING: top, contest.PEER: rival}
+    rows: list[contest.Row] = [
+        {"repetition": 0, "family": name, "knob": "", "case": f"k={k}", "decode": rate,
+         "others_pct": others}
+        for name, rate in rates.items()
+    ]  # fmt: skip
+    systems = [contest.System(name, "", lambda _seed: {}, f"k={k}") for name in rates]
+    return contest.Medians(systems, throughput.complete(rows))
 
 
 @pytest.mark.parametrize(
     ("ours", "rival", "words"),
-    [(93.0, 80.0, ["0.930", "met", "met"]), (91.0, 95.0, ["0.910", "MISSED", "MISSED"])],
+    [(93.0, 80.0, ["0.93", "met", "met"]), (91.0, 95.0, ["0.91", "MISSED", "MISSED"])],
 )
 def test_verdict_names_both_targets(ours: float, rival: float, words: list[str]) -> None:
     """A missed target is printed as plainly as one that is met."""
-    (line,) = throughput.verdicts(cells(ours, 100.0, rival), [4])
+    (line,) = throughput.verdicts(measured(ours, 100.0, rival))
     assert [word for word in line.replace(")", " ").split() if word in words] == words
 
 
 def test_three_decoders_have_to_beat_the_ceiling() -> None:
     """Where a row more is quicker, as fast as llama.cpp alone is not enough."""
-    (line,) = throughput.verdicts(cells(110.0, 100.0, 80.0, k=3), [3])
-    assert "1.100 of llama-batched-bench (target 1.35: MISSED)" in line
+    (line,) = throughput.verdicts(measured(110.0, 100.0, 80.0, k=3))
+    assert "share of llama-batched-bench: 1.10 (target at least 1.35: MISSED)" in line
+
+
+def given(*words: str) -> argparse.Namespace:
+    """Return parsed options of the scene."""
+    return driver.load()["throughput"].parser().parse_args(words)
 
 
 def test_streams_ask_in_the_lane_of_the_load() -> None:
     """What is measured as background work is sent as such."""
-    load = throughput.Load(2, 8, 4, "1", lane="background")
-    assert [job.priority for job in load.jobs(4, "1")] == ["background"] * 2
-    assert {job.priority for job in throughput.Load(2, 8, 4, "1").jobs(4, "1")} == {None}
+    work = throughput.jobs(given("--lane", "background"), 2, 4, "1")
+    assert [job.priority for job in work] == ["background"] * 2
+    assert {job.priority for job in throughput.jobs(given(), 2, 4, "1")} == {None}
 
 
 def test_both_kinds_of_server_are_told_the_same_way_to_choose(tmp_path: Path) -> None:
     """Drawn tokens are drawn alike, and greedy ones are the likeliest at both."""
-    for sampled in (False, True):
-        (job,) = throughput.Load(1, 8, 4, "1", sampled=sampled).jobs(4, "1")
+    for words in ([], ["--sampled"]):
+        (job,) = throughput.jobs(given(*words), 1, 4, "1")
         ours = json.loads(FramedWire(tmp_path / "s").request(job)[4:])
         theirs = json.loads(SseWire(1).request(job).partition(b"\r\n\r\n")[2])
         for name in ("temperature", "top_k", "top_p", "min_p"):
             assert ours.get(name) == theirs.get(name)
-        assert (ours["temperature"] > 0) == sampled
+        assert (ours["temperature"] > 0) == bool(words)
 
 
 def test_verdict_on_a_disturbed_machine_says_so() -> None:
     """When others took a share of the cores, the verdict carries it."""
-    measured = cells(93.0, 100.0, 80.0)
-    measured[4, throughput.CEILING].results[0].foreign_pct = 30.0
-    (line,) = throughput.verdicts(measured, [4])
+    (line,) = throughput.verdicts(measured(93.0, 100.0, 80.0, others=30.0))
     assert "DISTURBED, others took 30 %" in line
 
 
 def test_nothing_is_decided_without_a_measurement() -> None:
     """A system that failed gives no verdict."""
-    (line,) = throughput.verdicts(cells(None, 100.0, 80.0), [4])
+    (line,) = throughput.verdicts(measured(None, 100.0, 80.0))
     assert "not decided" in line
 
 
-def test_table_sets_ours_beside_the_ceiling() -> None:
-    """The ceiling comes first, and a ratio and the microseconds above it are computed."""
-    names = [OURS, "llama-server", throughput.CEILING]
-    top, ours, _ = throughput.table_rows(cells(80.0, 100.0, 50.0), [4], names)
-    assert top[0] == throughput.CEILING
-    assert ours[3:6] == ["80.0", 0.8, "2500"]
+def test_a_token_is_held_against_the_ceilings() -> None:
+    """As a share of its rate, and in the microseconds that it takes longer."""
+    found = measured(80.0, 100.0, 50.0)
+    ours = found.systems[0]
+    assert found(ours, "share") == pytest.approx(0.8)
+    assert found(ours, "above_us") == pytest.approx(2500)
 
 
 def test_too_small_a_context_is_refused() -> None:
     """A load that could not fit into the KV cache is refused before anything is started."""
-    with pytest.raises(SystemExit):
-        throughput.arguments(["--k", "16", "--prompt-tokens", "512"])
+    here = driver.Here(1, 1, None, servers.FAKE)
+    with pytest.raises(SystemExit, match="raise --n-ctx"):
+        throughput.throughput(given("--k", "16", "--prompt-tokens", "512"), here)
 
 
 def test_overhead_leaves_out_what_is_ggml() -> None:
     """Time inside of the decode call and threads that are not Python's are not the daemon's."""
-    before = ipc_overhead.Usage({10: 1.0, 11: 1.0}, Reading(0.5, 0, 0, 0, 11, frozenset({10, 11})))
-    after = ipc_overhead.Usage(
-        {10: 1.1, 11: 3.0, 12: 0.05, 77: 9.0}, Reading(2.4, 0, 0.04, 9, 11, frozenset({10, 11, 12}))
+    python = frozenset({10, 11})
+    before = overhead.Usage({10: 1.0, 11: 1.0}, Reading(0.5, 0, 0, 11, python))
+    after = overhead.Usage(
+        {10: 1.1, 11: 3.0, 12: 0.05, 77: 9.0}, Reading(2.4, 0.04, 9, 11, python | {12})
     )
-    found = ipc_overhead.cost(10, before, after, tokens=1000)
-    assert found.trio == pytest.approx(100)
-    assert (found.engine, found.choosing) == (pytest.approx(60), pytest.approx(40))
-    assert found.helpers == pytest.approx(50)
-    assert found.outside == pytest.approx(250)
-    assert found.ggml == pytest.approx(10_900)
+    found = overhead.cost(10, before, after, tokens=1000)
+    assert found == pytest.approx(
+        {"trio": 100, "engine": 60, "choosing": 40, "helpers": 50, "outside": 250, "ggml": 10_900}
+    )
 
 
 def test_meter_counts_calls_and_knows_its_thread(tmp_path: Path) -> None:
@@ -392,14 +403,3 @@ def test_the_ceiling_shares_one_kv_cache_and_our_threads() -> None:
     assert "--kv-unified" in command
     for flag, value in (("-t", "3"), ("-c", "2048"), ("-npl", "8"), ("-ntg", "128")):
         assert command[command.index(flag) + 1] == value
-
-
-@pytest.mark.daemon
-def test_dry_run_goes_the_whole_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without model or peers, the bench starts a daemon, streams from it and writes its table."""
-    monkeypatch.setattr(report, "OUT", tmp_path)
-    assert throughput.main(["--dry-run", "--k", "2", "--gen-tokens", "12"]) == 0
-    assert "| uma-trio" in capsys.readouterr().out
-    assert list(tmp_path.glob("throughput-*.csv"))

@@ -54,7 +54,7 @@ def chosen_flash(
 
     Its CPU kernel takes a token at a time until there are 64 (ggml-cpu/ops.cpp,
     GGML_FA_TILE_Q): behind 512 cells of its own a tick of 8 tokens took 95 ms with it and 49 without,
-    on two cores (0.5B, Q4_0; ``benches.long_ctx`` has llama-server both ways). Without it a token also
+    on two cores (0.5B, Q4_0; ``benches long_ctx`` has llama-server both ways). Without it a token also
     pays for cells that are not its own: it is slower where others hold nine times as many. And its
     scores need room: where there is none, it is left to llama.cpp.
     """

@@ -1,8 +1,7 @@
 """An agent that works through eight steps while four programs generate: how much longer it takes.
 
-    python -m benches.agent_chain               medians of 3 (20 to 75 minutes)
-    python -m benches.agent_chain --quick       once, 3 steps of 32 tokens (about 3 minutes)
-    python -m benches.agent_chain --dry-run     the whole path without a model or peers, in seconds
+    python -m benches agent_chain               medians of 3 (20 to 75 minutes)
+    python -m benches agent_chain --quick       once, 3 steps of 32 tokens (about 3 minutes)
 
 A chain is eight requests, one after another: each has the prompt of the one before and more (what
 the model said and what a tool found: words that are drawn, so that all servers get the same), asks
@@ -18,32 +17,29 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-from benches import chart, clients, contest, report, servers
+from benches import chart, clients, contest, servers
 from benches.clients import Answer, Job, Wire
-from benches.contest import OURS, Column, Medians, Row, System
-from benches.live import Live, Stream
-from benches.setting import model_or_exit, setting
+from benches.contest import OURS, Medians, Row
+from benches.driver import Comparison, Here, Table, scene
+from benches.live import Live, Stream, drive
 from uma_trio.sim.latency import median
 
 TARGET = 1.5
 _PATIENCE = 10.0
-_COLUMNS: tuple[Column, ...] = (
+_TABLE = Table("", (
     ("slowdown", "slowdown", 2), ("with pauses", "slowdown_all", 2), ("steps", "steps", 0),
     ("alone s", "alone_s", 1), ("loaded s", "loaded_s", 1),
     ("step's TTFT alone ms", "alone_ttft_ms", 0), ("loaded ms", "loaded_ttft_ms", 0),
     ("background t/s", "background", 1), ("others %", "others_pct", 0), ("spin ms", "spin_ms", 1),
-)  # fmt: skip
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Script:
-    """One chain and its company. Tokens and seconds."""
+    """One chain and its load. Tokens and seconds."""
 
     steps: int = 8
     prompt_tokens: int = 64
@@ -94,7 +90,7 @@ class Agent:
     def play(self) -> Row:
         """Run a chain alone and one beside the background; return the figures."""
         warm = clients.jobs(1, self._script.prompt_tokens, 2, f"{self._seed}/warm")
-        clients.checked(clients.drive(self._wire, warm))
+        clients.checked(drive(self._wire, warm))
         with Live(self._wire) as live:
             alone = self._chain(live, "alone", float("inf"))
         with Live(self._wire) as live:
@@ -157,20 +153,6 @@ def compare(alone: Chain, loaded: Chain) -> Row:
     }
 
 
-def systems(
-    setup: servers.Setup, folder: Path | None, given: argparse.Namespace, script: Script
-) -> list[System]:
-    """Return everything that is compared."""
-
-    def play(running: servers.Running, seed: str) -> Row:
-        return Agent(running.wire, script, seed).play()
-
-    shared = servers.server_flags("np-kvu", setup.slots)
-    flags = [(), shared, *((*shared, "-b", str(size)) for size in given.batch)]
-    found = contest.daemons(setup, given.policies, play)
-    return found + contest.llama_servers(folder, setup, flags, play)
-
-
 def verdicts(medians: Medians, steps: int) -> Iterator[str]:
     """Yield for each of our policies whether the target is met, and what the others do."""
     for system in medians.systems:
@@ -182,15 +164,18 @@ def verdicts(medians: Medians, steps: int) -> Iterator[str]:
             yield f"{system.name}: {least}{slowdown:.2f}"
 
 
-def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Script]:
-    """Parse the command line; ``--quick`` only changes defaults."""
-    parser = contest.parser("agent_chain", __doc__, policies=["contract", "baseline"])
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add = parser.add_argument
     add("--batch", type=int, nargs="*", default=[16], metavar="N", help="llama-server's -b")
     add("--steps", type=int, metavar="N", help="of the chain (8)")
     add("--answer-tokens", type=int, metavar="N", help="of each step (128)")
     add("--background", type=int, default=4, metavar="N", help="clients that generate meanwhile")
-    given = parser.parse_args(argv)
+
+
+@scene(arguments, policies=["contract", "baseline"])
+def agent_chain(given: argparse.Namespace, here: Here) -> Comparison:
+    """Compare the daemon with llama-server at several batch sizes."""
     short = given.quick or given.dry_run
     script = Script(
         steps=given.steps or (3 if short else 8),
@@ -198,30 +183,26 @@ def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, Sc
         pause_s=0.02 if given.dry_run else 0.3,
         background=given.background,
     )
-    return given, script
+    setup = servers.Setup(here.model, here.threads, script.cells, script.background + 1)
 
+    def play(running: servers.Running, seed: str) -> Row:
+        return Agent(running.wire, script, seed).play()
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the table and the verdicts, write the CSV and the chart."""
-    given, script = arguments(argv)
-    here, model = setting(given), model_or_exit(given)
-    setup = servers.Setup(model, here.threads, script.cells, script.background + 1)
-    compared = systems(setup, here.peers, given, script)
-    facts = here.facts(model=model.name, script=f"{script}, context {script.cells}")
-    report.print_facts(facts)
-    # By a machine that gives 50 tokens/s to one stream, and thrice the time under load.
-    seconds = 5 + 4 * script.steps * (script.answer_tokens / 50 + script.pause_s)
-    rows = contest.run(
-        compared, contest.effort(given, seconds, minutes=90), here.seed,
-        lambda row: f"slowdown {row['slowdown']:.2f}, {row['steps']} steps",
-    )  # fmt: skip
-    medians = Medians(compared, rows)
+    shared = servers.server_flags("np-kvu", setup.slots)
+    flags = [(), shared, *((*shared, "-b", str(size)) for size in given.batch)]
+    compared = contest.daemons(setup, given.policies, play)
+    compared += contest.llama_servers(here.peers, setup, flags, play)
     title = "slowdown of the chain (less is better)"
-    slow = {s.name: v for s in compared if (v := medians(s, "slowdown")) is not None}
-    draw = partial(chart.bars, "agent_chain", {title: slow}, {title: TARGET}, chart.caption(facts))
-    said = (medians.table(_COLUMNS), "\n".join(verdicts(medians, script.steps)))
-    return contest.conclude("agent_chain", said, rows, facts, draw)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Comparison(
+        compared,
+        # By a machine that gives 50 tokens/s to one stream, and thrice the time under load.
+        seconds=5 + 4 * script.steps * (script.answer_tokens / 50 + script.pause_s),
+        minutes=90,
+        tables=[_TABLE],
+        facts={"script": f"{script}, context {script.cells}"},
+        progress=lambda row: f"slowdown {row['slowdown']:.2f}, {row['steps']} steps",
+        verdicts=lambda medians: verdicts(medians, script.steps),
+        charts=lambda medians, caption: chart.bars(
+            "agent_chain", {title: medians.by_name("slowdown")}, {title: TARGET}, caption
+        ),
+    )

@@ -1,6 +1,6 @@
 """Record a real run to validate the simulation against: a daemon, a model, a mix of applications.
 
-    python -m benches.record storm run.trace --seconds 30
+    python -m benches record storm run.trace --seconds 30
     uma-trio simulate --validate --trace run.trace
 
 Each application is a process of its own, as the daemon tells clients apart by that. When the time
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benches import report
-from benches.clients import Job, Wire, drive, jobs
+from benches.clients import Job, Wire, jobs
+from benches.driver import tool
+from benches.live import drive
 from benches.model import NoVocabulary, bench_model
 from benches.servers import DidNotStart, Setup, daemon
 from uma_trio.sim.workload import WORKLOADS, Session, sessions
@@ -26,7 +27,7 @@ from uma_trio.sim.workload import WORKLOADS, Session, sessions
 _CELLS = 32_768
 
 
-def record(
+def play(
     mix: str, trace: Path, setup: Setup, flags: Sequence[str], seconds: float, seed: int
 ) -> None:
     """Run the mix on a fresh daemon for `seconds`. Raises :class:`DidNotStart`."""
@@ -67,31 +68,27 @@ def _session(wire: Wire, session: Session, began: float, salt: str) -> None:
         drive(wire, [Job(f"{salt}/{n}", job.prompt, turn.answer, session.lane)])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("workload", choices=WORKLOADS)
+    add("trace", type=Path, help="the file to write")
+    add("--seconds", type=float, default=30.0)
+    add("--seed", type=int, default=0)
+    add("--policy", default="contract")
+    add("--cap", type=float, default=1.2, help="latency cap of the contract")
+    add("--model", type=Path, help="GGUF to use (UMA_BENCH_MODEL)")
+    add("--threads", type=int, default=2, help="compute threads")
+
+
+@tool(arguments)
+def record(given: argparse.Namespace) -> int:
     """Record one run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benches.record",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("mix", choices=WORKLOADS)
-    parser.add_argument("trace", type=Path, help="the file to write")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policy", default="contract")
-    parser.add_argument("--cap", type=float, default=1.2, help="latency cap of the contract")
-    parser.add_argument("--model", type=Path, help="GGUF to use (UMA_BENCH_MODEL)")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads")
-    given = parser.parse_args(argv)
     flags = ["--policy", given.policy, "--latency-cap", f"{given.cap:g}"]
     try:
         setup = Setup(bench_model(given.model), given.threads, _CELLS)
-        record(given.mix, given.trace, setup, flags, given.seconds, given.seed)
+        play(given.workload, given.trace, setup, flags, given.seconds, given.seed)
     except (NoVocabulary, DidNotStart) as error:
         raise SystemExit(str(error)) from None
-    report.note(f"{given.trace}: {given.mix}, {given.seconds:g} s, seed {given.seed}")
+    report.note(f"{given.trace}: {given.workload}, {given.seconds:g} s, seed {given.seed}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

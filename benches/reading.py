@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from benches import clients
 from benches.clients import Answer, Job, NotServed, Wire, checked
-from benches.elsewhere import Connect
-from benches.live import Live, Stream
+from benches.live import Live, Stream, drive
 from benches.pace import Pace, pace, rate, ratios, tokens_within
+from benches.processes import Connect
 from uma_trio.sim.latency import median
 
 Figures = dict[str, object]
@@ -103,7 +103,7 @@ class Scenes:
 
     def _settle(self) -> None:
         """Wait until the server has nothing left of what came before."""
-        (answer,) = clients.drive(self._wire, [self._job(8, 2, "interactive")], timeout_s=_SETTLE_S)
+        (answer,) = drive(self._wire, [self._job(8, 2, "interactive")], timeout_s=_SETTLE_S)
         if answer.error:
             raise NotServed(f"between scenes: {answer.error}")
 
@@ -134,7 +134,7 @@ class Scenes:
         ttfts: list[float] = []
         for _ in range(5):
             job = self._job(script.chat_tokens, 1, "interactive")
-            (answer,) = clients.drive(self._wire, [job])
+            (answer,) = drive(self._wire, [job])
             ttfts.append(1e3 * (checked([answer])[0].ttft_s or 0.0))
         if solo is None:
             raise NotServed("no tokens came although nothing else ran")

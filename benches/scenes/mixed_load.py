@@ -1,41 +1,44 @@
 """Three people chat, and a program has a long document summed up: when each token arrived.
 
-    python -m benches.mixed_load            every server once (3 to 8 minutes)
-    python -m benches.mixed_load --quick    shorter answers (1 to 4 minutes)
-    python -m benches.mixed_load --unlabelled    the document comes without `priority`
+    python -m benches mixed_load            every server once (3 to 8 minutes)
+    python -m benches mixed_load --quick    shorter answers (1 to 4 minutes)
+    python -m benches mixed_load --unlabelled    the document comes without `priority`
 
-For each server a CSV with exactly the columns ``session_id,token_idx,ts_ms,is_interactive``, time
-counted from the first request sent; a summary is printed and written beside them. Sessions 0 to 2
-are the chats, the next is the document, sent half a second after them. The chats are measured
+Beside the summary there is, for each server, a CSV with exactly the columns
+``session_id,token_idx,ts_ms,is_interactive``, time counted from the first request sent. Sessions 0
+to 2 are the chats, the next is the document, sent half a second after them. The chats are measured
 alone first, on the same server. A server that has not done everything after ten times as long as
 that took, and at least a minute, is given up, which is said; its figures are of what was read until
-then. benches/storm.py says how far a load may go; this shows one.
+then. The scene `storm` says how far a load may go; this shows one.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benches import chart, clients, report, servers
+from benches import chart, clients, contest, report, servers
 from benches.clients import Answer, Job, Wire
-from benches.live import Live
+from benches.contest import Row
+from benches.driver import Comparison, Here, Table, scene
+from benches.live import Live, drive
 from benches.pace import pace, ratios
-from benches.setting import model_or_exit, setting
 from uma_trio.sim.latency import itl
 
 COLUMNS = ("session_id", "token_idx", "ts_ms", "is_interactive")
 _CHAT_TOKENS, _DOCUMENT_AFTER_S = 30, 0.5
 _LEAST_S, _PATIENCE = 60.0, 10.0  # a slow machine has longer: so many times the chats alone
-
-Start = Callable[[], AbstractContextManager[servers.Running]]
+_AXES = ("seconds since the first request", "ms since the token before (less is better)")
+_TABLE = Table("Inter-token latency of the chats, and its ratio to the same chats alone", (
+    ("p50 ms", "p50", 1), ("p95 ms", "p95", 1), ("p99 ms", "p99", 1), ("worst ms", "worst", 1),
+    ("p50 x", "p50_x", 2), ("p95 x", "p95_x", 2), ("p99 x", "p99_x", 2),
+    ("worst 3 s x", "worst_young_x", 2), ("document's TTFT s", "document_ttft_s", 2),
+    ("all t/s", "tokens_per_s", 1),
+), "n")  # fmt: skip
 
 
 def token_rows(
@@ -49,7 +52,7 @@ def token_rows(
 
 
 def write_tokens(name: str, answers: Sequence[Answer], interactive: int) -> Path:
-    """Write the tokens of one server to ``benches/out`` and return the file."""
+    """Write the tokens of one server to ``benches/out``, with its own columns; return the file."""
     report.OUT.mkdir(exist_ok=True)
     stem = "-".join("".join(c if c.isalnum() or c == "." else " " for c in name).split())
     path = report.OUT / f"mixed_load-{stem}-{time.strftime('%Y%m%dT%H%M%S')}.csv"
@@ -73,9 +76,9 @@ class Played:
 def play(wire: Wire, given: argparse.Namespace, seed: str, least_s: float = _LEAST_S) -> Played:
     """Have the chats answered alone, then beside the document."""
     chats = clients.jobs(2 * given.interactive + 1, _CHAT_TOKENS, given.gen_tokens, seed)
-    clients.drive(wire, [chats.pop()])  # warms up
+    drive(wire, [chats.pop()])  # warms up
     chats = [Job(c.id, c.prompt, c.max_tokens, "interactive") for c in chats]
-    alone = clients.drive(wire, chats[: given.interactive])
+    alone = drive(wire, chats[: given.interactive])
     (text,) = clients.jobs(1, given.document_tokens, given.gen_tokens, f"{seed}/document")
     lane = None if given.unlabelled else "background"
     most_s = max(least_s, patience(alone))
@@ -99,7 +102,7 @@ def patience(alone: Sequence[Answer]) -> float:
     return _PATIENCE * max((a.times[-1] - a.sent for a in alone if a.times), default=0.0)
 
 
-def summarise(played: Played) -> dict[str, object]:
+def summarise(played: Played) -> Row:
     """Return what the chats felt and what the document took."""
     alone, answers = played.alone, played.answers
     *chats, document = answers
@@ -116,96 +119,64 @@ def summarise(played: Played) -> dict[str, object]:
         "tokens_per_s": sum(len(a.times) for a in answers) / seconds if seconds else None,
         "left": played.left,
         "error": clients.first_error([*alone, *answers]),
+        "answers": answers,
     }
 
 
-def pauses(answers: Sequence[Answer], interactive: int) -> list[tuple[float, float]]:
-    """Return each gap of the chats, in ms, by the second since the first request at which it ended."""
+def latencies(answers: Sequence[Answer], interactive: int) -> list[tuple[float, float]]:
+    """Return each ITL of the chats, in ms, by the second since the first request at which it ended."""
     began = min(answer.sent for answer in answers)
     return sorted(
-        (at - began, 1e3 * gap)
+        (at - began, 1e3 * latency)
         for answer in answers[:interactive]
-        for at, gap in zip(answer.times[1:], itl(answer.times), strict=True)
-        if gap > 0  # tokens that were read at once
+        for at, latency in zip(answer.times[1:], itl(answer.times), strict=True)
+        if latency > 0  # tokens that were read at once
     )
 
 
-def systems(setup: servers.Setup, folder: Path | None) -> dict[str, Start]:
-    """Return everything that is compared, by name."""
-    found: dict[str, Start] = {
-        f"uma-trio {policy}": lambda policy=policy: servers.ours(setup, "--policy", policy)  # type: ignore[misc]
-        for policy in ("contract", "baseline")
-    }
-    if folder is not None:
-        flags = servers.server_flags("np-kvu", setup.slots)
-        for size in ((), ("-b", "64"), ("-b", "16")):
-            name = " ".join(("llama-server -kvu", *size))
-            found[name] = lambda size=size: servers.llama_server(folder, setup, (*flags, *size))  # type: ignore[misc]
-    return found
-
-
-HEADERS = (
-    "system", "n", "p50 ms", "p95 ms", "p99 ms", "worst ms", "p50 x", "p95 x", "p99 x",
-    "worst 3 s x", "document's TTFT s", "all t/s",
-)  # fmt: skip
-_AXES = ("seconds since the first request", "ms since the token before (less is better)")
-_SHOWN = (
-    "n", "p50", "p95", "p99", "worst", "p50_x", "p95_x", "p99_x", "worst_young_x",
-    "document_ttft_s", "tokens_per_s",
-)  # fmt: skip
-
-
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = report.parser("mixed_load", __doc__)
-    report.common_arguments(parser)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add = parser.add_argument
     add("--interactive", type=int, default=3, metavar="N", help="how many chat")
     add("--document-tokens", type=int, default=3000, metavar="N", help="length of the document")
     add("--gen-tokens", type=int, metavar="N", help="tokens of each answer")
     add("--unlabelled", action="store_true", help="the document names no priority")
-    given = parser.parse_args(argv)
+
+
+@scene(arguments, policies=["contract", "baseline"])
+def mixed_load(given: argparse.Namespace, here: Here) -> Comparison:
+    """Compare the daemon with llama-server at three batch sizes."""
     short = 30 if given.dry_run else 150
     given.gen_tokens = given.gen_tokens or (short if given.quick or given.dry_run else 400)
-    return given
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each server, print the summary, write the CSVs."""
-    given = arguments(argv)
-    here, model = setting(given), model_or_exit(given)
     cells = given.interactive * (given.gen_tokens + 64) + given.document_tokens + given.gen_tokens
     slots = given.interactive + 1
-    setup = servers.Setup(model, here.threads, -(-(cells + 256) // 1024) * 1024, slots)
-    facts = here.facts(model=model.name)
-    report.print_facts(facts)
-    rows: list[dict[str, object]] = []
-    files: list[Path] = []
+    setup = servers.Setup(here.model, here.threads, -(-(cells + 256) // 1024) * 1024, slots)
+
+    def once(running: servers.Running, seed: str) -> Row:
+        return summarise(play(running.wire, given, seed))
+
     felt: dict[str, list[tuple[float, float]]] = {}
-    for name, start in systems(setup, here.peers).items():
-        try:
-            with start() as running:
-                played = play(running.wire, given, str(here.seed))
-            files.append(write_tokens(name, played.answers, given.interactive))
-            rows.append({"system": name, **summarise(played)})
-            felt[name] = pauses(played.answers, given.interactive)
-        except (servers.DidNotStart, OSError, subprocess.SubprocessError) as failure:
-            rows.append({"system": name, "error": str(failure)})
-        report.note(f"  {name}: {rows[-1]['error'] or rows[-1]['left'] or 'done'}")
-    print("Gaps of the chats, and their ratio to the same chats alone:\n")
-    lines = [[row["system"], *(row.get(name) for name in _SHOWN)] for row in rows]
-    print(report.table(HEADERS, lines))
-    for row in rows:
-        if row.get("left"):
-            print(f"\n{row['system']}: {row['left']}; its figures are of what was read until then")
-    files.append(report.write_csv("mixed_load_summary", rows, facts))
-    files += chart.lines(
-        "mixed_load", {"pauses of the chats": felt}, _AXES, chart.caption(facts), wide=True
+
+    def complete(rows: list[Row]) -> list[Row]:
+        for row in rows:
+            if isinstance(answers := row.pop("answers", None), list):
+                name = f"{row['family']} {row['knob']}"
+                felt[name] = latencies(answers, given.interactive)
+                report.note(str(write_tokens(name, answers, given.interactive)))
+        return rows
+
+    shared = servers.server_flags("np-kvu", slots)
+    flags = [(*shared, *size) for size in ((), ("-b", "64"), ("-b", "16"))]
+    compared = contest.daemons(setup, given.policies, once)
+    compared += contest.llama_servers(here.peers, setup, flags, once)
+    return Comparison(
+        compared,
+        seconds=60,
+        repetitions=1,
+        tables=[_TABLE],
+        progress=lambda row: str(row["left"] or "done"),
+        complete=complete,
+        charts=lambda _medians, caption: chart.lines(
+            "mixed_load", {"latency of the chats": felt}, _AXES, caption, wide=True
+        ),
     )
-    for path in files:
-        print(path)
-    return 1 if any(row["error"] for row in rows) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """The tables and charts of docs/POLICY.md, in virtual time on a modelled machine.
 
-    python -m benches.figures                       tables; charts to benches/out
-    python -m benches.figures --into docs/images    the charts of the documents, a minute
+    python -m benches figures                       tables; charts to benches/out
+    python -m benches figures --into docs/images    the charts of the documents, a minute
 
 One stream is read. Beside it three clients send background prompts without end, or one more person
 asks a question now and then. The engine is simulated (:mod:`uma_trio.sim`) on the cost table of
@@ -11,13 +11,14 @@ a machine. The same command gives the same figures and the same files.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from attrs import evolve, frozen
 
 from benches import chart, report
+from benches.driver import tool
 from benches.pace import Point
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.state import Contract
@@ -133,24 +134,24 @@ def staircases(into: Path | None) -> list[Path]:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--machine", choices=TABLES, default="q4_0", help="a measured table")
+    add("--seconds", type=float, default=MOST_S, help="virtual, of each run")
+    add("--into", type=Path, help="folder for the charts, under their plain names")
+    add("--dry-run", action="store_true", help="the whole way in seconds")
+
+
+@tool(arguments)
+def figures(given: argparse.Namespace) -> int:
     """Print the tables and draw the charts."""
-    parser = report.parser("figures", __doc__)
-    parser.add_argument("--machine", choices=TABLES, default="q4_0", help="a measured table")
-    parser.add_argument("--seconds", type=float, default=MOST_S, help="virtual, of each run")
-    parser.add_argument("--into", type=Path, help="folder for the charts, under their plain names")
-    parser.add_argument("--dry-run", action="store_true", help="the whole way in seconds")
-    given = parser.parse_args(argv)
     if not 1 <= given.seconds <= MOST_S:
-        parser.error(f"--seconds is from 1 to {MOST_S}, not {given.seconds:g}")
+        raise SystemExit(f"--seconds is from 1 to {MOST_S}, not {given.seconds:g}")
     seconds = 5.0 if given.dry_run else given.seconds
     profile = built_in(given.machine, gaussian(0.02))
-    facts = {
-        "machine": f"modelled: {profile.name}, noise 2 %",
-        "runs": f"{seconds:g} s each, of the policy alone",
-    }
+    facts = {"machine": f"modelled: {profile.name}, noise 2 %", "runs": f"{seconds:g} s each"}
     report.print_facts(facts)
-
     found = list(loads(profile, seconds))
     print(_loads_table(found))
     print(_visits_table(profile, seconds))
@@ -185,7 +186,3 @@ def _visits_table(profile: Profile, seconds: float) -> str:
         for r in [visits(profile, moments, seconds)]
     ]
     return f"{report.table(headers, rows)}\n"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

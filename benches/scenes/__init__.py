@@ -1,0 +1,1 @@
+"""What is measured: each module registers its scene under its own name."""

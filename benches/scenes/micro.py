@@ -1,0 +1,196 @@
+"""What the parts of a tick cost by themselves, in microseconds: planning, sampling, frames.
+
+    python -m benches micro                         everything (about 2 minutes)
+    python -m benches micro planning --quick        only this, a short look (seconds)
+    python -m benches micro sampling frames
+
+No model, no server, no clients. *planning*: one plan, of the simulated engine (:mod:`uma_trio.sim`);
+of the *mixed* crowd half of the sequences are read, a quarter decode in the background, and a quarter
+are prompts of 506 tokens, one after another; of *readers* all are read. *sampling*: choosing from
+logits (benches/sampling.py). *frames*: encoding and decoding a token and a request. Each figure is
+the least, or of planning the median of the best round, since everything that disturbs only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+import timeit
+from collections.abc import Callable, Iterator, Sequence
+
+from attrs import evolve
+
+from benches import contest, host, report, sampling
+from benches.contest import Row
+from benches.driver import tool
+from uma_protocol import (
+    Generate,
+    Message,
+    Role,
+    Token,
+    decode_event,
+    decode_request,
+    encode_event,
+    encode_request,
+    frame,
+)
+from uma_protocol.testing import ConnectionPair
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import Lane, SchedulerState
+from uma_trio.policy.traffic import Traffic
+from uma_trio.sim.latency import percentile
+from uma_trio.sim.machine import TABLES, built_in
+from uma_trio.sim.simulation import Simulation, settings_for
+
+TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0}, 16
+TRAFFIC = Traffic(weight_bytes=3e8, cell_bytes=12_288)  # the 0.5B shape
+TOKEN = Token("quickstart-1", " hello", 1234)
+ASK = Generate(
+    "quickstart-1",
+    app="editor",
+    max_tokens=20,
+    temperature=0.7,
+    seed=1,
+    messages=(Message("system", "Be brief."), Message("user", "Hello, UMA Serve! " * 20)),
+)
+
+
+class Watched:
+    """A policy, and how many microseconds each of its plans took."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.took_us: list[float] = []
+
+    def __call__(self, state: SchedulerState) -> Plan:
+        """Plan."""
+        began = time.perf_counter_ns()
+        plan = self._policy(state)
+        self.took_us.append((time.perf_counter_ns() - began) / 1e3)
+        return plan
+
+
+def crowd_of(policy: Policy, machine: str, n: int, *, mixed: bool) -> Simulation:
+    """Return a world of `n` sequences that do not end; without `mixed` all of them are read."""
+    profile = built_in(machine)
+    settings = evolve(settings_for(profile), traffic=TRAFFIC)
+    world = Simulation(policy, profile=profile, settings=settings)
+    for client in range(n):
+        if mixed and client % 4 == 3:
+            world.storm(client, 506)
+        else:
+            lane: Lane = "background" if mixed and client % 4 == 1 else "interactive"
+            world.submit(20, 4000, client=client, lane=lane)
+    world.run(2.0)  # the prompts are done
+    return world
+
+
+def plan_ticks(policy: str, crowd: str, n: int, ticks: int, machine: str) -> Row:
+    """Plan `ticks` ticks of a crowd of `n` sequences and return what that took."""
+    watched = Watched(find_policy(policy))
+    world = crowd_of(watched, machine, n, mixed=crowd == "mixed")
+    watched.took_us.clear()
+    gc.collect()
+    before, began = world.ticks, time.perf_counter()
+    while world.ticks - before < ticks:
+        world.run(0.05)
+    seconds = time.perf_counter() - began
+    return {
+        "what": f"{policy}, {crowd}, {n} sequences",
+        "us": percentile(watched.took_us, 50),
+        "p95 us": percentile(watched.took_us, 95),
+        "simulated ticks/s": (world.ticks - before) / seconds,
+    }
+
+
+def best(rounds: int, once: Callable[[], Row]) -> Row:
+    """Return the round with the least median."""
+    return min((once() for _ in range(rounds)), key=lambda row: float(str(row["us"])))
+
+
+def planning(given: argparse.Namespace) -> Iterator[Row]:
+    """Yield what planning costs, for each policy, crowd and number of sequences."""
+    rounds, ticks = (2, 200) if given.quick else (5, 2000)
+    for policy in given.policies:
+        for crowd in TARGETS_US:
+            for n in given.n:
+                args = policy, crowd, n, given.ticks or ticks, given.machine
+                yield best(given.rounds or rounds, lambda args=args: plan_ticks(*args))  # type: ignore[misc]
+
+
+def verdict(rows: Sequence[Row], crowd: str) -> str:
+    """Say whether the target of a crowd is met."""
+    what = f"contract, {crowd}, {TARGET_N} sequences"
+    found = [float(str(row["us"])) for row in rows if row["what"] == what]
+    return contest.verdict(f"{what}: us for one plan", *(found or [None]), TARGETS_US[crowd])
+
+
+def choosing(_given: argparse.Namespace) -> Iterator[Row]:
+    """Yield what sampling costs."""
+    yield from sampling.one_token()
+    yield from sampling.one_tick()
+    yield from sampling.extras()
+
+
+def frames(_given: argparse.Namespace) -> Iterator[Row]:
+    """Yield what frames cost: a token for each stream and tick, a request once."""
+    token, request = encode_event(TOKEN), encode_request(ASK)
+    pair = ConnectionPair()
+    pair.send(Role.CLIENT, ASK)
+    pair.server.prompt_done()
+    framed = pair.server.send(TOKEN)
+
+    def receive() -> None:
+        pair.client.receive_data(framed)
+        pair.client.next_event()
+
+    calls: dict[str, tuple[Callable[[], object], int]] = {
+        "token: encode, with header": (lambda: frame(encode_event(TOKEN)), 100_000),
+        "token: decode": (lambda: decode_event(token), 100_000),
+        "token: Connection.send": (lambda: pair.server.send(TOKEN), 50_000),
+        "token: receive_data + next_event": (receive, 50_000),
+        "generate: encode, with header": (lambda: frame(encode_request(ASK)), 10_000),
+        "generate: decode": (lambda: decode_request(request), 10_000),
+    }
+    for what, (call, number) in calls.items():
+        least = min(timeit.repeat(call, number=number, repeat=5)) / number * 1e6
+        yield {"what": what, "us": least}
+
+
+PARTS = {"planning": planning, "sampling": choosing, "frames": frames}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all if none is named")
+    add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
+    add("--n", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N", help="sequences")
+    add("--machine", choices=list(TABLES), default="q4_0", help="whose ticks are planned")
+    add("--ticks", type=int, metavar="N", help="of each round (2000)")
+    add("--rounds", type=int, metavar="N", help="of which the best counts (5)")
+    add("--quick", action="store_true", help="a short look, not a measurement")
+
+
+@tool(arguments)
+def micro(given: argparse.Namespace) -> int:
+    """Measure the parts, print a table for each and a verdict, write one CSV."""
+    if unknown := set(given.parts) - set(PARTS):
+        raise SystemExit(f"no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if min(given.n) < 1 or max(given.n) > TARGET_N:
+        raise SystemExit(f"--n must be 1 to {TARGET_N}: the simulated daemon has so many slots")
+    facts = host.facts() | {"noise": host.noise()}
+    report.print_facts(facts)
+    rows: list[Row] = []
+    for part in given.parts or PARTS:
+        found = list(PARTS[part](given))
+        columns = list(dict.fromkeys(key for row in found for key in row))
+        print(f"{report.table(columns, [[row.get(key) for key in columns] for row in found])}\n")
+        rows += [{"part": part, **row} for row in found]
+    for crowd in TARGETS_US if not given.parts or "planning" in given.parts else ():
+        print(verdict(rows, crowd))
+    print(f"\n{report.write_csv('micro', rows, facts)}")
+    return 0
