@@ -31,7 +31,10 @@ ALLOWED = {
         *("uma_trio.config", "uma_trio.options", "uma_trio.reserved", "uma_trio.spelling"),
     },
     "uma_trio.models": set(),
-    "uma_trio.cost_store": {"msgspec", "uma_trio.backend.base", "uma_trio.policy"},
+    "uma_trio.costing": {
+        *("attrs", "numpy", "msgspec"),
+        *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),
+    },
     "uma_trio.policy": {"attrs", "numpy", "uma_trio.spelling"},
     "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},
     "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog"},
@@ -44,7 +47,7 @@ ALLOWED = {
     "uma_trio.backend.llama": {"attrs", "numpy", "llama_cpp", "uma_trio.backend"},
     "uma_trio.engine": {
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
-        *("uma_trio.policy", "uma_trio.backend.base"),
+        *("uma_trio.policy", "uma_trio.backend.base", "uma_trio.costing.refine"),
     },
     "uma_trio.engine.outlet": {"trio", "uma_trio.engine"},
     "uma_trio.engine.inbox": {"trio", "uma_trio.engine"},
@@ -68,7 +71,7 @@ ALLOWED = {
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio.sim": {
-        *("attrs", "numpy", "uma_trio.cost_store", "uma_trio.engine", "uma_trio.policy"),
+        *("attrs", "numpy", "uma_trio.costing.store", "uma_trio.engine", "uma_trio.policy"),
         *("uma_trio.backend.base", "uma_trio.backend.fake", "uma_trio.telemetry.metrics"),
     },
 }

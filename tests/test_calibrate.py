@@ -13,7 +13,7 @@ from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import Fault
-from uma_trio.engine.calibrate import LEAST_CROWD, ORDER, Calibration, assume_looking_back
+from uma_trio.costing.calibrate import LEAST_CROWD, ORDER, Calibration, assume_looking_back
 from uma_trio.policy.cost import CostModel, Staircase
 
 EVERY = tuple(sorted(shape.tokens for shape in ORDER if shape.rows == 1))

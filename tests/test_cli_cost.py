@@ -14,7 +14,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.cli.cost import Step, _table, bar, decoders_ms, show_cost, steps, summary
 from uma_trio.cli.doctor import doctor
 from uma_trio.config import Config
-from uma_trio.parts import Measured
+from uma_trio.costing.measured import Measured
 from uma_trio.policy.cost import CostModel, Staircase
 
 STAIRS = CostModel(Staircase((1, 2, 3, 4, 8, 64), (0.008, 0.012, 0.016, 0.011, 0.019, 0.094)))

@@ -10,8 +10,8 @@ import structlog.testing
 from attrs import evolve
 
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.cost_store import Unusable, cost_file, recall, remember
-from uma_trio.parts import measured_cost
+from uma_trio.costing.measured import measured_cost
+from uma_trio.costing.store import Unusable, cost_file, recall, remember
 from uma_trio.policy.cost import CostModel, Staircase
 
 MODEL = CostModel(

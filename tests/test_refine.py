@@ -11,13 +11,13 @@ from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import Fault
-from uma_trio.engine.calibrate import Calibration
+from uma_trio.costing.calibrate import Calibration
+from uma_trio.costing.refine import UNNOTICED_S, Refinement
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import IDLE_S, Engine
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.refine import UNNOTICED_S, Refinement
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.telemetry.metrics import Metrics

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from uma_protocol import Eos, Token
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend, linear_cost
-from uma_trio.cost_store import remember
+from uma_trio.costing.store import remember
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord

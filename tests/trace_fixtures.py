@@ -121,7 +121,7 @@ REAL = {
 def play_real(policy: str, most: int = 250) -> list[TracedTick]:
     """Run llama.cpp on the bundled model for up to so many ticks; return them."""
     from uma_trio.backend.llama import LlamaBackend
-    from uma_trio.engine.calibrate import Calibration
+    from uma_trio.costing.calibrate import Calibration
     from uma_trio.models import bundled_model
 
     backend = LlamaBackend.load(bundled_model(), n_ctx=2048, n_slots=5, threads=2)

@@ -21,7 +21,7 @@ from uma_protocol import Code
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelInfo
 from uma_trio.config import Config
-from uma_trio.cost_store import cost_file, remember
+from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet

@@ -5,18 +5,17 @@ Whatever translates between two parts' words stands here, so that none of them k
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.config import Config
-from uma_trio.cost_store import Unusable, cost_file, recall, remember
-from uma_trio.engine.calibrate import Calibration, assume_looking_back
+from uma_trio.costing.calibrate import assume_looking_back
+from uma_trio.costing.measured import measured_cost
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
@@ -24,7 +23,7 @@ from uma_trio.machine import limit_spinning, physical_cores
 from uma_trio.models import bundled_model
 from uma_trio.net.settings import Settings
 from uma_trio.options import ConfigError
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.cost import Work
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
@@ -92,7 +91,7 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     )
     if not _scratch_slots(config):
         return plain
-    cost = cost_model(backend)
+    cost = measured_cost(backend).cost
     traffic = _traffic(backend.model)
     probed = traffic.bandwidth({n: cost.seconds(Work(n)) for n in cost.steps})
     if probed:
@@ -116,36 +115,6 @@ def _traffic(model: ModelInfo) -> Traffic:
         experts=model.experts,
         experts_used=model.experts_used,
     )
-
-
-def cost_model(backend: Backend) -> CostModel:
-    """Return this machine's staircase, from the last start if nothing has changed since."""
-    return measured_cost(backend).cost
-
-
-@frozen
-class Measured:
-    """A staircase, and whether it was measured before; `file` is where it is kept."""
-
-    cost: CostModel
-    recalled: bool
-    file: Path
-
-
-def measured_cost(backend: Backend, *, fresh: bool = False) -> Measured:
-    """Measure this machine's staircase, or recall it unless it has to be `fresh`."""
-    path, weight_bytes = cost_file(backend), backend.model.weight_bytes
-    try:
-        cost = None if fresh else recall(path, weight_bytes)
-    except Unusable as why:
-        report = log.get("cost").warning
-        report("what was stored of this machine is measured again", file=str(path), why=str(why))
-        cost = None
-    if cost is not None:
-        return Measured(cost, recalled=True, file=path)
-    cost = Calibration(backend, time.perf_counter).measure()
-    remember(path, cost, weight_bytes)
-    return Measured(cost, recalled=False, file=path)
 
 
 @contextmanager

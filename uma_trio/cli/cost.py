@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from uma_trio.backend.base import Backend
     from uma_trio.config import Config
-    from uma_trio.parts import Measured, Progress
+    from uma_trio.costing.measured import Measured
+    from uma_trio.parts import Progress
     from uma_trio.policy.cost import CostModel
 
 Load = Callable[["Config", "Progress | None"], "Backend"]
@@ -46,7 +47,8 @@ class Step:
 def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None = None) -> int:
     """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
     from uma_trio.backend.base import ModelError
-    from uma_trio.parts import chosen_policy, load_backend, measured_cost
+    from uma_trio.costing.measured import measured_cost
+    from uma_trio.parts import chosen_policy, load_backend
     from uma_trio.policy.pipeline import needs_cost
 
     if not needs_cost(chosen_policy(config)):

@@ -19,6 +19,7 @@ from functools import partial
 from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
+from uma_trio.costing.refine import Refinement
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
@@ -37,7 +38,6 @@ from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.publisher import Answer, Figures, Publisher
 from uma_trio.engine.recorder import NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
-from uma_trio.engine.refine import Refinement
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import Sequence

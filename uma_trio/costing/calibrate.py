@@ -1,7 +1,7 @@
 """Measure the staircase: T(n), the most useful n first, under a deadline.
 
 It runs on the engine's backend before anybody has a request, in slots that it empties again. What
-there is no time for is interpolated, refined when the daemon rests (:mod:`uma_trio.engine.refine`),
+there is no time for is interpolated, refined when the daemon rests (:mod:`uma_trio.costing.refine`),
 and every tick corrects the model.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from attrs import evolve
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.stopwatch import LEAST_S, Deadline, Samples, Shape, Stopped, Stopwatch
+from uma_trio.costing.stopwatch import LEAST_S, Deadline, Samples, Shape, Stopped, Stopwatch
 from uma_trio.policy.cost import CostModel, Staircase
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from attrs import evolve
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.calibrate import ONE, ORDER, UNCOUNTED
-from uma_trio.engine.stopwatch import Samples, Shape, Stopped, Stopwatch
+from uma_trio.costing.calibrate import ONE, ORDER, UNCOUNTED
+from uma_trio.costing.stopwatch import Samples, Shape, Stopped, Stopwatch
 from uma_trio.policy.cost import CostModel, Work
 
 # A shape is timed if it takes no longer than the first of these: who comes meanwhile waits for it; or
