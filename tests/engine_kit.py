@@ -14,6 +14,7 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Abort,
+    Constraint,
     Credit,
     Explain,
     Finished,
@@ -136,6 +137,7 @@ class Bench:
         client: int = 0,
         credit: int = 10_000,
         stop: tuple[str, ...] = (),
+        constraint: Constraint | None = None,
         **params: object,
     ) -> tuple[int, Sink]:
         """Submit a request; return its handle and its sink."""
@@ -156,6 +158,7 @@ class Bench:
                 credit=credit,
                 sink=sink,
                 submitted=self.clock(),
+                constraint=constraint,
             )
         )
         return handle, sink

@@ -43,6 +43,9 @@ ALLOWED = {
         *("attrs", "jinja2", "numpy"),
         *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),
     },
+    "uma_trio.text.constrain": {
+        *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
+    },
     "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry", "uma_trio.spelling"},
     "uma_trio.backend.llama": {"attrs", "numpy", "llama_cpp", "uma_trio.backend"},
     "uma_trio.engine": {
@@ -83,6 +86,7 @@ THREADS = {
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
     "uma_trio.text.sandbox",  # a budget for each helper thread
+    "uma_trio.text.constrain",  # helper threads share what is compiled
 }
 
 

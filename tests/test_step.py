@@ -14,7 +14,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.sampling import NOT_FINITE, Choices
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NOT_A_NUMBER, Outcome, Step, outcomes
+from uma_trio.engine.step import FAULTS, Outcome, Step, outcomes
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
@@ -65,7 +65,7 @@ def test_a_row_that_is_no_number_is_a_fault_only_if_it_is_reached() -> None:
     """What would have been sampled behind a wrong draft concerns nobody."""
     step = Step(1, start=20, n_tokens=2, first_row=0, n_rows=2, drafts=(5,))
     assert outcome(step, [8, NOT_FINITE]).fault is None
-    assert outcome(step, [5, NOT_FINITE]).fault is NOT_A_NUMBER
+    assert outcome(step, [5, NOT_FINITE]).fault is FAULTS[NOT_FINITE]
 
 
 class Drafting(Engine):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from uma_trio.text.sandbox import CPU_SECONDS
-from uma_trio.text.template import ChatTemplate, Part, Unrenderable
+from uma_trio.text.template import ChatTemplate, Manner, Part, Unrenderable, problem_of
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -225,3 +225,89 @@ def test_each_thread_has_its_own_budget() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
+
+
+def test_a_final_message_is_continued_where_it_ends() -> None:
+    """Nothing of the template follows it: neither its end marker nor the next turn's beginning."""
+    parts = ChatTemplate(CHATML).render(
+        [("user", "Count."), ("assistant", "One, two,")], Manner(continue_final=True)
+    )
+    assert whole(parts) == ("<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\nOne, two,")
+    assert parts[-1] == Part("One, two,", is_content=True)
+
+
+def test_a_continued_message_is_stripped_as_the_template_does() -> None:
+    """Its end is where the template would have gone on."""
+    template = ChatTemplate(around("m.content | trim"))
+    parts = template.render([("assistant", " One, ")], Manner(continue_final=True))
+    assert whole(parts) == "[One,"
+
+
+@pytest.mark.parametrize(
+    "messages", [[("user", "Hi")], [("assistant", "x"), ("user", "Hi")], [("assistant", " ")]]
+)
+def test_only_an_answer_that_was_begun_can_be_continued(messages: list[tuple[str, str]]) -> None:
+    """Another speaker's message, or none, is refused with a sentence."""
+    with pytest.raises(Unrenderable, match="must be the assistant's, and not empty"):
+        ChatTemplate(CHATML).render(messages, Manner(continue_final=True))
+
+
+def test_a_template_that_writes_the_last_message_first_cannot_continue_it() -> None:
+    """What follows it in the text would be continued instead."""
+    template = ChatTemplate("{% for m in messages | reverse %}{{ m.content }};{% endfor %}")
+    with pytest.raises(Unrenderable, match="does not write the last message last"):
+        template.render([("user", "a"), ("assistant", "b")], Manner(continue_final=True))
+
+
+def test_arguments_are_variables_of_the_template() -> None:
+    """Of any JSON type; a template that does not know them is not disturbed."""
+    source = around("m.content") + "{{ effort if deep else 'no' }}{{ levels | d([]) | last }}"
+    manner = Manner(arguments={"effort": "high", "deep": True, "levels": [1, 2], "unknown": None})
+    template = ChatTemplate(source)
+    assert whole(template.render([("user", "x")], manner)) == "[x]high2"
+
+
+@pytest.mark.parametrize(
+    ("manner", "expected"),
+    [
+        (Manner(), "-,-"),
+        (Manner(effort="high"), "high,-"),
+        (Manner(effort="none"), "none,False"),
+        (Manner(effort="none", arguments={"enable_thinking": True}), "none,True"),
+        (Manner(effort="low", arguments={"reasoning_effort": "max"}), "max,-"),
+    ],
+)
+def test_the_effort_is_told_to_templates_that_know_it(manner: Manner, expected: str) -> None:
+    """By name, and as no thinking at all where it is none; what is told outright goes first."""
+    source = around("m.content") + "{{ reasoning_effort or '-' }},{{ enable_thinking | d('-') }}"
+    assert whole(ChatTemplate(source).render([("user", "x")], manner)) == f"[x]{expected}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"messages": []},
+        {"tools": []},
+        {"add_generation_prompt": False},
+        {"a b": 1},
+        {"": 1},
+        {"x" * 65: 1},
+        {"x": "<|im_end|>"},
+        {"x": ["a", {"b": "[INST]"}]},
+        {"x": {"</s>": 1}},
+        {"x": "\x0b"},
+        {"x": "\uff5c"},
+    ],
+    ids=str,
+)
+def test_arguments_that_could_write_a_special_token_are_refused(
+    arguments: dict[str, object],
+) -> None:
+    """So are those that are the daemon's to set, and names that are none."""
+    assert problem_of(arguments) is not None
+
+
+def test_plain_arguments_are_allowed() -> None:
+    """Words, numbers, switches and structures of them, in any script."""
+    plain = {"a_1": "Größe: 3.5, d'accord (ja)!\n", "b": [1, 2.5, None, True], "c": {"d": "漢字"}}
+    assert problem_of(plain) is None

@@ -26,7 +26,8 @@ from uma_protocol import (
     encode_request,
 )
 from uma_protocol.codec import MAX_DEPTH, MAX_NODES
-from uma_protocol.fields import FIELDS, Fault
+from uma_protocol.fields import FIELDS
+from uma_protocol.rules import Fault
 from uma_protocol.testing import EVENTS, REQUESTS
 
 
@@ -295,6 +296,27 @@ BAD = [
     ("top_p", 1.01, "from 0 to 1"),
     ("top_k", -1, "from 0"),
     ("min_p", 2, "from 0 to 1"),
+    ("presence_penalty", 2.1, "from -2 to 2"),
+    ("frequency_penalty", -2.1, "from -2 to 2"),
+    ("repeat_penalty", 0, "from 0.01 to 100"),
+    ("repeat_last_n", -2, "from -1"),
+    ("logit_bias", [[1, 2]], "at most 1024 token ids"),
+    ("logit_bias", {str(i): 1 for i in range(1025)}, "at most 1024 token ids"),
+    ("logit_bias", {"hello": 1}, "a name is not a token id"),
+    ("logit_bias", {"-1": 1}, "a name is not a token id"),
+    ("logit_bias", {"01": 1}, "a name is not a token id"),
+    ("logit_bias", {"2147483648": 1}, "a name is not a token id"),
+    ("logit_bias.7", {"7": 100.5}, "from -100 to 100"),
+    ("logit_bias.7", {"7": True}, "it is true"),
+    ("stop_token_ids", 2, "a list of 0 to 64"),
+    ("stop_token_ids[1]", [2, -1], "from 0"),
+    ("min_tokens", -1, "from 0"),
+    ("logprobs", 21, "from 0 to 20"),
+    ("logprobs", True, "it is true"),
+    ("continue_final_message", 1, "true or false"),
+    ("chat_template_kwargs", [], "an object"),
+    ("chat_template_kwargs", {"x": "y" * 4090}, "4096 bytes"),
+    ("reasoning_effort", "huge", "one of none, minimal, low, medium, high, xhigh"),
     ("seed", 2**63, "to 9223372036854775807"),
     ("seed", -1, "from 0"),
     ("stop", "x", "a list"),
@@ -326,6 +348,28 @@ def test_a_bad_field_is_named(field, value, words):
     assert (error.code, error.field) == (Code.E_PROTO_003, field)
     assert error.message.startswith(field)
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"continue_final_message": True}, "continue_final_message", "goes with messages"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "goes with messages"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "goes with messages"),
+        ({"logprobs": 0, "stream": False}, "logprobs", "stream is false"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(fields, field, words):
+    """A chat's fields beside a prompt, and what comes with each token where none comes."""
+    error = _refused(_generate(**fields))
+    assert (error.code, error.field) == (Code.E_PROTO_003, field)
+    assert words in error.message
+
+
+def test_a_field_at_its_default_goes_with_anything():
+    """A client that writes out every field is understood."""
+    payload = _generate(continue_final_message=False, chat_template_kwargs={}, stream=False)
+    assert decode_request(json.dumps(payload).encode()).stream is False
 
 
 def test_every_field_has_a_bad_example():

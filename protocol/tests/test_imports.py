@@ -11,7 +11,17 @@ import pytest
 import uma_protocol
 
 PACKAGE = pathlib.Path(uma_protocol.__file__).parent
-LADDER = ["errors", "events", "states", "frames", "fields", "codec", "connection", "testing"]
+LADDER = [
+    "errors",
+    "events",
+    "states",
+    "frames",
+    "rules",
+    "fields",
+    "codec",
+    "connection",
+    "testing",
+]
 # Parts of the standard library that a library without I/O has no business with.
 NO_BUSINESS = {"asyncio", "io", "os", "pathlib", "select", "socket", "threading", "time", "random"}
 MODULES = sorted(PACKAGE.glob("*.py"))

@@ -1,7 +1,7 @@
 """The uma-trio wire protocol, without I/O: frames, strict JSON, and a state machine.
 
 `Connection` is where to begin. The modules form a ladder, each knowing only those before it:
-errors, events, states, frames, fields, codec, connection, testing.
+errors, events, states, frames, rules, fields, codec, connection, testing.
 """
 
 from .codec import decode_event, decode_request, encode_event, encode_request
@@ -17,8 +17,10 @@ from .errors import (
 )
 from .events import (
     Admin,
+    Alternative,
     Cancel,
     ConnectionClosed,
+    Effort,
     Eos,
     Error,
     Event,
@@ -29,6 +31,7 @@ from .events import (
     GetMetrics,
     ItemInfo,
     ListSessions,
+    Logprobs,
     Message,
     Metrics,
     Ok,
@@ -56,12 +59,14 @@ __all__ = [
     "NEED_DATA",
     "PAUSED",
     "Admin",
+    "Alternative",
     "Cancel",
     "ClientState",
     "Code",
     "CodeInfo",
     "Connection",
     "ConnectionClosed",
+    "Effort",
     "Eos",
     "Error",
     "Event",
@@ -76,6 +81,7 @@ __all__ = [
     "ItemInfo",
     "ListSessions",
     "LocalProtocolError",
+    "Logprobs",
     "Message",
     "Metrics",
     "Ok",

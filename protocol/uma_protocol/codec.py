@@ -35,7 +35,8 @@ from .events import (
     Slo,
     Token,
 )
-from .fields import FIELDS, check_request, is_id, nearest, shown
+from .fields import FIELDS, check_request, is_id
+from .rules import nearest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,15 @@ MAX_NODES = 4096
 
 # The seeds spell two of the requests with `event` in place of `type`.
 _TYPES_BY_EVENT = ("cancel", "metrics")
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+)
 
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder().decode
@@ -137,11 +147,16 @@ def _refuse(document: dict[str, Any], code: Code, message: str, field: str) -> N
 
 def _generate(document: dict[str, Any]) -> Generate:
     """Build a request from a document that was found to be sound."""
-    for name in ("temperature", "top_p", "min_p"):
+    for name in _NUMBERS:
         if name in document:
             document[name] = float(document[name])
-    if "stop" in document:
-        document["stop"] = tuple(document["stop"])
+    for name in ("stop", "stop_token_ids"):
+        if name in document:
+            document[name] = tuple(document[name])
+    if "logit_bias" in document:
+        document["logit_bias"] = {
+            int(token): float(bias) for token, bias in document["logit_bias"].items()
+        }
     if "slo" in document:
         document["slo"] = Slo(**{name: float(ms) for name, ms in document["slo"].items()})
     if "messages" in document:
@@ -326,7 +341,10 @@ def decode_event(payload: bytes) -> Event:
 
 
 def _token(event: Token) -> dict[str, Any]:
-    return {"id": event.id, "event": "token", "text": event.text, "token_id": event.token_id}
+    shape = {"id": event.id, "event": "token", "text": event.text, "token_id": event.token_id}
+    if event.logprobs is not None:
+        shape["logprobs"] = event.logprobs
+    return shape
 
 
 def _eos(event: Eos) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Code(StrEnum):
     E_RUNTIME_002 = "E_RUNTIME_002"
     E_RUNTIME_003 = "E_RUNTIME_003"
     E_RUNTIME_004 = "E_RUNTIME_004"
+    E_RUNTIME_005 = "E_RUNTIME_005"
     E_LIFECYCLE_001 = "E_LIFECYCLE_001"
 
 
@@ -149,6 +150,12 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
         ),
         Code.E_RUNTIME_004: CodeInfo(
             "the engine stopped", _ALWAYS, True, "reconnect once the daemon has restarted"
+        ),
+        Code.E_RUNTIME_005: CodeInfo(
+            "no token fits the schema or grammar",
+            _TERMINAL,
+            False,
+            "simplify it, or take logit_bias away",
         ),
         Code.E_LIFECYCLE_001: CodeInfo(
             "the daemon is stopping", _ALWAYS, True, "reconnect once the daemon has restarted"

@@ -22,6 +22,9 @@ Reason = Literal["stop", "length", "cancelled", "error"]
 Speaker = Literal["system", "user", "assistant", "tool"]
 """Who speaks in a chat message."""
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""How much a model should think before it answers, where its template knows."""
+
 
 class Message(msgspec.Struct, frozen=True):
     """One turn of a chat."""
@@ -185,10 +188,21 @@ class Generate(_Request, frozen=True, tag="generate"):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    logit_bias: dict[int, float] = {}
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
     stream: bool = True
     ignore_eos: bool = False
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: Effort | None = None
     slo: Slo | None = None
     metadata: dict[str, Any] | None = None
     prompt: str | None = None
@@ -237,12 +251,38 @@ class _Event(msgspec.Struct, frozen=True, tag_field="event"):
     """
 
 
+class Alternative(msgspec.Struct, frozen=True, array_like=True):
+    """A token that might have been sampled: its id, its own text, the logarithm of its probability.
+
+    On the wire it is a list of these three. Bytes that are no whole character are U+FFFD in `text`.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """The natural logarithm of a token's probability, and the likeliest tokens with theirs.
+
+    They are of the model's own distribution, before anything the request changed. The sampled
+    token may be among `top` or not.
+    """
+
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
 class Token(_Event, frozen=True, tag="token"):
-    """One sampled token. `text` may be empty: bytes of half a character wait for the other half."""
+    """One sampled token. `text` may be empty: bytes of half a character wait for the other half.
+
+    `logprobs` is there if the request asked for it.
+    """
 
     id: str
     text: str
     token_id: int
+    logprobs: Logprobs | None = None
 
 
 class Eos(_Event, frozen=True, tag="eos"):

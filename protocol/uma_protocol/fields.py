@@ -1,220 +1,45 @@
 """What a request may contain: every field, its type and its bounds, declared once.
 
 The codec checks both directions against these declarations, so what `encode_request` lets out
-`decode_request` lets in, and the documentation's table of fields is rendered from them. A rule
-only ever describes a value (`a string of 3 bytes`); it never quotes text, because the text may be
-somebody's prompt.
+`decode_request` lets in, and the documentation's table of fields is rendered from them.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import math
-import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from . import events
+from .rules import (
+    MAX_INT32,
+    MAX_INT64,
+    ByToken,
+    Choice,
+    Fault,
+    Field,
+    Flag,
+    Integer,
+    ListOf,
+    Number,
+    Object,
+    Record,
+    Text,
+    check,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 MAX_ID_BYTES = 128
 MAX_LABEL_BYTES = 256
 MAX_STOPS = 8
+MAX_STOP_TOKENS = 64
+MAX_BIASES = 1024
+MAX_BIAS = 100
+MAX_LOGPROBS = 20
 MAX_METADATA_BYTES = 4096
-MAX_INT32 = 2**31 - 1
-MAX_INT64 = 2**63 - 1
-MAX_SHOWN = 40
 MAX_TICKS = 1000
 _HOUR_MS = 3_600_000
-
-# What a person would call a name. Anything else may be text that went astray.
-_PLAIN = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_SHOWN}}}")
-
-# C0, DEL and C1: nothing that a terminal or a log line could trip over.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
-
-
-class Fault(NamedTuple):
-    """A field, as a path from the top of the document, and what is wrong with it."""
-
-    field: str
-    problem: str
-
-
-class Rule(Protocol):
-    """What one value must be."""
-
-    @property
-    def text(self) -> str:
-        """The rule in words, to stand after `must be`."""
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """The first fault of a value found at a path, or None."""
-
-
-class Field(NamedTuple):
-    """One field of a request."""
-
-    name: str
-    rule: Rule
-    note: str
-    required: bool = False
-
-
-class Text:
-    """A string of so many bytes of UTF-8."""
-
-    def __init__(self, low: int, high: int | None = None, *, printable: bool = False) -> None:
-        self._low, self._high, self._printable = low, high, printable
-
-    @property
-    def text(self) -> str:
-        """The rule in words."""
-        if self._high is None:
-            return "a string" if self._low == 0 else "a string that is not empty"
-        kind = " without control characters" if self._printable else ""
-        return f"a string of {self._low} to {self._high} bytes{kind}"
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """Length is counted in bytes, which is what a buffer somewhere has to hold."""
-        if not isinstance(value, str):
-            return _wrong(path, self, value)
-        try:
-            size = len(value.encode())
-        except UnicodeEncodeError:
-            return Fault(path, "must be text that UTF-8 can express, without lone surrogates")
-        if size < self._low or (self._high is not None and size > self._high):
-            return _wrong(path, self, value)
-        if self._printable and _CONTROL.search(value):
-            return Fault(path, f"must be {self.text}, but it contains one")
-        return None
-
-
-class Integer:
-    """A whole number in a range. `true` is not 1, and 1.0 is not 1."""
-
-    def __init__(self, low: int, high: int) -> None:
-        self._low, self._high = low, high
-
-    @property
-    def text(self) -> str:
-        """The rule in words."""
-        return f"an integer from {self._low} to {self._high}"
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """The type is compared exactly: bool is a subclass of int."""
-        if type(value) is int and self._low <= value <= self._high:
-            return None
-        return _wrong(path, self, value)
-
-
-class Number:
-    """A finite number in a range, with or without a decimal point."""
-
-    def __init__(self, low: float, high: float) -> None:
-        self._low, self._high = low, high
-
-    @property
-    def text(self) -> str:
-        """The rule in words."""
-        return f"a number from {self._low:.16g} to {self._high:.16g}"
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """NaN fails every comparison, hence also this one."""
-        if type(value) in (int, float) and self._low <= value <= self._high:
-            return None
-        return _wrong(path, self, value)
-
-
-class Flag:
-    """true or false."""
-
-    text = "true or false"
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """0 and 1 are numbers."""
-        return None if type(value) is bool else _wrong(path, self, value)
-
-
-class Choice:
-    """One of a few words."""
-
-    def __init__(self, words: Iterable[str]) -> None:
-        self._words = tuple(words)
-
-    @property
-    def text(self) -> str:
-        """The rule in words."""
-        return "one of " + ", ".join(self._words)
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """The word found is not repeated: whoever swaps two fields puts a prompt here."""
-        return (
-            None if isinstance(value, str) and value in self._words else _wrong(path, self, value)
-        )
-
-
-class ListOf:
-    """A list of so many values of one kind."""
-
-    def __init__(self, low: int, high: int, item: Rule, plural: str) -> None:
-        self._low, self._high, self._item, self._plural = low, high, item, plural
-
-    @property
-    def text(self) -> str:
-        """The rule in words."""
-        return f"a list of {self._low} to {self._high} {self._plural}"
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """The first item at fault is named by its position, from 0."""
-        if not isinstance(value, list | tuple) or not self._low <= len(value) <= self._high:
-            return _wrong(path, self, value)
-        faults = (self._item.check(f"{path}[{i}]", item) for i, item in enumerate(value))
-        return next((fault for fault in faults if fault), None)
-
-
-class Record:
-    """An object with fields of its own."""
-
-    def __init__(self, *fields: Field) -> None:
-        self.fields = fields
-
-    @property
-    def text(self) -> str:
-        """The rule in words."""
-        return "an object with " + ", ".join(
-            f"`{field.name}` ({field.rule.text})" for field in self.fields
-        )
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """Fields inside are named by a dotted path."""
-        if not isinstance(value, dict):
-            return _wrong(path, self, value)
-        return check(self.fields, value, prefix=f"{path}.")
-
-
-class Metadata:
-    """Any object that is small enough to be echoed."""
-
-    text = f"an object of at most {MAX_METADATA_BYTES} bytes of JSON"
-
-    def check(self, path: str, value: Any) -> Fault | None:
-        """Size is that of the compact encoding, which is what the terminal event has to carry."""
-        if not isinstance(value, dict):
-            return _wrong(path, self, value)
-        try:
-            compact = json.dumps(
-                value, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-            ).encode()
-        except (TypeError, ValueError, RecursionError):
-            return Fault(path, "must be plain JSON: finite numbers and valid text, not too deep")
-        if len(compact) > MAX_METADATA_BYTES:
-            return Fault(path, f"must be {self.text}, but it takes {len(compact)}")
-        return None
-
 
 _ID = Text(1, MAX_ID_BYTES, printable=True)
 _LABEL = Text(1, MAX_LABEL_BYTES, printable=True)
@@ -224,6 +49,8 @@ _SLO = Record(
     Field("target_ttft_ms", _MILLISECONDS, "time to the first token"),
     Field("target_tbt_ms", _MILLISECONDS, "time between tokens"),
 )
+_PENALTY = Number(-2, 2)
+_BIAS = ByToken(MAX_BIASES, Number(-MAX_BIAS, MAX_BIAS))
 _MESSAGE = Record(
     Field("role", Choice(get_args(events.Speaker)), "who speaks", required=True),
     Field("content", Text(0), "what is said", required=True),
@@ -242,6 +69,19 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field("top_p", Number(0, 1), "default 1: off"),
             Field("top_k", Integer(0, MAX_INT32), "default 0: off"),
             Field("min_p", Number(0, 1), "default 0: off"),
+            Field("presence_penalty", _PENALTY, "off each token's logit that the answer has"),
+            Field("frequency_penalty", _PENALTY, "the same, as often as the answer has the token"),
+            Field(
+                "repeat_penalty",
+                Number(0.01, 100),
+                "divides the logits of recent tokens, multiplies negative ones; default 1: off",
+            ),
+            Field(
+                "repeat_last_n",
+                Integer(-1, MAX_INT32),
+                "how many tokens of prompt and answer are recent; default 64, -1: all",
+            ),
+            Field("logit_bias", _BIAS, "added to the logits; -100 forbids, 100 nearly forces"),
             Field("seed", Integer(0, MAX_INT64), "same seed, same draws; default: a fresh one"),
             Field(
                 "stop",
@@ -253,10 +93,36 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 ),
                 "the text ends before the first of these",
             ),
+            Field(
+                "stop_token_ids",
+                ListOf(0, MAX_STOP_TOKENS, Integer(0, MAX_INT32), "token ids"),
+                "each ends the answer, like the model's own end of generation",
+            ),
+            Field("min_tokens", Integer(0, MAX_INT32), "no token ends the answer before"),
+            Field(
+                "logprobs",
+                Integer(0, MAX_LOGPROBS),
+                "each token comes with its probability and so many alternatives; default: neither",
+            ),
             Field("stream", Flag(), "default true; false sends all text in the terminal event"),
             Field("ignore_eos", Flag(), "default false; true never samples end of generation"),
+            Field(
+                "continue_final_message",
+                Flag(),
+                "default false; true goes on with the last of `messages`, the assistant's",
+            ),
+            Field(
+                "chat_template_kwargs",
+                Object(MAX_METADATA_BYTES),
+                "variables of the chat template, such as `enable_thinking`",
+            ),
+            Field(
+                "reasoning_effort",
+                Choice(get_args(events.Effort)),
+                "how much to think, where the chat template knows",
+            ),
             Field("slo", _SLO, "what the client would like"),
-            Field("metadata", Metadata(), "echoed in the terminal event"),
+            Field("metadata", Object(MAX_METADATA_BYTES), "echoed in the terminal event"),
             Field("prompt", Text(1), "text as it is; either this or `messages`"),
             Field(
                 "messages",
@@ -292,27 +158,8 @@ EITHER: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Pairs of fields of which a request has exactly one."""
 
-
-def check(fields: tuple[Field, ...], document: dict[str, Any], prefix: str = "") -> Fault | None:
-    """The first fault of a document: an unknown field, a missing one, or one against its rule.
-
-    Args:
-        fields: what the document may contain.
-        document: the parsed object.
-        prefix: the path of the document itself, to name its fields by.
-    """
-    known = {field.name: field for field in fields}
-    for name in document:
-        if name not in known:
-            return Fault(prefix + shown(name), f"is not a known field{nearest(name, known)}")
-    for field in fields:
-        if field.name in document:
-            fault = field.rule.check(prefix + field.name, document[field.name])
-            if fault is not None:
-                return fault
-        elif field.required:
-            return Fault(prefix + field.name, f"is missing: it must be {field.rule.text}")
-    return None
+ABOUT_MESSAGES = ("continue_final_message", "chat_template_kwargs", "reasoning_effort")
+"""Fields of `generate` that say how `messages` are rendered."""
 
 
 def check_request(kind: str, document: dict[str, Any]) -> Fault | None:
@@ -323,45 +170,19 @@ def check_request(kind: str, document: dict[str, Any]) -> Fault | None:
         if (one in document) is (other in document):
             both = "both are given" if one in document else "neither is given"
             return Fault(one, f"or {other} must be given, exactly one of them, but {both}")
-    return fault
+    return fault or (_together(document) if kind == "generate" else None)
+
+
+def _together(document: dict[str, Any]) -> Fault | None:
+    """The first field of a `generate` request that does not go with another, or None."""
+    for name in ABOUT_MESSAGES:
+        if document.get(name) and "prompt" in document:
+            return Fault(name, "goes with messages, but there is a prompt: leave it out")
+    if "logprobs" in document and document.get("stream") is False:
+        return Fault("logprobs", "comes with each token, but stream is false: leave stream out")
+    return None
 
 
 def is_id(value: Any) -> bool:
     """Whether a value could be a request's id."""
     return _ID.check("id", value) is None
-
-
-def shown(name: str) -> str:
-    """A field's name for a message: short, and without anything that disturbs a terminal."""
-    return name if _PLAIN.fullmatch(name) else "(a name not repeated here)"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint that names the closest known word, or nothing when none is close."""
-    # The search is quadratic in the length of the name, and the name is the peer's.
-    close = difflib.get_close_matches(name, list(known), n=1) if len(name) <= MAX_SHOWN else []
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _wrong(path: str, rule: Rule, value: Any) -> Fault:
-    """Say what a value must be and what kind of thing it is."""
-    fix = "; leave the field out to get the default" if value is None else ""
-    return Fault(path, f"must be {rule.text}, but it is {_describe(value)}{fix}")
-
-
-def _describe(value: Any) -> str:
-    """A value in words, without any of its text."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            small = math.isfinite(value) and abs(value) < 10**18
-            return str(value) if small else "a number out of any range"
-        case str():
-            return f"a string of {len(value.encode(errors='replace'))} bytes"
-        case list() | tuple():
-            return f"a list of {len(value)}"
-        case _:
-            return "an object"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .connection import Connection, Pause
 from .errors import RemoteProtocolError
 from .events import (
+    Alternative,
     Cancel,
     ConnectionClosed,
     Eos,
@@ -24,6 +25,7 @@ from .events import (
     GetMetrics,
     ItemInfo,
     ListSessions,
+    Logprobs,
     Message,
     Metrics,
     Ok,
@@ -66,21 +68,39 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
             top_p=0.9,
             top_k=40,
             min_p=0.05,
+            presence_penalty=0.5,
+            frequency_penalty=-0.25,
+            repeat_penalty=1.1,
+            repeat_last_n=-1,
+            logit_bias={15043: -100.0, 7: 2.5},
             seed=7,
             stop=("\n", "User:"),
+            stop_token_ids=(2, 3),
+            min_tokens=5,
             stream=False,
             ignore_eos=True,
+            continue_final_message=True,
+            chat_template_kwargs={"enable_thinking": False},
+            reasoning_effort="low",
             slo=Slo(target_ttft_ms=250.0, target_tbt_ms=40.0),
             metadata={"trace": ["x", 1, None, {"deep": 0.5}]},
             messages=(Message("system", ""), Message("user", 'Say "hi" \\ \x00 \U0001f600')),
         ),
         '{"type":"generate","id":"ü","session":"s","model":"m.gguf","app":"editor",'
         '"priority":"background","max_tokens":20,"temperature":0.7,"top_p":0.9,"top_k":40,'
-        '"min_p":0.05,"seed":7,"stop":["\\n","User:"],"stream":false,"ignore_eos":true,'
+        '"min_p":0.05,"presence_penalty":0.5,"frequency_penalty":-0.25,"repeat_penalty":1.1,'
+        '"repeat_last_n":-1,"logit_bias":{"15043":-100.0,"7":2.5},"seed":7,'
+        '"stop":["\\n","User:"],"stop_token_ids":[2,3],"min_tokens":5,"stream":false,'
+        '"ignore_eos":true,"continue_final_message":true,'
+        '"chat_template_kwargs":{"enable_thinking":false},"reasoning_effort":"low",'
         '"slo":{"target_ttft_ms":250.0,"target_tbt_ms":40.0},'
         '"metadata":{"trace":["x",1,null,{"deep":0.5}]},'
         '"messages":[{"role":"system","content":""},'
         '{"role":"user","content":"Say \\"hi\\" \\\\ \\u0000 \U0001f600"}]}'.encode(),
+    ),
+    (
+        Generate(id="a-1", prompt="Hi", logprobs=0),
+        b'{"type":"generate","id":"a-1","logprobs":0,"prompt":"Hi"}',
     ),
     (Cancel("a-1"), b'{"type":"cancel","id":"a-1"}'),
     (
@@ -102,6 +122,15 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
 EVENTS: tuple[tuple[Event, bytes], ...] = (
     (Token("a-1", " time", 640), b'{"id":"a-1","event":"token","text":" time","token_id":640}'),
     (Token("a-1", "", 0), b'{"id":"a-1","event":"token","text":"","token_id":0}'),
+    (
+        Token(
+            "a-1", "a", 5, Logprobs(-0.5, (Alternative(5, "a", -0.5), Alternative(6, "b", -2.0)))
+        ),
+        (
+            b'{"id":"a-1","event":"token","text":"a","token_id":5,'
+            b'"logprobs":{"logprob":-0.5,"top":[[5,"a",-0.5],[6,"b",-2.0]]}}'
+        ),
+    ),
     (
         Eos(
             "a-1",

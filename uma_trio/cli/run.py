@@ -65,6 +65,19 @@ class Asking:
     min_p: Annotated[
         float, Parameter(help="Leave out what is this much less likely than the likeliest.")
     ] = 0.0
+    presence_penalty: Annotated[
+        float, Parameter(help="Off the logits of tokens that the answer has, -2 to 2.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Parameter(help="The same for each time that it has them, -2 to 2.")
+    ] = 0.0
+    repeat_penalty: Annotated[
+        float, Parameter(help="Divides the logits of recent tokens; 1, the default, is off.")
+    ] = 1.0
+    repeat_last_n: Annotated[
+        int, Parameter(help="So many tokens of prompt and answer are recent; -1 is all.")
+    ] = 64
+    min_tokens: Annotated[int, Parameter(help="Do not let the model end the answer before.")] = 0
     seed: Annotated[int | None, Parameter(help="The same seed gives the same answer.")] = None
     stop: Annotated[
         tuple[str, ...], Parameter(help="End before this text; up to 8 times.", negative="")
@@ -94,6 +107,11 @@ class Asking:
             "top_p": self.top_p,
             "top_k": self.top_k,
             "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repeat_penalty": self.repeat_penalty,
+            "repeat_last_n": self.repeat_last_n,
+            "min_tokens": self.min_tokens,
             "seed": self.seed,
             "stop": self.stop,
             "stream": self.stream,

@@ -8,7 +8,7 @@
 Scripts without trio use :func:`generate_sync`.
 """
 
-from uma_protocol import Eos, Explanation, Message, SessionInfo, Slo, Token
+from uma_protocol import Alternative, Eos, Explanation, Logprobs, Message, SessionInfo, Slo, Token
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import DEFAULT_SOCKET
 from uma_trio.client.request import HELD_BACK, Chat, Params
@@ -18,12 +18,14 @@ from uma_trio.client.streaming import Client, Generation, connect
 __all__ = [
     "DEFAULT_SOCKET",
     "HELD_BACK",
+    "Alternative",
     "Chat",
     "Client",
     "ConnectionFailed",
     "Eos",
     "Explanation",
     "Generation",
+    "Logprobs",
     "Message",
     "Params",
     "ServerError",

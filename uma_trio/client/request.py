@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-from uma_protocol import Generate, Message, Priority, Slo, encode_request
+from uma_protocol import Effort, Generate, Message, Priority, Slo, encode_request
 
 HELD_BACK = -1
 """The `token_id` of the last piece of a text, which belongs to no single token."""
@@ -28,10 +28,21 @@ class Params(TypedDict, total=False):
     top_p: float
     top_k: int
     min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repeat_penalty: float
+    repeat_last_n: int
+    logit_bias: dict[int, float]
     seed: int | None
     stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    min_tokens: int
+    logprobs: int | None
     stream: bool
     ignore_eos: bool
+    continue_final_message: bool
+    chat_template_kwargs: dict[str, Any]
+    reasoning_effort: Effort | None
     slo: Slo | None
     metadata: dict[str, Any] | None
 
@@ -44,8 +55,9 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
         uma_protocol.LocalProtocolError: a value that the protocol does not allow.
     """
     fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
-    if "stop" in fields:
-        fields["stop"] = tuple(fields["stop"])
+    for name in ("stop", "stop_token_ids"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
     if messages is not None:
         fields["messages"] = tuple(_message(turn) for turn in messages)
     request = Generate(prompt=prompt, **fields)

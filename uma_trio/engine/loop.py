@@ -271,7 +271,7 @@ class Engine:
 
     def _sequence(self, submit: Submit) -> Sequence:
         ends = self._backend.vocabulary.end_tokens
-        sampler = Sampler(submit.params, ends, submit.prompt)
+        sampler = Sampler(submit.params, ends, submit.prompt, submit.constraint)
         return Sequence(submit, sampler, TokenText(self._pieces, submit.stop))
 
     def _admit(self, now: float) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import numpy as np
 from attrs import field, frozen
+from numpy.typing import NDArray
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import Recorded
@@ -49,6 +51,19 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
 
+class Constraint(Protocol):
+    """What an answer has to keep to, a token at a time. For the engine's thread once submitted."""
+
+    def allows(self, token: int) -> bool:
+        """Whether the answer may go on with `token`; with an end token, whether it may end."""
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return all tokens that it may go on with, ascending; none if there is no way on."""
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`, which is no end."""
+
+
 @frozen
 class Targets:
     """What an application asked for: seconds to the first token, seconds between tokens."""
@@ -70,6 +85,7 @@ class Submit:
 
     `credit` is how many tokens its stream takes before the first :class:`Credit`. `client`
     names the peer for fairness and is never an authority. `submitted` is on the engine's clock.
+    `constraint` belongs to this request alone.
     """
 
     handle: int
@@ -83,6 +99,7 @@ class Submit:
     sink: Sink
     submitted: float
     targets: Targets = field(factory=Targets)
+    constraint: Constraint | None = None
 
     @property
     def newcomer(self) -> Newcomer:

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import InboxMessage, TokenLogprobs
-from uma_trio.engine.sampling import NOT_FINITE, Choice, Choices
+from uma_trio.engine.sampling import IMPOSSIBLE, NOT_FINITE, Choice, Choices
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import Work
 from uma_trio.policy.plan import Plan
@@ -65,11 +65,18 @@ class Fault:
     message: str
 
 
-NOT_A_NUMBER = Fault(
-    "E_RUNTIME_003",
-    "the model produced logits that are not numbers; "
-    "send the request again, and check the model file if it happens again",
-)
+FAULTS: Final = {
+    NOT_FINITE: Fault(
+        "E_RUNTIME_003",
+        "the model produced logits that are not numbers; "
+        "send the request again, and check the model file if it happens again",
+    ),
+    IMPOSSIBLE: Fault(
+        "E_RUNTIME_005",
+        "no token continues the answer as its schema or grammar asks; simplify that, or bias less",
+    ),
+}
+"""What :class:`Choice` answers in place of a token, and what that says."""
 
 
 @frozen
@@ -150,7 +157,7 @@ def _outcome(step: Step, choices: Choices) -> Outcome:
     while right < len(drafts) and tokens[row + right] == drafts[right]:
         right += 1
     kept, drawn = step.n_tokens - len(drafts) + right, tokens[row : row + right + 1]
-    if drawn[-1] == NOT_FINITE:
-        return Outcome(step, kept, fault=NOT_A_NUMBER)
+    if drawn[-1] in FAULTS:
+        return Outcome(step, kept, fault=FAULTS[drawn[-1]])
     described = choices.logprobs
     return Outcome(step, kept, tuple([Drawn(t, row + n, described) for n, t in enumerate(drawn)]))

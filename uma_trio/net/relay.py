@@ -12,9 +12,11 @@ from attrs import evolve
 
 from uma_protocol import Code, Generate, LocalProtocolError, Token
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
-from uma_trio.net.requests import eos_event
+from uma_trio.net.requests import eos_event, logprobs_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import uma_protocol
     from uma_trio.service.generation import Generation
     from uma_trio.service.service import Service
@@ -38,7 +40,7 @@ async def relay(
         Refusal: it was not accepted, and nothing was sent.
     """
     async with generation:
-        finished = await _stream(generate, generation, protocol, writer)
+        finished = await _stream(generate, generation, protocol, writer, service.text_of)
     if finished.code is not None:
         service.telemetry.error_sent(finished.code)
 
@@ -48,6 +50,7 @@ async def _stream(
     generation: Generation,
     protocol: uma_protocol.Connection,
     writer: Writer,
+    text_of: Callable[[int], str],
 ) -> Finished:
     """Pass items on, a burst at a time, until the terminal one is wholly written; return that."""
     request_id, streams = generate.id, generate.stream
@@ -58,7 +61,9 @@ async def _stream(
         for item in await generation.burst():
             if isinstance(item, TokenOut):
                 if streams:
-                    frames.append(protocol.send(Token(request_id, item.text, item.token_id)))
+                    logprobs = logprobs_of(item.logprobs, text_of)
+                    token = Token(request_id, item.text, item.token_id, logprobs)
+                    frames.append(protocol.send(token))
                 else:
                     whole.append(item.text)
             elif isinstance(item, PromptDone):

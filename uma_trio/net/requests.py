@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uma_protocol import CODES, Code, Eos, Error, SessionInfo, Timings, Usage
-from uma_trio.engine.messages import Finished, SamplingParams, Targets
-from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, seeded
+from uma_protocol import (
+    CODES,
+    Alternative,
+    Code,
+    Eos,
+    Error,
+    Logprobs,
+    SessionInfo,
+    Timings,
+    Usage,
+)
+from uma_trio.engine.messages import Finished, SamplingParams, Targets, TokenLogprobs
+from uma_trio.service.ask import Ask, Chat, Door, Manner, Origin, Refusal, seeded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from uma_protocol import Generate, Slo
     from uma_trio.service.service import Running
     from uma_trio.sockets.peers import Peer
 
 
+_DIGITS = 5  # of a logarithmic probability; what the logits tell is less
+
+
 def ask_of(generate: Generate) -> Ask:
     """Translate a `generate` request, whose values the codec has checked one by one."""
-    messages = generate.messages
     return Ask(
-        prompt=generate.prompt or ""
-        if messages is None
-        else Chat(tuple((message.role, message.content) for message in messages)),
-        sampling=SamplingParams(
-            temperature=generate.temperature,
-            top_p=generate.top_p,
-            top_k=generate.top_k,
-            min_p=generate.min_p,
-            seed=seeded(generate.seed),
-            ignore_eos=generate.ignore_eos,
-        ),
+        prompt=generate.prompt or "" if generate.messages is None else _chat(generate),
+        sampling=_sampling(generate),
         max_tokens=generate.max_tokens,
         stop=generate.stop,
         lane=generate.priority,
@@ -36,6 +41,46 @@ def ask_of(generate: Generate) -> Ask:
         model=generate.model,
         session=generate.session,
         streamed=generate.stream,
+    )
+
+
+def _chat(generate: Generate) -> Chat:
+    return Chat(
+        tuple((message.role, message.content) for message in generate.messages or ()),
+        Manner(
+            continue_final=generate.continue_final_message,
+            arguments=generate.chat_template_kwargs,
+            effort=generate.reasoning_effort,
+        ),
+    )
+
+
+def _sampling(generate: Generate) -> SamplingParams:
+    return SamplingParams(
+        temperature=generate.temperature,
+        top_p=generate.top_p,
+        top_k=generate.top_k,
+        min_p=generate.min_p,
+        seed=seeded(generate.seed),
+        ignore_eos=generate.ignore_eos,
+        presence_penalty=generate.presence_penalty,
+        frequency_penalty=generate.frequency_penalty,
+        repeat_penalty=generate.repeat_penalty,
+        repeat_last_n=generate.repeat_last_n,
+        logit_bias=tuple(generate.logit_bias.items()),
+        logprobs=generate.logprobs,
+        min_tokens=generate.min_tokens,
+        stop_token_ids=generate.stop_token_ids,
+    )
+
+
+def logprobs_of(found: TokenLogprobs | None, text_of: Callable[[int], str]) -> Logprobs | None:
+    """Put what the model thought of a token into the wire's words; `text_of` gives tokens' text."""
+    if found is None:
+        return None
+    return Logprobs(
+        round(found.logprob, _DIGITS),
+        tuple([Alternative(token, text_of(token), round(p, _DIGITS)) for token, p in found.top]),
     )
 
 

@@ -14,13 +14,19 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.policy.state import Lane
+from uma_trio.text.template import PLAINLY
+from uma_trio.text.template import Manner as Manner  # a word of the fronts, too
 
 
 @frozen
 class Chat:
-    """A conversation to be rendered by the model's template: (role, content) pairs."""
+    """A conversation to be rendered by the model's template: (role, content) pairs.
+
+    `manner` is how; its arguments are checked by :meth:`Service.generate`, like everything else.
+    """
 
     messages: tuple[tuple[str, str], ...]
+    manner: Manner = PLAINLY
 
 
 Prompt = str | Chat | IntArray

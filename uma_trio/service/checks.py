@@ -6,7 +6,9 @@ is tokenised.
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
@@ -14,6 +16,9 @@ from numpy.typing import NDArray
 
 from uma_protocol.errors import Code
 from uma_trio.service.ask import Ask, Chat, Door, Refusal
+from uma_trio.text.template import problem_of
+
+MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take six
 
 
 @frozen(kw_only=True)
@@ -36,7 +41,8 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
     """Check what can be checked without tokens.
 
     Raises:
-        Refusal: another model, no prompt, one of too many bytes, more tokens than anybody may ask.
+        Refusal: another model, no prompt, one of too many bytes, more tokens than anybody may ask,
+            tokens that do not exist, arguments that a template must not get.
     """
     if ask.model is not None and ask.model != bounds.model:
         raise Refusal(
@@ -56,6 +62,11 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
         raise Refusal(Code.E_PROTO_003, f"{field} is empty; send some text", field=field)
     if isinstance(ask.prompt, np.ndarray):
         check_vocabulary(ask.prompt, bounds, field)
+    if isinstance(ask.prompt, Chat):
+        _check_arguments(ask.prompt.manner.arguments)
+    sampling = ask.sampling
+    check_vocabulary(_ids(sampling.stop_token_ids), bounds, "stop_token_ids")
+    check_vocabulary(_ids([token for token, _ in sampling.logit_bias]), bounds, "logit_bias")
     cap, asked = bounds.max_tokens_cap, ask.max_tokens
     if cap is not None and asked is not None and asked > cap and not ask.clamp:
         raise Refusal(
@@ -80,11 +91,26 @@ def check_vocabulary(tokens: NDArray[np.integer[Any]], bounds: Bounds, field: st
         )
 
 
+def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
+    return np.asarray(tokens, np.int64)
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Check what the template is told by name. Raises :class:`Refusal`."""
+    field = "chat_template_kwargs"
+    n_bytes = len(json.dumps(arguments)) if arguments else 0
+    problem = problem_of(arguments)
+    if n_bytes > MAX_ARGUMENTS_BYTES:
+        problem = f"takes {n_bytes} bytes of JSON, and {MAX_ARGUMENTS_BYTES} are allowed"
+    if problem is not None:
+        raise Refusal(Code.E_PROTO_003, f"{field} {problem}", field=field)
+
+
 def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
     """Return how many tokens the request may get.
 
     Raises:
-        Refusal: prompt and max_tokens do not fit into the context together.
+        Refusal: prompt and max_tokens do not fit into the context together, or min_tokens is more.
     """
     context = bounds.n_ctx_seq
     room = context - n_prompt
@@ -102,9 +128,9 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
             context=context,
         )
     if asked is None:
-        return min(bounds.max_tokens, room)
+        return _above_least(ask, min(bounds.max_tokens, room))
     if ask.clamp:
-        return min(asked, room, bounds.max_tokens_cap or room)
+        return _above_least(ask, min(asked, room, bounds.max_tokens_cap or room))
     if asked > room:
         raise Refusal(
             Code.E_LIMIT_004,
@@ -114,7 +140,20 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
             prompt_tokens=n_prompt,
             context=context,
         )
-    return asked
+    return _above_least(ask, asked)
+
+
+def _above_least(ask: Ask, max_tokens: int) -> int:
+    """Return `max_tokens` if the least that is asked for is no more. Raises :class:`Refusal`."""
+    least = ask.sampling.min_tokens
+    if least > max_tokens:
+        raise Refusal(
+            Code.E_PROTO_003,
+            f"min_tokens is {least}, but the answer gets at most {max_tokens}; ask for fewer, or "
+            "raise max_tokens",
+            field="min_tokens",
+        )
+    return max_tokens
 
 
 def _prompt_bytes(ask: Ask) -> tuple[str, int]:

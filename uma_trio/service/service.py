@@ -112,7 +112,9 @@ class Service:
         if isinstance(prompt, str):
             return await self._run_blocking(lambda: self._front_end.prepare_prompt(prompt))
         if isinstance(prompt, Chat):
-            return await self._rendered(lambda: self._front_end.prepare_messages(prompt.messages))
+            return await self._rendered(
+                lambda: self._front_end.prepare_messages(prompt.messages, prompt.manner)
+            )
         return prompt
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -133,13 +135,17 @@ class Service:
         check_vocabulary(np.asarray(tokens, np.int64), self.bounds, "tokens")
         return self._front_end.detokenize(tokens)
 
+    def text_of(self, token: int) -> str:
+        """Return one token's own text; U+FFFD stands for bytes that are no whole character."""
+        return self._front_end.detokenize((token,)).decode("utf-8", "replace")
+
     async def render(self, chat: Chat) -> str:
         """Return a chat as the model's template writes it.
 
         Raises:
             Refusal: the template does not take it, or there is none.
         """
-        return await self._rendered(lambda: self._front_end.render(chat.messages))
+        return await self._rendered(lambda: self._front_end.render(chat.messages, chat.manner))
 
     async def _rendered(self, render: Callable[[], Answer]) -> Answer:
         if self._front_end.chat_problem is not None:

@@ -1,19 +1,24 @@
 """From what a client sent to tokens: prompts as they are, chats by the model's template.
 
 Everything here blocks (64 KiB of text take longer than a tick) and is called in helper
-threads; nothing is changed after construction, so any number of them may.
+threads; any number of them may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import zip_longest
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from uma_trio.backend.base import IntArray, Vocabulary
-from uma_trio.text.template import ChatTemplate, Part, Unrenderable
+from uma_trio.text.template import PLAINLY, ChatTemplate, Manner, Part, Unrenderable
+
+if TYPE_CHECKING:
+    from uma_trio.text.constrain import Follower, Grammarian
+    from uma_trio.text.shape import Shape
 
 _MARKER: Final = "\n"
 
@@ -65,13 +70,15 @@ class FrontEnd:
         """
         return self._finished(self._plain(text))
 
-    def prepare_messages(self, messages: Sequence[tuple[str, str]]) -> IntArray:
+    def prepare_messages(
+        self, messages: Sequence[tuple[str, str]], manner: Manner = PLAINLY
+    ) -> IntArray:
         """Return the tokens (int32) of a chat of (role, content), ready for the answer.
 
         What looks like a special token in a content stays text. Raises :class:`Unrenderable` if
         the template refuses these messages, or there is none that can be used.
         """
-        parts = self._parts(messages)
+        parts = self._parts(messages, manner)
         tokens: list[IntArray] = []
         after_text = False
         for part in _with_spaces(parts):
@@ -88,14 +95,24 @@ class FrontEnd:
         """Return the bytes of tokens of the vocabulary; control tokens have none."""
         return b"".join([self._pieces[token] for token in tokens])
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+    def render(self, messages: Sequence[tuple[str, str]], manner: Manner = PLAINLY) -> str:
         """Return a chat as the template writes it. Raises :class:`Unrenderable`."""
-        return "".join(part.text for part in self._parts(messages))
+        return "".join(part.text for part in self._parts(messages, manner))
 
-    def _parts(self, messages: Sequence[tuple[str, str]]) -> list[Part]:
+    def follower(self, shape: Shape) -> Follower:
+        """Return what keeps one answer to `shape`. Raises :class:`Unconstrainable`."""
+        return self._grammarian.follow(shape)
+
+    @cached_property
+    def _grammarian(self) -> Grammarian:
+        from uma_trio.text.constrain import Grammarian  # megabytes that few daemons need
+
+        return Grammarian(self._vocabulary)
+
+    def _parts(self, messages: Sequence[tuple[str, str]], manner: Manner) -> list[Part]:
         if self._template is None:
             raise Unrenderable(self.chat_problem or "the model has no chat template")
-        return self._template.render(messages)
+        return self._template.render(messages, manner)
 
     def _part(self, text: str, *, special: bool, joined: bool) -> IntArray:
         """Return the tokens of one part of a longer text.

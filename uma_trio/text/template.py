@@ -11,16 +11,20 @@ in the same way: all white space, or line ends only. Two things differ from hand
 the template, and both are deliberate: a template cannot look inside a content (to cut the
 reasoning out of earlier answers, say), and a content of nothing but white space, which cannot
 do harm, is handed over as it is, so that "no system message" looks like none.
+
+What a request may say to the template by name (:class:`Manner`) is seen by the template as it is,
+because templates compare it. So its texts may hold only what no vocabulary writes a special token
+with: letters, digits, and marks of plain prose.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 from jinja2 import Template
 
 from uma_trio.text.sandbox import Sandbox
@@ -31,6 +35,11 @@ MAX_SOURCE: Final = 256 << 10  # characters; the longest published template has 
 # `strip()` takes all of it, `strip("\n")` the outer half.
 _PAD: Final = "\n\x0b\n"
 _VT: Final = "\x0b"
+
+# What the template is told by others than the request.
+_OURS: Final = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_PROSE: Final = re.compile(r"[\w .,:;!?'()+/\n-]*")
 
 _SANDBOX: Final = Sandbox()
 
@@ -45,6 +54,55 @@ class Part:
 
     text: str
     is_content: bool
+
+
+@frozen
+class Manner:
+    """How a chat is rendered, beyond its messages.
+
+    With `continue_final` the rendered text ends inside the last message, which has to be the
+    assistant's, so that the model goes on with it. `arguments` are variables of the template;
+    `problem_of` says which are allowed. `effort` is how much the model should think: the template's
+    variable ``reasoning_effort``, and for "none" also ``enable_thinking``, false. Templates
+    that know neither ignore them; `arguments` of the same names go first.
+    """
+
+    continue_final: bool = False
+    arguments: Mapping[str, Any] = field(factory=dict)
+    effort: str | None = None
+
+    def variables(self) -> dict[str, Any]:
+        """Return what the template is told."""
+        told: dict[str, Any] = {}
+        if self.effort is not None:
+            told["reasoning_effort"] = self.effort
+        if self.effort == "none":
+            told["enable_thinking"] = False
+        return {**told, **self.arguments}
+
+
+PLAINLY: Final = Manner()
+
+
+def problem_of(arguments: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a request's arguments of the template; None if nothing is."""
+    for name in arguments:
+        if name in _OURS:
+            return f"names {name}, which is the daemon's own: use the request's fields"
+        if not _NAME.fullmatch(name):
+            return "has a name that is not an identifier of at most 64 letters"
+    if not _is_prose(list(arguments.values())):
+        return "has a text with other characters than letters, digits, spaces and . , : ; ! ? ' ( ) + / -"
+    return None
+
+
+def _is_prose(value: Any) -> bool:
+    """Whether every text in a JSON value is too plain to be part of a special token."""
+    if isinstance(value, str):
+        return _PROSE.fullmatch(value) is not None
+    if isinstance(value, Mapping):
+        return all(map(_is_prose, [*value.keys(), *value.values()]))
+    return all(map(_is_prose, value)) if isinstance(value, list | tuple) else True
 
 
 class ChatTemplate:
@@ -64,12 +122,17 @@ class ChatTemplate:
             raise Unrenderable(f"it does not compile: {_one_line(error)}") from error
         self.render([("user", "Hello")])
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> list[Part]:
+    def render(self, messages: Sequence[tuple[str, str]], manner: Manner = PLAINLY) -> list[Part]:
         """Render (role, content) pairs, ready for the assistant's answer.
 
         Raises :class:`Unrenderable` if the template refuses these messages, takes too long, or
-        does not bring every content back exactly once.
+        does not bring every content back exactly once; or if there is no final message to go on
+        with.
         """
+        if manner.continue_final and not _can_go_on(messages):
+            raise Unrenderable(
+                "the last message to continue must be the assistant's, and not empty"
+            )
         word = f"q{secrets.token_hex(12)}n"
         contents = [content for _, content in messages]
         wanted = [i for i, content in enumerate(contents) if content.strip() or _VT in content]
@@ -80,7 +143,8 @@ class ChatTemplate:
             [
                 {"role": role, "content": content}
                 for (role, _), content in zip(messages, shown, strict=True)
-            ]
+            ],
+            manner,
         )
         parts = re.split(f"{word}([0-9]+)q", rendered)
         found = [int(index) for index in parts[1::2]]
@@ -90,21 +154,34 @@ class ChatTemplate:
                 role = messages[missing[0]][0]
                 raise Unrenderable(f"it leaves out or alters the message of {role!r}")
             raise Unrenderable("it repeats a message")
-        return _joined(parts[0::2], [contents[index] for index in found])
+        joined = _joined(parts[0::2], [contents[index] for index in found])
+        if not manner.continue_final:
+            return joined
+        if found[-1] != len(messages) - 1:
+            raise Unrenderable("it does not write the last message last")
+        return joined if joined[-1].is_content else joined[:-1]
 
-    def _run(self, messages: list[dict[str, str]]) -> str:
+    def _run(self, messages: list[dict[str, str]], manner: Manner) -> str:
         _SANDBOX.start()
         try:
             return self._template.render(
-                messages=messages,
-                bos_token=self._bos_text,
-                eos_token=self._eos_text,
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
+                {
+                    **manner.variables(),
+                    "messages": messages,
+                    "bos_token": self._bos_text,
+                    "eos_token": self._eos_text,
+                    "add_generation_prompt": not manner.continue_final,
+                    "tools": None,
+                    "documents": None,
+                }
             )
         except Exception as error:  # foreign code; it may raise anything
             raise Unrenderable(_one_line(error)) from error
+
+
+def _can_go_on(messages: Sequence[tuple[str, str]]) -> bool:
+    role, content = messages[-1] if messages else ("", "")
+    return role == "assistant" and bool(content.strip())
 
 
 def _joined(outside: Sequence[str], contents: Sequence[str]) -> list[Part]:

@@ -6,6 +6,7 @@ penalties, masks), `logprobs` describes it as the model gave it; both only where
 """
 
 from uma_trio.engine.sampling.choice import (
+    IMPOSSIBLE,
     NOT_FINITE,
     Choice,
     Choices,
@@ -15,4 +16,13 @@ from uma_trio.engine.sampling.choice import (
     greedy,
 )
 
-__all__ = ["NOT_FINITE", "Choice", "Choices", "NonFinite", "Sampler", "choose", "greedy"]
+__all__ = [
+    "IMPOSSIBLE",
+    "NOT_FINITE",
+    "Choice",
+    "Choices",
+    "NonFinite",
+    "Sampler",
+    "choose",
+    "greedy",
+]

@@ -13,7 +13,9 @@ need a working copy of it (:attr:`Sampler.in_place`). One thread reads them all:
 another takes as long to wake up as several rows take to be read.
 
 Rows whose requests change logits (:mod:`uma_trio.engine.sampling.adjusting`) are edited where they
-lie, chosen with all others, and put back. Rows that are to be described by `logprobs` are copied as
+lie, chosen with all others, and put back. Where an answer is constrained the token is chosen like
+any other and looked at then; only if it is refused the row is chosen from again, among the allowed
+tokens and with a number of another stream. Rows that are to be described by `logprobs` are copied as
 the model gave them. Rows that use neither take no other path than without such
 company.
 """
@@ -28,13 +30,14 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend.base import FloatArray, IntArray
-from uma_trio.engine.messages import SamplingParams, TokenLogprobs
+from uma_trio.engine.messages import Constraint, SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
 from uma_trio.engine.sampling.drawing import Filters, column, draw, draw_from_all, weigh
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
 
 NOT_FINITE: Final = -1  # what is answered for a row that has no sane maximum
+IMPOSSIBLE: Final = -2  # and for one of which no token is allowed
 _NO_MAXIMUM: Final = "the row has no finite maximum"
 
 # With fewer rows to draw from short lists, `largest` is quicker: it takes fewer calls of numpy.
@@ -55,15 +58,27 @@ class Sampler:
     also all there is to do when its sequence is preempted and computed again.
     """
 
-    __slots__ = ("_random", "adjuster", "ends", "filters", "greedy", "never", "params")
+    __slots__ = (
+        "_again",
+        "_random",
+        "adjuster",
+        "constraint",
+        "ends",
+        "filters",
+        "greedy",
+        "never",
+        "params",
+    )
 
     def __init__(
         self,
         params: SamplingParams,
         end_tokens: Collection[int],
         prompt: IntArray = NO_TOKENS,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self.constraint = constraint
         self.greedy = params.temperature <= 0.0
         self.ends = frozenset(params.stop_token_ids)  # each ends the answer, and is no part of it
         if not params.ignore_eos:
@@ -76,11 +91,12 @@ class Sampler:
             self.never = np.array(sorted(set(end_tokens)), np.intp)
         self.filters = Filters.of(params)
         self._random = random.Random(params.seed)
+        self._again = random.Random(f"again {params.seed}") if constraint is not None else None
 
     def __call__(self, row: FloatArray) -> int:
         """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`."""
         (token,) = choose(row[np.newaxis], [self])
-        if token == NOT_FINITE:
+        if token < 0:
             raise NonFinite(_NO_MAXIMUM)
         return token
 
@@ -88,6 +104,8 @@ class Sampler:
         """Note that `token` is part of the answer."""
         if self.adjuster is not None:
             self.adjuster.accept(token)
+        if self.constraint is not None:
+            self.constraint.accept(token)
 
     def random(self) -> float:
         """Draw the next number of [0, 1) of this sequence."""
@@ -98,13 +116,37 @@ class Sampler:
 
         What the request changes is changed in it already, what must not be drawn is -inf.
         """
+        return likeliest if self.greedy else self._drawn(row, likeliest, self.random())
+
+    def checked(self, row: FloatArray, token: int) -> int:
+        """Return `token` if the constraint allows it, and else one that it allows.
+
+        The row is as for `pick`. `IMPOSSIBLE` if there is no way on.
+
+        A draw from the whole vocabulary follows the probabilities of the allowed tokens exactly, as
+        a refused one is drawn again from these. With filters a refused draw is filtered again among
+        the allowed tokens, as llama.cpp's server does it.
+        """
+        if self.constraint is None or self._again is None or self.constraint.allows(token):
+            return token
+        ids = self.constraint.allowed()
+        if not len(ids):
+            return IMPOSSIBLE
+        values = row[ids]
+        likeliest = int(values.argmax())
+        if values[likeliest] == -np.inf:
+            return IMPOSSIBLE
         if self.greedy:
-            return likeliest
+            return int(ids[likeliest])
+        return int(ids[self._drawn(values, likeliest, self._again.random())])
+
+    def _drawn(self, row: FloatArray, likeliest: int, u: float) -> int:
+        """Draw from a row by a number `u` of [0, 1)."""
         top = row[likeliest]
         if self._filtered:
             ids, values = self._found(row, top)
-            return int(ids[draw(self.filters.weights(values, top), self.random())])
-        return draw_from_all(weigh(row, top, self.filters.scale), self.random())
+            return int(ids[draw(self.filters.weights(values, top), u)])
+        return draw_from_all(weigh(row, top, self.filters.scale), u)
 
     def candidates(self, row: FloatArray) -> tuple[IdArray, FloatArray]:
         """Return the tokens that can be drawn and their probabilities (for tests and tools).
@@ -162,8 +204,8 @@ _NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = {}
 class Choices:
     """The tokens of a tick, and what the model thought of those whose requests asked, by row.
 
-    `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn;
-    it has no logprobs. These are computed when the first of them is looked at, or when the same
+    `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn,
+    `IMPOSSIBLE` for one whose constraint leaves no token; these have no logprobs. These are computed when the first of them is looked at, or when the same
     :class:`Choice` is used again.
     """
 
@@ -204,6 +246,7 @@ class Choice:
             self._masked = rows, np.concatenate([ids for _, ids in hidden])
         adjusters = [(row, s.adjuster) for row, s in enumerate(samplers)]
         self._adjusted = [(row, adjuster) for row, adjuster in adjusters if adjuster is not None]
+        self._constrained = [(row, s) for row, s in enumerate(samplers) if s.constraint is not None]
         wanted = [(row, s.params.logprobs) for row, s in enumerate(samplers)]
         tops = {row: n_top for row, n_top in wanted if n_top is not None}
         self._describe = Describer(tops, n_vocab) if tops else None
@@ -214,16 +257,21 @@ class Choice:
         The tokens are those that each sampler gives for its row alone, in whatever company; a row
         without a sane maximum concerns no other.
         """
-        tokens = self._adjusted_tokens(logits) if self._adjusted else self._tokens(logits)
+        changed = self._adjusted or self._constrained
+        tokens = self._changed_tokens(logits) if changed else self._tokens(logits)
         if self._describe is None:
             return Choices(tokens)
         return Choices(tokens, self._describe(logits, tokens))
 
-    def _adjusted_tokens(self, logits: FloatArray) -> list[int]:
-        """Return the tokens of rows of which some are edited for the choice."""
+    def _changed_tokens(self, logits: FloatArray) -> list[int]:
+        """Return the tokens of rows of which some are edited for the choice, or constrained."""
         edits = [(row, adjuster.apply(logits[row])) for row, adjuster in self._adjusted]
         try:
-            return self._tokens(logits)
+            tokens = self._tokens(logits)
+            for row, sampler in self._constrained:
+                if tokens[row] != NOT_FINITE:
+                    tokens[row] = sampler.checked(logits[row], tokens[row])
+            return tokens
         finally:
             for row, changed in edits:
                 Adjuster.undo(logits[row], changed)

@@ -1,0 +1,188 @@
+"""Answers that keep to a grammar: JSON Schema, regular expressions, choices, GBNF and Lark.
+
+A :class:`Grammarian` compiles a :class:`Shape` for one vocabulary, by llguidance; a :class:`Follower`
+walks one answer through what was compiled. Compiling blocks and belongs into a helper thread. It is
+bounded by what llguidance calls fuel, and so is each step, so that no schema takes a tick for
+itself. What is asked for is enforced or refused with the reason, and never loosened.
+
+JSON is written without white space, or with single spaces and indented lines where a person would
+put them: a grammar that allows any white space lets a model go on with it for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+from numpy.typing import NDArray
+
+from uma_trio.backend.base import Vocabulary
+from uma_trio.text.shape import MAX_BYTES, Kind, Shape, Unconstrainable
+
+_CACHED: Final = 64
+_LIMITS: Final = LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # some 20 ms
+    step_lexer_fuel=100_000,  # some 7 ms, which hardly anything needs
+    max_grammar_size=200_000,
+    max_lexer_states=50_000,  # of 1 to 2 kB each
+    verbose_errors=False,
+)
+_JSON: Final[Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r" |\n[ ]{0,40}",
+    "coerce_one_of": False,  # these two loosen, and a schema may ask for them by "x-guidance"
+    "lenient": False,
+}
+_MAX_WORDS: Final = 300
+_UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
+
+
+class Grammarian:
+    """Compiles shapes for a vocabulary, and remembers the latest. Any number of threads may call it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._made: LLTokenizer | None = None
+        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
+
+    def follow(self, shape: Shape) -> Follower:
+        """Return what follows one answer, its first step computed. Blocks.
+
+        Raises:
+            Unconstrainable: the shape is too large, none, or asks for what cannot be enforced.
+        """
+        if len(shape.text.encode()) > MAX_BYTES:
+            raise Unconstrainable(f"takes more than {MAX_BYTES} bytes")
+        key = hashlib.sha256(f"{shape.kind} {shape.text}".encode()).digest()
+        with self._lock:
+            compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compile(shape)
+        with self._lock:
+            self._compiled[key] = compiled
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > _CACHED:
+                self._compiled.popitem(last=False)
+            copy = compiled.deep_copy()
+        return Follower(copy, self._vocabulary)
+
+    def _tokenizer(self) -> LLTokenizer:
+        """Return the vocabulary in llguidance's words: half a second, once, for a large one."""
+        with self._lock:
+            if self._made is None:
+                words: Any = _Words(self._vocabulary)
+                ends = sorted(self._vocabulary.end_tokens)
+                self._made = LLTokenizer(words, n_vocab=self._vocabulary.n_vocab, eos_token=ends)
+            return self._made
+
+    def _compile(self, shape: Shape) -> LLMatcher:
+        try:
+            source = _SOURCES[shape.kind](shape.text)
+        except RecursionError as error:
+            raise Unconstrainable("is nested too deeply") from error
+        except Exception as error:  # a parser of foreign text; it may raise anything
+            raise Unconstrainable(_reason(str(error))) from error
+        matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise Unconstrainable(_reason(matcher.get_error()))
+        for warning in matcher.get_grammar_warnings():
+            if _UNIMPLEMENTED.search(warning):
+                raise Unconstrainable(_reason(warning))
+        Follower(matcher, self._vocabulary).allowed()  # the first step may take long
+        if matcher.is_error():
+            raise Unconstrainable(_reason(matcher.get_error()))
+        return matcher
+
+
+class Follower:
+    """Walks one answer through its grammar, a token at a time. For one thread at a time."""
+
+    __slots__ = ("_ends", "_matcher", "_n_vocab", "_words")
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._ends = vocabulary.end_tokens
+        self._n_vocab = vocabulary.n_vocab
+        self._words = np.zeros((self._n_vocab + 31) // 32, np.int32)
+
+    def allows(self, token: int) -> bool:
+        """Whether the answer may go on with `token`; with an end token, whether it may end."""
+        if token in self._ends:
+            return self._matcher.is_accepting()
+        return self._matcher.validate_tokens([token]) == 1
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return all tokens that the answer may go on with; none if the grammar has failed."""
+        words = self._words
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            return np.empty(0, np.intp)
+        bits = np.unpackbits(words.view(np.uint8), count=self._n_vocab, bitorder="little")
+        return np.flatnonzero(bits)
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`."""
+        self._matcher.consume_token(token)
+
+
+class _Words:
+    """A vocabulary as llguidance asks for one. Control tokens are marked as no text."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        pieces = vocabulary.pieces()
+        self._vocabulary = vocabulary
+        self.tokens: Sequence[bytes] = [
+            piece or b"\xff<%d>" % token for token, piece in enumerate(pieces)
+        ]
+        self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
+        self.eos_token_id = min(vocabulary.end_tokens, default=0)
+        self.bos_token_id = None
+        self.is_tokenizer_wrapper = True
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of `text`, none of them special."""
+        tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=False)
+        return [int(token) for token in tokens]
+
+
+def _of_schema(text: str) -> str:
+    return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+
+
+def _of_choice(text: str) -> str:
+    words = json.loads(text)
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        raise ValueError("must be a list of at least one string")
+    return LLMatcher.grammar_from_regex("|".join(re.escape(word) for word in words))
+
+
+def _of_grammar(text: str) -> str:
+    return LLMatcher.grammar_from_lark(any_to_lark(text))
+
+
+_SOURCES: Final[dict[Kind, Callable[[str], str]]] = {
+    "schema": _of_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "choice": _of_choice,
+    "grammar": _of_grammar,
+}
+
+
+def _reason(message: str) -> str:
+    """Return why in one line, naming the keyword where there is one."""
+    found = _UNIMPLEMENTED.search(message)
+    if found is not None:
+        return f"uses {found[1]}, which cannot be enforced; leave it out"
+    if "NoExtension" in message:
+        return "allows no answer at all"
+    text = " ".join(message.removesuffix("<non-verbose/>").split())
+    return f"is not usable: {text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + '...'}"

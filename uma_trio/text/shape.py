@@ -1,0 +1,28 @@
+"""What an answer can be asked to look like. To enforce it is :mod:`uma_trio.text.constrain`'s."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from attrs import frozen
+
+Kind = Literal["schema", "regex", "choice", "grammar"]
+
+MAX_BYTES: Final = 64 << 10
+
+
+class Unconstrainable(Exception):
+    """What is asked cannot be enforced, or is none; the message says why, to stand after its name."""
+
+
+@frozen
+class Shape:
+    """What an answer has to look like.
+
+    `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a
+    grammar, GBNF or Lark. `field` is what the request calls it, for messages.
+    """
+
+    kind: Kind
+    text: str
+    field: str = "schema"
