@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_options import MAX_SLOTS
@@ -121,7 +122,9 @@ class CacheMemory:
         lib.seq_cp(self._memory, seq, self._scratch, first, last)
         try:
             size = int(lib.state_size(self._context, self._scratch, 0))
-            buffer = np.empty(size, np.uint8)
+            order = self._order(seq, first, last)
+            buffer = np.empty(size + len(order), np.uint8)
+            buffer[size:] = order
             done = int(lib.state_get(self._context, buffer.ctypes.data, size, self._scratch, 0))
         finally:
             lib.seq_rm(self._memory, self._scratch, -1, -1)
@@ -131,16 +134,16 @@ class CacheMemory:
         """Put saved positions behind what `seq` holds; False, and `seq` as before, if that fails."""
         if self._scratch is None or self.map is None:
             return False
-        data = np.frombuffer(saved, np.uint8)
+        data, order = _apart(saved)
         done = lib.state_set(self._context, data.ctypes.data, len(data), self._scratch, 0)
         try:
             first, last = self.length(seq), self.length(self._scratch)
             fits = done == len(data) and first < last
             if not fits or (self.first(self._scratch) != first and not self._window):
-                self._forget_restored()
+                self._forget_restored(order)
                 return False
             ids = self._ids(seq)
-            self.map.place(*_rows(ids[0], first, last))
+            self.map.restore(ids[0], order)
             for one in ids:
                 lib.seq_cp(self._memory, self._scratch, one, first, last)
             for one in ids[1:]:
@@ -172,16 +175,23 @@ class CacheMemory:
         """Return under which of llama.cpp's ids the cells of `seq` are held."""
         return (seq, seq + 1) if self._window and seq >= self._n_slots else (seq,)
 
-    def _forget_restored(self) -> None:
+    def _order(self, seq: int, first: int, last: int) -> NDArray[np.uint8]:
+        """Return the positions in the order of their cells, and how many they are, as bytes."""
+        order = np.arange(0) if self.map is None else self.map.order(seq, first, last)
+        return np.append(order, len(order)).astype(np.int32).view(np.uint8)
+
+    def _forget_restored(self, order: IntArray) -> None:
         """Note a restore that llama.cpp did and we give up: it moves the search for free cells."""
         if self._scratch is None or self.map is None:
             return
-        last = self.length(self._scratch)
-        first = max(0, self.first(self._scratch))
-        if last > first and self.map.place(*_rows(self._scratch, first, last)):
-            self.map.drop(self._scratch, first)
+        done = self.length(self._scratch) > 0
+        if done and self.map.restore(self._scratch, order):
+            self.map.drop(self._scratch, int(order.min()))
 
 
-def _rows(seq: int, first: int, last: int) -> tuple[IntArray, IntArray]:
-    """Return the sequence and the position of each token of a restored part."""
-    return np.full(last - first, seq, np.int32), np.arange(first, last, dtype=np.int32)
+def _apart(saved: Saved) -> tuple[NDArray[np.uint8], IntArray]:
+    """Return llama.cpp's part of what was saved, and the positions in the order of their cells."""
+    data = np.frombuffer(saved, np.uint8)
+    n = int(data[-4:].view(np.int32)[0])
+    end = len(data) - 4 * (n + 1)
+    return data[:end], data[end:-4].view(np.int32)

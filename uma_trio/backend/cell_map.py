@@ -63,6 +63,18 @@ class CellMap:
         self.high_water = max(self.high_water, int(cells.max()) + 1)
         return True
 
+    def order(self, seq: int, first: int, last: int) -> IntArray:
+        """Return positions ``[first, last)`` in the order of their cells, as llama.cpp saves them."""
+        order: IntArray = np.argsort(self._where[seq, first:last]).astype(np.int32)
+        return first + order
+
+    def restore(self, seq: int, order: IntArray) -> bool:
+        """Place the positions of `seq` in this `order`; False without room."""
+        if not self.place(np.full(len(order), seq, np.int32), order):
+            return False
+        self._lengths[seq] = int(order.max()) + 1
+        return True
+
     def share(self, src: int, dst: int, first: int, last: int) -> None:
         """Let `dst`, which ends at `first`, hold positions ``[first, last)`` of `src` too."""
         cells = self._where[src, first:last]
