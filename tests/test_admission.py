@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import waiting
 
-from uma_trio.policy.admission import MAX_PASSED_OVER, MOST_PASSED_OVER, admit, gives_place
+from uma_trio.policy.admission import (
+    AWAY_S,
+    MAX_PASSED_OVER,
+    MOST_PASSED_OVER,
+    admit,
+    gives_place,
+    makes_way,
+)
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 
@@ -130,3 +137,28 @@ def test_whose_turn_it_is_gets_a_place_together_with_the_person_behind() -> None
     """A person does not wait for a slot because a batch request stands before it."""
     overdue = waiting(8, lane="background", passed_over=MAX_PASSED_OVER)
     assert place(waiting(9), overdue, held={1: 40, 2: 5}) == (2, 1)
+
+
+def way(*requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, float]) -> list[int]:
+    """Return who makes way; `held` says of requests of client 1 how long they have been parked.
+
+    Their keys are also how much of each is computed.
+    """
+    running = tuple(
+        Holder(key, "interactive", 1, 50, key, 0, parked_s) for key, parked_s in held.items()
+    )
+    return list(makes_way(AdmissionState(requests, running, slots, cells)))
+
+
+def test_who_is_parked_for_long_makes_way_for_another_client() -> None:
+    """Of either lane, and the one first of which least has to be computed again."""
+    assert way(waiting(9, client=2), held={3: AWAY_S, 2: AWAY_S, 1: 0.0}) == [2]
+    assert way(waiting(9, client=2, lane="background"), held={3: AWAY_S}) == [3]
+    assert way(waiting(9, client=2, cells=90), held={3: AWAY_S, 2: AWAY_S}) == [2, 3]
+
+
+def test_nobody_makes_way_in_vain_or_at_once() -> None:
+    """Not where it helps nobody, not for a request of the same client, not after a short stop."""
+    assert way(waiting(9, client=2, cells=60), held={3: AWAY_S}) == []
+    assert way(waiting(9, client=1), held={3: AWAY_S}) == []
+    assert way(waiting(9, client=2), held={3: AWAY_S / 2}) == []

@@ -262,8 +262,8 @@ def test_a_parked_request_is_not_counted_as_left_out() -> None:
     assert record.parked_s > 0.01
 
 
-def test_a_request_whose_reader_never_came_was_parked_from_the_start() -> None:
-    """No credit is no credit, also before the first token."""
+def test_a_request_whose_reader_never_came_gets_no_slot() -> None:
+    """Without credit it could not use one; it was queued, and not parked."""
     now = [0.0]
     bench = Bench(clock=lambda: now[0])
     handle, _ = bench.submit("hello", 6, credit=0)
@@ -272,7 +272,7 @@ def test_a_request_whose_reader_never_came_was_parked_from_the_start() -> None:
     bench.credit(handle, 100)
     bench.run()
     record = story(bench, handle)
-    assert (record.parked_s, record.prefill.waiting_s) == (3.0, 0.0)
+    assert (record.admitted, record.parked_s, record.prefill.waiting_s) == (3.0, 0.0, 0.0)
 
 
 def test_one_that_is_preempted_while_parked_is_one_of_both_at_a_time() -> None:
@@ -284,12 +284,12 @@ def test_one_that_is_preempted_while_parked_is_one_of_both_at_a_time() -> None:
     now[0] = 5.0
     bench.engine.registry.preempt(handle, NO_ROOM)
     now[0] = 7.0
-    bench.ticks(2)  # nobody is admitted in the first
+    bench.ticks(2)  # it is not admitted while its reader is behind
     now[0] = 10.0
     bench.credit(handle, 100)
     bench.run()
     record = story(bench, handle)
-    assert (record.parked_s, record.preempted_s) == (8.0, 2.0)
+    assert (record.parked_s, record.preempted_s) == (5.0, 5.0)
     assert seconds(record) == record.ended == 10.0
 
 

@@ -36,7 +36,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.publisher import Answer, Figures, Publisher
-from uma_trio.engine.recorder import NEEDED, Recorder
+from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import Sampler
@@ -44,7 +44,7 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import NO_CHOICES, Completed, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.policy.abort import abortable
-from uma_trio.policy.admission import admit, gives_place
+from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.fallback import Fallback
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory
@@ -277,18 +277,20 @@ class Engine:
     def _admit(self, now: float) -> None:
         registry = self.registry
         made_room = self._recovery.just_made_room()
-        if not registry.to_be_asked:
+        if not registry.to_be_asked(now):
             return
         # Admission right after room was made would undo it, unless there is nobody it was for.
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
-        state = registry.admission()
-        chosen = admit(state)
-        places = () if chosen else gives_place(state)
-        if places:
+        chosen = admit(registry.admission(now))
+        if not chosen and registry.lend(now):
+            chosen = admit(registry.admission(now))
+        for making_room, reason in ((makes_way, AWAY), (gives_place, NEEDED)):
+            places = () if chosen else making_room(registry.admission(now))
             for place in places:
-                registry.preempt(place, NEEDED)
-            chosen = admit(registry.admission())
+                registry.preempt(place, reason)
+            if places:
+                chosen = admit(registry.admission(now))
         registry.admit(chosen, now)
 
     def _refine(self) -> float | None:
@@ -297,10 +299,10 @@ class Engine:
         Where a decode can be interrupted, a request that comes does so.
         """
         cost = self.memory.cost
+        if self.registry.running:
+            return IDLE_S  # who is parked holds slots: later, and who waits may get one meanwhile
         if self._refinement is None or cost is None:
             return None
-        if self.registry.running:
-            return IDLE_S  # who is parked holds slots: later
         interrupt = self._backend.arm()
         if interrupt is not None:
             self._inbox.watch(lambda _request: interrupt())

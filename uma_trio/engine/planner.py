@@ -130,7 +130,7 @@ class Planner:
         prepared = self._prepared
         if prepared is None or not self._as_trusted(prepared.tick.state):
             return None
-        if self._registry.to_be_asked:
+        if self._registry.to_be_asked(completed.at):
             return None
         if not prepared.follows(completed.outcomes, self._registry.running, messages):
             return None

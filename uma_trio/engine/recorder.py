@@ -29,6 +29,7 @@ OTHER_REASONS = "other reasons"
 DECODE_FAILED, ABORTED = "the decode failed", "its tick was given up for a newcomer"
 NO_ROOM = "preempted: the KV cache had no room"
 NEEDED = "preempted: an interactive request had no slot or no room"
+AWAY = "preempted: its reader was away, and its room was needed"
 
 Trace = Callable[[SchedulerState, Plan, TickRecord], None]
 """Takes every tick, in order and on the engine's thread: it must neither wait nor raise."""

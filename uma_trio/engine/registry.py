@@ -7,15 +7,16 @@ with that, and is the only place that ends a request: whoever is in here gets ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import Finished, FinishReason, SequenceReport
 from uma_trio.engine.publisher import Ending, Publisher
-from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.recorder import AWAY, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.step import Outcome
+from uma_trio.policy.admission import is_away
 from uma_trio.policy.state import AdmissionState, Lane
 from uma_trio.telemetry.metrics import Metrics
 
@@ -60,7 +61,7 @@ class Registry:
                 self._inbox.left_queue(now - sequence.submit.submitted)
             self.running[key] = sequence
             self._recorder.admitted(key, now)
-            for other in self.waiting.values():
+            for other in self._in_line():
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
 
@@ -68,25 +69,32 @@ class Registry:
     def crowded(self) -> bool:
         """Whether a person waits for a place while background requests have theirs."""
         held = any(sequence.lane == "background" for sequence in self.running.values())
-        return held and any(sequence.lane == "interactive" for sequence in self.waiting.values())
+        return held and any(sequence.lane == "interactive" for sequence in self._in_line())
 
-    @property
-    def to_be_asked(self) -> bool:
-        """Whether somebody waits who might get a place.
+    def obstructed(self, now: float) -> bool:
+        """Whether somebody waits while a request whose reader is away holds a slot and cells."""
+        away = any(is_away(sequence.holder(now)) for sequence in self.running.values())
+        return away and any(self._in_line())
+
+    def to_be_asked(self, now: float) -> bool:
+        """Whether somebody waits who might get a place at the time `now`.
 
         Tokens only take room, so where nobody was taken nobody will be until something else happens;
         where somebody was, others were passed over once more, and may be next by that. Whether a
-        background request may give its place to a person does change with its tokens.
+        background request may give its place to a person does change with its tokens, and whether
+        a parked one makes way with time.
         """
         if not self.waiting:
             return False
-        return (self.kv.free_slots > 0 and not self._declined) or self.crowded
+        if self.kv.free_slots > 0 and not self._declined:
+            return True
+        return self.crowded or self.obstructed(now)
 
-    def admission(self) -> AdmissionState:
-        """Return what admission may see."""
+    def admission(self, now: float) -> AdmissionState:
+        """Return what admission may see. Who was preempted and is still parked is not in line."""
         return AdmissionState(
-            waiting=tuple(sequence.waiting() for sequence in self.waiting.values()),
-            running=tuple(sequence.holder() for sequence in self.running.values()),
+            waiting=tuple(sequence.waiting() for sequence in self._in_line()),
+            running=tuple(sequence.holder(now) for sequence in self.running.values()),
             free_slots=self.kv.free_slots,
             free_cells=self.kv.free_cells,
         )
@@ -95,9 +103,23 @@ class Registry:
         """Note that a stream has room for `n` more tokens."""
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is not None:
-            if sequence.credit <= 0:
-                self._recorder.resumed(handle, self._clock())
+            parked = sequence.credit <= 0
             sequence.give_credit(n)
+            if parked and sequence.credit > 0:
+                self._resume(sequence)
+
+    def lend(self, now: float) -> bool:
+        """Free what requests have reserved beyond their tokens whose readers are away; tell whether.
+
+        They take it back when their readers are, or go to the queue if it is not free then.
+        """
+        lent = False
+        for sequence in self.running.values():
+            spare = sequence.reserved - sequence.known
+            if spare > 0 and is_away(sequence.holder(now)):
+                self._reserve(sequence, sequence.known)
+                sequence.lent, lent = spare, True
+        return lent
 
     def set_lane(self, handle: int, lane: Lane) -> None:
         """Move a request, waiting or running, to the other lane."""
@@ -107,6 +129,7 @@ class Registry:
         self._declined = False
         sequence.move_to(lane)
         if sequence.slot != NO_SLOT:
+            sequence.lent = 0
             self._reserve(sequence, sequence.cells)
 
     def commit(self, outcome: Outcome, now: float) -> float | None:
@@ -129,6 +152,7 @@ class Registry:
         if delivery.tokens:
             self._recorder.sampled(sequence.handle, delivery.itl_s)
             if sequence.credit <= 0:
+                sequence.parked_since = now
                 self._recorder.parked(sequence.handle, now)
             if sequence.known > sequence.reserved:
                 self._reserve(sequence, sequence.known)
@@ -190,7 +214,22 @@ class Registry:
         self.kv.release(sequence.handle)
         self._declined = False
         sequence.slot = NO_SLOT
-        sequence.reserved = 0
+        sequence.reserved = sequence.lent = 0
+
+    def _in_line(self) -> Iterator[Sequence]:
+        """Yield those that wait for a slot and could use one."""
+        return (sequence for sequence in self.waiting.values() if sequence.credit > 0)
+
+    def _resume(self, sequence: Sequence) -> None:
+        """Its reader is back: let it go on if the room that it lent is free, or else queue it."""
+        sequence.parked_since = None
+        self._declined = False
+        self._recorder.resumed(sequence.handle, self._clock())
+        if sequence.lent > self.kv.free_cells:
+            self.preempt(sequence.handle, AWAY)
+        elif sequence.lent:
+            self._reserve(sequence, sequence.reserved + sequence.lent)
+            sequence.lent = 0
 
     def _reserve(self, sequence: Sequence, cells: int) -> None:
         sequence.reserved = cells

@@ -59,6 +59,8 @@ class Sequence:
         "admitted",
         "drafts",
         "forgiven",
+        "lent",
+        "parked_since",
         "passed_over",
         "preempted",
         "reserved",
@@ -92,6 +94,10 @@ class Sequence:
         self.drafts: tuple[int, ...] = ()
         self.slot = NO_SLOT
         self.reserved = 0
+        self.lent = (
+            0  # cells that it had reserved besides, which are there for others while it is parked
+        )
+        self.parked_since: float | None = None
         self.passed_over = 0
         self.forgiven = 0  # how often it had been passed over when it had its last token
         self.preempted = False
@@ -224,7 +230,7 @@ class Sequence:
             arrived=self.submit.submitted,
         )
 
-    def holder(self) -> Holder:
+    def holder(self, now: float) -> Holder:
         """Return what admission may see of it while it has a slot."""
         return Holder(
             key=self.submit.handle,
@@ -233,6 +239,7 @@ class Sequence:
             cells=self.reserved,
             computed=self.computed,
             passed_over=self.passed_over - self.forgiven,
+            parked_s=0.0 if self.parked_since is None else now - self.parked_since,
         )
 
     def report(self, now: float) -> SequenceReport:

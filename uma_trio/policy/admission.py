@@ -1,21 +1,25 @@
 """Who gets a free slot: interactive first, fair among clients, nobody passed over for ever.
 
 A person does not wait until a batch job has ended: where no room is left, one background request
-gives its own back, and is computed again later.
+gives its own back, and is computed again later. Nobody waits for a reader who is away: a parked
+request makes way for another client's, and is computed again when its reader is back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.state import AdmissionState, Waiting
+from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 # How often a request may see later ones go before it without a token of its own meanwhile. Then it
 # is next in its turn, whatever its lane and size: room is kept free for it, a person's aside, and
 # once it has a place it keeps it. After the second number room is kept from persons, too.
 MAX_PASSED_OVER, MOST_PASSED_OVER = 8, 64
+# A reader that is behind for so long is away. A shorter stop is one of the machine's, and what has to
+# be computed again would cost more than the wait.
+AWAY_S = 1.0
 
 
 def admit(state: AdmissionState) -> tuple[int, ...]:
@@ -64,23 +68,49 @@ def gives_place(state: AdmissionState) -> tuple[int, ...]:
     order, as where somebody whose turn it is comes first. Who was passed over `MAX_PASSED_OVER`
     times keeps its place until its next token. Nobody where no person would get in by it.
     """
-    persons = {w.key: w.cells for w in state.waiting if w.lane == "interactive"}
-    if not persons:
-        return ()
-    missing = min(persons.values()) - state.free_cells
+    persons = [waiting for waiting in state.waiting if waiting.lane == "interactive"]
     could = [
         held
         for held in state.running
         if held.lane == "background" and held.passed_over < MAX_PASSED_OVER
     ]
-    could.sort(key=lambda held: (held.computed, -held.key))
-    together = [tuple(could[:n]) for n in range(2, len(could) + 1)]
-    for going in [*[(held,) for held in could], *together]:
-        cells = sum(held.cells for held in going)
-        if cells < missing:
+    return _making_room(state, could, lambda _going: persons)
+
+
+def makes_way(state: AdmissionState) -> tuple[int, ...]:
+    """Return which parked requests make room for another client's, where `admit` found nobody.
+
+    Those whose readers have been away for `AWAY_S`, in the order of :func:`gives_place`. A client's
+    own request does not take the room of its other one.
+    """
+
+    def others(going: Sequence[Holder]) -> Sequence[Waiting]:
+        clients = {held.client for held in going}
+        return [waiting for waiting in state.waiting if waiting.client not in clients]
+
+    return _making_room(state, [held for held in state.running if is_away(held)], others)
+
+
+def is_away(held: Holder) -> bool:
+    """Whether its reader is behind for so long that its room is there for others."""
+    return held.parked_s >= AWAY_S
+
+
+def _making_room(
+    state: AdmissionState,
+    could: Sequence[Holder],
+    whom_for: Callable[[Sequence[Holder]], Sequence[Waiting]],
+) -> tuple[int, ...]:
+    """Return who of those that `could` go does, so that somebody of `whom_for` them gets in."""
+    could = sorted(could, key=lambda held: (held.computed, -held.key))
+    together = [could[:n] for n in range(2, len(could) + 1)]
+    for going in [*[[held] for held in could], *together]:
+        for_them = {waiting.key: waiting.cells for waiting in whom_for(going)}
+        slots = state.free_slots + len(going)
+        cells = state.free_cells + sum(held.cells for held in going)
+        if not for_them or cells < min(for_them.values()):
             continue
-        slots, cells = state.free_slots + len(going), state.free_cells + cells
-        if not persons.keys().isdisjoint(admit(evolve(state, free_slots=slots, free_cells=cells))):
+        if not for_them.keys().isdisjoint(admit(evolve(state, free_slots=slots, free_cells=cells))):
             return tuple(held.key for held in going)
     return ()
 

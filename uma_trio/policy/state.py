@@ -90,7 +90,8 @@ class Waiting:
 class Holder:
     """One request that has a slot: whose it is, and what its place is worth.
 
-    `cells` are reserved for it; `computed` of its tokens would have to be computed again.
+    `cells` are reserved for it; `computed` of its tokens would have to be computed again. It has
+    been parked for `parked_s`, 0 if its reader keeps up.
     """
 
     key: int
@@ -99,6 +100,7 @@ class Holder:
     cells: int
     computed: int
     passed_over: int
+    parked_s: float = 0.0
 
 
 NO_WORK = Work(0, 0)
