@@ -1,5 +1,9 @@
 """A connection: what may be said when, what is refused, and what is left afterwards."""
 
+import contextlib
+import gc
+import weakref
+
 import msgspec
 import pytest
 
@@ -321,13 +325,36 @@ def test_a_framing_fault_is_always_fatal(state):
 
 
 def test_a_fatal_fault_is_raised_again():
-    """Asking once more does not make the bytes better."""
+    """Asking once more does not make the bytes better: the same words, in an exception of its own."""
     server = Connection(SERVER)
     first = _refused(server, BAD_JSON)
     server.receive_data(frame(encode_request(ASK)))
     with pytest.raises(RemoteProtocolError) as caught:
         server.next_event()
-    assert caught.value is first
+    again = caught.value
+    assert again is not first
+    assert (str(again), again.fatal, again.field) == (str(first), first.fatal, first.field)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [BAD_FIELD, BAD_JSON, b"\xff", b"[1]", b'{"type":"metrics","a":1,"a":2}', b"[" * 9999],
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_refused_document_is_gone_with_its_connection(payload, times):
+    """No cycle keeps it, or its connection, until the collector comes by."""
+    gc.disable()
+    try:
+        connection = Connection(SERVER)
+        connection.receive_data(frame(payload))
+        for _ in range(times):
+            with contextlib.suppress(RemoteProtocolError):
+                connection.next_event()
+        left = weakref.ref(connection)
+        del connection
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 # --- end of file ---

@@ -195,7 +195,7 @@ class Connection:
             RemoteProtocolError: see the head of this module for what is left afterwards.
         """
         if self._fault is not None:
-            raise self._fault.with_traceback(None)
+            raise _anew(self._fault)
         if self._ours.state in _DONE:
             return PAUSED
         if self._in_error:
@@ -379,9 +379,21 @@ class Connection:
     def _break(self, exc: RemoteProtocolError) -> None:
         """Stop trusting the peer's bytes for good."""
         exc.fatal = True
-        self._fault = exc
+        # The one that is raised leads through its traceback back here, and to all that was received.
+        self._fault = _anew(exc)
         self._reader.clear()
         self._ours.feed(Input.BREAK)
+
+
+def _anew(fault: RemoteProtocolError) -> RemoteProtocolError:
+    """The same fault, which was never raised and so refers to nobody's frames."""
+    return RemoteProtocolError(
+        fault.code,
+        fault.message,
+        field=fault.field,
+        request_id=fault.request_id,
+        fatal=fault.fatal,
+    )
 
 
 def _input_of(event: Request | Event, inputs: dict[type, Input]) -> Input:
