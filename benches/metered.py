@@ -112,7 +112,7 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     from uma_trio import daemon
     from uma_trio.backend.base import Overlap, nothing
     from uma_trio.backend.fake import FakeBackend
-    from uma_trio.config import Config
+    from uma_trio.config.options import Config
 
     parser = argparse.ArgumentParser()
     parser.add_argument("serve")

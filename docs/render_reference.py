@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, KV_TYPES, OPTIONS
-from uma_trio.options import Option
-from uma_trio.reserved import RESERVED
+from uma_trio.config.option import Option
+from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, KV_TYPES, OPTIONS
+from uma_trio.config.reserved import RESERVED
 from uma_trio.telemetry.catalogue import METRICS, SCORECARD, Metric
 
 HERE = Path(__file__).resolve().parent

@@ -14,9 +14,9 @@ import trio
 from uma_trio import daemon
 from uma_trio.backend.base import Overlap, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
-from uma_trio.config import OPTIONS, Config
+from uma_trio.config.options import OPTIONS, Config
+from uma_trio.config.settings import flag_key, load
 from uma_trio.engine.task import EngineDied
-from uma_trio.settings import flag_key, load
 from uma_trio.sockets.listener import SocketTaken
 from uma_trio.telemetry import log
 

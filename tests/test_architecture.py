@@ -23,13 +23,8 @@ ALLOWED = {
     "uma_trio": set(),
     "uma_trio.machine": set(),
     "uma_trio.spelling": set(),
-    "uma_trio.options": {"attrs", "cattrs"},
-    "uma_trio.config": {"attrs", "uma_trio.options"},
-    "uma_trio.reserved": {"attrs", "uma_trio.options"},
-    "uma_trio.settings": {
-        "yaml",
-        *("uma_trio.config", "uma_trio.options", "uma_trio.reserved", "uma_trio.spelling"),
-    },
+    "uma_trio.config": {"attrs", "cattrs", "uma_trio.spelling"},
+    "uma_trio.config.settings": {"yaml", "uma_trio.config", "uma_trio.spelling"},
     "uma_trio.models": set(),
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),

@@ -56,7 +56,7 @@ from uma_trio.cli.checks import (
 from uma_trio.cli.demo_pane import Pane
 from uma_trio.cli.output import count, duration, harmless, policy_in_words, size
 from uma_trio.cli.serve import ready_block
-from uma_trio.config import Config
+from uma_trio.config.options import Config
 from uma_trio.daemon import ReadyInfo
 from uma_trio.models import bundled_model
 from uma_trio.sockets.listener import claim
@@ -207,7 +207,7 @@ async def test_help_is_answered(arguments: Sequence[str]) -> None:
 
 async def test_help_names_every_option_once() -> None:
     """The help is made from the declarations, and hides what is for later."""
-    from uma_trio.config import OPTIONS
+    from uma_trio.config.options import OPTIONS
 
     _, out, _ = await run("umad", "serve", "--help")
     words = out.split()

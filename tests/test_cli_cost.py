@@ -13,7 +13,7 @@ from uma_trio.backend.base import Backend, ModelError
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.cli.cost import Step, _table, bar, decoders_ms, show_cost, steps, summary
 from uma_trio.cli.doctor import doctor
-from uma_trio.config import Config
+from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
 from uma_trio.policy.cost import CostModel, Staircase
 

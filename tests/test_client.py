@@ -27,7 +27,7 @@ from uma_trio.client import (
     generate_sync,
 )
 from uma_trio.client.link import Link
-from uma_trio.config import Config
+from uma_trio.config.options import Config
 from uma_trio.sockets.listener import claim
 
 

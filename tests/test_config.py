@@ -8,12 +8,12 @@ import pytest
 from attrs.exceptions import FrozenInstanceError
 
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.config import KV_TYPES, OPTIONS, Config, replace
-from uma_trio.options import ConfigError, show
+from uma_trio.config.option import ConfigError, show
+from uma_trio.config.options import KV_TYPES, OPTIONS, Config, replace
+from uma_trio.config.reserved import RESERVED
+from uma_trio.config.settings import flag_key, known_env, known_keys, load
 from uma_trio.parts import chosen_policy, engine_settings
 from uma_trio.policy.state import Contract
-from uma_trio.reserved import RESERVED
-from uma_trio.settings import flag_key, known_env, known_keys, load
 
 TRACKER = """
 model: "/models/qwen-coder-30b-q8.gguf"

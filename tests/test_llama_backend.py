@@ -26,7 +26,7 @@ from uma_trio.backend._llama_lib import LogLevel, parse_features
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
 from uma_trio.backend.llama import LlamaBackend, system_info
-from uma_trio.config import Config
+from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
 from uma_trio.parts import load_backend
 from uma_trio.policy.plan import Plan, PlanItem

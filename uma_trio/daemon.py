@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 from uma_protocol import Code
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelInfo
-from uma_trio.config import Config
+from uma_trio.config.options import Config
 from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
@@ -84,7 +84,7 @@ async def serve(
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves there; nothing was loaded.
         uma_trio.sockets.listener.SocketUnusable: the socket cannot be made there.
-        uma_trio.options.ConfigError: no policy has that name, or the trace or the scorecard cannot
+        uma_trio.config.option.ConfigError: no policy has that name, or the trace or the scorecard cannot
             be written where they should be.
         uma_trio.backend.base.ModelError: the model cannot be used.
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.

@@ -13,7 +13,8 @@ from attrs import evolve
 
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
-from uma_trio.config import Config
+from uma_trio.config.option import ConfigError
+from uma_trio.config.options import Config
 from uma_trio.costing.calibrate import assume_looking_back
 from uma_trio.costing.measured import measured_cost
 from uma_trio.engine.planner import EngineSettings
@@ -22,7 +23,6 @@ from uma_trio.engine.trace import TraceFile
 from uma_trio.machine import limit_spinning, physical_cores
 from uma_trio.models import bundled_model
 from uma_trio.net.settings import Settings
-from uma_trio.options import ConfigError
 from uma_trio.policy.cost import Work
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from attrs import frozen
 
 from uma_trio.cli.output import policy_in_words, size
-from uma_trio.config import Config
+from uma_trio.config.option import ConfigError
+from uma_trio.config.options import Config
 from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cores
-from uma_trio.options import ConfigError
 
 Weight = Literal["ok", "slow", "blocks"]
 

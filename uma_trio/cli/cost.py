@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from uma_trio.backend.base import Backend
-    from uma_trio.config import Config
+    from uma_trio.config.options import Config
     from uma_trio.costing.measured import Measured
     from uma_trio.parts import Progress
     from uma_trio.policy.cost import CostModel

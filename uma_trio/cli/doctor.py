@@ -11,12 +11,13 @@ from typing import Annotated
 import attrs
 from cyclopts import Parameter
 
-from uma_trio import __version__, settings
+from uma_trio import __version__
 from uma_trio.cli import checks
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
-from uma_trio.config import Config
-from uma_trio.options import ConfigError
+from uma_trio.config import settings
+from uma_trio.config.option import ConfigError
+from uma_trio.config.options import Config
 
 _MARGIN = " " * 8  # under the text beside the mark
 _LEAST_ROOM = 20  # columns

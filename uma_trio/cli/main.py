@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from uma_trio import __version__
 from uma_trio.cli.output import INTERRUPTED, OK, REFUSED, USAGE, complain
-from uma_trio.options import ConfigError
+from uma_trio.config.option import ConfigError
 
 _VERBS = {
     "serve": "Load the model and serve it on a Unix socket, until Ctrl-C.",

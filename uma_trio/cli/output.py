@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from uma_trio import settings
-from uma_trio.config import CONFIG_ENV, Config
+from uma_trio.config import settings
+from uma_trio.config.options import CONFIG_ENV, Config
 
 if TYPE_CHECKING:
     from rich.console import Console

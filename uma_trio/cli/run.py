@@ -26,7 +26,7 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
-from uma_trio.options import ConfigError
+from uma_trio.config.option import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from uma_trio import settings
 from uma_trio.cli.output import (
     ENGINE_DIED,
     OK,
@@ -27,14 +26,15 @@ from uma_trio.cli.output import (
     policy_in_words,
     size,
 )
-from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, OPTIONS
-from uma_trio.options import Option
-from uma_trio.reserved import RESERVED
+from uma_trio.config import settings
+from uma_trio.config.option import Option
+from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, OPTIONS
+from uma_trio.config.reserved import RESERVED
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from uma_trio.config import Config
+    from uma_trio.config.options import Config
     from uma_trio.daemon import ReadyInfo
 
 _SLOW_S = 1.0  # a load that takes longer deserves a progress bar
@@ -58,8 +58,8 @@ def run_daemon(config: Config) -> int:
 
     from uma_trio import daemon
     from uma_trio.backend.base import ModelError
+    from uma_trio.config.option import ConfigError
     from uma_trio.engine.task import EngineDied
-    from uma_trio.options import ConfigError
     from uma_trio.sockets.listener import SocketTaken, SocketUnusable
 
     progress = LoadProgress()

@@ -1,6 +1,6 @@
 """What an option is: how it is spelled in each place, what it accepts, and how that is read.
 
-The vocabulary of :mod:`uma_trio.config`, which declares the options themselves. Values arrive
+The vocabulary of :mod:`uma_trio.config.options`, which declares the options themselves. Values arrive
 as text (flags, environment) or as what YAML makes of them; both are structured by one cattrs
 converter, which is strict: ``true`` is not a number and ``1.5`` is not a count.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from uma_trio.options import ConfigError, as_written
+from uma_trio.config.option import ConfigError, as_written
 
 
 @frozen

@@ -1,6 +1,6 @@
 """Every option of the daemon, declared once: flag, environment, YAML key, default, bounds, help.
 
-How the places it may come from are joined is :mod:`uma_trio.settings`.
+How the places it may come from are joined is :mod:`uma_trio.config.settings`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, get_type_hints
 import attrs
 from attrs import frozen
 
-from uma_trio.options import Option, option, options_of, seconds, show
+from uma_trio.config.option import Option, option, options_of, seconds, show
 
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
 FLASH_ATTENTION = ("auto", "on", "off")
@@ -57,7 +57,7 @@ def _log_level(raw: object) -> object:
 
 @frozen(kw_only=True)
 class Config:
-    """What the daemon runs with. Build it with :func:`uma_trio.settings.load`, or by hand in tests."""
+    """What the daemon runs with. Build it with :func:`uma_trio.config.settings.load`, or by hand in tests."""
 
     model: Path | None = option(
         None,

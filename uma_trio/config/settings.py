@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uma_trio.config import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, Config
-from uma_trio.options import ConfigError, Option, as_written
-from uma_trio.reserved import RESERVED
+from uma_trio.config.option import ConfigError, Option, as_written
+from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, Config
+from uma_trio.config.reserved import RESERVED
 from uma_trio.spelling import nearest
 
 if TYPE_CHECKING:
