@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from uma_trio.backend.kv_types import KV_TYPES
 from uma_trio.config.option import Option
-from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, KV_TYPES, OPTIONS
+from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, OPTIONS
 from uma_trio.config.reserved import RESERVED
 from uma_trio.telemetry.catalogue import METRICS, SCORECARD, Metric
 
@@ -45,7 +46,7 @@ def config() -> str:
         "file's socket, and nothing else.",
         "## Settings",
         _table(("flag", "environment", "YAML", "default", "bounds", "since", "what it does"), rows),
-        f"KV types: {_codes(KV_TYPES)}; `q8` means `q8_0`. There is no `q6` for a KV cache.",
+        f"KV types: {_codes(KV_TYPES)}; `q8` means `q8_0`, and so on. There is no `q6` for a KV cache.",
         "In the tracker's YAML `limits.max_tokens` is a limit, so it sets `--max-tokens-cap`; "
         "the flat `max_tokens` sets what a request gets that names none.",
         "## Accepted at one value",
@@ -88,9 +89,9 @@ of CSV, or of JSON where the name ends in `.jsonl` or `.ndjson`; \
 the columns are named in the first line, in JSON in each, and a file that has others is refused. A line that \
 cannot be written later, on a full disk, is lost; the log says so once, and the daemon goes on. \
 The metric `scorecard` holds the same for the interval that has just passed, brought up to date \
-every `--metrics-tick-ms` (1000), the metrics tick of the seeds' YAML.
+every second.
 
-An interval is as long as asked for to half a metrics tick; `interval_s` says how long it was, and \
+An interval is as long as asked for to half a second; `interval_s` says how long it was, and \
 every rate is by that. A tick counts in the interval in which it ended. What cannot be \
 known is an empty cell (`null` in JSON): percentiles without a gap, the contract's figures under a \
 policy that promises nothing."""

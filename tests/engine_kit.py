@@ -30,10 +30,11 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Recorded
+from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import Lane, SchedulerState
+from uma_trio.policy.state import SchedulerState
 from uma_trio.telemetry.metrics import Metrics
 
 

@@ -23,16 +23,20 @@ ALLOWED = {
     "uma_trio": set(),
     "uma_trio.machine": set(),
     "uma_trio.spelling": set(),
-    "uma_trio.config": {"attrs", "cattrs", "uma_trio.spelling"},
+    "uma_trio.lanes": set(),
+    "uma_trio.config": {
+        *("attrs", "cattrs", "uma_trio.spelling"),
+        *("uma_trio.backend.kv_types", "uma_trio.sockets.path"),
+    },
     "uma_trio.config.settings": {"yaml", "uma_trio.config", "uma_trio.spelling"},
     "uma_trio.models": set(),
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),
         *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),
     },
-    "uma_trio.policy": {"attrs", "numpy", "uma_trio.spelling"},
+    "uma_trio.policy": {"attrs", "numpy", "uma_trio.lanes", "uma_trio.spelling"},
     "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},
-    "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog"},
+    "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog", "uma_trio.lanes"},
     "uma_trio.telemetry.scorekeeper": {"trio", "uma_trio.telemetry"},
     "uma_trio.text": {
         *("attrs", "jinja2", "numpy"),
@@ -44,6 +48,7 @@ ALLOWED = {
     "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry", "uma_trio.spelling"},
     "uma_trio.backend.llama": {"attrs", "numpy", "llama_cpp", "uma_trio.backend"},
     "uma_trio.engine": {
+        "uma_trio.lanes",
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
         *("uma_trio.policy", "uma_trio.backend.base", "uma_trio.costing.refine"),
     },
@@ -52,6 +57,7 @@ ALLOWED = {
     "uma_trio.engine.task": {"trio", "uma_trio.engine", "uma_trio.telemetry"},
     "uma_trio.sockets": {"attrs", "trio"},
     "uma_trio.service": {
+        "uma_trio.lanes",
         *(
             "attrs",
             "numpy",
@@ -69,6 +75,7 @@ ALLOWED = {
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio.sim": {
+        "uma_trio.lanes",
         *("attrs", "numpy", "uma_trio.costing.store", "uma_trio.engine", "uma_trio.policy"),
         *("uma_trio.backend.base", "uma_trio.backend.fake", "uma_trio.telemetry.metrics"),
     },

@@ -8,8 +8,9 @@ import pytest
 from attrs.exceptions import FrozenInstanceError
 
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.backend.kv_types import KV_TYPES
 from uma_trio.config.option import ConfigError, show
-from uma_trio.config.options import KV_TYPES, OPTIONS, Config, replace
+from uma_trio.config.options import OPTIONS, Config, replace
 from uma_trio.config.reserved import RESERVED
 from uma_trio.config.settings import flag_key, known_env, known_keys, load
 from uma_trio.parts import chosen_policy, engine_settings
@@ -86,11 +87,13 @@ def test_the_trackers_yaml_is_read_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_the_scorecard_is_set_by_the_keys_of_both_layouts(tmp_path: Path) -> None:
-    """The tracker's tick and the brief's interval mean what they say there."""
-    text = "metrics: {tick_interval_ms: 250}\nlogging: {scorecard: c.csv, scorecard_interval_s: 30}"
+    """The brief's interval means what it says there; the tracker's tick is accepted at its value."""
+    text = (
+        "metrics: {tick_interval_ms: 1000}\nlogging: {scorecard: c.csv, scorecard_interval_s: 30}"
+    )
     config = from_yaml(tmp_path, text)
     assert config.scorecard == Path("c.csv")
-    assert (config.scorecard_interval_s, config.metrics_tick_ms) == (30, 250)
+    assert config.scorecard_interval_s == 30
 
 
 def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
@@ -112,6 +115,15 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
         ("qos: {interactive: {priority: 0}}", "uma.yaml: qos.interactive.priority: 0 is out of"),
         ("qos: {interactive: 10}", "qos.interactive takes settings, {priority: ...}, and not 10"),
         ("qos: 5", "{interactive: {priority: ...}, background: {priority: ...}}, and not 5"),
+        (
+            "qos: {background: {priority: 2}}",
+            "qos.interactive.priority is relative to it; leave it",
+        ),
+        (
+            "metrics: {tick_interval_ms: 250}",
+            "brought up to date each second; leave it out or use 1",
+        ),
+        ("scheduler: {start_target_tokens: 8}", "start_target_tokens: 8 is not available"),
         ("scheduler: {preempt_at_token: false}", "scheduler.preempt_at_token: false is not"),
         ("interactive_priority: 2000000", "2000000 is out of range, the most is 1000000"),
         ("tick_budget_ms: .nan", "is not a number"),
@@ -177,7 +189,6 @@ def test_what_is_promised_is_what_the_options_say() -> None:
         background_floor=0.1,
         newcomer_tokens=256,
         interactive_weight=8.0,
-        background_weight=2.0,
     )
     flags = {
         "policy": "baseline",  # which measures nothing first
@@ -186,7 +197,6 @@ def test_what_is_promised_is_what_the_options_say() -> None:
         "background_floor": "0.1",
         "interactive_prompt": "256",
         "interactive_priority": "8",
-        "background_priority": "2",
     }
     assert engine_settings(load(flags, {}), FakeBackend()).contract == promised
 

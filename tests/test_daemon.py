@@ -539,7 +539,7 @@ def test_the_scorecard_grows_while_the_daemon_serves_and_once_more_when_it_stops
 ) -> None:
     """Its lines add up to the whole life of the daemon, and the metrics show the latest."""
     card = tmp_path / f"card.{kind}"
-    options = (f"scorecard={card}", "scorecard_interval_s=0.2", "metrics_tick_ms=100")
+    options = (f"scorecard={card}", "scorecard_interval_s=0.2")
     with daemon("cost=0.005", *options) as running:
         list(generate_sync("hello", running.path, max_tokens=30))
         eventually(lambda: card.read_text(encoding="utf-8").count("\n") >= 3)

@@ -15,9 +15,9 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, Wakeup, run_engine, run_inline
+from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
-from uma_trio.policy.state import Lane
 from uma_trio.telemetry.metrics import Metrics
 
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
+from uma_trio.lanes import Lane
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.fairness import lift, turns
-from uma_trio.policy.state import Contract, Lane, Memory, SequenceView
+from uma_trio.policy.state import Contract, Memory, SequenceView
 
 STAIRS = Staircase(
     (1, 2, 3, 4, 8, 16, 64, 512), (0.008, 0.012, 0.016, 0.011, 0.019, 0.026, 0.1, 0.8)

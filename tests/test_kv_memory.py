@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from uma_trio.backend.gguf_header import GgufHeader, Value
-from uma_trio.backend.kv_memory import (
-    attention_only,
-    available_memory,
-    kv_bytes,
-    kv_type_name,
-    score_bytes,
-)
+from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
+from uma_trio.backend.kv_types import kv_type_name
 
 
 def header(**keys: Value) -> GgufHeader:
@@ -77,7 +72,7 @@ def test_kv_types_have_short_names(name: str, full: str) -> None:
 @pytest.mark.parametrize("name", ["q6", "q6_0", "int8", ""])
 def test_an_unknown_kv_type_lists_those_there_are(name: str) -> None:
     """The refusal is enough to choose another."""
-    with pytest.raises(ValueError, match=r"llama\.cpp has f32, f16, bf16, q8_0"):
+    with pytest.raises(ValueError, match=r"llama\.cpp has f16, f32, bf16, q8_0"):
         kv_type_name(name)
 
 

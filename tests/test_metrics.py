@@ -21,10 +21,11 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit, Targets
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.contract import contract
 from uma_trio.policy.pipeline import Policy
-from uma_trio.policy.state import Contract, Lane
+from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.telemetry.catalogue import METRICS
 from uma_trio.telemetry.exposition import prometheus

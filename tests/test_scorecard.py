@@ -287,7 +287,7 @@ class Keeper:
         self.metrics = Metrics(clock=trio.current_time)
         self._clock = clock
         memory = SharedMemory(lambda: 7, clock.current_time)
-        self.task = ScoreKeeper(self.metrics, 5.0, 1.0, self.disk, memory=memory)
+        self.task = ScoreKeeper(self.metrics, 5.0, self.disk, memory=memory)
 
     async def passes(self, seconds: int) -> None:
         """Let so many seconds pass, one by one, each with all that happens in it."""
@@ -347,7 +347,7 @@ async def test_without_a_file_the_metrics_have_a_scorecard_all_the_same(
 ) -> None:
     """It costs nothing to ask for one later."""
     keeper = Keeper(mock_clock)
-    keeper.task = ScoreKeeper(keeper.metrics, 5.0, 1.0, None)
+    keeper.task = ScoreKeeper(keeper.metrics, 5.0, None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.task.run)
         await trio.testing.wait_all_tasks_blocked()

@@ -26,9 +26,10 @@ from scene_kit import CPU, GPU, Noted, Scene, play
 from uma_trio import __version__
 from uma_trio.backend.fake import Fault
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.lanes import Lane
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, encode
-from uma_trio.policy.state import Contract, Lane
+from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 
 FOLDER = Path(__file__).parent / "fixtures" / "traces"

@@ -123,9 +123,7 @@ class _Daemon:
         self._backend = backend
         self._log = log.get("daemon")
         metrics = _described(config, backend, settings)
-        self._scorekeeper = ScoreKeeper(
-            metrics, config.scorecard_interval_s, config.metrics_tick_ms / 1e3, table
-        )
+        self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
         self._inbox = Inbox(config.max_queue)
         outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
         self._engine = Engine(

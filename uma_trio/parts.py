@@ -82,13 +82,8 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
         background_floor=config.background_floor,
         newcomer_tokens=config.interactive_prompt,
         interactive_weight=config.interactive_priority,
-        background_weight=config.background_priority,
     )
-    plain = EngineSettings(
-        tick_budget_s=config.tick_budget_ms / 1e3,
-        start_tokens=config.start_target_tokens,
-        contract=contract,
-    )
+    plain = EngineSettings(tick_budget_s=config.tick_budget_ms / 1e3, contract=contract)
     if not _scratch_slots(config):
         return plain
     cost = measured_cost(backend).cost

@@ -36,10 +36,11 @@ from uma_protocol import (
     frame,
 )
 from uma_protocol.testing import ConnectionPair
+from uma_trio.lanes import Lane
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import Lane, SchedulerState
+from uma_trio.policy.state import SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.sim.latency import percentile
 from uma_trio.sim.machine import TABLES, built_in

@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as llama
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.base import ModelError
-from uma_trio.backend.kv_memory import KV_TYPES
+from uma_trio.backend.kv_types import KV_TYPES
 
 # load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
 _LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}

@@ -11,14 +11,8 @@ from typing import Final
 
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader
-from uma_trio.backend.kv_memory import (
-    KV_TYPES,
-    attention_only,
-    available_memory,
-    kv_bytes,
-    kv_type_name,
-    score_bytes,
-)
+from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
+from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 
 MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
 # LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.

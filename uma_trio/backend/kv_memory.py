@@ -6,54 +6,14 @@ kills the process when it is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
-
 from uma_trio.backend.gguf_header import GgufHeader
-from uma_trio.spelling import nearest
+from uma_trio.backend.kv_types import KV_TYPES
 
-
-@frozen
-class KvType:
-    """How the KV cache stores a number: ggml's type id, and bytes for a block of elements."""
-
-    ggml_type: int
-    block: int
-    block_bytes: int
-
-    @property
-    def quantised(self) -> bool:
-        """Whether several elements share a scale; the V cache then needs flash attention."""
-        return self.block > 1
-
-
-#: What llama.cpp offers for its KV cache (common/arg.cpp, kv_cache_types), by name.
-KV_TYPES: Final[Mapping[str, KvType]] = {
-    "f32": KvType(0, 1, 4),
-    "f16": KvType(1, 1, 2),
-    "bf16": KvType(30, 1, 2),
-    "q8_0": KvType(8, 32, 34),
-    "q5_1": KvType(7, 32, 24),
-    "q5_0": KvType(6, 32, 22),
-    "q4_1": KvType(3, 32, 20),
-    "q4_0": KvType(2, 32, 18),
-    "iq4_nl": KvType(20, 32, 18),
-}
 #: The tokens of one decode at the most, unless a caller says otherwise.
 N_BATCH: Final = 512
-_ALIASES: Final = {"q8": "q8_0", "q5": "q5_0", "q4": "q4_0"}
-
-
-def kv_type_name(name: str) -> str:
-    """Return the full name of a KV type: ``q8`` is ``q8_0``. Raises ValueError with a hint."""
-    wanted = _ALIASES.get(name.lower(), name.lower())
-    if wanted in KV_TYPES:
-        return wanted
-    hint = nearest(wanted, KV_TYPES)
-    raise ValueError(f"there is no KV type {name!r}{hint}; llama.cpp has {', '.join(KV_TYPES)}")
 
 
 def kv_bytes(header: GgufHeader, n_ctx: int, kv_type: str) -> int:

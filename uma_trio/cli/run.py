@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attrs import frozen
 from cyclopts import Parameter
@@ -27,6 +27,7 @@ from uma_trio.cli.output import (
     socket_path,
 )
 from uma_trio.config.option import ConfigError
+from uma_trio.lanes import Lane
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,7 +87,7 @@ class Asking:
         bool, Parameter(help="Print the answer as it comes, or all of it at its end.")
     ] = True
     priority: Annotated[
-        Literal["interactive", "background"],
+        Lane,
         Parameter(help="Whether a person is waiting; the default is yes."),
     ] = "interactive"
     session: Annotated[str | None, Parameter(help="The key of a conversation.")] = None

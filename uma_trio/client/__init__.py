@@ -10,10 +10,10 @@ Scripts without trio use :func:`generate_sync`.
 
 from uma_protocol import Alternative, Eos, Explanation, Logprobs, Message, SessionInfo, Slo, Token
 from uma_trio.client.errors import ConnectionFailed, ServerError
-from uma_trio.client.link import DEFAULT_SOCKET
 from uma_trio.client.request import HELD_BACK, Chat, Params
 from uma_trio.client.script import generate_sync
 from uma_trio.client.streaming import Client, Generation, connect
+from uma_trio.sockets.path import DEFAULT_SOCKET
 
 __all__ = [
     "DEFAULT_SOCKET",

@@ -22,10 +22,9 @@ from uma_protocol import (
     Role,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
+from uma_trio.sockets.path import DEFAULT_SOCKET
 from uma_trio.sockets.peers import peer_of
 from uma_trio.sockets.transport import Transport
-
-DEFAULT_SOCKET = "/tmp/uma.sock"  # noqa: S108 - the daemon's default; both ends check the uid
 
 _ATTEMPTS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0

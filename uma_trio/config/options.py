@@ -12,9 +12,10 @@ from typing import Literal, get_type_hints
 import attrs
 from attrs import frozen
 
+from uma_trio.backend.kv_types import KV_ALIASES, KV_TYPES
 from uma_trio.config.option import Option, option, options_of, seconds, show
+from uma_trio.sockets.path import DEFAULT_SOCKET
 
-KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
 FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -30,7 +31,7 @@ def _kv_type(raw: object) -> object:
             f"it has {', '.join(KV_TYPES)}"
         )
         raise ValueError(message)
-    return "q8_0" if text == "q8" else text
+    return KV_ALIASES.get(text, text)
 
 
 def _bandwidth(raw: object) -> object:
@@ -69,7 +70,7 @@ class Config:
         help="The GGUF file to load, once, for every client.",
     )
     socket: Path = option(
-        Path("/tmp/uma.sock"),  # noqa: S108  the seeds' path; both ends check the other's uid
+        Path(DEFAULT_SOCKET),
         flag="--socket",
         env=("UMA_SOCK",),
         yaml=("ipc.uds_path",),
@@ -171,17 +172,6 @@ class Config:
         since="0.1",
         help="How long one tick should take when prompts are waiting (baseline policy).",
     )
-    start_target_tokens: int = option(
-        32,
-        flag="--start-target-tokens",
-        yaml=("scheduler.start_target_tokens",),
-        minimum=8,
-        maximum=1 << 20,
-        unit="tokens",
-        since="0.1",
-        help="How many tokens a tick holds at first, before ticks have shown how long they take "
-        "(baseline policy).",
-    )
     policy: str = option(
         "contract",
         flag="--policy",
@@ -234,17 +224,8 @@ class Config:
         above=0,
         maximum=1e6,
         since="0.1",
-        help="The interactive lane's share of what is left beside running streams, against the "
-        "background's (contract policy).",
-    )
-    background_priority: float = option(
-        1.0,
-        flag="--background-priority",
-        yaml=("qos.background.priority",),
-        above=0,
-        maximum=1e6,
-        since="0.1",
-        help="The background lane's share, against the interactive one's (contract policy).",
+        help="How many parts the interactive lane gets of what is left beside running streams, for "
+        "each one of the background lane's (contract policy).",
     )
     bmt_budget: float | None = option(
         None,
@@ -262,11 +243,11 @@ class Config:
     kv_type: str = option(
         "f16",
         flag="--kv-type",
-        choices=KV_TYPES,
+        choices=tuple(KV_TYPES),
         read=_kv_type,
         metavar="TYPE",
         since="0.1",
-        help="How the KV cache is stored; q8 means q8_0.",
+        help="How the KV cache is stored; q8, q5 and q4 mean q8_0, q5_0 and q4_0.",
     )
     flash_attention: str = option(
         "auto",
@@ -357,17 +338,6 @@ class Config:
         unit="s",
         since="0.1",
         help="How long a time each line of the scorecard is about, and the one in the metrics.",
-    )
-    metrics_tick_ms: float = option(
-        1000.0,
-        flag="--metrics-tick-ms",
-        yaml=("metrics.tick_interval_ms",),
-        minimum=10,
-        maximum=3_600_000,
-        unit="ms",
-        since="0.1",
-        help="How often the scorecard in the metrics is brought up to date; no less often than "
-        "its interval.",
     )
     log_level: LogLevel = option(
         "info",

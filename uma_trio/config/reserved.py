@@ -41,6 +41,18 @@ RESERVED: tuple[Reserved, ...] = (
         None, ("4",), "the measured staircase says how much to merge", ("scheduler.max_merge",)
     ),
     Reserved(
+        None, ("32",), "ticks soon show how many they hold", ("scheduler.start_target_tokens",)
+    ),
+    Reserved(
+        None,
+        ("1000",),
+        "the scorecard is brought up to date each second",
+        ("metrics.tick_interval_ms",),
+    ),
+    Reserved(
+        None, ("1",), "qos.interactive.priority is relative to it", ("qos.background.priority",)
+    ),
+    Reserved(
         None, ("on", "true"), "requests always join at a token", ("scheduler.preempt_at_token",)
     ),
 )

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import Recorded
+from uma_trio.lanes import Lane
 from uma_trio.policy.abort import Newcomer
-from uma_trio.policy.state import Lane
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]

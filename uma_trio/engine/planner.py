@@ -46,7 +46,6 @@ class EngineSettings:
     """
 
     tick_budget_s: float = 0.030
-    start_tokens: int = 32
     contract: Contract = field(factory=Contract)
     scratch_slots: int = 0
     cost: CostModel | None = None
@@ -84,7 +83,7 @@ class Planner:
         self._before = NO_WORK
         self._prepared: PreparedTick | None = None
         self._ticks = 0
-        self.memory = Memory(target_tokens=settings.start_tokens, cost=settings.cost)
+        self.memory = Memory(cost=settings.cost)
 
     def plan(self, now: float) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if nobody has anything to compute.

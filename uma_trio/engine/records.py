@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from uma_trio.lanes import Lane
 from uma_trio.policy.plan import Limit, PlanItem, Skip
-from uma_trio.policy.state import Lane
 
 
 @frozen

@@ -16,8 +16,9 @@ from uma_trio.engine.publisher import Ending, Publisher
 from uma_trio.engine.recorder import AWAY, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.step import Outcome
+from uma_trio.lanes import Lane
 from uma_trio.policy.admission import is_away
-from uma_trio.policy.state import AdmissionState, Lane
+from uma_trio.policy.state import AdmissionState
 from uma_trio.telemetry.metrics import Metrics
 
 

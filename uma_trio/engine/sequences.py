@@ -8,8 +8,9 @@ from attrs import frozen
 from uma_trio.engine.messages import FinishReason, SequenceReport, SequenceState, Submit
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import Drawn, Outcome, Step
+from uma_trio.lanes import Lane
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.state import Holder, Lane, SequenceView, Waiting
+from uma_trio.policy.state import Holder, SequenceView, Waiting
 from uma_trio.text.stream import TokenText
 
 # A background request reserves its prompt and this part of what it may generate; the rest it

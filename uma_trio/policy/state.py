@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal
 
 from attrs import field, frozen
 
+from uma_trio.lanes import Lane
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.traffic import Traffic
-
-Lane = Literal["interactive", "background"]
 
 
 @frozen

@@ -13,7 +13,7 @@ from attrs import field, frozen
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
-from uma_trio.policy.state import Lane
+from uma_trio.lanes import Lane
 from uma_trio.text.template import PLAINLY
 from uma_trio.text.template import Manner as Manner  # a word of the fronts, too
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import trio
 
-from uma_trio.policy.state import Lane
+from uma_trio.lanes import Lane
 from uma_trio.service.ask import Origin
 
 _REMEMBERED = 256  # as many as the engine can explain

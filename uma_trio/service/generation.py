@@ -22,7 +22,7 @@ from uma_trio.engine.messages import (
     Submit,
     TokenOut,
 )
-from uma_trio.policy.state import Lane
+from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Origin, Refusal
 from uma_trio.service.checks import Bounds, check_untokenised, max_tokens_for
 from uma_trio.service.directory import Directory

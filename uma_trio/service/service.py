@@ -19,7 +19,7 @@ from uma_trio.backend.base import IntArray, ModelInfo
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Explain, Inspect, SequenceReport
 from uma_trio.engine.records import Recorded
-from uma_trio.policy.state import Lane
+from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Chat, Origin, Refusal
 from uma_trio.service.checks import Bounds, check_vocabulary
 from uma_trio.service.directory import Directory

@@ -13,8 +13,8 @@ from statistics import median
 
 from attrs import define, field, frozen
 
+from uma_trio.lanes import Lane
 from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, decode
-from uma_trio.policy.state import Lane
 from uma_trio.sim.latency import percentile
 from uma_trio.sim.workload import ENDLESS, Session, Turn
 

@@ -18,7 +18,7 @@ from itertools import count
 
 from attrs import frozen
 
-from uma_trio.policy.state import Lane
+from uma_trio.lanes import Lane
 from uma_trio.sim.world import World
 
 BURSTINESS = 2.0  # coefficient of variation of the times between sessions

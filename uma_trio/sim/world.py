@@ -10,7 +10,7 @@ from itertools import count
 from attrs import Factory, define
 
 from uma_trio.engine.messages import Finished, StreamItem, Targets, TokenOut
-from uma_trio.policy.state import Lane
+from uma_trio.lanes import Lane
 from uma_trio.sim.latency import itl, startup_itl
 
 

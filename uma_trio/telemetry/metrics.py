@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import field, frozen
 
+from uma_trio.lanes import LANES
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import resident_bytes
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
@@ -19,7 +20,6 @@ from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 _EWMA_SHARE = 0.2
 _RECENT_GAPS = 4096
 _OUTCOMES = ("stop", "length", "cancelled", "error")
-_LANES = ("interactive", "background")
 
 
 @frozen
@@ -183,9 +183,9 @@ class Metrics:
         """
         self._load = (running, waiting, parked, cells_used, cells_reserved)
         if active is not None:
-            self._active = dict.fromkeys(_LANES, 0) | dict(active)
+            self._active = dict.fromkeys(LANES, 0) | dict(active)
         if queued is not None:
-            self._queued = dict.fromkeys(_LANES, 0) | dict(queued)
+            self._queued = dict.fromkeys(LANES, 0) | dict(queued)
 
     def session_opened(self) -> None:
         """Record a client connection that was accepted."""
@@ -248,8 +248,8 @@ class Metrics:
             "active_sessions": running,
             "queued_sessions": waiting,
             "parked_sessions": parked,
-            **{f"active_{lane}": self._active.get(lane) for lane in _LANES},
-            **{f"queued_{lane}": self._queued.get(lane) for lane in _LANES},
+            **{f"active_{lane}": self._active.get(lane) for lane in LANES},
+            **{f"queued_{lane}": self._queued.get(lane) for lane in LANES},
             "requests_total": dict(self._outcomes),
             "errors_total": dict(self._errors),
             "accept_failures_total": self._accept_failures,

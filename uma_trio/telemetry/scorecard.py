@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from uma_trio.lanes import LANES
 from uma_trio.telemetry.catalogue import SCORECARD
 from uma_trio.telemetry.memory import resident_bytes
 from uma_trio.telemetry.metrics import Metrics, Totals
@@ -69,7 +70,7 @@ class Scorecard:
             )
             if now.lanes
             else None
-            for lane in ("interactive", "background")
+            for lane in LANES
         }
         return {
             "time": datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds"),

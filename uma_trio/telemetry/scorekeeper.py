@@ -10,9 +10,11 @@ from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorecard import COLUMNS, Card, Scorecard
 from uma_trio.telemetry.table_file import TableFile
 
+UPDATE_S = 1.0  # how often the scorecard in the metrics is brought up to date
+
 
 class ScoreKeeper:
-    """Brings the scorecard up to date every `tick_s`, with a line for `table` every `interval_s`.
+    """Brings the scorecard up to date every second, with a line for `table` every `interval_s`.
 
     Files are read and written in a helper thread. A table that cannot be written any more is
     told of once, and tried again with every line: a disk may be made room on. What is being
@@ -23,12 +25,11 @@ class ScoreKeeper:
         self,
         metrics: Metrics,
         interval_s: float,
-        tick_s: float,
         table: TableFile | None,
         *,
         memory: SharedMemory | None = None,
     ) -> None:
-        self._tick_s = min(tick_s, interval_s)
+        self._tick_s = min(UPDATE_S, interval_s)
         self._card = Scorecard(metrics, interval_s)
         self._table = table
         self._memory = memory or SharedMemory()
