@@ -139,6 +139,8 @@ class Bench:
         credit: int = 10_000,
         stop: tuple[str, ...] = (),
         constraint: Constraint | None = None,
+        namespace: str | None = None,
+        session: str | None = None,
         **params: object,
     ) -> tuple[int, Sink]:
         """Submit a request; return its handle and its sink."""
@@ -160,6 +162,8 @@ class Bench:
                 sink=sink,
                 submitted=self.clock(),
                 constraint=constraint,
+                namespace=namespace,
+                session=session,
             )
         )
         return handle, sink

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from uma_protocol import (
     DEFAULT_MAX_FRAME_BYTES,
+    BeginningInfo,
     Eos,
     Error,
     Explain,
@@ -35,6 +36,7 @@ from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net import explained
 from uma_trio.policy.contract import contract
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
+from uma_trio.service.ask import owns
 from uma_trio.service.directory import Directory
 from uma_trio.sim.simulation import Simulation
 
@@ -260,7 +262,7 @@ def test_the_story_of_a_request_in_sentences() -> None:
         "parked 400 ms: its reader was behind",
         (
             "preempted 2 times, 100 ms without a slot: the KV cache had no room, or a person needed "
-            "its place; what it had computed was computed again"
+            "its place; what of that was not in the cache any more was computed again"
         ),
         "worst gap 33.5 ms in tick 812 (plan: long tick: every stream can bear 4x)",
     ]
@@ -293,6 +295,45 @@ def test_what_did_not_happen_has_no_sentence() -> None:
         "Request 3, background: queued, 5.5 ms old; 1 token of prompt, 0 of answer.",
         "queued 5.5 ms: the slot was busy",
     ]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (
+            BeginningInfo(tokens=640, source="saved", saved_ms=812.4, apart=640),
+            "640 of 700 prompt tokens were there, restored from memory: 812 ms saved",
+        ),
+        (
+            BeginningInfo(
+                tokens=312, source="leaf", saved_ms=90.0, apart=312, mine=" Today", other=" Now"
+            ),
+            (
+                "312 of 700 prompt tokens were there, still in the KV cache: 90.0 ms saved; token 312 is "
+                "' Today' where the nearest one has ' Now'"
+            ),
+        ),
+        (
+            BeginningInfo(tokens=0, source="running", saved_ms=0.0, apart=3, mine="x"),
+            (
+                "nothing of the prompt was there; the nearest one is the same for 3; token 3 is 'x' where "
+                "the nearest one ends"
+            ),
+        ),
+    ],
+)
+def test_what_was_cached_has_a_sentence(found: BeginningInfo, sentence: str) -> None:
+    """How much, from where, what it saved, and where the nearest prompt was another."""
+    assert sentence in sentences(msgspec.structs.replace(STORY, beginning=found))
+
+
+@pytest.mark.parametrize(
+    ("uid", "of", "shown"),
+    [(1000, "uid 1000", True), (1000, "uid 1000/salt x", True), (100, "uid 1000", False)],
+)
+def test_where_prompts_part_is_shown_to_their_user_alone(uid: int, of: str, shown: bool) -> None:
+    """Another user sees how much was cached in `explain`, and no token of it."""
+    assert owns(uid, of) is shown
 
 
 def test_a_gap_of_skipped_ticks_says_so() -> None:

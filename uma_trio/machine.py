@@ -71,6 +71,18 @@ def _allowed_cpus() -> set[int]:
         return set(range(os.cpu_count() or 1))
 
 
+def total_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process could have, by the machine and its cgroup."""
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    found = [pages * page]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            found.append(int((root / "sys/fs/cgroup" / name).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # "max" is no number either
+    return min(found)
+
+
 def _sysctl(name: str) -> int:
     command = ["/usr/sbin/sysctl", "-n", name]
     try:

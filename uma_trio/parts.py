@@ -20,7 +20,7 @@ from uma_trio.costing.measured import measured_cost
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
-from uma_trio.machine import limit_spinning, physical_cores
+from uma_trio.machine import limit_spinning, physical_cores, total_memory
 from uma_trio.models import bundled_model
 from uma_trio.net.settings import Settings
 from uma_trio.policy.cost import Work
@@ -35,6 +35,8 @@ from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
 
 Progress = Callable[[float], None]
+
+_MOST_PREFIX_BYTES = 2 << 30
 
 
 def load_backend(config: Config, on_progress: Progress | None) -> Backend:
@@ -83,7 +85,12 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
         newcomer_tokens=config.interactive_prompt,
         interactive_weight=config.interactive_priority,
     )
-    plain = EngineSettings(tick_budget_s=config.tick_budget_ms / 1e3, contract=contract)
+    plain = EngineSettings(
+        tick_budget_s=config.tick_budget_ms / 1e3,
+        contract=contract,
+        prefix_bytes=prefix_bytes(config),
+        session_ttl_s=config.session_ttl_s,
+    )
     if not _scratch_slots(config):
         return plain
     cost = measured_cost(backend).cost
@@ -100,6 +107,13 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
         cost=cost,
         traffic=traffic,
     )
+
+
+def prefix_bytes(config: Config) -> int:
+    """Return how much saved prompts may take: what was asked for, or a tenth of the memory."""
+    if config.prefix_ram is not None:
+        return config.prefix_ram
+    return min(total_memory() // 10, _MOST_PREFIX_BYTES)
 
 
 def _traffic(model: ModelInfo) -> Traffic:

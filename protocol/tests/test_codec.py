@@ -277,6 +277,7 @@ BAD = [
     ("id", "a\nb", "control"),
     ("id", "a\x7f", "control"),
     ("session", "", "1 to 256 bytes"),
+    ("cache", "a\nb", "control"),
     ("model", ["m"], "a list of 1"),
     ("app", "\x1b[2J", "control"),
     ("priority", "urgent", "one of interactive, background"),

@@ -18,6 +18,7 @@ from .errors import (
 from .events import (
     Admin,
     Alternative,
+    BeginningInfo,
     Cancel,
     ConnectionClosed,
     Effort,
@@ -60,6 +61,7 @@ __all__ = [
     "PAUSED",
     "Admin",
     "Alternative",
+    "BeginningInfo",
     "Cancel",
     "ClientState",
     "Code",

@@ -101,6 +101,22 @@ class GapInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skipped: int = 0
 
 
+class BeginningInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What of a prompt lay in the cache: `tokens` from a `source`, which saved about `saved_ms`.
+
+    The nearest prompt that was there is the same for `apart` tokens. Behind them this one has the
+    text `mine` and that one `other`; both are shown to the user whose request it is, and to nobody
+    else.
+    """
+
+    tokens: int
+    source: str
+    saved_ms: float
+    apart: int
+    mine: str | None = None
+    other: str | None = None
+
+
 class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the time of one request was spent, as the admin request `explain` tells it.
 
@@ -129,6 +145,7 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worst_gap: GapInfo | None = None
     reason: str | None = None
     code: str | None = None
+    beginning: BeginningInfo | None = None
 
 
 class ItemInfo(msgspec.Struct, frozen=True):
@@ -180,6 +197,7 @@ class Generate(_Request, frozen=True, tag="generate"):
 
     id: str
     session: str | None = None
+    cache: str | None = None
     model: str | None = None
     app: str | None = None
     priority: Priority = "interactive"

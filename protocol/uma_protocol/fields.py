@@ -61,6 +61,12 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
         "generate": (
             Field("id", _ID, "chosen by the client; every event of the request repeats it", True),
             Field("session", _LABEL, "sticky key of a conversation"),
+            Field(
+                "cache",
+                _LABEL,
+                "whose computed prompts may be used: default all of this user's; `private`: this "
+                "process's; any other text: of whoever gives the same",
+            ),
             Field("model", _LABEL, "must be the loaded model when given"),
             Field("app", _LABEL, "a label for people; it grants nothing"),
             Field("priority", _LANE, "who waits for the answer; default `interactive`"),

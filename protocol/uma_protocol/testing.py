@@ -60,6 +60,7 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         Generate(
             id="ü",
             session="s",
+            cache="private",
             model="m.gguf",
             app="editor",
             priority="background",
@@ -86,7 +87,7 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
             metadata={"trace": ["x", 1, None, {"deep": 0.5}]},
             messages=(Message("system", ""), Message("user", 'Say "hi" \\ \x00 \U0001f600')),
         ),
-        '{"type":"generate","id":"ü","session":"s","model":"m.gguf","app":"editor",'
+        '{"type":"generate","id":"ü","session":"s","cache":"private","model":"m.gguf","app":"editor",'
         '"priority":"background","max_tokens":20,"temperature":0.7,"top_p":0.9,"top_k":40,'
         '"min_p":0.05,"presence_penalty":0.5,"frequency_penalty":-0.25,"repeat_penalty":1.1,'
         '"repeat_last_n":-1,"logit_bias":{"15043":-100.0,"7":2.5},"seed":7,'

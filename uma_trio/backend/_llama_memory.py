@@ -12,6 +12,7 @@ sequences there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -94,6 +95,24 @@ class CacheMemory:
     def high_water(self) -> int:
         """Return how many cells a decode spans, as far as that is known."""
         return self._n_ctx if self.map is None else self.map.high_water
+
+    def used(self) -> int:
+        """Return how many cells sequences hold; those that only keep the mark are free."""
+        if self.map is None:
+            return 0
+        return self.map.used - (self.map.only(self._kept) if self._kept else 0)
+
+    def shared(self, seqs: Sequence[int]) -> int:
+        """Return how many cells fewer `seqs` hold together than one by one."""
+        return 0 if self.map is None else self.map.shared(seqs)
+
+    def excess(self, seq: int) -> int:
+        """Return how far the high-water mark would fall without `seq`."""
+        return 0 if self.map is None else self.map.excess(self._ids(seq))
+
+    def runs(self, seq: int, first: int, last: int) -> int:
+        """Return in how many runs of cells a part lies."""
+        return 0 if self.map is None else self.map.runs(seq, first, last)
 
     def remove(self, seq: int, first: int = 0) -> bool:
         """Drop positions from `first` on; False if only all can go."""

@@ -265,6 +265,21 @@ class Backend(Protocol):
         False, and `slot` is as before, if there is no room or they do not belong there.
         """
 
+    def kv_used(self) -> int:
+        """Return how many cells slots and leaves hold, shared ones once."""
+
+    def kv_shared(self, slots: Sequence[int]) -> int:
+        """Return how many cells fewer `slots` hold than each would alone."""
+
+    def kv_excess(self, slot: int) -> int:
+        """Return how far :meth:`kv_high_water` would fall if `slot` held nothing."""
+
+    def kv_runs(self, slot: int, first: int, last: int) -> int:
+        """Return in how many runs of neighbouring cells positions ``[first, last)`` lie.
+
+        Saving takes as many copies, and where V is stored across many times that.
+        """
+
     def kv_high_water(self) -> int:
         """Return how many cells a decode spans: up to the highest one in use, whosever it is."""
 

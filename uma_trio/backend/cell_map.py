@@ -8,6 +8,8 @@ the end of what was placed and down to the first cell that is freed. So it can b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,6 +51,30 @@ class CellMap:
         """Return in how many runs of neighbouring cells positions ``[first, last)`` lie."""
         cells = self._where[seq, first:last]
         return int(np.count_nonzero(np.diff(cells) != 1)) + 1 if len(cells) else 0
+
+    def shared(self, seqs: Sequence[int]) -> int:
+        """Return how many cells fewer `seqs` hold together than one by one."""
+        held = np.zeros(self._size, np.bool_)
+        total = 0
+        for seq in seqs:
+            cells = self._where[seq, : self._lengths[seq]]
+            held[cells] = True
+            total += len(cells)
+        return total - int(np.count_nonzero(held))
+
+    def excess(self, seqs: Sequence[int]) -> int:
+        """Return how far the high-water mark would fall without `seqs`."""
+        others = self._holders[: self.high_water].copy()
+        for seq in seqs:
+            others[self._where[seq, : self._lengths[seq]]] -= 1
+        if not len(others) or others[-1]:
+            return 0
+        held = np.flatnonzero(others)
+        return self.high_water - (int(held[-1]) + 1 if len(held) else 0)
+
+    def only(self, cells: list[int]) -> int:
+        """Return how many of these cells have one holder."""
+        return int(np.count_nonzero(self._holders[cells] == 1))
 
     def place(self, ids: IntArray, positions: IntArray) -> bool:
         """Place a token for each of `ids` and `positions`, in that order; False without room."""

@@ -367,6 +367,22 @@ class FakeBackend:
             self._first[slot] = whole_from
         return True
 
+    def kv_used(self) -> int:
+        """Return how many cells are held."""
+        return self._map.used
+
+    def kv_shared(self, slots: Sequence[int]) -> int:
+        """Return how many cells fewer `slots` hold together."""
+        return self._map.shared(slots)
+
+    def kv_excess(self, slot: int) -> int:
+        """Return how far the mark would fall without `slot`."""
+        return self._map.excess((slot,))
+
+    def kv_runs(self, slot: int, first: int, last: int) -> int:
+        """Return in how many runs a part lies."""
+        return self._map.runs(slot, first, last)
+
     def kv_high_water(self) -> int:
         """Return how far the highest cell is."""
         return self._map.high_water

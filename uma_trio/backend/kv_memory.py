@@ -51,6 +51,11 @@ def attention_only(header: GgufHeader) -> bool:
     return not any(key.startswith((prefix + "ssm.", prefix + "wkv.")) for key in header.metadata)
 
 
+def sliding_window(header: GgufHeader) -> int:
+    """Return how far layers with a sliding window look back; 0 if there are none."""
+    return header.number("attention.sliding_window")
+
+
 def available_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes this process may still use, by the kernel and its cgroup; None if unknown.
 

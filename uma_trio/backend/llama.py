@@ -10,6 +10,7 @@ a batch that is too large, on a slot out of range) is checked here first and ans
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -285,6 +286,22 @@ class LlamaBackend:
         done = self._kv.restore(slot, saved)
         self._measure(slot)
         return done
+
+    def kv_used(self) -> int:
+        """Return how many cells slots and leaves hold."""
+        return self._kv.used()
+
+    def kv_shared(self, slots: Sequence[int]) -> int:
+        """Return how many cells fewer `slots` hold than each would alone."""
+        return self._kv.shared(slots)
+
+    def kv_excess(self, slot: int) -> int:
+        """Return how far the high-water mark would fall without `slot`."""
+        return self._kv.excess(slot)
+
+    def kv_runs(self, slot: int, first: int, last: int) -> int:
+        """Return in how many runs of cells a part of `slot` lies."""
+        return self._kv.runs(slot, first, last)
 
     def kv_high_water(self) -> int:
         """Return how many cells a decode spans."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
@@ -22,6 +22,9 @@ from uma_trio.cli.output import policy_in_words, size
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cores
+
+if TYPE_CHECKING:
+    from uma_trio.backend.gguf_header import GgufHeader
 
 Weight = Literal["ok", "slow", "blocks"]
 
@@ -227,7 +230,24 @@ def check_model(config: Config, *, gpu: bool = False) -> list[Finding]:
     if room is not None:
         fewer = "--flash-attention on" if flash == FLASH_OFF else "--kv-type q8_0"
         found.append(_judge_memory(header.size_bytes, context, room, fewer))
-    return [*found, *_check_mlock(config, header.size_bytes)]
+    return [*found, _prefix_cache(config, header), *_check_mlock(config, header.size_bytes)]
+
+
+def _prefix_cache(config: Config, header: GgufHeader) -> Finding:
+    """Say what of a prompt can be used again, by the kind of the model's memory."""
+    from uma_trio.backend.kv_memory import attention_only, sliding_window
+    from uma_trio.parts import prefix_bytes
+
+    budget = prefix_bytes(config)
+    if not budget:
+        return Finding("prefix cache", "ok", "off, by --prefix-ram 0")
+    if not attention_only(header):
+        what = "this model keeps a state that cannot go back: every prompt is computed whole"
+        return Finding("prefix cache", "ok", what)
+    what = f"any beginning of a prompt can be used again; saved ones take up to {size(budget)}"
+    if window := sliding_window(header):
+        what += f"; some layers look back {window} tokens, which have to be there"
+    return Finding("prefix cache", "ok", what)
 
 
 def _judge_memory(weights: int, context: int, room: int, fewer: str) -> Finding:

@@ -91,6 +91,13 @@ class Asking:
         Parameter(help="Whether a person is waiting; the default is yes."),
     ] = "interactive"
     session: Annotated[str | None, Parameter(help="The key of a conversation.")] = None
+    cache: Annotated[
+        str | None,
+        Parameter(
+            help="Whose computed prompts may be used: private is this process's alone, any other "
+            "text is shared with who gives the same; the default is all of this user's."
+        ),
+    ] = None
     app: Annotated[str | None, Parameter(help="A label that `ps` shows.")] = None
     socket: SocketFlag = None
     metrics: Annotated[
@@ -118,6 +125,7 @@ class Asking:
             "stream": self.stream,
             "priority": self.priority,
             "session": self.session,
+            "cache": self.cache,
             "app": self.app or "uma-cli",
         }
 

@@ -10,7 +10,7 @@ from uma_trio.cli.output import duration, harmless
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from uma_protocol import GapInfo, PhaseInfo, StoryInfo, TickInfo
+    from uma_protocol import BeginningInfo, GapInfo, PhaseInfo, StoryInfo, TickInfo
 
 PARTS = ("queued", "prefill", "decode", "parked", "preempted")
 _GIVEN_UP = 2  # the status of a tick that did not fail: it was ended for somebody else's sake
@@ -46,6 +46,8 @@ def sentences(story: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
     lines = [_head(story)]
     if story.queue_ms >= _LEAST_MS or story.queue_reason:
         lines.append(_queued(story))
+    if story.beginning is not None:
+        lines.append(_began(story.beginning, story.prompt_tokens))
     lines += _phase("prefill", story.prefill)
     if story.ttft_ms is not None:
         lines.append(f"first token after {_time(story.ttft_ms)}")
@@ -56,11 +58,35 @@ def sentences(story: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
         lines.append(
             f"preempted {_times(story.preemptions)}, {_time(story.preempted_ms)} without a slot: "
             "the KV cache had no room, or a person needed its place; "
-            "what it had computed was computed again"
+            "what of that was not in the cache any more was computed again"
         )
     if story.worst_gap is not None:
         lines.append(f"worst gap {worst_gap(story.worst_gap, ticks)}")
     return lines
+
+
+_SOURCES = {
+    "running": "shared with a request that ran",
+    "leaf": "still in the KV cache",
+    "saved": "restored from memory",
+    "fork": "computed by another request at the time",
+}
+
+
+def _began(found: BeginningInfo, prompt_tokens: int) -> str:
+    """Say what of the prompt was there, and where it and the nearest one part."""
+    if found.tokens:
+        where = _SOURCES.get(found.source, harmless(found.source))
+        text = f"{found.tokens:,} of {prompt_tokens:,} prompt tokens were there, {where}: "
+        text += f"{_time(found.saved_ms)} saved"
+    else:
+        text = f"nothing of the prompt was there; the nearest one is the same for {found.apart:,}"
+    if found.apart >= prompt_tokens - 1 or found.mine is None:
+        return text
+    other = "ends" if found.other is None else f"has {harmless(found.other)!r}"
+    return (
+        f"{text}; token {found.apart:,} is {harmless(found.mine)!r} where the nearest one {other}"
+    )
 
 
 def worst_gap(gap: GapInfo, ticks: Sequence[TickInfo] = ()) -> str:

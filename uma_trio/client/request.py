@@ -20,6 +20,7 @@ class Params(TypedDict, total=False):
 
     id: str
     session: str | None
+    cache: str | None
     model: str | None
     app: str | None
     priority: Priority

@@ -167,6 +167,25 @@ def seconds(raw: object) -> object:
     return _number(match[1], float) * _UNITS[match[2]]
 
 
+_POWERS = {"": 0, "k": 10, "m": 20, "g": 30}
+
+
+def n_bytes(raw: object) -> object:
+    """Read ``2GiB``, ``512 MiB``, ``512M`` (powers of 1,024) or a bare number of bytes."""
+    if not isinstance(raw, str):
+        return raw
+    text = raw.strip().lower()
+    number = text.rstrip("bigkm ")
+    unit = text[len(number) :].strip().removesuffix("b").removesuffix("i")
+    if unit not in _POWERS:
+        raise ValueError("a number of bytes, such as 512MiB or 2GiB")
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError("a number of bytes, such as 512MiB or 2GiB") from None
+    return int(value * (1 << _POWERS[unit]))
+
+
 def _without_none(kind: Any) -> tuple[Any, bool]:
     if isinstance(kind, UnionType):
         (inner,) = (part for part in get_args(kind) if part is not type(None))

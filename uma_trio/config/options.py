@@ -13,7 +13,7 @@ import attrs
 from attrs import frozen
 
 from uma_trio.backend.kv_types import KV_ALIASES, KV_TYPES
-from uma_trio.config.option import Option, option, options_of, seconds, show
+from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.path import DEFAULT_SOCKET
 
 FLASH_ATTENTION = ("auto", "on", "off")
@@ -257,6 +257,32 @@ class Config:
         help="Whether llama.cpp's flash attention is used. On a CPU it is several times slower "
         "for few tokens that look far back, so auto leaves it out there, unless the KV cache is "
         "quantised, which needs it; where many requests fill one cache it can be quicker.",
+    )
+    prefix_ram: int | None = option(
+        None,
+        flag="--prefix-ram",
+        env=("UMA_PREFIX_RAM",),
+        yaml=("prefix.ram",),
+        read=n_bytes,
+        metavar="BYTES",
+        minimum=0,
+        maximum=1 << 50,
+        shown_default="a tenth of the memory, at most 2 GiB",
+        since="0.1",
+        help="Memory for beginnings of prompts that were computed before, such as 512MiB; all of it "
+        "counts. 0 keeps none, in the KV cache either (docs/MEMORY.md).",
+    )
+    session_ttl_s: float = option(
+        300.0,
+        flag="--session-ttl",
+        yaml=("prefix.session_ttl_s",),
+        read=seconds,
+        metavar="TIME",
+        minimum=0,
+        maximum=86_400,
+        unit="s",
+        since="0.1",
+        help="How long what a request with a `session` computed is kept before all else.",
     )
     mlock: bool = option(
         False,

@@ -33,7 +33,12 @@ class Reserved:
 
 
 RESERVED: tuple[Reserved, ...] = (
-    Reserved("--kv-pack", ("default",), "it comes with the work on KV layouts", ("kv_pack",)),
+    Reserved(
+        "--kv-pack",
+        ("default",),
+        "llama.cpp stores K by cell, and V by cell or across them; it has no layout by heads",
+        ("kv_pack",),
+    ),
     Reserved("--ipc", ("uds",), "other transports come later"),
     Reserved("--http", ("off", "false", "no"), "the HTTP gateway comes later", ("http",)),
     Reserved(None, ("64",), "the listener's backlog is fixed", ("ipc.backlog",)),

@@ -39,6 +39,10 @@ class Refinement:
         self._shape = ONE
         self._samples = Samples()  # of that shape, and of what it is held against
 
+    def due(self, cost: CostModel, *, interruptible: bool = False) -> bool:
+        """Whether there is anything to look at."""
+        return self._next(cost, LONGEST_S if interruptible else UNNOTICED_S) is not None
+
     def refine(self, cost: CostModel, *, interruptible: bool = False) -> CostModel | None:
         """Take one sample; return `cost`, corrected if that was the last one of a shape.
 

@@ -46,6 +46,7 @@ class KvCache:
         self._free = list(range(self.n_slots - 1, -1, -1))
         self._entries: dict[int, _Entry] = {}
         self._reserved = 0
+        self._shared = 0
 
     @property
     def free_slots(self) -> int:
@@ -59,8 +60,13 @@ class KvCache:
 
     @property
     def free_cells(self) -> int:
-        """How many cells nobody has reserved."""
-        return self._n_cells - self._reserved
+        """How many cells nobody has reserved; what several share is one's alone."""
+        return self._n_cells - self._reserved + self._shared
+
+    @property
+    def shared_cells(self) -> int:
+        """How many cells fewer are held in slots than if nobody shared any."""
+        return self._shared
 
     def take(self, key: int, cells: int) -> int:
         """Give `key` a slot and reserve `cells`; return the slot.
@@ -90,6 +96,10 @@ class KvCache:
             self._backend.kv_retire(entry.slot)
         else:
             self._backend.kv_remove(entry.slot)
+
+    def recount(self) -> None:
+        """Count anew what is shared; to be called after cells were shared, and after a release."""
+        self._shared = self._backend.kv_shared([entry.slot for entry in self._entries.values()])
 
     def truncate(self, key: int, n: int) -> int:
         """Drop all but the first `n` cells of `key`; return how many are left.

@@ -13,6 +13,7 @@ two decodes only its missing tokens are sampled. Publishing overlaps with the de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -35,6 +36,7 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
+from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import Answer, Figures, Publisher
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
@@ -54,6 +56,8 @@ from uma_trio.text.stream import TokenText
 # How long the engine is idle before the staircase is refined, and between two decodes of that:
 # others may have waited for the processor.
 IDLE_S, BREATH_S = 0.5, 0.01
+# What of the tick before it moving cells may take beside a tick, where streams are read.
+MOVING_SHARE = 0.25
 
 
 class Engine:
@@ -89,7 +93,17 @@ class Engine:
             keeps_high_water=settings.keeps_high_water,
         )
         self._publisher = Publisher(outlet, metrics, settings.contract.young_s)
-        self.registry = Registry(self._kv, inbox, self._publisher, metrics, recorder, clock)
+        self.prefix = PrefixCache(
+            backend,
+            settings.prefix_bytes,
+            clock,
+            self._kv.recount,
+            recorder.began,
+            session_ttl_s=settings.session_ttl_s,
+        )
+        self.registry = Registry(
+            self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix
+        )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._planner = Planner(backend, policy, self.registry, self._recovery, settings)
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
@@ -100,6 +114,7 @@ class Engine:
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         self._idle = True
+        self._moving_s = 0.0  # spent on moving cells since the latest decode
 
     @property
     def memory(self) -> Memory:
@@ -109,12 +124,12 @@ class Engine:
     def run(self) -> None:
         """Tick until the inbox is closed, sleeping while there is nothing to do.
 
-        Idle time is used to refine the staircase, a decode at a time: whoever comes is noticed
-        before the next one.
+        Idle time is used to save prefixes, a page at a time, and then to refine the staircase, a
+        decode at a time: whoever comes is noticed before the next one.
         """
         idle: float | None = IDLE_S
         while not self._inbox.closed:
-            idle = IDLE_S if self.tick() or self._inbox.wait(idle) else self._refine()
+            idle = IDLE_S if self.tick() or self._inbox.wait(idle) else self._use_idle_time()
         self.publish()
 
     def tick(self) -> bool:
@@ -154,7 +169,9 @@ class Engine:
         now = self._clock()
         decode_s = now - self._decode_began
         # What passed while there was nothing to do is nobody's cost.
-        host_s = 0.0 if self._idle else max(0.0, self._decode_began - self._decode_ended)
+        between_s = self._decode_began - self._decode_ended - self._moving_s
+        host_s = 0.0 if self._idle else max(0.0, between_s)
+        self._moving_s = 0.0
         self._idle, self._decode_ended = False, now
         if tick.plan.ballast:
             self._kv.clear_scratch()
@@ -208,6 +225,8 @@ class Engine:
             self._handle(message, now)
         self._admit(now)
         self._recorder.queued(self._kv)
+        if self.prefix.on:
+            self._move_cells()
         return self._planner.plan(now)
 
     def _overlap(self, tick: Tick) -> None:
@@ -230,6 +249,7 @@ class Engine:
             if since is not None:
                 itl_s[outcome.step.key] = since
         self._planner.learn(completed, itl_s)
+        self.prefix.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))
         for message in completed.messages:
             self._handle(message, now)
@@ -293,6 +313,19 @@ class Engine:
                 chosen = admit(registry.admission(now))
         registry.admit(chosen, now)
 
+    def _move_cells(self) -> None:
+        """Restore, share and save prefixes, as far as the streams that are read can bear it."""
+        running = self.registry.running
+        read = any(sequence.view.protected for sequence in running.values())
+        last_s = self._decode_ended - self._decode_began
+        allowance_s = MOVING_SHARE * last_s if read else math.inf
+        self._moving_s += self.prefix.advance(running, allowance_s)
+        self.prefix.make_room(self._backend.limits.n_batch)
+
+    def _use_idle_time(self) -> float | None:
+        """Do a little of what can wait; return how long to be idle then, None if that was all."""
+        return 0.0 if self.prefix.idle() else self._refine()
+
     def _refine(self) -> float | None:
         """Refine the staircase by a decode; return how long to be idle then, None if that was all.
 
@@ -302,6 +335,9 @@ class Engine:
         if self.registry.running:
             return IDLE_S  # who is parked holds slots: later, and who waits may get one meanwhile
         if self._refinement is None or cost is None:
+            return None
+        interruptible = self._backend.traits.interruptible
+        if not self._refinement.due(cost, interruptible=interruptible) or self.prefix.lingers():
             return None
         interrupt = self._backend.arm()
         if interrupt is not None:

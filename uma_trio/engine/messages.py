@@ -86,6 +86,8 @@ class Submit:
     `credit` is how many tokens its stream takes before the first :class:`Credit`. `client`
     names the peer for fairness and is never an authority. `submitted` is on the engine's clock.
     `constraint` belongs to this request alone.
+    What was computed in its `namespace` may be used for it, and what is computed for it there again;
+    None: neither. `session` names the conversation that it is a turn of.
     """
 
     handle: int
@@ -100,6 +102,8 @@ class Submit:
     submitted: float
     targets: Targets = field(factory=Targets)
     constraint: Constraint | None = None
+    namespace: str | None = None
+    session: str | None = None
 
     @property
     def newcomer(self) -> Newcomer:

@@ -42,7 +42,8 @@ class EngineSettings:
     """What the engine hands to its policy unchanged.
 
     `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
-    measured staircase and `traffic` what the model moves, if they are known.
+    measured staircase and `traffic` what the model moves, if they are known. `prefix_bytes` is the
+    budget of saved pages; 0 keeps no prefix at all. Those of a session go last for `session_ttl_s`.
     """
 
     tick_budget_s: float = 0.030
@@ -50,6 +51,8 @@ class EngineSettings:
     scratch_slots: int = 0
     cost: CostModel | None = None
     traffic: Traffic | None = None
+    prefix_bytes: int = 0
+    session_ttl_s: float = 300.0
 
     @property
     def keeps_high_water(self) -> bool:
@@ -104,7 +107,10 @@ class Planner:
         now = began + computing.plan.predicted_s
         steps = {step.key: step for step in computing.steps}
         views = []
+        held = self._registry.prefix.held
         for key, sequence in self._registry.running.items():
+            if key in held:
+                continue
             view = foreseen(sequence, steps.get(key), now)
             if view is None:
                 return
@@ -129,7 +135,7 @@ class Planner:
         prepared = self._prepared
         if prepared is None or not self._as_trusted(prepared.tick.state):
             return None
-        if self._registry.to_be_asked(completed.at):
+        if self._registry.to_be_asked(completed.at) or self._registry.prefix.held:
             return None
         if not prepared.follows(completed.outcomes, self._registry.running, messages):
             return None
@@ -157,7 +163,8 @@ class Planner:
         if prepared is None:
             return None
         state, running = prepared.tick.state, self._registry.running
-        if len(state.sequences) != len(running) or not self._as_trusted(state):
+        planned_for = len(running) - len(self._registry.prefix.held)
+        if len(state.sequences) != planned_for or not self._as_trusted(state):
             return None
         for planned in state.sequences:
             sequence = running.get(planned.key)
@@ -172,7 +179,12 @@ class Planner:
     def _state(self, now: float) -> SchedulerState:
         """Return what the next tick is planned from, when none is computed."""
         running, suspect = self._registry.running, self._recovery.suspect
-        views = [s.view for key, s in running.items() if suspect is None or key == suspect]
+        held = self._registry.prefix.held
+        views = [
+            s.view
+            for key, s in running.items()
+            if key not in held and (suspect is None or key == suspect)
+        ]
         return self._state_of(views, now)
 
     def _state_of(
@@ -181,12 +193,14 @@ class Planner:
         """Return the state with these sequences, after the tick that is `computing`."""
         running, kv = self._registry.running, self._registry.kv
         tick, before, measured, memory = self._ticks, self._before, self._measured, self.memory
-        used = sum([sequence.view.computed for sequence in running.values()])
+        used = sum([sequence.view.computed for sequence in running.values()]) - kv.shared_cells
+        high_water = self._registry.prefix.high_water(kv.shared_cells)
         if computing is not None:
             plan = computing.plan
             tick, before, memory = tick + 1, computing.work, plan.memory
             measured = measured[len(computing.state.measured) :]
             used += plan.n_tokens
+            high_water = None if high_water is None else high_water + plan.n_tokens
         return SchedulerState(
             now=now,
             tick=tick,
@@ -200,6 +214,7 @@ class Planner:
             # Every sequence may ask for a row; those that are left can be asked for by ballast.
             spare_rows=self._limits.n_rows - len(running) if self._settings.scratch_slots else 0,
             empty_cells=self._limits.n_ctx - used,
+            high_water=high_water,
             before=before,
             measured=measured,
             ahead=computing is not None,

@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.engine.kv import KvCache
-from uma_trio.engine.records import Gap, Recorded, RequestRecord, Spent, TickRecord
+from uma_trio.engine.records import Beginning, Gap, Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
@@ -65,6 +65,7 @@ class _Timeline:
     prefill: _Spent = field(factory=_Spent)
     decode: _Spent = field(factory=_Spent)
     queue_reason: str = ""
+    beginning: Beginning | None = None
     preemptions: int = 0
     preempted_at: float | None = None
     preempted_s: float = 0.0
@@ -130,6 +131,12 @@ class Recorder:
             timeline.preempted_at = None
         if timeline.sequence.credit <= 0:
             timeline.parked_at = now
+
+    def began(self, handle: int, beginning: Beginning) -> None:
+        """It goes on from what lay in the cache; the first time counts, not what it had itself."""
+        timeline = self._live[handle]
+        if timeline.beginning is None:
+            timeline.beginning = beginning
 
     def preempted(self, handle: int, now: float, reason: str) -> None:
         """It has lost its slot and will be computed again."""
@@ -285,4 +292,6 @@ def _record(
         worst_gap=timeline.worst,
         reason=reason,
         code=code,
+        beginning=timeline.beginning,
+        namespace=sequence.submit.namespace,
     )

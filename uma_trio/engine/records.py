@@ -1,6 +1,7 @@
 """What is remembered of ticks and requests: frozen values, in seconds on the engine's clock.
 
-They say who computed how much, when and why. No text and no token is in them.
+They say who computed how much, when and why. No text is in them, and no token but the two where
+a prompt and the nearest one before it part, which are shown to nobody but its user.
 """
 
 from __future__ import annotations
@@ -70,6 +71,22 @@ class Gap:
     skipped: int = 0
 
 
+@frozen
+class Beginning:
+    """What a request had not to compute: `tokens` from a `source`, which would have taken `saved_s`.
+
+    The nearest beginning that its namespace knew was the same for `apart` tokens. Behind them
+    the request has the token `mine` and that one `other`, -1 where it ends.
+    """
+
+    tokens: int
+    source: str
+    saved_s: float
+    apart: int = 0
+    mine: int = -1
+    other: int = -1
+
+
 @frozen(kw_only=True)
 class RequestRecord:
     """How the time of one request was spent, so far or in all.
@@ -98,6 +115,8 @@ class RequestRecord:
     worst_gap: Gap | None = None
     reason: str = ""
     code: str | None = None
+    beginning: Beginning | None = None
+    namespace: str | None = None
 
 
 @frozen

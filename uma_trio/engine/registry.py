@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import Finished, FinishReason, SequenceReport
+from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import Ending, Publisher
 from uma_trio.engine.recorder import AWAY, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Sequence
@@ -33,8 +34,10 @@ class Registry:
         metrics: Metrics,
         recorder: Recorder,
         clock: Callable[[], float],
+        prefix: PrefixCache,
     ) -> None:
         self.kv = kv
+        self.prefix = prefix
         self._inbox = inbox
         self._publisher = publisher
         self._metrics = metrics
@@ -62,6 +65,7 @@ class Registry:
                 self._inbox.left_queue(now - sequence.submit.submitted)
             self.running[key] = sequence
             self._recorder.admitted(key, now)
+            self.prefix.begin(sequence, self.running)
             for other in self._in_line():
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
@@ -94,7 +98,10 @@ class Registry:
     def admission(self, now: float) -> AdmissionState:
         """Return what admission may see. Who was preempted and is still parked is not in line."""
         return AdmissionState(
-            waiting=tuple(sequence.waiting() for sequence in self._in_line()),
+            waiting=tuple(
+                sequence.waiting(self.prefix.shared_with(sequence, self.running))
+                for sequence in self._in_line()
+            ),
             running=tuple(sequence.holder(now) for sequence in self.running.values()),
             free_slots=self.kv.free_slots,
             free_cells=self.kv.free_cells,
@@ -129,6 +136,7 @@ class Registry:
             return
         self._declined = False
         sequence.move_to(lane)
+        self.prefix.lane_set(handle)
         if sequence.slot != NO_SLOT:
             sequence.lent = 0
             self._reserve(sequence, sequence.cells)
@@ -200,7 +208,7 @@ class Registry:
     ) -> None:
         """End one request: free what it holds, and hand its terminal item to the publisher."""
         if self.running.pop(sequence.handle, None) is not None:
-            self._drop(sequence)
+            self._drop(sequence, keep=reason != "error")
         elif self.waiting.pop(sequence.handle, None) is not None:
             self._declined = False
             if sequence.admitted is None:
@@ -211,8 +219,11 @@ class Registry:
         """Describe every request, running ones first."""
         return tuple(s.report(now) for s in [*self.running.values(), *self.waiting.values()])
 
-    def _drop(self, sequence: Sequence) -> None:
+    def _drop(self, sequence: Sequence, *, keep: bool = True) -> None:
+        self.prefix.gone(sequence, self.running, keep=keep)
         self.kv.release(sequence.handle)
+        if self.prefix.on:
+            self.kv.recount()
         self._declined = False
         sequence.slot = NO_SLOT
         sequence.reserved = sequence.lent = 0
@@ -251,7 +262,7 @@ class Registry:
             text="",
             prompt_tokens=sequence.n_prompt,
             completion_tokens=sequence.n_generated,
-            cached_tokens=0,
+            cached_tokens=sequence.cached_tokens,
             queue_s=admitted - submitted,
             ttft_s=None if first is None else first - submitted,
             total_s=now - submitted,

@@ -58,6 +58,7 @@ class Sequence:
 
     __slots__ = (
         "admitted",
+        "cached_tokens",
         "drafts",
         "forgiven",
         "lent",
@@ -103,6 +104,7 @@ class Sequence:
         self.forgiven = 0  # how often it had been passed over when it had its last token
         self.preempted = False
         self.admitted: float | None = None
+        self.cached_tokens = 0  # of its prompt, that lay in the cache when it was admitted first
 
     @property
     def handle(self) -> int:
@@ -208,7 +210,16 @@ class Sequence:
     def rewind(self, computed: int) -> None:
         """Note that only its first `computed` tokens are in the KV cache."""
         self.draft(())
-        self.view = evolve(self.view, computed=computed, pending=self.known - computed)
+        cached = min(self.view.cached, computed)
+        pending = self.known - computed
+        self.view = evolve(self.view, computed=computed, pending=pending, cached=cached)
+
+    def resume(self, cached: int) -> None:
+        """Note that its first `cached` tokens are in the KV cache without having been computed."""
+        pending = self.known - cached
+        self.view = evolve(self.view, computed=cached, pending=pending, cached=cached)
+        if not self.preempted:
+            self.cached_tokens = min(cached, self.n_prompt)
 
     def give_credit(self, n: int) -> None:
         """Note that its stream takes `n` tokens more."""
@@ -220,13 +231,13 @@ class Sequence:
         """Promote or demote it."""
         self.view = evolve(self.view, lane=lane)
 
-    def waiting(self) -> Waiting:
-        """Return what admission may see."""
+    def waiting(self, shared: int = 0) -> Waiting:
+        """Return what admission may see; `shared` of its cells are somebody's already."""
         return Waiting(
             key=self.submit.handle,
             lane=self.lane,
             client=self.submit.client,
-            cells=self.cells,
+            cells=self.cells - shared,
             passed_over=self.passed_over - self.forgiven,
             arrived=self.submit.submitted,
         )

@@ -66,11 +66,13 @@ def promise(tick: Tick) -> Promise:
 def publish_load(metrics: Metrics, registry: Registry) -> None:
     """Publish who runs, who waits, and how full the KV cache is."""
     running = registry.running.values()
+    if registry.prefix.on:
+        metrics.prefix = registry.prefix.figures()
     metrics.load(
         running=len(registry.running),
         waiting=len(registry.waiting),
         parked=sum(sequence.credit <= 0 for sequence in running),
-        cells_used=sum(sequence.computed for sequence in running),
+        cells_used=sum(sequence.computed for sequence in running) - registry.kv.shared_cells,
         cells_reserved=registry.kv.reserved_cells,
         active=_by_lane(running),
         queued=_by_lane(registry.waiting.values()),

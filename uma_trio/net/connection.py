@@ -269,7 +269,7 @@ class Connection:
         return Sessions(tuple(map(session_info, await self._service.running())))
 
     def _on_explain(self, request: Explain) -> None:
-        self._look(lambda: explained.answer(request, self._service))
+        self._look(lambda: explained.answer(request, self._service, self.peer.uid))
 
     def _look(self, look: Callable[[], Awaitable[Event]]) -> None:
         """Answer a question to the engine as soon as it can; nothing is read until then."""

@@ -8,11 +8,14 @@ matters outwards.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from uma_protocol import (
     DEFAULT_MAX_FRAME_BYTES,
+    BeginningInfo,
     Code,
     Error,
     Explain,
@@ -26,6 +29,7 @@ from uma_protocol import (
 )
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net.requests import error_event
+from uma_trio.service.ask import owns
 from uma_trio.service.directory import Directory
 from uma_trio.service.service import Service
 
@@ -34,10 +38,25 @@ MAX_BYTES = DEFAULT_MAX_FRAME_BYTES - (1 << 16)
 _MAX_REASON = 160  # characters; a policy may come from anybody
 
 
-async def answer(request: Explain, service: Service) -> Explanation | Error:
-    """Ask the engine, and return what to tell the client; it fits into a frame."""
+async def answer(request: Explain, service: Service, uid: int | None) -> Explanation | Error:
+    """Ask the engine, and return what to tell the user `uid`; it fits into a frame."""
     recorded = await service.explain(request.request, ticks_for(request))
-    return told(request, recorded, service.directory)
+    return told(request, recorded, service.directory, partial(_text, service, uid))
+
+
+Text = Callable[[RequestRecord, int], str | None]
+"""Returns the text of a token of a request, None if it is not for whom the answer goes to."""
+
+
+def untold(_record: RequestRecord, _token: int) -> None:
+    """Return no text."""
+
+
+def _text(service: Service, uid: int | None, record: RequestRecord, token: int) -> str | None:
+    namespace = record.namespace
+    if token < 0 or uid is None or namespace is None or not owns(uid, namespace):
+        return None
+    return service.detokenize([token]).decode("utf-8", "replace")
 
 
 def ticks_for(request: Explain) -> int:
@@ -47,7 +66,9 @@ def ticks_for(request: Explain) -> int:
     return 0 if request.request is None else TICKS_OF_ONE_REQUEST
 
 
-def told(request: Explain, recorded: Recorded, directory: Directory) -> Explanation | Error:
+def told(
+    request: Explain, recorded: Recorded, directory: Directory, text: Text = untold
+) -> Explanation | Error:
     """Put what was recorded into the words of the wire, as much of it as fits into a frame."""
     if request.request is not None and not recorded.requests:
         return error_event(
@@ -57,7 +78,7 @@ def told(request: Explain, recorded: Recorded, directory: Directory) -> Explanat
     room = MAX_BYTES
     stories: list[StoryInfo] = []
     for record in reversed(recorded.requests):
-        story = _story(record, recorded.now, directory)
+        story = _story(record, recorded.now, directory, text)
         room -= len(msgspec.json.encode(story)) + 1
         if room < 0:
             break
@@ -85,7 +106,7 @@ def _from_the_middle(request: Explain, recorded: Recorded) -> list[int]:
     return sorted(range(len(recorded.ticks)), key=lambda i: abs(i - middle))
 
 
-def _story(record: RequestRecord, now: float, directory: Directory) -> StoryInfo:
+def _story(record: RequestRecord, now: float, directory: Directory, text: Text) -> StoryInfo:
     until = now if record.ended is None else record.ended
     admitted = until if record.admitted is None else record.admitted
     first = record.first_token
@@ -120,6 +141,21 @@ def _story(record: RequestRecord, now: float, directory: Directory) -> StoryInfo
         ),
         reason=record.reason or None,
         code=record.code,
+        beginning=_beginning(record, text),
+    )
+
+
+def _beginning(record: RequestRecord, text: Text) -> BeginningInfo | None:
+    found = record.beginning
+    if found is None:
+        return None
+    return BeginningInfo(
+        tokens=found.tokens,
+        source=found.source,
+        saved_ms=_ms(found.saved_s),
+        apart=found.apart,
+        mine=text(record, found.mine),
+        other=text(record, found.other),
     )
 
 

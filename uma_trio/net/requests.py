@@ -40,6 +40,7 @@ def ask_of(generate: Generate) -> Ask:
         targets=_targets(generate.slo),
         model=generate.model,
         session=generate.session,
+        cache=generate.cache,
         streamed=generate.stream,
     )
 

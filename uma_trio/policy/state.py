@@ -225,6 +225,7 @@ class SchedulerState:
     n_rows: int = sys.maxsize  # logits rows that a batch may ask for, ballast included
     spare_rows: int = 0  # those of them that nobody can ask for: ballast may
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
+    high_water: int | None = None  # cells that a tick spans, where others than these hold some
     before: Work = NO_WORK  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()
     ahead: bool = False
@@ -253,7 +254,9 @@ class SchedulerState:
 
     @cached_property
     def resident(self) -> int:
-        """How many KV cells the cache holds, whosever they are."""
+        """How many KV cells a tick spans, whosever they are."""
+        if self.high_water is not None:
+            return self.high_water
         return sum([view.computed for view in self.sequences])
 
 

@@ -39,7 +39,8 @@ class Ask:
 
     `max_tokens` None is the daemon's default, trimmed to the room in the context; with `clamp`
     a larger wish is trimmed as well instead of refused. `model` None is the loaded one.
-    `streamed` says that the tokens are passed on as they come, so that the time to the first
+    What was computed for the same user before may be used again: with `cache` "private" only for
+    this client, with any other text for whoever gives the same (a salt). `streamed` says that the tokens are passed on as they come, so that the time to the first
     one means something to the metrics.
     """
 
@@ -52,6 +53,7 @@ class Ask:
     targets: Targets = field(factory=Targets)
     model: str | None = None
     session: str | None = None
+    cache: str | None = None
     streamed: bool = True
 
 
@@ -78,6 +80,24 @@ class Origin:
     app: str | None = None
     uid: int | None = None
     pid: int | None = None
+
+
+def owns(uid: int, of: str) -> bool:
+    """Whether what is in the namespace `of` is the user's own."""
+    return f"{of}/".startswith(f"uid {uid}/")
+
+
+def namespace(ask: Ask, origin: Origin) -> str:
+    """Return whose computed beginnings a request may use and adds to: its user's, or narrower.
+
+    The user is the kernel's word; without it nobody shares with another client.
+    """
+    user = f"client {origin.client}" if origin.uid is None else f"uid {origin.uid}"
+    if ask.cache is None:
+        return user
+    if ask.cache == "private":
+        return f"{user}/client {origin.client}"
+    return f"{user}/salt {ask.cache}"
 
 
 class Refusal(Exception):

@@ -23,7 +23,7 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.lanes import Lane
-from uma_trio.service.ask import Ask, Origin, Refusal
+from uma_trio.service.ask import Ask, Origin, Refusal, namespace
 from uma_trio.service.checks import Bounds, check_untokenised, max_tokens_for
 from uma_trio.service.directory import Directory
 from uma_trio.service.stream import Pipe
@@ -179,6 +179,8 @@ class Generation:
                     sink=self._pipe,
                     submitted=self._arrived,
                     targets=ask.targets,
+                    namespace=namespace(ask, self.origin),
+                    session=ask.session,
                 )
             )
         except QueueFull as full:

@@ -118,6 +118,40 @@ METRICS: tuple[Metric, ...] = (
     _m("kv_cells_used", "gauge", "cells", "KV cells that hold a token."),
     _m("kv_cells_reserved", "gauge", "cells", "KV cells promised to admitted requests."),
     _m("kv_cells_total", "gauge", "cells", "KV cells there are."),
+    # The prefix cache (docs/MEMORY.md).
+    _m(
+        "prefix_hits_total",
+        "counter",
+        "requests",
+        "Requests that began with what was computed before, by where that was: the cells of a "
+        "running request, a leaf, saved pages, or a prompt that was just being computed (fork).",
+        "source",
+    ),
+    _m("prefix_tokens_total", "counter", "tokens", "Tokens that needed not be computed by that."),
+    _m(
+        "prefix_failures_total",
+        "counter",
+        "events",
+        "Copies, saves and restores that failed, and beginnings that were incomplete: misses.",
+        "what",
+    ),
+    _m(
+        "prefix_rent_seconds_total",
+        "counter",
+        "seconds",
+        "What ticks took longer for cells of leaves, by the cost model.",
+    ),
+    _m("prefix_evicted_total", "counter", "pages", "Saved pages that went to make room."),
+    _m(
+        "prefix_ghost_hits_total",
+        "counter",
+        "pages",
+        "Evicted pages that were asked for again: hits with twice the `--prefix-ram`.",
+    ),
+    _m("prefix_bytes", "gauge", "bytes", "What saved pages take, books included."),
+    _m("prefix_pages", "gauge", "pages", "Saved pages."),
+    _m("prefix_leaves", "gauge", "leaves", "Beginnings in the KV cache that nobody computes on."),
+    _m("prefix_leaf_tokens", "gauge", "tokens", "Tokens of these, shared ones counted each time."),
     # The latency contract (docs/POLICY.md); empty under a policy without a limit.
     _m(
         "latency_cap",

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from uma_trio.lanes import LANES
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import resident_bytes
+from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 
 _EWMA_SHARE = 0.2
@@ -69,6 +70,7 @@ class Metrics:
         self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
         self._gaps = Recent(_RECENT_GAPS)
         self.promise = PromiseFigures()
+        self.prefix = PrefixFigures()  # replaced by the engine's thread
         self._outcomes = dict.fromkeys(_OUTCOMES, 0)
         # Written by trio's thread.
         self._open = self._accepted = self._accept_failures = 0
@@ -236,6 +238,7 @@ class Metrics:
             **self._times(),
             **self._cells_now(),
             "latency_cap": self._latency_cap,
+            **self.prefix.values(),
             **self.promise.values(),
             "scorecard": self.scorecard,
         }

@@ -1,0 +1,440 @@
+"""The prefix cache in the engine, on the fake: it saves work and never changes an answer."""
+
+from __future__ import annotations
+
+import pytest
+from engine_kit import Bench, Sink
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.engine.planner import EngineSettings
+from uma_trio.policy.prefix import PAGE
+
+MIB = 1 << 20
+MINE = "1000"
+
+
+def bench(backend: FakeBackend | None = None, budget: int = MIB, **options: object) -> Bench:
+    """Return an engine that keeps prefixes within `budget` bytes."""
+    made = backend or FakeBackend(n_ctx=2048, n_slots=4, n_batch=64)
+    return Bench(made, settings=EngineSettings(prefix_bytes=budget), **options)  # type: ignore[arg-type]
+
+
+def letters(seed: int, n: int) -> list[int]:
+    """Return `n` tokens that another seed does not give."""
+    return [97 + (seed * 7 + i * (3 + seed % 5)) % 26 for i in range(n)]
+
+
+def ask(made: Bench, prompt: list[int], n: int = 4, **options: object) -> Sink:
+    """Run one request to its end and check its answer."""
+    _, sink = made.submit(prompt, n, **({"namespace": MINE} | options))  # type: ignore[arg-type]
+    made.run()
+    assert sink.tokens == made.backend.continuation(prompt, n)
+    return sink
+
+
+def save_all(made: Bench) -> None:
+    """Save every leaf, as idle time would."""
+    while made.engine.prefix.idle():
+        pass
+
+
+def forget_cells(made: Bench) -> None:
+    """Take all leaves out of the KV cache; only what is saved is left."""
+    made.engine.prefix.drop_all()
+    assert made.backend.kv_used() == 0
+
+
+def test_a_conversation_computes_only_what_is_new() -> None:
+    """The second turn shares the cells of the first, answer included, but for the last token."""
+    made = bench()
+    prompt = letters(1, 100)
+    first = ask(made, prompt, 10)
+    assert first.end.cached_tokens == 0
+    before = sum(made.backend.computed.values())
+    turn = [*prompt, *first.tokens, *letters(2, 20)]
+    second = ask(made, turn, 5)
+    # The last token of an answer is never computed: nobody asked what follows it.
+    assert second.end.cached_tokens == 109
+    assert sum(made.backend.computed.values()) - before == len(turn) - 109 + 4
+
+
+def test_a_prompt_that_is_wholly_cached_computes_its_last_token() -> None:
+    """Its logits are in no cell."""
+    made = bench()
+    prompt = letters(1, 64)
+    ask(made, prompt, 1)
+    assert ask(made, prompt, 5).end.cached_tokens == 63
+
+
+def test_saved_pages_are_restored_when_the_cells_are_gone() -> None:
+    """Exact to the token, in the middle of a page too."""
+    made = bench()
+    prompt = letters(1, 150)
+    ask(made, prompt, 8)
+    save_all(made)
+    forget_cells(made)
+    assert ask(made, [*prompt[:130], *letters(9, 30)]).end.cached_tokens == 130
+    assert made.engine.prefix.hits["saved"] == 1
+
+
+def test_what_is_not_saved_is_lost_with_its_cells() -> None:
+    """A miss, and the same answer."""
+    made = bench()
+    ask(made, letters(1, 150))
+    forget_cells(made)
+    assert ask(made, letters(1, 150)).end.cached_tokens == 0
+
+
+def test_what_was_found_is_told() -> None:
+    """How much, from where, and the token at which the nearest beginning is another."""
+    made = bench()
+    prompt = letters(1, 100)
+    ask(made, prompt)
+    handle, _ = made.submit([*prompt[:60], 33, *letters(2, 20)], 4, namespace=MINE)
+    made.run()
+    (record,) = made.explain(handle).requests
+    assert record.beginning is not None
+    assert (record.beginning.tokens, record.beginning.source) == (60, "leaf")
+    assert (record.beginning.apart, record.beginning.mine) == (60, 33)
+    assert record.beginning.other == prompt[60]
+    assert record.beginning.saved_s > 0
+    assert record.namespace == MINE
+
+
+def test_a_short_beginning_is_computed() -> None:
+    """Fewer than 16 tokens are not worth looking after."""
+    made = bench()
+    ask(made, letters(1, 100))
+    assert ask(made, [*letters(1, 15), *letters(5, 30)]).end.cached_tokens == 0
+    assert ask(made, [*letters(1, 16), *letters(6, 30)]).end.cached_tokens == 16
+
+
+@pytest.mark.parametrize("other", ["1001", "1000/salt", "1000/private/7", None])
+def test_another_namespace_has_nothing(other: str | None) -> None:
+    """Neither cells, nor pages, nor a fork, nor cached tokens."""
+    made = bench()
+    prompt = letters(1, 150)
+    ask(made, prompt)
+    save_all(made)
+    assert ask(made, prompt, namespace=other).end.cached_tokens == 0
+    fresh = letters(3, 150)
+    made.submit(fresh, 4, namespace=MINE)
+    _, sink = made.submit(fresh, 4, namespace=other)
+    made.run()
+    assert sink.end.cached_tokens == 0
+
+
+def test_a_budget_of_nothing_turns_it_off() -> None:
+    """Nothing is kept, looked up or held."""
+    made = bench(budget=0)
+    ask(made, letters(1, 100))
+    assert made.backend.kv_used() == 0
+    assert ask(made, letters(1, 100)).end.cached_tokens == 0
+
+
+def test_the_prefix_of_a_busy_stream_is_shared() -> None:
+    """Who comes while it is read needs not wait for its end."""
+    made = bench()
+    prompt = letters(1, 200)
+    _, reader = made.submit(prompt, 50, namespace=MINE)
+    made.ticks(12)
+    assert reader.tokens
+    assert not reader.ends
+    _, second = made.submit([*prompt, *letters(2, 30)], 5, namespace=MINE)
+    made.run()
+    assert second.end.cached_tokens == 200
+    assert reader.tokens == made.backend.continuation(prompt, 50)
+    assert second.tokens == made.backend.continuation([*prompt, *letters(2, 30)], 5)
+
+
+def test_requests_that_begin_alike_compute_that_once() -> None:
+    """Who finds it being computed waits for it and forks."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    shared = letters(1, 600)
+    prompts = [[*shared, *letters(n, 20)] for n in (2, 3, 4, 5)]
+    sinks = [made.submit(prompt, 4, namespace=MINE)[1] for prompt in prompts]
+    made.run()
+    assert sum(made.backend.computed.values()) <= 600 + 4 * (20 + 4)
+    for prompt, sink in zip(prompts, sinks, strict=True):
+        assert sink.tokens == made.backend.continuation(prompt, 4)
+    assert made.engine.prefix.hits["fork"] == 3
+
+
+@pytest.mark.parametrize("after", [1, 3, 6])
+def test_a_leader_that_goes_harms_nobody(after: int) -> None:
+    """What it had computed is kept, and the next one goes on from there."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    shared = letters(1, 600)
+    prompts = [[*shared, *letters(n, 20)] for n in (2, 3, 4)]
+    handles = [made.submit(prompt, 4, namespace=MINE) for prompt in prompts]
+    made.ticks(after)
+    made.abort(handles[0][0])
+    made.run()
+    for prompt, (_, sink) in list(zip(prompts, handles, strict=True))[1:]:
+        assert sink.tokens == made.backend.continuation(prompt, 4)
+    assert sum(made.backend.computed.values()) <= 700 + 64
+
+
+def test_a_leader_whose_reader_is_behind_is_not_waited_for() -> None:
+    """It may stand still for ever."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    shared = letters(1, 600)
+    leader, _ = made.submit(shared, 4, namespace=MINE, credit=0)
+    made.ticks(1)
+    prompt = [*shared, *letters(2, 20)]
+    _, sink = made.submit(prompt, 4, namespace=MINE)
+    for _ in range(40):
+        made.engine.tick()
+    made.engine.publish()
+    assert sink.tokens == made.backend.continuation(prompt, 4)
+    made.abort(leader)
+    made.run()
+
+
+def test_a_leader_is_as_urgent_as_who_waits_for_it() -> None:
+    """A person does not wait behind a batch job's prompt; afterwards it is one again."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    shared = letters(1, 600)
+    leader, _ = made.submit(shared, 40, namespace=MINE, lane="background")
+    made.ticks(2)
+    made.submit([*shared, *letters(2, 20)], 4, namespace=MINE)
+    made.ticks(2)
+    assert made.engine.registry.running[leader].lane == "interactive"
+    made.ticks(12)
+    assert made.engine.registry.running[leader].lane == "background"
+    made.run()
+
+
+def test_a_preempted_request_goes_on_from_its_cells() -> None:
+    """What it had computed is a leaf until it comes back."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=1, n_batch=64))
+    prompt = letters(1, 500)
+    _, batch = made.submit(prompt, 30, namespace=MINE, lane="background")
+    made.ticks(14)
+    person = letters(2, 50)
+    _, sink = made.submit(person, 5, namespace=MINE)
+    made.run()
+    assert sink.tokens == made.backend.continuation(person, 5)
+    assert batch.tokens == made.backend.continuation(prompt, 30)
+    assert batch.end.cached_tokens == 0, "its own cells are no hit"
+    assert sum(made.backend.computed.values()) < 500 + 30 + 50 + 5 + 10
+
+
+def test_shared_cells_are_reserved_once() -> None:
+    """Four that share 600 of 700 tokens fit into 1,100 cells together."""
+    made = bench(FakeBackend(n_ctx=1152, n_slots=4, n_batch=64))
+    shared = letters(1, 600)
+    _, first = made.submit(shared, 60, namespace=MINE)
+    made.ticks(12)
+    sinks = [made.submit([*shared, *letters(n, 80)], 4, namespace=MINE)[1] for n in (2, 3, 4)]
+    made.ticks(2)
+    assert len(made.engine.registry.running) == 4
+    made.run()
+    assert all(sink.end.reason == "length" for sink in [first, *sinks])
+
+
+def test_leaves_give_their_cells_to_who_computes() -> None:
+    """However much is kept, a request that fits into an empty cache is computed."""
+    made = bench(FakeBackend(n_ctx=512, n_slots=4, n_batch=64))
+    for n in range(1, 12):
+        ask(made, letters(n, 200))
+    ask(made, letters(50, 500))
+
+
+def test_clear_leaves_nothing() -> None:
+    """No cell, no id, no byte; and only of the namespaces that are named."""
+    made = bench()
+    ask(made, letters(1, 150))
+    ask(made, letters(1, 150), namespace="1001")
+    save_all(made)
+    prefix = made.engine.prefix
+    assert prefix.clear(lambda name: name == MINE) > 0
+    assert ask(made, letters(1, 150), namespace="1001").end.cached_tokens > 0
+    prefix.clear(lambda _name: True)
+    assert (made.backend.kv_used(), len(prefix.leaves), prefix.store.n_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("verb", ["copy", "save", "restore"])
+def test_a_verb_that_fails_is_a_miss(verb: str) -> None:
+    """Counted, and the answer is the same."""
+    made = bench()
+    prompt = letters(1, 150)
+    ask(made, prompt)
+    if verb == "restore":
+        save_all(made)
+        forget_cells(made)
+    made.backend.kv_fails = lambda called: called == verb
+    sink = ask(made, [*prompt, 97])
+    save_all(made)
+    if verb != "save":
+        assert sink.end.cached_tokens == 0
+    prefix = made.engine.prefix
+    assert prefix.failures[verb] + (prefix.saving.failures if verb == "save" else 0) > 0
+
+
+def test_a_lost_window_is_a_miss() -> None:
+    """On sliding-window models a beginning is used only where nothing of its window is gone."""
+    made = bench(FakeBackend(n_ctx=2048, n_slots=4, n_batch=64, window=64))
+    prompt = letters(1, 300)
+    first = ask(made, prompt, 8)
+    assert ask(made, [*prompt, *first.tokens[:-1], *letters(2, 9)]).end.cached_tokens == 307
+    ask(made, [*prompt[:150], *letters(3, 40)])
+
+
+def test_a_memory_that_cannot_go_back_keeps_nothing() -> None:
+    """Recurrent models compute every prompt."""
+    made = bench(FakeBackend(n_ctx=512, n_slots=2, n_batch=64, can_remove_part=False))
+    ask(made, letters(1, 100))
+    assert ask(made, letters(1, 100)).end.cached_tokens == 0
+
+
+def test_what_ended_with_an_error_is_not_kept() -> None:
+    """Its cells may hold numbers that are none."""
+    made = bench(FakeBackend(n_ctx=512, n_slots=2, n_batch=128, faults={0: Fault(bad_rows=(0,))}))
+    _, sink = made.submit(letters(1, 100), 4, namespace=MINE)
+    made.run()
+    assert sink.end.reason == "error"
+    assert len(made.engine.prefix.leaves) == 0
+    assert ask(made, letters(1, 100)).end.cached_tokens == 0
+
+
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(
+    lambda kinds: [token for kind in kinds for token in letters(kind, 37)]
+)
+
+
+class Answers(RuleBasedStateMachine):
+    """Requests, ticks, cancels, evictions and failures at random: every answer is the right one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = bench(self.backend(), budget=120_000)
+        self.asked: dict[int, tuple[list[int], int, Sink]] = {}
+        self.cancelled: set[int] = set()
+
+    def backend(self) -> FakeBackend:
+        """Return a small cache."""
+        return FakeBackend(n_ctx=640, n_slots=3, n_batch=48)
+
+    @rule(
+        prompt=TEXT,
+        n=st.integers(1, 30),
+        namespace=st.sampled_from(["1", "1/s", "2", None]),
+        lane=st.sampled_from(["interactive", "background"]),
+        credit=st.sampled_from([3, 1000]),
+    )
+    def submit(
+        self, prompt: list[int], n: int, namespace: str | None, lane: str, credit: int
+    ) -> None:
+        """Send a request."""
+        handle, sink = self.made.submit(
+            prompt,
+            n,
+            namespace=namespace,
+            lane=lane,  # type: ignore[arg-type]
+            credit=credit,
+            client=int(namespace[0]) if namespace else 0,
+        )
+        self.asked[handle] = (prompt, n, sink)
+
+    @rule(n=st.integers(1, 12))
+    def tick(self, n: int) -> None:
+        """Compute."""
+        self.made.ticks(n)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """End one early."""
+        handle = data.draw(st.sampled_from(sorted(self.asked)))
+        self.cancelled.add(handle)
+        self.made.abort(handle)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        """A reader catches up."""
+        self.made.credit(data.draw(st.sampled_from(sorted(self.asked))), 100)
+
+    @rule()
+    def idle(self) -> None:
+        """Save a page."""
+        self.made.engine.prefix.idle()
+
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """Take a leaf out of the cache."""
+        leaves = list(self.made.engine.prefix.leaves)
+        if leaves:
+            self.made.engine.prefix.drop_leaf(data.draw(st.sampled_from(leaves)))
+
+    @rule(verbs=st.sets(st.sampled_from(["copy", "save", "restore"])))
+    def fail(self, verbs: set[str]) -> None:
+        """Let some verbs fail from now on."""
+        self.made.backend.kv_fails = lambda verb: verb in verbs
+
+    @rule(budget=st.sampled_from([1000, 40_000, 120_000]))
+    def budget(self, budget: int) -> None:
+        """Change the budget; what is over it goes with the next page."""
+        self.made.engine.prefix.store.budget = budget
+
+    @rule()
+    def clear(self) -> None:
+        """Drop one user's prefixes."""
+        self.made.engine.prefix.clear(lambda name: name.startswith("1"))
+
+    @invariant()
+    def answers_are_right(self) -> None:
+        """What was streamed is what the model says, whoever came before."""
+        for prompt, n, sink in self.asked.values():
+            want = self.made.backend.continuation(prompt, n)
+            assert sink.tokens == want[: len(sink.tokens)]
+
+    @invariant()
+    def cells_are_counted(self) -> None:
+        """Running requests and leaves hold all cells there are, and nobody else does."""
+        made, prefix = self.made, self.made.engine.prefix
+        running = made.engine.registry.running
+        seqs = [s.slot for s in running.values()] + [leaf.seq for leaf in prefix.leaves]
+        held = sum(made.backend.kv_length(seq) for seq in seqs)
+        assert held - made.backend.kv_shared(seqs) == made.backend.kv_used() <= 640
+        for sequence in running.values():
+            if sequence.handle not in prefix.held:
+                assert made.backend.kv_length(sequence.slot) == sequence.computed
+        for leaf in prefix.leaves:
+            assert made.backend.kv_length(leaf.seq) == len(leaf.tokens)
+        locked = {id(page) for held in prefix.held.values() for page in held.pages}
+        pages = [p for name in prefix.store.trie.namespaces for p in prefix.store.trie.pages(name)]
+        assert {id(page) for page in pages if page.locked} == locked
+
+    def teardown(self) -> None:
+        """All that was not cancelled ends whole; cleared, nothing is left."""
+        for handle in self.asked:
+            self.made.credit(handle, 10_000)
+        for _ in range(5_000):
+            if not self.made.engine.tick():
+                break
+        for handle, (prompt, n, sink) in self.asked.items():
+            assert len(sink.ends) == 1
+            if handle not in self.cancelled and sink.end.reason != "error":
+                assert sink.tokens == self.made.backend.continuation(prompt, n)
+        self.made.engine.prefix.clear(lambda _name: True)
+        assert self.made.backend.kv_used() == 0
+        assert self.made.engine.prefix.store.n_pages == 0
+
+
+class WindowedAnswers(Answers):
+    """The same on a model some of whose layers lose what is out of everybody's window."""
+
+    def backend(self) -> FakeBackend:
+        """Return a small cache with a window of a page and a half."""
+        return FakeBackend(n_ctx=640, n_slots=3, n_batch=48, window=PAGE * 3 // 2)
+
+
+TestAnswers = Answers.TestCase
+TestAnswers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestWindowedAnswers = WindowedAnswers.TestCase
+TestWindowedAnswers.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

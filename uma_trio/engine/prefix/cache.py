@@ -1,0 +1,372 @@
+"""The prefix cache: a request begins with what was computed before, and never answers otherwise.
+
+When a request gets a slot, the longest beginning that its own namespace knows is looked for, exact to
+the token. Cells that are in the KV cache (of a running request or a leaf) are shared at once. Saved
+pages are restored a slice at a time, between ticks. Who finds another that is about to compute
+what it needs waits for that one and shares then (a fork). Until then the request is *held*: it has
+its slot, and no plan has it. When a request ends, is cancelled or preempted, its cells become a leaf.
+
+Leaves are saved in slices, and leave the KV cache when they have paid as much rent as coming back
+would cost, or when their cells are needed. Any failure is a miss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+from attrs import define, field
+
+from uma_trio.backend.base import Backend
+from uma_trio.engine.prefix.leaves import Leaf, Leaves
+from uma_trio.engine.prefix.pages import Page, common
+from uma_trio.engine.prefix.saving import Saving
+from uma_trio.engine.prefix.search import Found, Source, search, shared_with
+from uma_trio.engine.prefix.store import PageStore
+from uma_trio.engine.records import Beginning
+from uma_trio.engine.sequences import NO_SLOT, Sequence
+from uma_trio.lanes import Lane
+from uma_trio.policy.cost import CostModel
+from uma_trio.policy.prefix import LEAST_HIT, Prices, moves_out, rent
+from uma_trio.telemetry.prefix import PrefixFigures
+
+
+@define(eq=False)
+class _Held:
+    """A request that has a slot and waits: for `pages`, or for `leader` to compute `coming` tokens."""
+
+    sequence: Sequence
+    source: Source
+    found: Found
+    pages: deque[Page] = field(factory=deque)
+    leader: int | None = None
+    coming: int = 0
+
+
+class PrefixCache:
+    """See the module. For the engine's thread; `clock` gives seconds.
+
+    `budget` bytes may be taken by saved pages; without any, nothing is kept or looked up. `recount` is
+    called after cells have been shared or dropped, `note` for each request that something was
+    found for, once it can go on.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        budget: int,
+        clock: Callable[[], float],
+        recount: Callable[[], None],
+        note: Callable[[int, Beginning], None],
+        *,
+        session_ttl_s: float = 300.0,
+    ) -> None:
+        self._backend = backend
+        self._recount = recount
+        self._note = note
+        self._clock = clock
+        self._limits = backend.limits
+        self.on = budget > 0 and len(self._limits.leaf_ids) > 0
+        self.store = PageStore(budget, clock)
+        self.leaves = Leaves(backend)
+        self.saving = Saving(backend, self.store, clock, session_ttl_s)
+        self.held: dict[int, _Held] = {}
+        self.hits: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.tokens_saved = 0
+        self.rent_s = 0.0
+        self._lent: dict[int, Lane] = {}
+        self._top: Leaf | None = None
+        self._excess = 0
+        self._moved = True  # cells changed hands since the topmost leaf was looked for
+
+    # --- a request comes ---
+
+    def begin(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Found:
+        """Let a request that has just got its slot begin with all there is; return what was found."""
+        if not self.on:
+            return Found()
+        found = search(sequence, running.values(), self.leaves, self.store)
+        self._note_miss(sequence, found)
+        if not self._waits(sequence, found):
+            self._take(sequence, found)
+        return found
+
+    def _note_miss(self, sequence: Sequence, found: Found) -> None:
+        """Count pages that were evicted and would have been used now."""
+        namespace = sequence.submit.namespace
+        if namespace is None or found.resident > found.saved:
+            return
+        page = found.page
+        if page is None or found.saved == page.end:
+            self.store.miss(namespace, page, sequence.tokens[: sequence.known - 1])
+
+    def shared_with(self, sequence: Sequence, running: Mapping[int, Sequence]) -> int:
+        """Return how many cells a waiting request would share with running ones."""
+        return shared_with(sequence, running.values()) if self.on else 0
+
+    def _waits(self, sequence: Sequence, found: Found) -> bool:
+        """Hold a request until another has computed what they share, if that is worth it."""
+        leader = found.leader
+        if leader is None or not found.waits:
+            return False
+        held = _Held(sequence, "fork", found, leader=leader.handle, coming=found.coming)
+        self.held[sequence.handle] = held
+        if sequence.lane == "interactive" and leader.lane == "background":
+            self._lent[leader.handle] = leader.lane
+            leader.move_to("interactive")
+        return True
+
+    def _take(self, sequence: Sequence, found: Found, source: Source | None = None) -> None:
+        """Share what is resident, then restore what is saved beyond that."""
+        pages = found.pages
+        n = min(found.resident, pages[0].start) if pages else found.resident
+        if n and not self._backend.kv_copy(found.seq, sequence.slot, 0, n):
+            self.failures["copy"] += 1
+            n = 0
+        if pages and pages[0].start != n:  # the copy failed, or was never there
+            pages = pages[0].path[:-1] + pages
+        if found.leaf is not None and n:
+            self.leaves.use(found.leaf, self._clock())
+        kind: Source = source or ("leaf" if found.leaf is not None else "running")
+        self._moved = True
+        if pages:
+            for page in pages:
+                page.locked += 1
+            self.held[sequence.handle] = _Held(sequence, source or "saved", found, deque(pages))
+        else:
+            self._settle(sequence, n, kind, found)
+
+    def _settle(self, sequence: Sequence, n: int, source: Source, found: Found) -> None:
+        """Let a request go on from what its slot holds, if that is whole."""
+        backend, slot, window = self._backend, sequence.slot, self._limits.window
+        n = min(n, sequence.known - 1)
+        if n and backend.kv_length(slot) > n:
+            backend.kv_remove(slot, n)
+        if n and (
+            backend.kv_length(slot) != n
+            or not 0 <= backend.kv_first(slot) <= (max(0, n - window) if window else 0)
+        ):
+            self.failures["incomplete"] += 1
+            n = 0
+        if n < LEAST_HIT:
+            backend.kv_remove(slot)
+            n = 0
+        sequence.resume(n)
+        self._recount()
+        if n:
+            self.hits[source] += 1
+            self.tokens_saved += n
+        if found.apart:
+            mine = int(sequence.tokens[found.apart])
+            self._note(
+                sequence.handle,
+                Beginning(n, source, self.saving.worth_s(n), found.apart, mine, found.other),
+            )
+
+    # --- while others compute ---
+
+    def advance(self, running: Mapping[int, Sequence], allowance_s: float) -> float:
+        """Go on with restores and forks, then with saving; return the seconds that it took.
+
+        Where streams are read, no more than `allowance_s` as far as can be foreseen. Where nobody
+        else has anything to compute, all restores are done at once.
+        """
+        began = self._clock() if self.held or self.saving.due else 0.0
+        alone = len(self.held) >= len(running)
+        for held in tuple(self.held.values()):
+            if held.leader is not None:
+                self._follow(held, running)
+        left_s = math.inf if alone else allowance_s
+        while self.held and left_s > 0:
+            first = next((h for h in self.held.values() if h.leader is None), None)
+            if first is None or left_s < self.saving.restore_s(first.pages[0]):
+                break
+            left_s -= self._restore(first)
+        if self.saving.due and not alone:
+            left_s -= self.saving.some(left_s)
+        return self._clock() - began if began else 0.0
+
+    def idle(self) -> bool:
+        """Save one page while nothing is computed; False if there is none left to save."""
+        return self.on and self.saving.one()
+
+    def _follow(self, held: _Held, running: Mapping[int, Sequence]) -> None:
+        """Fork as soon as the leader has computed what is shared, or will not."""
+        leader = running.get(held.leader) if held.leader is not None else None
+        if leader is not None and leader.computed < held.coming and leader.credit > 0:
+            return
+        del self.held[held.sequence.handle]
+        self._return_lane(held, running)
+        # Nobody waits for one that waits: there would be no end to it.
+        others = (other for other in running.values() if other.handle not in self.held)
+        found = search(held.sequence, others, self.leaves, self.store)
+        if not self._waits(held.sequence, found):
+            self._take(held.sequence, found, "fork" if leader is not None else None)
+
+    def _return_lane(self, held: _Held, running: Mapping[int, Sequence]) -> None:
+        """Give a leader its own lane back when nobody waits for it any more."""
+        if held.leader not in self._lent or any(
+            h.leader == held.leader for h in self.held.values()
+        ):
+            return
+        lane = self._lent.pop(held.leader)
+        if held.leader in running:
+            running[held.leader].move_to(lane)
+
+    def _restore(self, held: _Held) -> float:
+        """Restore the next page of a request; return the seconds that it took."""
+        began, page = self._clock(), held.pages.popleft()
+        self._make_room(len(page.tokens))
+        done = page.saved is not None and self._backend.kv_restore(held.sequence.slot, page.saved)
+        page.locked -= 1
+        took_s = self._clock() - began
+        self._moved = True
+        if done:
+            self.saving.restored(page, took_s)
+            self.store.used((page,))
+        else:
+            self.failures["restore"] += 1
+        if not done or not held.pages:
+            self._release(held)
+            del self.held[held.sequence.handle]
+            n = self._backend.kv_length(held.sequence.slot)
+            n = min(
+                n, common(page.path[-1].tokens, held.sequence.tokens[page.start :]) + page.start
+            )
+            self._settle(held.sequence, n, held.source, held.found)
+        return took_s
+
+    def _release(self, held: _Held) -> None:
+        for page in held.pages:
+            page.locked -= 1
+        held.pages.clear()
+
+    # --- a request goes ---
+
+    def gone(
+        self, sequence: Sequence, running: Mapping[int, Sequence], *, keep: bool = True
+    ) -> None:
+        """Keep the cells of a request that loses its slot as a leaf, if they are worth it."""
+        if not self.on or sequence.slot == NO_SLOT:
+            return
+        held = self.held.pop(sequence.handle, None)
+        if held is not None:
+            self._release(held)
+            if held.leader is not None:
+                self._return_lane(held, running)
+        self._lent.pop(sequence.handle, None)
+        self._moved = True
+        namespace, n = sequence.submit.namespace, sequence.computed
+        if not keep or held is not None or namespace is None or n < LEAST_HIT:
+            return
+        tokens = sequence.tokens[:n].copy()
+        if self.leaves.covering(namespace, tokens):
+            return
+        seq = self.leaves.free_id()
+        if seq is None:
+            oldest = next(iter(self.leaves))
+            self.drop_leaf(oldest)
+            seq = oldest.seq
+        submit, now = sequence.submit, self._clock()
+        leaf = Leaf(seq, tokens, namespace, submit.client, submit.session, now)
+        if not self.leaves.keep(leaf, sequence.slot):
+            self.failures["copy"] += 1
+            return
+        for other in self.leaves.within(leaf):
+            self.drop_leaf(other)
+        self.saving.add(leaf)
+
+    def lingers(self) -> bool:
+        """Take all leaves out of the KV cache, which has to be empty; whether one is not saved yet."""
+        for leaf in self.leaves:
+            if not leaf.unsaved:
+                self.drop_leaf(leaf)
+        return len(self.leaves) > 0
+
+    def drop_all(self) -> bool:
+        """Give up all leaves, because a decode found no room; False if there were none."""
+        return self._make_room(self._limits.n_ctx)
+
+    def lane_set(self, handle: int) -> None:
+        """Note that somebody chose the lane of a request: it is its own from now on."""
+        self._lent.pop(handle, None)
+
+    # --- room and rent ---
+
+    def make_room(self, n_tokens: int) -> None:
+        """See to it that so many cells are free, as far as leaves hold them."""
+        if len(self.leaves):
+            self._make_room(n_tokens)
+
+    def _make_room(self, n_tokens: int) -> bool:
+        dropped = False
+        while len(self.leaves) and self._limits.n_ctx - self._backend.kv_used() < n_tokens:
+            order = sorted(self.leaves, key=lambda leaf: (leaf.unsaved > 0, leaf.used_at))
+            self.drop_leaf(order[0])
+            dropped = True
+        return dropped
+
+    def drop_leaf(self, leaf: Leaf) -> None:
+        """Take a leaf out of the KV cache."""
+        self.saving.forget(leaf)
+        self.leaves.drop(leaf)
+        self._moved = True
+
+    def charge(self, n_tokens: int, cost: CostModel | None) -> None:
+        """Let the topmost leaf pay for a tick of `n_tokens`, and go when it has paid enough."""
+        if not len(self.leaves) or cost is None:
+            return
+        self.saving.cost = cost
+        if not cost.crowd_s:
+            return
+        leaf = self._topmost()
+        if leaf is None:
+            return
+        prices = Prices(self.saving.save_s, self.saving.token_s, cost.crowd_s * cost.scale)
+        leaf.paid_s += (paid := rent(prices, n_tokens, self._excess))
+        self.rent_s += paid
+        if moves_out(prices, leaf.paid_s, len(leaf.tokens)):
+            leaf.leaving = True
+            if not leaf.unsaved:
+                self.drop_leaf(leaf)
+            else:
+                self.saving.first(leaf)
+
+    def _topmost(self) -> Leaf | None:
+        if self._moved:
+            self._moved = False
+            excess = [(self._backend.kv_excess(leaf.seq), leaf) for leaf in self.leaves]
+            self._excess, self._top = max(excess, key=lambda e: e[0], default=(0, None))
+        return self._top if self._excess > 0 else None
+
+    def high_water(self, shared: int) -> int | None:
+        """Return how many cells a tick spans; None if each is one running request's alone."""
+        return self._backend.kv_high_water() if shared or len(self.leaves) else None
+
+    def figures(self) -> PrefixFigures:
+        """Return what is counted."""
+        failures = self.failures + Counter({"save": self.saving.failures})
+        return PrefixFigures(
+            hits=dict(self.hits),
+            failures=dict(failures),
+            tokens=self.tokens_saved,
+            rent_s=self.rent_s,
+            evicted=self.store.evicted,
+            ghost_hits=self.store.ghost_hits,
+            bytes=self.store.n_bytes,
+            pages=self.store.n_pages,
+            leaves=len(self.leaves),
+            leaf_tokens=sum(len(leaf.tokens) for leaf in self.leaves),
+        )
+
+    def clear(self, mine: Callable[[str], bool]) -> int:
+        """Drop all leaves and pages of the namespaces that `mine` says; return how many tokens."""
+        n = 0
+        for leaf in self.leaves:
+            if mine(leaf.namespace):
+                n += len(leaf.tokens)
+                self.drop_leaf(leaf)
+        self.store.clear([name for name in self.store.trie.namespaces if mine(name)])
+        return n

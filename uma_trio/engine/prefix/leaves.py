@@ -1,0 +1,90 @@
+"""Beginnings whose cells are still in the KV cache although nobody computes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import define, field
+
+from uma_trio.backend.base import Backend, IntArray
+from uma_trio.engine.prefix.pages import Page, common
+
+
+@define(eq=False)
+class Leaf:
+    """`tokens` whose cells the KV sequence `seq` holds, for a namespace and the client it was of.
+
+    The first `saved` of them are in pages, of which `page` is the last. `paid_s` is the rent that
+    it has paid since it was used last.
+    """
+
+    seq: int
+    tokens: IntArray
+    namespace: str
+    owner: int
+    session: str | None
+    used_at: float
+    saved: int = 0
+    page: Page | None = None
+    paid_s: float = 0.0
+    leaving: bool = False
+
+    @property
+    def unsaved(self) -> int:
+        """How many of its tokens are in no page."""
+        return len(self.tokens) - self.saved
+
+
+@define(eq=False)
+class Leaves:
+    """All leaves of one backend, the one that was used longest ago first."""
+
+    backend: Backend
+    _leaves: dict[int, Leaf] = field(factory=dict)
+
+    def __iter__(self) -> Iterator[Leaf]:
+        """Yield each, in the order of their last use."""
+        return iter(tuple(self._leaves.values()))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._leaves)
+
+    def free_id(self) -> int | None:
+        """Return a sequence id that no leaf has."""
+        return next((i for i in self.backend.limits.leaf_ids if i not in self._leaves), None)
+
+    def keep(self, leaf: Leaf, slot: int) -> bool:
+        """Let `leaf` hold the cells of `slot`; False if they cannot be shared."""
+        if not self.backend.kv_copy(slot, leaf.seq, 0, len(leaf.tokens)):
+            self.backend.kv_remove(leaf.seq)
+            return False
+        self._leaves[leaf.seq] = leaf
+        return True
+
+    def use(self, leaf: Leaf, now: float) -> None:
+        """Note that a request began with it."""
+        self._leaves[leaf.seq] = self._leaves.pop(leaf.seq)
+        leaf.used_at, leaf.paid_s, leaf.leaving = now, 0.0, False
+
+    def drop(self, leaf: Leaf) -> None:
+        """Give its cells up; what is in pages stays there."""
+        del self._leaves[leaf.seq]
+        self.backend.kv_remove(leaf.seq)
+
+    def covering(self, namespace: str, tokens: IntArray) -> bool:
+        """Whether a leaf holds all of `tokens`."""
+        return any(
+            leaf.namespace == namespace and common(leaf.tokens, tokens) == len(tokens)
+            for leaf in self._leaves.values()
+        )
+
+    def within(self, leaf: Leaf) -> list[Leaf]:
+        """Return the other leaves that are a beginning of `leaf`."""
+        return [
+            other
+            for other in self._leaves.values()
+            if other is not leaf
+            and other.namespace == leaf.namespace
+            and common(other.tokens, leaf.tokens) == len(other.tokens)
+        ]

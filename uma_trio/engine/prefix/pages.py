@@ -1,0 +1,183 @@
+"""Saved pages of prompts and answers: a trie for each namespace, exact to the token.
+
+A node is a page of up to 64 tokens with its cells, below the page that comes before it. Pages and
+no edges of any length: a page is saved and restored in a bounded time, and nothing is ever split.
+Nobody sees another namespace's pages, nor whether there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+
+import numpy as np
+from attrs import define, field
+
+from uma_trio.backend.base import IntArray, Saved
+from uma_trio.policy.prefix import PAGE
+
+
+@define(eq=False)
+class Page:
+    """One saved page. `start` is the position of its first token; `cost_s` what computing it took.
+
+    `uses` counts how often it was restored or found in the cache again. Until `pinned_until`
+    (engine's clock) it is evicted last. `locked` says how many restores still need it.
+    """
+
+    tokens: IntArray
+    start: int
+    parent: Page | None
+    owner: int = -1
+    saved: Saved | None = None  # None for the root of a namespace
+    cost_s: float = 0.0
+    uses: int = 1
+    pinned_until: float = 0.0
+    locked: int = 0
+    value: float = 0.0
+    version: int = 0
+    children: dict[int, list[Page]] = field(factory=dict)
+    digest: bytes = b""
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.start + len(self.tokens)
+
+    @property
+    def n_bytes(self) -> int:
+        """What its cells and its tokens take."""
+        return (len(self.saved) if self.saved is not None else 0) + self.tokens.nbytes
+
+    @property
+    def path(self) -> tuple[Page, ...]:
+        """The pages from the first to this one."""
+        pages: list[Page] = []
+        page: Page | None = self
+        while page is not None and page.parent is not None:
+            pages.append(page)
+            page = page.parent
+        return tuple(reversed(pages))
+
+
+def common(one: IntArray, two: IntArray) -> int:
+    """Return how many tokens two beginnings share."""
+    n = min(len(one), len(two))
+    if not n or one[0] != two[0]:
+        return 0
+    differs = one[:n] != two[:n]
+    at = int(differs.argmax())
+    return at if differs[at] else n
+
+
+def digest(before: bytes, tokens: IntArray) -> bytes:
+    """Return a name for a page by its own tokens and all before them."""
+    return blake2b(before + tokens.tobytes(), digest_size=16).digest()
+
+
+class PageTrie:
+    """All saved pages by namespace. It evicts nothing by itself."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, Page] = {}
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Whose pages there are."""
+        return tuple(self._roots)
+
+    def match(self, namespace: str, tokens: IntArray) -> tuple[Page | None, int]:
+        """Return the page that the longest saved beginning of `tokens` ends in, and its length.
+
+        It may end within that page.
+        """
+        page = self._roots.get(namespace)
+        found: tuple[Page | None, int] = (None, 0)
+        at = 0
+        while page is not None and at < len(tokens):
+            child, n = _longest(page, tokens[at : at + PAGE])
+            if child is None:
+                break
+            at += n
+            found = child, at
+            page = child if n == PAGE else None
+        return found
+
+    def add(self, namespace: str, parent: Page | None, tokens: IntArray, saved: Saved) -> Page:
+        """Put a page behind `parent` (None: at the beginning), which is full.
+
+        Raises ValueError if `parent` is not, or if the page is empty, too long, or there already.
+        """
+        above = parent or self._roots.get(namespace)
+        if above is None:
+            above = Page(np.empty(0, np.int32), 0, None, digest=namespace.encode())
+            self._roots[namespace] = above
+        if not 0 < len(tokens) <= PAGE or (above.parent is not None and len(above.tokens) < PAGE):
+            raise ValueError("a page has 1 to 64 tokens, and only full ones are gone on from")
+        if self.get(namespace, parent, tokens) is not None:
+            raise ValueError("this page is there already")
+        page = Page(tokens.copy(), above.end, above, saved=saved)
+        page.digest = digest(above.digest, tokens)
+        above.children.setdefault(int(tokens[0]), []).append(page)
+        return page
+
+    def get(self, namespace: str, parent: Page | None, tokens: IntArray) -> Page | None:
+        """Return the page of these very tokens behind `parent`, if it is there."""
+        above = parent or self._roots.get(namespace)
+        siblings = () if above is None else above.children.get(int(tokens[0]), ())
+        return next((p for p in siblings if np.array_equal(p.tokens, tokens)), None)
+
+    def beginnings(self, page: Page) -> list[Page]:
+        """Return the pages at the same place that are a beginning of `page`, and are shorter."""
+        if page.parent is None:
+            return []
+        return [
+            other
+            for other in page.parent.children[int(page.tokens[0])]
+            if len(other.tokens) < len(page.tokens)
+            and common(other.tokens, page.tokens) == len(other.tokens)
+        ]
+
+    def remove(self, page: Page) -> None:
+        """Take out a page behind which there is none."""
+        above = page.parent
+        if above is None or page.children:
+            raise ValueError("only a page behind which there is none can go")
+        siblings = above.children[int(page.tokens[0])]
+        siblings.remove(page)
+        if not siblings:
+            del above.children[int(page.tokens[0])]
+        page.saved = None
+        if above.parent is None and not above.children:
+            del self._roots[above.digest.decode()]
+
+    def pages(self, namespace: str) -> Iterator[Page]:
+        """Yield every page of a namespace, each before those behind it."""
+        root = self._roots.get(namespace)
+        left = [] if root is None else [root]
+        while left:
+            page = left.pop()
+            if page.parent is not None:
+                yield page
+            for siblings in page.children.values():
+                left.extend(siblings)
+
+    def absent(self, namespace: str, page: Page | None, tokens: IntArray) -> Iterator[bytes]:
+        """Yield the names of the full pages of `tokens` that are not saved behind `page`."""
+        before = page.digest if page is not None else namespace.encode()
+        at = page.end if page is not None else 0
+        while at + PAGE <= len(tokens):
+            before = digest(before, tokens[at : at + PAGE])
+            yield before
+            at += PAGE
+
+
+def _longest(page: Page, tokens: IntArray) -> tuple[Page | None, int]:
+    """Return the page behind `page` that shares most with `tokens`, and how much."""
+    best: Page | None = None
+    most = 0
+    for child in page.children.get(int(tokens[0]), ()):
+        n = common(child.tokens, tokens)
+        if n > most or (n == most and best is not None and len(child.tokens) < len(best.tokens)):
+            best, most = child, n
+    return best, most

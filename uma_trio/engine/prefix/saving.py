@@ -1,0 +1,183 @@
+"""Saving leaves in pages, a slice at a time, and what it takes on this machine."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from uma_trio.backend.base import Backend
+from uma_trio.engine.prefix.leaves import Leaf
+from uma_trio.engine.prefix.pages import Page
+from uma_trio.engine.prefix.store import PageStore
+from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.prefix import PAGE, SAVING_SHARE
+
+#: Sessions whose latest turn is known.
+MOST_SESSIONS = 1024
+_RATE = 0.2  # how quickly the measured seconds a token follow
+_FIRST_S = 2e-6  # a token, until one was measured
+_MOST_S = 0.010  # of saving time that is put by
+_SCATTERED = 8  # runs of cells in a page from which on it counts as scattered
+_UNKNOWN_S = (
+    1e-3  # computing a token, where no cost model says; a fortieth more for each page before
+)
+
+
+class Saving:
+    """The leaves that are still to be saved, the next one first."""
+
+    def __init__(
+        self, backend: Backend, store: PageStore, clock: Callable[[], float], session_ttl_s: float
+    ) -> None:
+        self._backend = backend
+        self._store = store
+        self._clock = clock
+        self._session_ttl_s = session_ttl_s
+        self._sessions: OrderedDict[tuple[str, str], Page] = OrderedDict()
+        self._queue: list[Leaf] = []
+        self._put_by_s = 0.0
+        self._last = clock() if store.budget else 0.0
+        self._saved_s = {False: _FIRST_S, True: 20 * _FIRST_S}  # a token, by whether scattered
+        self.token_s = _FIRST_S  # restoring one
+        self.failures = 0
+        self.cost: CostModel | None = None
+        window = backend.limits.window
+        # A page saved behind the window of its own end lacks cells that the next one needs.
+        self._can = store.budget > 0 and not 0 < window < PAGE
+
+    @property
+    def due(self) -> bool:
+        """Whether there is anything to save."""
+        return bool(self._queue)
+
+    @property
+    def save_s(self) -> float:
+        """What saving a token takes that does not lie scattered."""
+        return self._saved_s[False]
+
+    def restore_s(self, page: Page) -> float:
+        """Return how long restoring a page should take."""
+        return self.token_s * len(page.tokens)
+
+    def restored(self, page: Page, took_s: float) -> None:
+        """Learn from a restore."""
+        self.token_s += _RATE * (took_s / len(page.tokens) - self.token_s)
+
+    def add(self, leaf: Leaf) -> None:
+        """Save a leaf in time, but for what is saved already."""
+        if not self._can:
+            return
+        self._find(leaf)
+        if leaf.unsaved:
+            self._queue.append(leaf)
+        else:
+            self._pin(leaf)
+
+    def first(self, leaf: Leaf) -> None:
+        """Save this leaf before all others, if it is to be saved at all."""
+        if leaf in self._queue and self._queue[0] is not leaf:
+            self._queue.remove(leaf)
+            self._queue.insert(0, leaf)
+
+    def forget(self, leaf: Leaf) -> None:
+        """Do not save what has gone."""
+        if leaf in self._queue:
+            self._queue.remove(leaf)
+
+    def some(self, most_s: float) -> float:
+        """Save as many pages as fit into their share of the time since the last call.
+
+        No page that should take longer than `most_s`. Return the seconds that it took.
+        """
+        now = self._clock()
+        self._put_by_s = min(_MOST_S, self._put_by_s + SAVING_SHARE * (now - self._last))
+        self._last = now
+        spent_s = 0.0
+        while self._queue and (need_s := self._next_s()) <= min(self._put_by_s, most_s - spent_s):
+            took_s = self._save()
+            self._put_by_s -= max(took_s, need_s)
+            spent_s += took_s
+        return spent_s
+
+    def one(self) -> bool:
+        """Save the next page; False if there is none."""
+        if not self._queue:
+            return False
+        self._save()
+        return True
+
+    def _next_s(self) -> float:
+        leaf = self._queue[0]
+        first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
+        return self._saved_s[self._scattered(leaf, first, last)] * (last - first)
+
+    def _scattered(self, leaf: Leaf, first: int, last: int) -> bool:
+        return self._backend.kv_runs(leaf.seq, first, last) >= _SCATTERED
+
+    def _save(self) -> float:
+        """Save the next page of the first leaf; give the leaf up where that fails."""
+        leaf, began = self._queue[0], self._clock()
+        if leaf.page is not None and leaf.page.saved is None:  # evicted meanwhile
+            self._find(leaf)
+        first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
+        if first == last:
+            self._queue.pop(0)
+            return 0.0
+        scattered = self._scattered(leaf, first, last)
+        saved = self._backend.kv_save(leaf.seq, first, last)
+        page = None
+        if saved is None:
+            self.failures += 1
+        else:
+            tokens = leaf.tokens[first:last]
+            page = self._store.add(
+                leaf.namespace,
+                leaf.page,
+                tokens,
+                saved,
+                owner=leaf.owner,
+                cost_s=self._cost_s(first, last - first),
+            )
+        took_s = self._clock() - began
+        if page is None:
+            self._queue.pop(0)
+            return took_s
+        self._saved_s[scattered] += _RATE * (took_s / (last - first) - self._saved_s[scattered])
+        leaf.page, leaf.saved = page, last
+        if not leaf.unsaved:
+            self._queue.pop(0)
+            self._pin(leaf)
+        return took_s
+
+    def _pin(self, leaf: Leaf) -> None:
+        """Keep a whole leaf of a session before all else for a while, in place of its last one."""
+        if leaf.session is None or leaf.page is None or not self._session_ttl_s:
+            return
+        key = leaf.namespace, leaf.session
+        before = self._sessions.pop(key, None)
+        if before is not None:
+            self._store.pin(before.path, 0.0)
+        elif len(self._sessions) >= MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        self._sessions[key] = leaf.page
+        self._store.pin(leaf.page.path, self._clock() + self._session_ttl_s)
+
+    def _find(self, leaf: Leaf) -> None:
+        """Look up how much of a leaf is in pages already, in whole ones or to its very end."""
+        page, n = self._store.match(leaf.namespace, leaf.tokens)
+        if page is not None and n < page.end:
+            page = page.parent
+        if page is not None and page.end - page.start < PAGE and n < len(leaf.tokens):
+            page = page.parent
+        leaf.page = page if page is not None and page.parent is not None else None
+        leaf.saved = 0 if leaf.page is None else leaf.page.end
+
+    def worth_s(self, n: int) -> float:
+        """Return what computing the first `n` tokens of a prompt takes, page by page."""
+        return sum(self._cost_s(at, min(PAGE, n - at)) for at in range(0, n, PAGE))
+
+    def _cost_s(self, start: int, n: int) -> float:
+        """Return what computing a page took, or would take."""
+        if self.cost is None:
+            return n * _UNKNOWN_S * (1 + start / PAGE / 40)
+        return self.cost.seconds(Work(n, 1, n * start))

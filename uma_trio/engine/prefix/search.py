@@ -1,0 +1,108 @@
+"""Where the beginning of a request is: in the cells of another, in a leaf, or in saved pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from attrs import frozen
+
+from uma_trio.backend.base import IntArray
+from uma_trio.engine.prefix.leaves import Leaf, Leaves
+from uma_trio.engine.prefix.pages import Page, common
+from uma_trio.engine.prefix.store import PageStore
+from uma_trio.engine.sequences import Sequence
+from uma_trio.policy.prefix import LEAST_FORK, LEAST_HIT, PAGE
+
+Source = Literal["running", "leaf", "saved", "fork"]
+
+
+@frozen(eq=False)
+class Found:
+    """What there is of a beginning, in tokens.
+
+    `resident` are in the KV cache, in the cells of `seq`; `saved` in pages up to `page`. `leader` is
+    a request that will have computed `coming` of them. `other` is what the nearest beginning has
+    where the two part, after `apart` tokens: -1 where that one ends.
+    """
+
+    resident: int = 0
+    seq: int = -1
+    leaf: Leaf | None = None
+    page: Page | None = None
+    saved: int = 0
+    leader: Sequence | None = None
+    coming: int = 0
+    apart: int = 0
+    other: int = -1
+
+    @property
+    def pages(self) -> tuple[Page, ...]:
+        """The pages that are worth restoring behind what is resident."""
+        if self.page is None or self.saved - self.resident < LEAST_HIT:
+            return ()
+        return self.page.path[self.resident // PAGE :]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is worth waiting for the leader."""
+        return self.coming - max(self.resident, self.saved) >= LEAST_FORK
+
+
+def search(
+    sequence: Sequence, running: Iterable[Sequence], leaves: Leaves, store: PageStore
+) -> Found:
+    """Return what there is of the tokens that `sequence` has to compute, but for the last.
+
+    That one is always computed: its logits are in no cell. Only its own namespace is looked at.
+    """
+    namespace, tokens = sequence.submit.namespace, sequence.tokens[: sequence.known - 1]
+    if namespace is None or not len(tokens):
+        return Found()
+    best, seq, best_leaf, coming, leader = 0, -1, None, 0, None
+    nearest: tuple[int, int] = (0, -1)
+    for leaf in leaves:
+        if leaf.namespace == namespace:
+            n = common(leaf.tokens, tokens)
+            nearest = max(nearest, _parting(leaf.tokens, n))
+            if n > best:
+                best, seq, best_leaf = n, leaf.seq, leaf
+    for other in running:
+        if other is sequence or other.submit.namespace != namespace:
+            continue
+        n = common(other.tokens[: other.known], tokens)
+        nearest = max(nearest, _parting(other.tokens[: other.known], n))
+        if min(n, other.computed) > best:
+            best, seq, best_leaf = min(n, other.computed), other.slot, None
+        if n > max(coming, other.computed) and other.credit > 0:
+            coming, leader = n, other
+    page, saved = store.match(namespace, tokens)
+    if page is not None:
+        nearest = max(nearest, (saved, _behind(page, saved)))
+    if best < LEAST_HIT:
+        best, seq, best_leaf = 0, -1, None
+    return Found(best, seq, best_leaf, page, saved, leader, coming, *nearest)
+
+
+def shared_with(sequence: Sequence, running: Iterable[Sequence]) -> int:
+    """Return how many cells `sequence` would share with one that runs."""
+    namespace, tokens = sequence.submit.namespace, sequence.tokens[: sequence.known - 1]
+    if namespace is None:
+        return 0
+    found = [
+        common(other.tokens[: other.computed], tokens)
+        for other in running
+        if other.submit.namespace == namespace
+    ]
+    most = max(found, default=0)
+    return most if most >= LEAST_HIT else 0
+
+
+def _parting(tokens: IntArray, n: int) -> tuple[int, int]:
+    """Return after how many tokens a beginning is another, and which token it has there."""
+    return n, int(tokens[n]) if n < len(tokens) else -1
+
+
+def _behind(page: Page, end: int) -> int:
+    at = end - page.start
+    return int(page.tokens[at]) if at < len(page.tokens) else -1

@@ -1,0 +1,245 @@
+"""The saved pages within a budget of bytes: what is kept, what goes, what more would have saved.
+
+Two segments, pages that were used once and pages that were used again; within each the page goes
+that saves least by the byte (GreedyDual: what it is worth counts from the level at which the last
+one went, so that what is not used again sinks). A client that holds more than its share loses first,
+pinned pages go last, and a page goes after all that come behind it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Final
+
+from attrs import define, field
+
+from uma_trio.backend.base import IntArray, Saved
+from uma_trio.engine.prefix.pages import Page, PageTrie
+from uma_trio.policy.prefix import AGAIN_SHARE, PINNED_SHARE, worth
+
+# What one page costs beside its cells (an object, an entry in a dict and in a heap), and a ghost.
+_PAGE_BYTES: Final = 1024
+_GHOST_BYTES: Final = 160
+_GHOST_SHARE: Final = 0.01
+
+_Entry = tuple[bool, float, int, int, Page]  # pinned, value, a number, the page's version
+
+
+@define
+class _Segment:
+    """Pages that were used equally often: by owner, those behind which there is none."""
+
+    level: float = 0.0
+    n_bytes: int = 0
+    heaps: dict[int, list[_Entry]] = field(factory=dict)
+
+
+class PageStore:
+    """Saved pages of all namespaces, never more than `budget` bytes."""
+
+    def __init__(self, budget: int, clock: Callable[[], float]) -> None:
+        self.trie = PageTrie()
+        self.budget = budget
+        self.evicted = 0
+        self.ghost_hits = 0
+        self._clock = clock
+        self._segments = (_Segment(), _Segment())  # once, again
+        self._by_owner: dict[int, int] = {}
+        self._ghosts: OrderedDict[bytes, int] = OrderedDict()
+        self._ghost_bytes = 0
+        self._pins: list[tuple[float, int, Page]] = []  # when each pin ends
+        self._pinned = 0
+        self._n = 0
+        self._count = count()
+
+    @property
+    def n_bytes(self) -> int:
+        """What everything takes: cells, tokens, ghosts, books."""
+        pages = sum(segment.n_bytes for segment in self._segments)
+        return pages + len(self._ghosts) * _GHOST_BYTES
+
+    @property
+    def n_pages(self) -> int:
+        """How many pages are saved."""
+        return self._n
+
+    def bytes_of(self, owner: int) -> int:
+        """Return what the pages of one client take."""
+        return self._by_owner.get(owner, 0)
+
+    def match(self, namespace: str, tokens: IntArray) -> tuple[Page | None, int]:
+        """Return the page that the longest saved beginning ends in, and its length."""
+        return self.trie.match(namespace, tokens)
+
+    def miss(self, namespace: str, page: Page | None, tokens: IntArray) -> None:
+        """Note which pages behind `page` would have been there with twice the budget."""
+        if not self._ghosts:
+            return
+        for name in self.trie.absent(namespace, page, tokens):
+            if name not in self._ghosts:
+                return
+            self.ghost_hits += 1
+
+    def add(
+        self,
+        namespace: str,
+        parent: Page | None,
+        tokens: IntArray,
+        saved: Saved,
+        *,
+        owner: int,
+        cost_s: float,
+    ) -> Page | None:
+        """Save a page; None if there is no room for it, whatever else would go.
+
+        Returns the one that is there if it has the same tokens.
+        """
+        there = self.trie.get(namespace, parent, tokens)
+        if there is not None:
+            return there
+        n_bytes = len(saved) + tokens.nbytes + _PAGE_BYTES
+        if parent is not None:
+            parent.locked += 1
+        try:
+            fits = self._make_room(n_bytes)
+        finally:
+            if parent is not None:
+                parent.locked -= 1
+        if not fits:
+            return None
+        page = self.trie.add(namespace, parent, tokens, saved)
+        page.owner, page.cost_s = owner, cost_s
+        self._n += 1
+        self._account(page, 1)
+        if page.digest in self._ghosts:
+            self._ghost_bytes -= self._ghosts.pop(page.digest)
+        self._rank(page)
+        for shorter in self.trie.beginnings(page):
+            if not shorter.locked:
+                self._drop(shorter)
+        return page
+
+    def used(self, pages: Iterable[Page]) -> None:
+        """Note that a hit went through these pages."""
+        for page in pages:
+            self._account(page, -1)
+            page.uses += 1
+            self._account(page, 1)
+            self._rank(page)
+
+    def pin(self, pages: Iterable[Page], until: float) -> None:
+        """Let pages be evicted last until then, as far as pinned ones may take room; or unpin them."""
+        now = self._clock()
+        for page in pages:
+            was = page.pinned_until > 0.0
+            room = self._pinned + page.n_bytes <= PINNED_SHARE * self.budget
+            if until > now and not was and not room:
+                return
+            self._pinned += page.n_bytes * ((until > now) - was)
+            page.pinned_until = until if until > now else 0.0
+            if page.pinned_until:
+                heapq.heappush(self._pins, (until, next(self._count), page))
+            self._rank(page)
+
+    def clear(self, namespaces: Iterable[str]) -> int:
+        """Drop the pages of these namespaces that no restore needs; return how many went."""
+        before = self._n
+        for namespace in namespaces:
+            for page in reversed(tuple(self.trie.pages(namespace))):
+                if not page.children and not page.locked:
+                    self._drop(page)
+        return before - self._n
+
+    def _make_room(self, n_bytes: int) -> bool:
+        while self.n_bytes + n_bytes > self.budget:
+            victim = self._victim()
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def _end_pins(self) -> None:
+        while self._pins and self._pins[0][0] <= self._clock():
+            until, _, page = heapq.heappop(self._pins)
+            if page.pinned_until == until and page.saved is not None:
+                self.pin((page,), 0.0)
+
+    def _victim(self) -> Page | None:
+        self._end_pins()
+        once, again = self._segments
+        first = again if again.n_bytes > AGAIN_SHARE * self.budget else once
+        for segment in (first, again if first is once else once):
+            entries = [e for owner in tuple(segment.heaps) if (e := self._top(segment, owner))]
+            over = self._over_share()
+            greedy = [e for e in entries if e[4].owner in over]
+            if chosen := min(greedy or entries, default=None, key=lambda e: e[:3]):
+                segment.level = max(segment.level, chosen[1])
+                return chosen[4]
+        return None
+
+    def _over_share(self) -> frozenset[int]:
+        """Return which clients hold more than their part of the budget, when several hold any."""
+        share = self.budget / max(1, len(self._by_owner))
+        return frozenset(o for o, held in self._by_owner.items() if held > share)
+
+    def _top(self, segment: _Segment, owner: int) -> _Entry | None:
+        """Return the page of `owner` that would go next; forget entries that are out of date."""
+        heap = segment.heaps[owner]
+        kept: list[_Entry] = []
+        top: _Entry | None = None
+        while heap and top is None:
+            entry = heapq.heappop(heap)
+            *_, version, page = entry
+            if version != page.version or page.children or page.saved is None:
+                continue
+            kept.append(entry)
+            if not page.locked:
+                top = entry
+        for entry in kept:
+            heapq.heappush(heap, entry)
+        if not heap:
+            del segment.heaps[owner]
+        return top
+
+    def _rank(self, page: Page) -> None:
+        """Put a page where its worth belongs, if it may go at all."""
+        page.version += 1
+        if page.children or page.parent is None or page.saved is None:
+            return
+        segment = self._segments[page.uses > 1]
+        page.value = segment.level + worth(page.uses, page.cost_s, page.n_bytes)
+        heap = segment.heaps.setdefault(page.owner, [])
+        pinned = page.pinned_until > self._clock()
+        entry = (pinned, page.value, next(self._count), page.version, page)
+        heapq.heappush(heap, entry)
+
+    def _account(self, page: Page, sign: int) -> None:
+        n_bytes = sign * (page.n_bytes + _PAGE_BYTES)
+        self._segments[page.uses > 1].n_bytes += n_bytes
+        held = self._by_owner.get(page.owner, 0) + n_bytes
+        self._by_owner[page.owner] = held
+        if not held:
+            del self._by_owner[page.owner]
+
+    def _evict(self, page: Page) -> None:
+        self._ghosts[page.digest] = page.n_bytes
+        self._ghost_bytes += page.n_bytes
+        self._drop(page)
+        self.evicted += 1
+        most = max(1, int(_GHOST_SHARE * self.budget / _GHOST_BYTES))
+        while self._ghosts and (len(self._ghosts) > most or self._ghost_bytes > self.budget):
+            self._ghost_bytes -= self._ghosts.popitem(last=False)[1]
+
+    def _drop(self, page: Page) -> None:
+        self._account(page, -1)
+        if page.pinned_until > 0.0:
+            self._pinned -= page.n_bytes
+        parent = page.parent
+        page.version += 1
+        self.trie.remove(page)
+        self._n -= 1
+        if parent is not None and parent.parent is not None and not parent.children:
+            self._rank(parent)

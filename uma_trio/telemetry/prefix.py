@@ -1,0 +1,38 @@
+"""What the prefix cache counts, as one value that the engine's thread replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+
+@frozen
+class PrefixFigures:
+    """Since the start, but for `bytes`, `pages`, `leaves` and `leaf_tokens`, which are of now."""
+
+    hits: Mapping[str, int] = field(factory=dict)  # by where the beginning was
+    failures: Mapping[str, int] = field(factory=dict)  # by what failed; each is a miss
+    tokens: int = 0
+    rent_s: float = 0.0
+    evicted: int = 0
+    ghost_hits: int = 0
+    bytes: int = 0
+    pages: int = 0
+    leaves: int = 0
+    leaf_tokens: int = 0
+
+    def values(self) -> dict[str, object]:
+        """Return them by the names of the catalogue."""
+        return {
+            "prefix_hits_total": dict(self.hits),
+            "prefix_tokens_total": self.tokens,
+            "prefix_failures_total": dict(self.failures),
+            "prefix_rent_seconds_total": self.rent_s,
+            "prefix_evicted_total": self.evicted,
+            "prefix_ghost_hits_total": self.ghost_hits,
+            "prefix_bytes": self.bytes,
+            "prefix_pages": self.pages,
+            "prefix_leaves": self.leaves,
+            "prefix_leaf_tokens": self.leaf_tokens,
+        }
