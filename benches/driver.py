@@ -50,7 +50,9 @@ class Table:
 class Comparison:
     """What is compared and how it is shown. One measurement takes about `seconds`.
 
-    When `minutes` are over, the rest of the run is left out, which is said.
+    When `minutes` are over, the rest of the run is left out, which is said. `bars` are panels of a
+    chart: a figure by title, with a dashed line at its title's target. `curves` is a title, a
+    figure, and the labels of both axes: a line for each system over the number in its cases.
     """
 
     systems: Sequence[System]
@@ -62,6 +64,9 @@ class Comparison:
     progress: Callable[[Row], str] = lambda _row: "done"
     complete: Callable[[list[Row]], list[Row]] = lambda rows: rows
     verdicts: Callable[[Medians], Iterable[str]] = lambda _medians: ()
+    bars: Mapping[str, str] = field(default_factory=dict)
+    targets: Mapping[str, float] = field(default_factory=dict)
+    curves: tuple[str, str, tuple[str, str]] | None = None
     charts: Charts = lambda _medians, _caption: ()
 
 
@@ -169,9 +174,21 @@ def compare(
     for line in found.verdicts(medians):
         print(line)
     print(f"\n{report.write_csv(name, rows, facts)}")
-    for file in found.charts(medians, chart.caption(facts)):
+    for file in _draw(name, found, medians, chart.caption(facts)):
         print(file)
     return 1 if not rows or any(row.get("error") for row in rows) else 0
+
+
+def _draw(name: str, found: Comparison, medians: Medians, caption: str) -> Iterable[Path]:
+    """Draw the charts of a comparison and yield their files."""
+    yield from found.charts(medians, caption)
+    if found.bars:
+        panels = {title: medians.by_name(figure) for title, figure in found.bars.items()}
+        yield from chart.bars(name, panels, found.targets, caption)
+    if found.curves is not None:
+        title, figure, labels = found.curves
+        series = {title: medians.by_case(figure)}
+        yield from chart.lines(name, series, labels, caption, doubling=True)
 
 
 def _common_arguments(parser: argparse.ArgumentParser) -> None:

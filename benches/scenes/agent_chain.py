@@ -20,14 +20,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benches import chart, clients, contest, servers
+from benches import clients, contest, servers
 from benches.clients import Answer, Job, Wire
 from benches.contest import OURS, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import Live, Stream, drive
 from uma_trio.sim.latency import median
 
-TARGET = 1.5
+TARGET, _TITLE = 1.5, "slowdown of the chain (less is better)"
 _PATIENCE = 10.0
 _TABLE = Table("", (
     ("slowdown", "slowdown", 2), ("with pauses", "slowdown_all", 2), ("steps", "steps", 0),
@@ -192,7 +192,6 @@ def agent_chain(given: argparse.Namespace, here: Here) -> Comparison:
     flags = [(), shared, *((*shared, "-b", str(size)) for size in given.batch)]
     compared = contest.daemons(setup, given.policies, play)
     compared += contest.llama_servers(here.peers, setup, flags, play)
-    title = "slowdown of the chain (less is better)"
     return Comparison(
         compared,
         # By a machine that gives 50 tokens/s to one stream, and thrice the time under load.
@@ -202,7 +201,6 @@ def agent_chain(given: argparse.Namespace, here: Here) -> Comparison:
         facts={"script": f"{script}, context {script.cells}"},
         progress=lambda row: f"slowdown {row['slowdown']:.2f}, {row['steps']} steps",
         verdicts=lambda medians: verdicts(medians, script.steps),
-        charts=lambda medians, caption: chart.bars(
-            "agent_chain", {title: medians.by_name("slowdown")}, {title: TARGET}, caption
-        ),
+        bars={_TITLE: "slowdown"},
+        targets={_TITLE: TARGET},
     )

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benches import chart, clients, contest, host, servers
+from benches import clients, contest, host, servers
 from benches.clients import SseWire, Wire
 from benches.contest import OURS, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
@@ -126,7 +126,6 @@ def apart(given: argparse.Namespace, here: Here) -> Comparison:
             each = replace(setup, threads=threads, n_ctx=setup.n_ctx // given.k)
             once = partial(measure_apart, here.peers, each, given)
             compared.append(System(APART, f"-t {threads}", once))
-    panels = {"tokens/s while all decode": "decode", "MiB of memory (PSS)": "pss"}
     return Comparison(
         compared,
         seconds=60,
@@ -134,7 +133,5 @@ def apart(given: argparse.Namespace, here: Here) -> Comparison:
         facts={"k": given.k, "context": f"{cells}, apart {cells // given.k}"},
         progress=lambda row: f"{row['whole']:.1f} t/s, {row['pss']:.0f} MiB",
         verdicts=verdicts,
-        charts=lambda medians, caption: chart.bars(
-            "apart", {title: medians.by_name(name) for title, name in panels.items()}, {}, caption
-        ),
+        bars={"tokens/s while all decode": "decode", "MiB of memory (PSS)": "pss"},
     )

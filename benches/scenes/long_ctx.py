@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 
-from benches import chart, clients, contest, report, servers
+from benches import clients, contest, report, servers
 from benches.contest import Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
@@ -80,7 +80,6 @@ def long_ctx(given: argparse.Namespace, here: Here) -> Comparison:
     compared = contest.daemons(setup, given.policies, once)
     # As it comes, and as the daemon has it on a CPU (uma_trio/backend/llama.py).
     compared += contest.llama_servers(here.peers, setup, [flags, (*flags, "-fa", "off")], once)
-    labels = ("tokens of context", "tokens/s (more is better)")
     return Comparison(
         compared,
         seconds=5 + sum(depths) / 150,  # by a machine that computes 150 prompt tokens/s
@@ -88,7 +87,5 @@ def long_ctx(given: argparse.Namespace, here: Here) -> Comparison:
         tables=[Table("", _COLUMNS)],
         facts={"gen_tokens": given.gen_tokens},
         progress=lambda row: f"{row['ctx']}: {report.cell(row['tps'], 1)} t/s",
-        charts=lambda medians, caption: chart.lines(
-            "long_ctx", {"one stream": medians.by_case("tps")}, labels, caption, doubling=True
-        ),
+        curves=("one stream", "tps", ("tokens of context", "tokens/s (more is better)")),
     )

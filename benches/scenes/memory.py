@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from benches import chart, clients, contest, host, servers
+from benches import clients, contest, host, servers
 from benches.contest import OURS, PEER, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
@@ -54,7 +54,5 @@ def memory(given: argparse.Namespace, here: Here) -> Comparison:
         facts={"context": setup.n_ctx},
         progress=lambda row: f"{row['pss']:.0f} MiB",
         verdicts=verdicts,
-        charts=lambda medians, caption: chart.bars(
-            "memory", {"PSS in MiB (less is better)": medians.by_name("pss")}, {}, caption
-        ),
+        bars={"PSS in MiB (less is better)": "pss"},
     )

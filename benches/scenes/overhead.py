@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benches import chart, clients, contest, host, servers
+from benches import clients, contest, host, servers
 from benches.contest import OURS, PEER, Medians, Row, System, serving
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
@@ -42,6 +42,7 @@ from benches.rates import end_to_end
 from uma_trio.sim.latency import median
 
 TARGET_US, TARGET_K = 60.0, 8
+_TITLE = "us of CPU a token outside ggml"
 _PROMPT_TOKENS, _WARM_UP_TOKENS = 16, 16
 _TICK_MS = {1: 8.0, 8: 20.0}  # what the real model takes on the machine of docs/BENCHMARKS.md
 _PARTS = ("outside", "trio", "engine", "choosing", "helpers", "ggml")
@@ -172,7 +173,6 @@ def overhead(given: argparse.Namespace, here: Here) -> Comparison:
     """Account for the daemon's CPU, and compare its path with llama-server's."""
     given.skip_real = given.skip_real or given.dry_run
     given.gen_tokens = given.gen_tokens or (64 if given.quick or given.dry_run else 256)
-    titles = {"outside_us": "us of CPU a token outside ggml", "cpu_us_per_token": "us, all of it"}
     return Comparison(
         list(systems(given, here)),
         seconds=20,
@@ -180,10 +180,6 @@ def overhead(given: argparse.Namespace, here: Here) -> Comparison:
         facts={"gen_tokens": given.gen_tokens},
         progress=lambda row: f"{row['cpu_us_per_token']:.0f} us a token",
         verdicts=verdicts,
-        charts=lambda medians, caption: chart.bars(
-            "overhead",
-            {title: medians.by_name(figure) for figure, title in titles.items()},
-            {titles["outside_us"]: TARGET_US},
-            caption,
-        ),
+        bars={_TITLE: "outside_us", "us of CPU a token, all of it": "cpu_us_per_token"},
+        targets={_TITLE: TARGET_US},
     )

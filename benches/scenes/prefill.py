@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benches import chart, clients, contest, host, servers
+from benches import clients, contest, host, servers
 from benches.clients import NotServed
 from benches.contest import OURS, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
@@ -105,7 +105,5 @@ def prefill(given: argparse.Namespace, here: Here) -> Comparison:
         progress=lambda row: f"{row['prefill']:.0f} t/s",
         complete=lambda rows: contest.with_share(rows, "prefill", CEILING),
         verdicts=verdicts,
-        charts=lambda medians, caption: chart.bars(
-            "prefill", {"prompt tokens/s": medians.by_name("prefill")}, {}, caption
-        ),
+        bars={"prompt tokens/s": "prefill"},
     )

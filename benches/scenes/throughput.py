@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benches import chart, clients, contest, host, report, servers
+from benches import clients, contest, host, report, servers
 from benches.clients import Job, NotServed
 from benches.contest import OURS, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
@@ -176,7 +176,6 @@ def throughput(given: argparse.Namespace, here: Here) -> Comparison:
         found = contest.llama_servers(here.peers, setup, flags, once, case)
         compared += [replace(s, knob=knob) for s, knob in zip(found, knobs, strict=False)]
     load = f"{given.prompt_tokens} prompt tokens, {given.gen_tokens} generated, context "
-    labels = ("streams", "tokens/s while all decode (more is better)")
     return Comparison(
         compared,
         seconds=4 + 0.06 * given.gen_tokens,
@@ -192,7 +191,5 @@ def throughput(given: argparse.Namespace, here: Here) -> Comparison:
         ),
         complete=complete,
         verdicts=lambda medians: verdicts(medians, sampled=given.sampled),
-        charts=lambda medians, caption: chart.lines(
-            "throughput", {"decode rate": medians.by_case("decode")}, labels, caption, doubling=True
-        ),
+        curves=("decode rate", "decode", ("streams", "tokens/s while all decode")),
     )
