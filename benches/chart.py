@@ -125,7 +125,7 @@ def _pareto(axis: Any, points: Sequence[Point], unit: str) -> None:
     low, top = min(p.p95_x for p in points), max(p.p95_x for p in points)
     axis.set_xticks([t for t in _RATIOS if 0.9 * low <= t <= 1.15 * top] or [1])
     _finish(
-        axis, "interactive p95 gap, with load / alone (left is better)", f"{unit} (up is better)"
+        axis, "interactive p95 ITL, with load / alone (left is better)", f"{unit} (up is better)"
     )
 
 

@@ -45,7 +45,7 @@ class NotServed(Exception):
 
 
 GREEDY: dict[str, float] = {"temperature": 0}
-# min_p is 0.05 at llama-server unless it is told.
+# min_p is 0.05 at llama-server unless a request sets it.
 SAMPLED: dict[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0}
 
 
@@ -53,7 +53,7 @@ SAMPLED: dict[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "mi
 class Job:
     """One request of fixed length, greedy unless it is to be `sampled`.
 
-    `priority` is the daemon's lane; a server without lanes is not told. With `progress`, a server
+    `priority` is the daemon's lane; a server without lanes gets none. With `progress`, a server
     that can is asked to say how much of the prompt it has computed.
     """
 
@@ -221,7 +221,7 @@ class SseWire:
         return head.encode() + body
 
     def watch(self, interval_ms: int) -> bytes | None:
-        """Ask for nothing: each request tells its own progress."""
+        """Ask for nothing: each answer has its own progress."""
         return None
 
     def end_detector(self) -> Callable[[bytes], bool]:

@@ -7,12 +7,14 @@ repetitions come to. Nothing is left out: what failed is a row with its error.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benches import host, report, servers
 from benches.clients import NotServed
@@ -84,6 +86,29 @@ def llama_servers(
         return lambda: servers.llama_server(folder, setup, each)
 
     return [serving(PEER, short(each), start(each), play, case) for each in flags]
+
+
+def program(command: Sequence[str], parse: Callable[[dict[str, Any]], Row]) -> Row:
+    """Run one of llama.cpp's own benchmarks; return what `parse` makes of its line of JSON.
+
+    Raises:
+        NotServed: it printed none.
+    """
+    foreign = host.Foreign()
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False,
+        env=servers.environment(),
+    )  # fmt: skip
+    found = json_line(done.stdout, done.stderr, Path(command[0]).name)
+    return parse(found) | {"others_pct": foreign.percent()}
+
+
+def json_line(output: str, error: str, name: str) -> dict[str, Any]:
+    """Return the one line of JSON in `output`. Raises :class:`NotServed` if there is none."""
+    for line in output.splitlines():
+        if line.startswith("{"):
+            return dict(json.loads(line))
+    raise NotServed(f"no result from {name}: {output.strip()[-300:]}{error[-300:]}")
 
 
 def short(flags: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ class Live:
         return stream
 
     def watch(self) -> None:
-        """Have the server's counters told at intervals, where it can."""
+        """Have the server send its counters at intervals, where it can."""
         request = self._wire.watch(WATCH_MS)
         if request is not None:
             sock = self._wire.connect()
@@ -141,8 +141,8 @@ class Live:
         """Return what came of `streams`; to be called when the scene is over."""
         return [read_out(self._wire, s.job, s.sent, s.reads, whole=s.whole) for s in streams]
 
-    def told(self) -> list[tuple[float, dict[str, Any]]]:
-        """Return the server's counters by moment; none where it does not tell them."""
+    def counters(self) -> list[tuple[float, dict[str, Any]]]:
+        """Return the server's counters by moment; none where it does not send them."""
         if self._watch is None:
             return []
         return [
@@ -156,8 +156,8 @@ class Live:
 
         By the server's own counter where it has one, else from the progress of each of `answers`.
         """
-        if told := self.told():
-            return [(at, float(found["prompt_tokens_total"])) for at, found in told]
+        if found := self.counters():
+            return [(at, float(values["prompt_tokens_total"])) for at, values in found]
         steps: list[tuple[float, int]] = []
         for answer in answers:
             before = 0
@@ -169,6 +169,20 @@ class Live:
             total += step
             series.append((at, float(total)))
         return series
+
+
+class Endless:
+    """Clients that send one request after another, each as soon as the last was answered."""
+
+    def __init__(self, live: Live, make: Callable[[], Job]) -> None:
+        self._live = live
+        self._make = make
+        self.streams: list[Stream] = []
+
+    def send(self, connect: Callable[[], socket.socket] | None = None) -> None:
+        """Send the next request of the client who connects so, and then one after another."""
+        then = lambda _before: self.send(connect)  # noqa: E731
+        self.streams.append(self._live.start(self._make(), then, connect))
 
 
 def drive(

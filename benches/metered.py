@@ -6,8 +6,8 @@
 The meter counts the CPU time that the engine's thread spends inside ``llama_decode``, and apart from
 it the time it spends choosing tokens, which is reading a row of the vocabulary's width for each.
 Nothing else of the daemon is touched. With the CPU time of each thread from the operating system that
-tells what the daemon itself costs: all of its Python threads less that. The threads of OpenMP are
-told from Python's by the list that the meter keeps.
+gives what the daemon itself costs: all of its Python threads less that. The meter lists Python's
+threads; the others are OpenMP's.
 """
 
 from __future__ import annotations

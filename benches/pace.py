@@ -15,33 +15,33 @@ from uma_trio.sim.latency import Times, itl, median, percentile, startup_itl
 
 @dataclass(frozen=True)
 class Pace:
-    """The gaps of some streams together, in milliseconds; `n` is how many there are."""
+    """The inter-token latencies of some streams together, in milliseconds; `n` is how many."""
 
     n: int
     p50: float
     p95: float
     p99: float
     worst: float
-    worst_young: float | None  # within the first three seconds of a stream, if that was looked at
+    worst_startup: float | None  # within the first three seconds of a stream, if that was looked at
     ttft: float
     ttf5: float | None  # None where no stream had five tokens
 
 
 def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
-    """Return the pace of `streams` sent at `sent`; None unless there is a gap to speak of."""
-    all_gaps = [1e3 * gap for times in streams for gap in itl(times)]
-    if not all_gaps:
+    """Return the pace of `streams` sent at `sent`; None unless one has two tokens."""
+    latencies = [1e3 * latency for times in streams for latency in itl(times)]
+    if not latencies:
         return None
-    young = [1e3 * gap for times in streams for gap in startup_itl(times)]
+    startup = [1e3 * latency for times in streams for latency in startup_itl(times)]
     firsts = [1e3 * (t[0] - at) for at, t in zip(sent, streams, strict=True) if t]
     fifths = [1e3 * (t[4] - at) for at, t in zip(sent, streams, strict=True) if len(t) >= 5]
     return Pace(
-        n=len(all_gaps),
-        p50=percentile(all_gaps, 50),
-        p95=percentile(all_gaps, 95),
-        p99=percentile(all_gaps, 99),
-        worst=max(all_gaps),
-        worst_young=max(young, default=max(all_gaps)),
+        n=len(latencies),
+        p50=percentile(latencies, 50),
+        p95=percentile(latencies, 95),
+        p99=percentile(latencies, 99),
+        worst=max(latencies),
+        worst_startup=max(startup, default=max(latencies)),
         ttft=median(firsts),
         ttf5=median(fifths) if fifths else None,
     )
@@ -49,7 +49,7 @@ def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
 
 def ratios(loaded: Pace | None, solo: Pace | None) -> dict[str, float | None]:
     """Return each figure of `loaded` by the same figure of `solo`, as ``p95_x`` and so on."""
-    names = ("p50", "p95", "p99", "worst_young", "ttft", "ttf5")
+    names = ("p50", "p95", "p99", "worst_startup", "ttft", "ttf5")
     found: dict[str, float | None] = {}
     for name in names:
         above, below = getattr(loaded, name, None), getattr(solo, name, None)

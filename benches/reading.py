@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benches import clients
 from benches.clients import Answer, Job, NotServed, Wire, checked
-from benches.live import Live, Stream, drive
+from benches.live import Endless, Live, Stream, drive
 from benches.pace import Pace, pace, rate, ratios, tokens_within
 from benches.processes import Connect
 from uma_trio.sim.latency import median
@@ -149,7 +149,7 @@ class Scenes:
         if self._script.interactive > 1:
             with self._scene() as live:
                 lone = _pace(checked(live.answers(self._read(live, 1, 2.0))))
-            found["company_x"] = before.p50 / lone.p50 if lone else None
+            found["together_x"] = before.p50 / lone.p50 if lone else None
         return found
 
     def _storm(self, solo: Pace, newcomer_ms: float) -> Figures:
@@ -157,7 +157,7 @@ class Scenes:
         script = self._script
         with self._scene() as live:
             live.watch()
-            prompts = Storm(live, self._prompt)
+            prompts = Endless(live, self._prompt)
             for connect in self._background:
                 prompts.send(connect)
             live.run(self._random.uniform(0.7, 1.0))  # till prompts are really being computed
@@ -169,7 +169,7 @@ class Scenes:
         read, sent = checked(live.answers(people)), checked(live.answers(prompts.streams))
         begin = max((a.times[0] for a in read if a.times), default=end)
         come = [1e3 * t for a in checked(live.answers(newcomers)) if (t := a.ttft_s) is not None]
-        told = live.told()
+        counters = live.counters()
         return {
             **{f"solo_{k}": v for k, v in vars(solo).items()},
             **_loaded("storm", _pace(read), solo),
@@ -179,7 +179,7 @@ class Scenes:
             "newcomer_ms": median(come) if come else None,
             "newcomer_x": median(come) / newcomer_ms if come else None,
             "newcomer_worst_x": max(come) / newcomer_ms if come else None,
-            **_daemon_says(told, end),
+            **_daemon_says(counters, end),
         }
 
     def overtaken(self, solo: Pace) -> Figures:
@@ -192,7 +192,7 @@ class Scenes:
         with self._scene() as live:
             live.watch()
             people = self._read(live, script.interactive, 1.0)
-            prompts = Storm(live, self._prompt)
+            prompts = Endless(live, self._prompt)
             for connect in self._background:
                 prompts.send(connect)
             live.run(self._random.uniform(0.7, 1.0))
@@ -206,7 +206,7 @@ class Scenes:
         found = pace([t[0] for t in beside], beside)
         return {
             **_loaded(
-                "storm", replace(found, ttf5=None, worst_young=None) if found else None, solo
+                "storm", replace(found, ttf5=None, worst_startup=None) if found else None, solo
             ),
             **self._computed(live, sent, begin, end),
             "reader_first": 1,
@@ -281,25 +281,11 @@ class Scenes:
         }
 
 
-class Storm:
-    """Clients that send one prompt after another, each as soon as the last was answered."""
-
-    def __init__(self, live: Live, make: Callable[[], Job]) -> None:
-        self._live = live
-        self._make = make
-        self.streams: list[Stream] = []
-
-    def send(self, connect: Connect) -> None:
-        """Send the next prompt of the client who connects so, and then one after another."""
-        then = lambda _before: self.send(connect)  # noqa: E731
-        self.streams.append(self._live.start(self._make(), then, connect))
-
-
 def _during(times: Sequence[float], begin: float, end: float) -> list[float]:
-    """Return the tokens of a window, with the last one before it: a gap that a paste cuts counts."""
+    """Return the tokens of a window, with the last one before it: the latency that a paste cuts counts."""
     first = max((i for i, at in enumerate(times) if at <= begin), default=0)
     after = [at for at in times[first:] if at <= end]
-    # The gap in which the window ends counts too: it may be the longest.
+    # The latency in which the window ends counts too: it may be the longest.
     later = times[first + len(after) : first + len(after) + 1]
     return [*after, *later]
 
@@ -325,9 +311,9 @@ SAYS = (
 )  # fmt: skip
 
 
-def _daemon_says(told: Sequence[tuple[float, dict[str, object]]], end: float) -> Figures:
+def _daemon_says(counters: Sequence[tuple[float, dict[str, object]]], end: float) -> Figures:
     """Return what the daemon said of itself last while somebody read."""
-    while_read = [found for at, found in told if at <= end]
+    while_read = [found for at, found in counters if at <= end]
     if not while_read:
         return {}
     return {f"says_{name}": while_read[-1].get(name) for name in SAYS}

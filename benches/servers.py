@@ -138,26 +138,6 @@ def environment() -> dict[str, str]:
     return env | {"PYTHONPATH": str(ROOT)}
 
 
-def batched_bench_command(
-    programs: Path, setup: Setup, k: int, prompt_tokens: int, gen_tokens: int
-) -> list[str]:
-    """Return the call that measures the ceiling at `k` sequences."""
-    return [
-        str(programs / "llama-batched-bench"),
-        "-m", str(setup.model), "-c", str(setup.n_ctx), "-t", str(setup.threads),
-        "-npp", str(prompt_tokens), "-ntg", str(gen_tokens), "-npl", str(k),
-        "--kv-unified", "--output-format", "jsonl",
-    ]  # fmt: skip
-
-
-def llama_bench_command(programs: Path, setup: Setup, prompt_tokens: int) -> list[str]:
-    """Return the call that measures how fast llama.cpp alone computes a prompt."""
-    return [
-        str(programs / "llama-bench"), "-m", str(setup.model), "-t", str(setup.threads),
-        "-p", str(prompt_tokens), "-n", "0", "-o", "jsonl",
-    ]  # fmt: skip
-
-
 def free_port() -> int:
     """Return a TCP port that nobody listens on now."""
     with socket.socket() as sock:

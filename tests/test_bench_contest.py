@@ -173,14 +173,6 @@ def test_prompts_are_held_against_llama_cpp_of_the_same_repetition() -> None:
     assert [r["share"] for r in found if r["family"] == "uma-trio"] == [0.9, 0.9]
 
 
-def test_llama_bench_is_read_from_its_json_line() -> None:
-    """The rate is its average; a run without one is an error with what it printed."""
-    line = '{"n_prompt": 512, "avg_ts": 618.0}'
-    assert prefill.parse_llama_bench(f"noise\n{line}\n")["prefill"] == 618.0
-    with pytest.raises(NotServed, match="cannot open"):
-        prefill.parse_llama_bench("", "cannot open")
-
-
 def test_one_daemon_is_held_against_the_best_of_the_processes_apart() -> None:
     """Threads for all cores or for a part of them: whichever suits them better."""
     compared = [

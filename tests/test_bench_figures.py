@@ -60,7 +60,7 @@ def test_a_question_beside_a_young_stream_takes_longer_and_makes_more_gaps_late(
     """Few long gaps instead of many of twice solo, once a stream has found its pace."""
     profile = built_in("q4_0")
     young, older = (figures.visits(profile, [at], 12.0) for at in figures.ONCE_S)
-    assert young.young_x <= 2.0 < older.worst_x <= 4.0
+    assert young.startup_x <= 2.0 < older.worst_x <= 4.0
     assert young.late > 2 * older.late
     assert young.ttft_s is not None
     assert older.ttft_s is not None

@@ -15,14 +15,14 @@ import pytest
 
 from benches import contest, driver, reading, report, servers
 from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
-from benches.live import Live
+from benches.live import Endless, Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within
 from benches.processes import processes
 from benches.scenes import mixed_load, storm
 from uma_trio.policy.contract import contract
 from uma_trio.sockets.peers import peer_of
 
-SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_young=20, ttft=50, ttf5=80)
+SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_startup=20, ttft=50, ttf5=80)
 
 
 def test_pace_is_of_all_streams_together() -> None:
@@ -40,9 +40,9 @@ def test_a_stream_without_gaps_has_no_pace() -> None:
 
 def test_ratios_are_of_like_with_like() -> None:
     """p95 is held against the solo's p95, the worst pause against its worst."""
-    twice = Pace(n=9, p50=16, p95=20, p99=24, worst=40, worst_young=40, ttft=100, ttf5=None)
+    twice = Pace(n=9, p50=16, p95=20, p99=24, worst=40, worst_startup=40, ttft=100, ttf5=None)
     found = ratios(twice, SOLO)
-    assert (found["p95_x"], found["worst_young_x"], found["ttft_x"]) == (2, 2, 2)
+    assert (found["p95_x"], found["worst_startup_x"], found["ttft_x"]) == (2, 2, 2)
     assert found["ttf5_x"] is None
     assert set(ratios(None, SOLO).values()) == {None}
 
@@ -143,7 +143,7 @@ END = packed(
 def test_who_has_ended_is_followed_by_the_next(wire: Paired) -> None:
     """A client of the storm sends its next prompt when the last was answered."""
     with Live(wire) as live:
-        prompts = reading.Storm(live, lambda: Job("a", "x", 1))
+        prompts = Endless(live, lambda: Job("a", "x", 1))
         prompts.send(wire.connect)
         wire.far[0].sendall(packed({"event": "token", "id": "a"}) + END)
         live.run(5.0, lambda: len(prompts.streams) == 2)
@@ -167,7 +167,7 @@ def test_the_daemons_own_counter_says_what_was_computed(wire: Paired) -> None:
     with Live(wire) as live:
         live.watch()
         wire.far[0].sendall(frame({"event": "metrics", "metrics": {"prompt_tokens_total": 7}}))
-        live.run(5.0, lambda: bool(live.told()))
+        live.run(5.0, lambda: bool(live.counters()))
     assert [count for _, count in live.prompt_tokens([])] == [7.0]
 
 

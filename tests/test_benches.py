@@ -93,14 +93,14 @@ def test_csv_carries_its_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_batched_bench_is_read_from_its_json_line() -> None:
     """The decode rate is S_TG, and the end-to-end rate has the prompts in it."""
     line = {"pp": 64, "tg": 128, "pl": 4, "speed_tg": 286.0, "t": 2.0, "speed": 400.0}
-    result = throughput.parse_batched_bench(f"a warning\n{json.dumps(line)}\n\n")
+    result = throughput.ceiling(contest.json_line(f"a warning\n{json.dumps(line)}\n\n", "", "x"))
     assert (result["decode"], result["whole"]) == (286.0, 256.0)
 
 
 def test_batched_bench_without_a_result_is_an_error() -> None:
     """A run that printed no figure is reported with what it printed."""
     with pytest.raises(clients.NotServed, match="failed to load model"):
-        throughput.parse_batched_bench("failed to load model")
+        contest.json_line("failed to load model", "", "llama-batched-bench")
 
 
 class Scripted:
@@ -399,7 +399,7 @@ def test_peers_that_are_here_are_used(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_ceiling_shares_one_kv_cache_and_our_threads() -> None:
     """The ceiling is measured as the daemon runs: unified KV, the same context and threads."""
     setup = servers.Setup(Path("m.gguf"), threads=3, n_ctx=2048)
-    command = servers.batched_bench_command(Path("bin"), setup, 8, 64, 128)
+    command = throughput.ceiling_command(Path("bin"), setup, given("--gen-tokens", "128"), 8)
     assert "--kv-unified" in command
     for flag, value in (("-t", "3"), ("-c", "2048"), ("-npl", "8"), ("-ntg", "128")):
         assert command[command.index(flag) + 1] == value

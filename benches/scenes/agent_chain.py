@@ -18,13 +18,15 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 
 from benches import clients, contest, servers
-from benches.clients import Answer, Job, Wire
+from benches.clients import Answer, Job
 from benches.contest import OURS, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
-from benches.live import Live, Stream, drive
+from benches.live import Endless, Live, Stream, drive
 from uma_trio.sim.latency import median
 
 TARGET, _TITLE = 1.5, "slowdown of the chain (less is better)"
@@ -78,66 +80,51 @@ class Chain:
         return median(found) if found else None
 
 
-class Agent:
-    """Plays chains on one server."""
+def play(script: Script, running: servers.Running, seed: str) -> Row:
+    """Run a chain alone and one beside the background; return the figures."""
+    warm = clients.jobs(1, script.prompt_tokens, 2, f"{seed}/warm")
+    clients.checked(drive(running.wire, warm))
+    numbers = count()
 
-    def __init__(self, wire: Wire, script: Script, seed: str) -> None:
-        self._wire = wire
-        self._script = script
-        self._seed = seed
-        self._n = 0
+    def generate() -> Job:
+        n, size = next(numbers), script.prompt_tokens
+        (job,) = clients.jobs(1, size, script.stream_tokens, f"{seed}/other/{n}")
+        return replace(job, priority="background")
 
-    def play(self) -> Row:
-        """Run a chain alone and one beside the background; return the figures."""
-        warm = clients.jobs(1, self._script.prompt_tokens, 2, f"{self._seed}/warm")
-        clients.checked(drive(self._wire, warm))
-        with Live(self._wire) as live:
-            alone = self._chain(live, "alone", float("inf"))
-        with Live(self._wire) as live:
-            others: list[Stream] = []
-            for _ in range(self._script.background):
-                self._generate(live, others)
-            live.run(20.0, lambda: all(len(s.reads) > 2 or s.over for s in others))
-            began = live.now
-            loaded = self._chain(live, "loaded", _PATIENCE * alone.work_s)
-            seconds = live.now - began
-        got = [at for a in clients.checked(live.answers(others)) for at in a.times if at >= began]
-        return compare(alone, loaded) | {"background": len(got) / seconds}
+    with Live(running.wire) as live:
+        alone = play_chain(live, script, f"{seed}/alone", float("inf"))
+    with Live(running.wire) as live:
+        others = Endless(live, generate)
+        for _ in range(script.background):
+            others.send()
+        live.run(20.0, lambda: all(len(s.reads) > 2 or s.over for s in others.streams))
+        began = live.now
+        loaded = play_chain(live, script, f"{seed}/loaded", _PATIENCE * alone.work_s)
+        seconds = live.now - began
+    answers = clients.checked(live.answers(others.streams))
+    got = [at for answer in answers for at in answer.times if at >= began]
+    return compare(alone, loaded) | {"background": len(got) / seconds}
 
-    def _chain(self, live: Live, name: str, patience_s: float) -> Chain:
-        """Take step after step; give up when the chain has waited for longer than `patience_s`."""
-        script, draw = self._script, random.Random(f"{self._seed}/{name}")
-        words = draw.choices(clients.WORDS, k=script.prompt_tokens)
-        steps: list[Stream] = []
-        work_s = pauses_s = 0.0
-        while len(steps) < script.steps:
-            began = live.now
-            prompt = " ".join(words)
-            step = live.start(
-                Job(f"{name}-{len(steps)}", prompt, script.answer_tokens, "interactive")
-            )
-            steps.append(step)
-            live.run(patience_s - work_s, lambda step=step: step.over)  # type: ignore[misc]
-            work_s += live.now - began
-            if not step.over:
-                break
-            words += draw.choices(clients.WORDS, k=script.answer_tokens + script.found_tokens)
-            pause_s = draw.expovariate(1 / script.pause_s)
-            live.run(pause_s)
-            pauses_s += pause_s
-        return Chain(clients.checked(live.answers(steps)), work_s, pauses_s)
 
-    def _generate(self, live: Live, others: list[Stream]) -> None:
-        """Have one background client ask for answers for ever."""
-        script = self._script
-
-        def again(_before: Stream | None = None) -> None:
-            self._n += 1
-            seed = f"{self._seed}/other/{self._n}"
-            (job,) = clients.jobs(1, script.prompt_tokens, script.stream_tokens, seed)
-            others.append(live.start(Job(job.id, job.prompt, job.max_tokens, "background"), again))
-
-        again()
+def play_chain(live: Live, script: Script, seed: str, patience_s: float) -> Chain:
+    """Take step after step; give up when the chain has waited for longer than `patience_s`."""
+    draw = random.Random(seed)
+    words = draw.choices(clients.WORDS, k=script.prompt_tokens)
+    steps: list[Stream] = []
+    work_s = pauses_s = 0.0
+    while len(steps) < script.steps:
+        began, n = live.now, script.answer_tokens
+        step = live.start(Job(f"{seed}-{len(steps)}", " ".join(words), n, "interactive"))
+        steps.append(step)
+        live.run(patience_s - work_s, lambda step=step: step.over)  # type: ignore[misc]
+        work_s += live.now - began
+        if not step.over:
+            break
+        words += draw.choices(clients.WORDS, k=n + script.found_tokens)
+        pause_s = draw.expovariate(1 / script.pause_s)
+        live.run(pause_s)
+        pauses_s += pause_s
+    return Chain(clients.checked(live.answers(steps)), work_s, pauses_s)
 
 
 def compare(alone: Chain, loaded: Chain) -> Row:
@@ -184,14 +171,10 @@ def agent_chain(given: argparse.Namespace, here: Here) -> Comparison:
         background=given.background,
     )
     setup = servers.Setup(here.model, here.threads, script.cells, script.background + 1)
-
-    def play(running: servers.Running, seed: str) -> Row:
-        return Agent(running.wire, script, seed).play()
-
-    shared = servers.server_flags("np-kvu", setup.slots)
+    once, shared = partial(play, script), servers.server_flags("np-kvu", setup.slots)
     flags = [(), shared, *((*shared, "-b", str(size)) for size in given.batch)]
-    compared = contest.daemons(setup, given.policies, play)
-    compared += contest.llama_servers(here.peers, setup, flags, play)
+    compared = contest.daemons(setup, given.policies, once)
+    compared += contest.llama_servers(here.peers, setup, flags, once)
     return Comparison(
         compared,
         # By a machine that gives 50 tokens/s to one stream, and thrice the time under load.

@@ -30,7 +30,7 @@ from uma_trio.sim.world import Request
 CAPS = (1.2, 1.5, 3.0, 5.0)
 TICKS_MS = (20, 30, 40, 60)  # the baseline's knob, --tick-budget-ms; 30 is its default
 EVERY_S = (1.0, 2.0, 5.0, 10.0, 20.0)
-ONCE_S = (1.0, 6.0)  # while the stream is young, and later
+ONCE_S = (1.0, 6.0)  # in the stream's start-up window, and later
 QUESTION, PROMPT = 500, 506  # tokens
 SHOWN = ("q4_0", "q8_0", "q4_k_m")
 ANSWER, MOST_S = 31_000, 120  # as many tokens as cells are left; on a GPU they last two minutes
@@ -39,12 +39,12 @@ WIDEST = 20  # tokens; the staircase's stairs are in its first few steps
 
 @frozen
 class Reading:
-    """How one stream was read. Gaps over the stream's median gap alone; rates per second."""
+    """How one stream was read. Latencies over the stream's median ITL alone; rates per second."""
 
     p95_x: float
-    young_x: float
+    startup_x: float
     worst_x: float
-    late: int  # gaps beyond the default cap
+    late: int  # latencies beyond the default cap
     prompts_s: float = 0.0
     share: float | None = None  # of the machine's time, where the policy keeps count
     ttft_s: float | None = None  # of those who came, the median
@@ -101,9 +101,9 @@ def _reading(stream: Request, profile: Profile) -> Reading:
     solo_s = median(alone(profile, 8, 100).itl)
     return Reading(
         p95_x=percentile(stream.itl, 95) / solo_s,
-        young_x=max(stream.startup_itl) / solo_s,
+        startup_x=max(stream.startup_itl) / solo_s,
         worst_x=max(stream.itl) / solo_s,
-        late=sum(gap > Contract().latency_cap * solo_s for gap in stream.itl),
+        late=sum(x > Contract().latency_cap * solo_s for x in stream.itl),
     )
 
 
@@ -169,7 +169,7 @@ def figures(given: argparse.Namespace) -> int:
 def _loads_table(found: Sequence[tuple[str, str, Reading]]) -> str:
     headers = ("policy", "knob", "p95 / solo", "worst 3 s", "worst", "prompts/s", "share")
     rows = [
-        (who, knob, r.p95_x, r.young_x, r.worst_x, r.prompts_s, r.share) for who, knob, r in found
+        (who, knob, r.p95_x, r.startup_x, r.worst_x, r.prompts_s, r.share) for who, knob, r in found
     ]
     return f"{report.table(headers, rows)}\n"
 
@@ -179,7 +179,7 @@ def _visits_table(profile: Profile, seconds: float) -> str:
     for every_s in EVERY_S:
         asked[f"every {every_s:g} s"] = [n * every_s for n in range(1, int(seconds / every_s))]
     least_s = alone(profile, QUESTION, 1).ttft_s
-    headers = ("a question", "p95 / solo", "worst", "late gaps", "TTFT / alone, median")
+    headers = ("a question", "p95 / solo", "worst", "late", "TTFT / alone, median")
     rows = [
         (when, r.p95_x, r.worst_x, r.late, r.ttft_s / least_s if r.ttft_s else None)
         for when, moments in asked.items()

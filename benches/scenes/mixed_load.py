@@ -36,7 +36,7 @@ _AXES = ("seconds since the first request", "ms since the token before (less is 
 _TABLE = Table("Inter-token latency of the chats, and its ratio to the same chats alone", (
     ("p50 ms", "p50", 1), ("p95 ms", "p95", 1), ("p99 ms", "p99", 1), ("worst ms", "worst", 1),
     ("p50 x", "p50_x", 2), ("p95 x", "p95_x", 2), ("p99 x", "p99_x", 2),
-    ("worst 3 s x", "worst_young_x", 2), ("document's TTFT s", "document_ttft_s", 2),
+    ("worst 3 s x", "worst_startup_x", 2), ("document's TTFT s", "document_ttft_s", 2),
     ("all t/s", "tokens_per_s", 1),
 ), "n")  # fmt: skip
 

@@ -13,15 +13,12 @@ here what that costs while there are none.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benches import clients, contest, host, servers
-from benches.clients import NotServed
+from benches import clients, contest, servers
 from benches.contest import OURS, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
@@ -48,23 +45,14 @@ def play(given: argparse.Namespace, running: servers.Running, seed: str) -> Row:
 
 
 def measure_ceiling(folder: Path, setup: servers.Setup, prompt_tokens: int, _seed: str) -> Row:
-    """Run ``llama-bench`` once; it warms up by itself. Raises :class:`NotServed` without a result."""
-    command = servers.llama_bench_command(folder, setup, prompt_tokens)
-    foreign = host.Foreign()
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False,
-        env=servers.environment(),
-    )  # fmt: skip
-    return parse_llama_bench(done.stdout, done.stderr) | {"others_pct": foreign.percent()}
-
-
-def parse_llama_bench(output: str, error: str = "") -> Row:
-    """Return the figures of the one line of JSON that ``llama-bench -o jsonl`` prints."""
-    for line in output.splitlines():
-        if line.startswith("{"):
-            found = json.loads(line)
-            return {"prefill": found["avg_ts"], "each": found["n_prompt"]}
-    raise NotServed(f"no result from {CEILING}: {output.strip()[-300:]}{error[-300:]}")
+    """Run ``llama-bench`` once; it warms up by itself."""
+    command = [
+        str(folder / CEILING), "-m", str(setup.model), "-t", str(setup.threads),
+        "-p", str(prompt_tokens), "-n", "0", "-o", "jsonl",
+    ]  # fmt: skip
+    return contest.program(
+        command, lambda found: {"prefill": found["avg_ts"], "each": found["n_prompt"]}
+    )
 
 
 def verdicts(medians: Medians) -> Iterator[str]:

@@ -17,16 +17,15 @@ answers (``--gen-tokens``) or ``--lane background``, which protects nobody, give
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benches import clients, contest, host, report, servers
-from benches.clients import Job, NotServed
+from benches import clients, contest, report, servers
+from benches.clients import Job
 from benches.contest import OURS, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
@@ -76,31 +75,25 @@ def summarise(answers: list[clients.Answer]) -> Row:
     }
 
 
-def measure_ceiling(
-    folder: Path, setup: servers.Setup, given: argparse.Namespace, k: int, _seed: str
-) -> Row:
-    """Run ``llama-batched-bench`` once. Raises :class:`NotServed` if it printed no result."""
-    command = servers.batched_bench_command(folder, setup, k, given.prompt_tokens, given.gen_tokens)
-    foreign = host.Foreign()
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False,
-        env=servers.environment(),
-    )  # fmt: skip
-    return parse_batched_bench(done.stdout, done.stderr) | {"others_pct": foreign.percent()}
+def ceiling_command(
+    folder: Path, setup: servers.Setup, given: argparse.Namespace, k: int
+) -> list[str]:
+    """Return the call that measures the ceiling at `k` sequences."""
+    return [
+        str(folder / CEILING), "-m", str(setup.model), "-c", str(setup.n_ctx),
+        "-t", str(setup.threads), "-npp", str(given.prompt_tokens), "-ntg", str(given.gen_tokens),
+        "-npl", str(k), "--kv-unified", "--output-format", "jsonl",
+    ]  # fmt: skip
 
 
-def parse_batched_bench(output: str, error: str = "") -> Row:
-    """Return the figures of the one line of JSON that ``llama-batched-bench`` prints."""
-    for line in output.splitlines():
-        if line.startswith("{"):
-            found = json.loads(line)
-            return {
-                "decode": found["speed_tg"],
-                "whole": found["pl"] * found["tg"] / found["t"],
-                "steady_n": found["tg"],
-                "prompt_tokens": found["pp"],
-            }
-    raise NotServed(f"no result from {CEILING}: {output.strip()[-300:]}{error[-300:]}")
+def ceiling(found: dict[str, Any]) -> Row:
+    """Return the figures of what ``llama-batched-bench`` prints; end to end has the prompts in it."""
+    return {
+        "decode": found["speed_tg"],
+        "whole": found["pl"] * found["tg"] / found["t"],
+        "steady_n": found["tg"],
+        "prompt_tokens": found["pp"],
+    }
 
 
 def complete(rows: list[Row]) -> list[Row]:
@@ -168,8 +161,9 @@ def throughput(given: argparse.Namespace, here: Here) -> Comparison:
     for k in given.k:
         case, once = f"k={k}", partial(play, given, k)
         if here.peers is not None:
-            ceiling = partial(measure_ceiling, here.peers, setup, given, k)
-            compared.append(System(CEILING, "", ceiling, case))
+            command = ceiling_command(here.peers, setup, given, k)
+            top = partial(contest.program, command, ceiling)
+            compared.append(System(CEILING, "", lambda _seed, top=top: top(), case))  # type: ignore[misc]
         compared += contest.daemons(setup, given.policies, once, case)
         flags = [servers.server_flags(variant, k) for variant in variants]
         knobs = [contest.short(each).replace(f"-np {k}", "-np k") for each in flags]
