@@ -234,6 +234,10 @@ async def test_help_names_every_option_once() -> None:
         ("umad", ["--trace", "/", "--model", "none"], "--trace /: Is a directory"),
         ("uma-cli", ["--top-p", "3", "hi"], "top_p"),
         ("uma-cli", ["--max-tokens", "many", "hi"], "--max-tokens"),
+        ("uma-cli", ["--repeat-penalty", "0", "hi"], "repeat_penalty"),
+        ("uma-cli", ["--schema", "no/such/file", "hi"], "no/such/file: No such file"),
+        ("uma-cli", ["--schema", "pyproject.toml", "hi"], "pyproject.toml is not JSON"),
+        ("uma-cli", ["--grammar", "/", "hi"], "/: Is a directory"),
         ("uma-cli", ["--prompt", "a", "b"], "keep one of them"),
         ("uma-cli", ["--raw", "--system", "a", "b"], "--system needs --chat"),
         ("uma-cli", ["--metrics", "b"], "--metrics asks nothing"),
@@ -351,6 +355,25 @@ async def test_run_talks_in_messages_and_falls_back_to_the_prompt(folder: Path) 
     assert isinstance(second, Generate)
     assert [(m.role, m.content) for m in first.messages or ()] == [("user", "hi there")]
     assert second.prompt == "hi there"
+
+
+async def test_run_sends_what_its_flags_and_files_say(folder: Path) -> None:
+    """Penalties as they are, the schema and the grammar out of their files."""
+    schema, grammar = folder / "schema.json", folder / "g.gbnf"
+    schema.write_text('{"type": "object"}')
+    grammar.write_text('root ::= "a"')
+    penalties = ["--presence-penalty", "0.5", "--frequency-penalty", "1", "--repeat-penalty", "1.1"]
+    async with double(folder, answer("{}"), answer("a")) as daemon:
+        for flags in (["--schema", str(schema), *penalties], ["--grammar", str(grammar)]):
+            status, _, errors = await run("uma-cli", "hi", *flags, UMA_SOCK=str(daemon.path))
+            assert (status, errors) == (0, "")
+    first, second = daemon.heard
+    assert isinstance(first, Generate)
+    assert isinstance(second, Generate)
+    assert first.schema == {"type": "object"}
+    assert (first.presence_penalty, first.frequency_penalty) == (0.5, 1.0)
+    assert (first.repeat_penalty, first.repeat_last_n, first.grammar) == (1.1, 64, None)
+    assert (second.schema, second.grammar) == (None, 'root ::= "a"')
 
 
 async def test_run_does_not_fall_back_when_a_chat_was_asked_for(folder: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_kit import KINDS, Bench
-from net_kit import house
+from net_kit import house, slowly
 from numpy.typing import NDArray
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Error, Generate, Message, Token
 from uma_trio.backend.fake import EOS, FakeBackend
+from uma_trio.service.service import COMPILE_S
 
 PENALTIES: dict[str, Any] = {
     "presence_penalty": 2.0,
@@ -203,6 +206,85 @@ async def test_what_this_model_cannot_do_is_refused(
         error = await client.until(Error)
         assert error.code == "E_PROTO_003"
         assert words in error.message
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["kind", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
+async def test_an_answer_is_an_instance_of_its_schema(
+    autojump_clock: MockClock, temperature: float
+) -> None:
+    """Though the model knows nothing of JSON; it ends when the instance is whole."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(schema=SCHEMA, temperature=temperature, seed=3, max_tokens=400)
+        eos = await client.until(Eos)
+        assert eos.reason == "stop"
+        found = json.loads(client.text)
+        assert found["kind"] in ("cat", "dog")
+        assert set(found) == {"kind", "age"}
+        assert type(found["age"]) is int
+
+
+@pytest.mark.parametrize(
+    ("shape", "pattern"),
+    [
+        ({"regex": "[0-9]{3}-[a-f]{2}"}, "[0-9]{3}-[a-f]{2}"),
+        ({"choice": ("yes", "no")}, "yes|no"),
+        ({"grammar": 'root ::= "a" [xy] [xy]'}, "a[xy]{2}"),
+    ],
+)
+async def test_an_answer_has_the_shape_that_was_asked_for(
+    autojump_clock: MockClock, shape: dict[str, Any], pattern: str
+) -> None:
+    """A second request on the connection is free again."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(**shape, max_tokens=50)
+        assert (await client.until(Eos)).reason == "stop"
+        assert re.fullmatch(pattern, client.text)
+        client.events.clear()
+        await client.ask(max_tokens=5)
+        await client.until(Eos)
+        assert client.text == daemon.expected("hello", 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"schema": {"not": {}}}, 'schema uses "not", which cannot be enforced'),
+        ({"regex": "(a"}, "regex is not usable"),
+        ({"grammar": "root ::= ("}, "grammar is not usable"),
+        ({"schema": {}, "ignore_eos": True}, "ignore_eos does not go with schema"),
+        ({"choice": ("a",), "min_tokens": 2}, "min_tokens does not go with choice"),
+    ],
+)
+async def test_a_shape_that_cannot_be_kept_to_is_refused(
+    autojump_clock: MockClock, fields: dict[str, Any], words: str
+) -> None:
+    """By the keyword or the reason, before the engine hears of it."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(**fields)
+        error = await client.until(Error)
+        assert error.code == "E_PROTO_003"
+        assert words in error.message
+
+
+async def test_a_shape_that_takes_too_long_is_refused(autojump_clock: MockClock) -> None:
+    """The compiler is left to its thread, and the client hears of it."""
+    async with house(run_blocking=slowly(COMPILE_S + 1)) as daemon:
+        client = daemon.connect()
+        await client.ask(regex="a")
+        error = await client.until(Error)
+        assert error.code == "E_PROTO_003"
+        assert "takes longer than 10 s" in error.message
 
 
 async def test_a_chats_manner_reaches_the_template(autojump_clock: MockClock) -> None:

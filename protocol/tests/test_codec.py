@@ -318,6 +318,12 @@ BAD = [
     ("chat_template_kwargs", [], "an object"),
     ("chat_template_kwargs", {"x": "y" * 4090}, "4096 bytes"),
     ("reasoning_effort", "huge", "one of none, minimal, low, medium, high, xhigh"),
+    ("schema", [], "an object of at most 65536 bytes"),
+    ("schema", {"x": "y" * 65_530}, "65536 bytes"),
+    ("regex", "", "1 to 65536 bytes"),
+    ("grammar", 1, "1 to 65536 bytes"),
+    ("choice", [], "a list of 1 to 256"),
+    ("choice[1]", ["a", ""], "1 to 4096 bytes"),
     ("seed", 2**63, "to 9223372036854775807"),
     ("seed", -1, "from 0"),
     ("stop", "x", "a list"),
@@ -358,6 +364,8 @@ def test_a_bad_field_is_named(field, value, words):
         ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "goes with messages"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "goes with messages"),
         ({"logprobs": 0, "stream": False}, "logprobs", "stream is false"),
+        ({"schema": {}, "regex": "a"}, "regex", "does not go with schema"),
+        ({"choice": ["a"], "grammar": "a"}, "grammar", "does not go with choice"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(fields, field, words):

@@ -150,7 +150,7 @@ def _generate(document: dict[str, Any]) -> Generate:
     for name in _NUMBERS:
         if name in document:
             document[name] = float(document[name])
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "choice"):
         if name in document:
             document[name] = tuple(document[name])
     if "logit_bias" in document:

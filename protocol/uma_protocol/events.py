@@ -216,6 +216,10 @@ class Generate(_Request, frozen=True, tag="generate"):
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None
+    schema: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
     stream: bool = True
     ignore_eos: bool = False
     continue_final_message: bool = False

@@ -37,6 +37,9 @@ MAX_STOP_TOKENS = 64
 MAX_BIASES = 1024
 MAX_BIAS = 100
 MAX_LOGPROBS = 20
+MAX_SHAPE_BYTES = 65_536
+MAX_CHOICES = 256
+MAX_CHOICE_BYTES = 4096
 MAX_METADATA_BYTES = 4096
 MAX_TICKS = 1000
 _HOUR_MS = 3_600_000
@@ -49,6 +52,7 @@ _SLO = Record(
     Field("target_ttft_ms", _MILLISECONDS, "time to the first token"),
     Field("target_tbt_ms", _MILLISECONDS, "time between tokens"),
 )
+_SHAPE = Text(1, MAX_SHAPE_BYTES)
 _PENALTY = Number(-2, 2)
 _BIAS = ByToken(MAX_BIASES, Number(-MAX_BIAS, MAX_BIAS))
 _MESSAGE = Record(
@@ -110,6 +114,23 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 Integer(0, MAX_LOGPROBS),
                 "each token comes with its probability and so many alternatives; default: neither",
             ),
+            Field(
+                "schema",
+                Object(MAX_SHAPE_BYTES),
+                'a JSON Schema that the answer is an instance of; `{"type": "object"}` is any JSON object',
+            ),
+            Field("regex", _SHAPE, "a regular expression that the answer matches as a whole"),
+            Field(
+                "choice",
+                ListOf(
+                    1,
+                    MAX_CHOICES,
+                    Text(1, MAX_CHOICE_BYTES),
+                    f"strings of 1 to {MAX_CHOICE_BYTES} bytes",
+                ),
+                "the answer is one of these",
+            ),
+            Field("grammar", _SHAPE, "a grammar that the answer keeps to, GBNF or Lark"),
             Field("stream", Flag(), "default true; false sends all text in the terminal event"),
             Field("ignore_eos", Flag(), "default false; true never samples end of generation"),
             Field(
@@ -164,6 +185,9 @@ EITHER: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Pairs of fields of which a request has exactly one."""
 
+SHAPES = ("schema", "regex", "choice", "grammar")
+"""Fields of `generate` that say what the answer looks like; a request has at most one."""
+
 ABOUT_MESSAGES = ("continue_final_message", "chat_template_kwargs", "reasoning_effort")
 """Fields of `generate` that say how `messages` are rendered."""
 
@@ -184,6 +208,9 @@ def _together(document: dict[str, Any]) -> Fault | None:
     for name in ABOUT_MESSAGES:
         if document.get(name) and "prompt" in document:
             return Fault(name, "goes with messages, but there is a prompt: leave it out")
+    shapes = [name for name in SHAPES if name in document]
+    if len(shapes) > 1:
+        return Fault(shapes[1], f"does not go with {shapes[0]}: an answer has one shape")
     if "logprobs" in document and document.get("stream") is False:
         return Fault("logprobs", "comes with each token, but stream is false: leave stream out")
     return None

@@ -103,6 +103,14 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         Generate(id="a-1", prompt="Hi", logprobs=0),
         b'{"type":"generate","id":"a-1","logprobs":0,"prompt":"Hi"}',
     ),
+    (
+        Generate(id="a-1", schema={"type": "object"}, prompt="Hi"),
+        b'{"type":"generate","id":"a-1","schema":{"type":"object"},"prompt":"Hi"}',
+    ),
+    (
+        Generate(id="a-1", choice=("yes", "no"), prompt="Hi"),
+        b'{"type":"generate","id":"a-1","choice":["yes","no"],"prompt":"Hi"}',
+    ),
     (Cancel("a-1"), b'{"type":"cancel","id":"a-1"}'),
     (
         SetPriority(request=3, priority="background"),

@@ -9,6 +9,9 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import aclosing
+from functools import cached_property
+from json import loads
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attrs import frozen
@@ -31,7 +34,6 @@ from uma_trio.lanes import Lane
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from trio import CancelScope
 
@@ -83,6 +85,12 @@ class Asking:
     stop: Annotated[
         tuple[str, ...], Parameter(help="End before this text; up to 8 times.", negative="")
     ] = ()
+    schema: Annotated[
+        Path | None, Parameter(help="A file with a JSON Schema that the answer is an instance of.")
+    ] = None
+    grammar: Annotated[
+        Path | None, Parameter(help="A file with a grammar for the answer, GBNF or Lark.")
+    ] = None
     stream: Annotated[
         bool, Parameter(help="Print the answer as it comes, or all of it at its end.")
     ] = True
@@ -107,8 +115,12 @@ class Asking:
         bool, Parameter(help="Print one JSON object at the end instead.", negative="")
     ] = False
 
+    @cached_property
     def parameters(self) -> dict[str, Any]:
-        """Return what the request says beyond its prompt."""
+        """What the request says beyond its prompt; files are read once.
+
+        Raises :class:`ConfigError` about a file that cannot be read, or is not what it should be.
+        """
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -122,12 +134,31 @@ class Asking:
             "min_tokens": self.min_tokens,
             "seed": self.seed,
             "stop": self.stop,
+            "schema": None if self.schema is None else _schema(self.schema),
+            "grammar": None if self.grammar is None else _text(self.grammar),
             "stream": self.stream,
             "priority": self.priority,
             "session": self.session,
             "cache": self.cache,
             "app": self.app or "uma-cli",
         }
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from error
+
+
+def _schema(file: Path) -> Any:
+    text = _text(file)
+    try:
+        return loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
 
 
 Chat = Annotated[
@@ -184,7 +215,7 @@ def _check(prompt: str, asking: Asking) -> None:
     from uma_protocol import Generate, LocalProtocolError, encode_request
 
     try:
-        encode_request(Generate(id="-", prompt=prompt, **asking.parameters()))
+        encode_request(Generate(id="-", prompt=prompt, **asking.parameters))
     except LocalProtocolError as error:
         raise ConfigError(f"{error}; see uma-trio run --help") from error
 
@@ -235,7 +266,7 @@ async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, print
     if asking.system is not None:
         messages.insert(0, ("system", asking.system))
     said: dict[str, Any] = {"messages": messages} if chat else {"prompt": prompt}
-    generation = client.generate(**said, **asking.parameters())
+    generation = client.generate(**said, **asking.parameters)
     refusal: ServerError | None = None
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:

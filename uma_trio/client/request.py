@@ -39,6 +39,10 @@ class Params(TypedDict, total=False):
     stop_token_ids: tuple[int, ...]
     min_tokens: int
     logprobs: int | None
+    schema: dict[str, Any] | None
+    regex: str | None
+    choice: tuple[str, ...]
+    grammar: str | None
     stream: bool
     ignore_eos: bool
     continue_final_message: bool
@@ -56,7 +60,7 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
         uma_protocol.LocalProtocolError: a value that the protocol does not allow.
     """
     fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "choice"):
         if name in fields:
             fields[name] = tuple(fields[name])
     if messages is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from uma_protocol import (
@@ -16,7 +17,7 @@ from uma_protocol import (
     Usage,
 )
 from uma_trio.engine.messages import Finished, SamplingParams, Targets, TokenLogprobs
-from uma_trio.service.ask import Ask, Chat, Door, Manner, Origin, Refusal, seeded
+from uma_trio.service.ask import Ask, Chat, Door, Manner, Origin, Refusal, Shape, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ def ask_of(generate: Generate) -> Ask:
     return Ask(
         prompt=generate.prompt or "" if generate.messages is None else _chat(generate),
         sampling=_sampling(generate),
+        shape=_shape(generate),
         max_tokens=generate.max_tokens,
         stop=generate.stop,
         lane=generate.priority,
@@ -54,6 +56,19 @@ def _chat(generate: Generate) -> Chat:
             effort=generate.reasoning_effort,
         ),
     )
+
+
+def _shape(generate: Generate) -> Shape | None:
+    """Return what the answer has to look like; the codec has seen to it that there is one at most."""
+    if generate.schema is not None:
+        return Shape("schema", json.dumps(generate.schema, ensure_ascii=False))
+    if generate.regex is not None:
+        return Shape("regex", generate.regex, "regex")
+    if generate.grammar is not None:
+        return Shape("grammar", generate.grammar, "grammar")
+    if generate.choice:
+        return Shape("choice", json.dumps(generate.choice, ensure_ascii=False), "choice")
+    return None
 
 
 def _sampling(generate: Generate) -> SamplingParams:

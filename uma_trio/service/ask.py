@@ -14,8 +14,9 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.lanes import Lane
+from uma_trio.text.shape import Shape as Shape  # this and the next are words of the fronts, too
 from uma_trio.text.template import PLAINLY
-from uma_trio.text.template import Manner as Manner  # a word of the fronts, too
+from uma_trio.text.template import Manner as Manner
 
 
 @frozen
@@ -39,9 +40,10 @@ class Ask:
 
     `max_tokens` None is the daemon's default, trimmed to the room in the context; with `clamp`
     a larger wish is trimmed as well instead of refused. `model` None is the loaded one.
-    What was computed for the same user before may be used again: with `cache` "private" only for
-    this client, with any other text for whoever gives the same (a salt). `streamed` says that the tokens are passed on as they come, so that the time to the first
-    one means something to the metrics.
+    `shape` is what the answer has to look like, from its first token on. What was computed for the
+    same user before may be used again: with `cache` "private" only for this client, with any other
+    text for whoever gives the same (a salt). `streamed` says that the tokens are passed on as they
+    come, so that the time to the first one means something to the metrics.
     """
 
     prompt: Prompt
@@ -54,6 +56,7 @@ class Ask:
     model: str | None = None
     session: str | None = None
     cache: str | None = None
+    shape: Shape | None = None
     streamed: bool = True
 
 

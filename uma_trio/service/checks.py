@@ -62,6 +62,7 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
         raise Refusal(Code.E_PROTO_003, f"{field} is empty; send some text", field=field)
     if isinstance(ask.prompt, np.ndarray):
         check_vocabulary(ask.prompt, bounds, field)
+    _check_shape(ask)
     if isinstance(ask.prompt, Chat):
         _check_arguments(ask.prompt.manner.arguments)
     sampling = ask.sampling
@@ -93,6 +94,22 @@ def check_vocabulary(tokens: NDArray[np.integer[Any]], bounds: Bounds, field: st
 
 def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
     return np.asarray(tokens, np.int64)
+
+
+def _check_shape(ask: Ask) -> None:
+    """Check that an answer of a certain shape may end where that ends. Raises :class:`Refusal`."""
+    if ask.shape is None:
+        return
+    for field, set_ in (
+        ("ignore_eos", ask.sampling.ignore_eos),
+        ("min_tokens", ask.sampling.min_tokens > 0),
+    ):
+        if set_:
+            raise Refusal(
+                Code.E_PROTO_003,
+                f"{field} does not go with {ask.shape.field}, which says where the answer ends",
+                field=field,
+            )
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.inbox import EngineStopped, Inbox, QueueFull
 from uma_trio.engine.messages import (
     Abort,
+    Constraint,
     Credit,
     Finished,
     PromptDone,
@@ -45,6 +46,9 @@ class Host(Protocol):
 
     async def tokens_of(self, ask: Ask) -> IntArray:
         """Return the tokens of what is asked. Raises :class:`Refusal`."""
+
+    async def constraint_of(self, ask: Ask) -> Constraint | None:
+        """Return what keeps the answer to its shape. Raises :class:`Refusal`."""
 
 
 class Generation:
@@ -156,14 +160,16 @@ class Generation:
         if service.draining:
             raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
         check_untokenised(ask, self.origin.door, service.bounds)
-        tokens = None
+        tokens = constraint = None
         with self._preparing:
+            constraint = await service.constraint_of(ask)
             tokens = await service.tokens_of(ask)
         if tokens is None or self._ended_early:
             return
-        self._submit(tokens, max_tokens_for(ask, len(tokens), service.bounds))
+        max_tokens = max_tokens_for(ask, len(tokens), service.bounds)
+        self._submit(tokens, max_tokens, constraint)
 
-    def _submit(self, tokens: IntArray, max_tokens: int) -> None:
+    def _submit(self, tokens: IntArray, max_tokens: int, constraint: Constraint | None) -> None:
         ask, service = self.ask, self._service
         try:
             service.inbox.submit(
@@ -181,6 +187,7 @@ class Generation:
                     targets=ask.targets,
                     namespace=namespace(ask, self.origin),
                     session=ask.session,
+                    constraint=constraint,
                 )
             )
         except QueueFull as full:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import trio
@@ -17,7 +17,7 @@ from attrs import frozen
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelInfo
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import Explain, Inspect, SequenceReport
+from uma_trio.engine.messages import Constraint, Explain, Inspect, SequenceReport
 from uma_trio.engine.records import Recorded
 from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Chat, Origin, Refusal
@@ -26,9 +26,12 @@ from uma_trio.service.directory import Directory
 from uma_trio.service.generation import Generation
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.shape import Unconstrainable
 from uma_trio.text.template import Unrenderable
 
 Answer = TypeVar("Answer")
+
+COMPILE_S: Final = 10.0  # for a shape; the first one waits for half a second of preparation
 
 _USE_PROMPT = "send the text as `prompt` instead of `messages`"
 
@@ -116,6 +119,23 @@ class Service:
                 lambda: self._front_end.prepare_messages(prompt.messages, prompt.manner)
             )
         return prompt
+
+    async def constraint_of(self, ask: Ask) -> Constraint | None:
+        """Return what keeps the answer to its shape, made in a helper thread; None if it has none.
+
+        Raises:
+            Refusal: the shape asks for what cannot be enforced, or takes too long to be compiled.
+        """
+        shape = ask.shape
+        if shape is None:
+            return None
+        why = f"takes longer than {COMPILE_S:g} s to be compiled; simplify it"
+        with trio.move_on_after(COMPILE_S):
+            try:
+                return await self._run_blocking(lambda: self._front_end.follower(shape))
+            except Unconstrainable as error:
+                why = str(error)
+        raise Refusal(Code.E_PROTO_003, f"{shape.field} {why}", field=shape.field)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text, made in a helper thread."""

@@ -138,8 +138,10 @@ class _Words:
     """A vocabulary as llguidance asks for one. Control tokens are marked as no text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        pieces = vocabulary.pieces()
         self._vocabulary = vocabulary
+        self._pieces = pieces = vocabulary.pieces()
+        self._known = {piece: token for token, piece in enumerate(pieces) if piece}
+        self._most = max(map(len, pieces))
         self.tokens: Sequence[bytes] = [
             piece or b"\xff<%d>" % token for token, piece in enumerate(pieces)
         ]
@@ -149,9 +151,27 @@ class _Words:
         self.is_tokenizer_wrapper = True
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of `text`, none of them special."""
+        """Return tokens whose bytes are those of `text`: the model's own, if they are.
+
+        Some vocabularies put a space before any text, or change it, which llguidance does not expect.
+        """
         tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=False)
-        return [int(token) for token in tokens]
+        ids: list[int] = tokens.tolist()
+        data = text.encode()
+        return ids if b"".join([self._pieces[i] for i in ids]) == data else self._longest(data)
+
+    def _longest(self, data: bytes) -> list[int]:
+        """Return the longest token that `data` begins with, and so on behind it."""
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._most), at, -1)
+            found = next((end for end in ends if data[at:end] in self._known), None)
+            if found is None:  # not even the byte is a token
+                return ids
+            ids.append(self._known[data[at:found]])
+            at = found
+        return ids
 
 
 def _of_schema(text: str) -> str:
