@@ -559,11 +559,43 @@ def test_doctor_counts_the_scores_of_attention_as_loading_does() -> None:
 
 def test_doctor_leaves_scores_on_a_gpu_and_of_a_quantised_cache_out() -> None:
     """There flash attention is llama.cpp's own choice; turned off, such a cache is refused."""
-    for config, gpu in ((Config(), True), (Config(kv_type="q8_0"), False)):
-        model, *_ = check_model(config, gpu=gpu)
+    for config, devices in ((Config(), ["a GPU"]), (Config(kv_type="q8_0"), [])):
+        model, *_ = check_model(config, devices)
         assert "scores" not in model.what
     (refused,) = check_model(Config(kv_type="q8_0", flash_attention="off"))
     assert (refused.weight, "needs it" in refused.what) == ("blocks", True)
+
+
+@pytest.mark.parametrize(
+    ("gpu_layers", "devices", "weight", "what"),
+    [
+        (-1, ["Big GPU"], "ok", "all 9 on Big GPU"),
+        (4, ["Big GPU"], "slow", "4 of 9 on Big GPU; the CPU computes the rest"),
+        (0, ["Big GPU"], "slow", "all 9 on the CPU, by --gpu-layers 0, though there is Big GPU"),
+        (4, [], "slow", "all 9 on the CPU: --gpu-layers 4, and llama.cpp finds no GPU"),
+        (-1, [], "ok", "all 9 on the CPU"),
+    ],
+)
+def test_doctor_says_where_the_layers_go(
+    gpu_layers: int, devices: list[str], weight: str, what: str
+) -> None:
+    """And what to do where they are not where somebody may think."""
+    blocks = read_header(bundled_model()).number("block_count")
+    found = {f.about: f for f in check_model(Config(gpu_layers=gpu_layers), devices)}
+    layers = found["layers"]
+    assert (layers.weight, layers.what) == (weight, what.replace("9", str(blocks + 1)))
+    assert bool(layers.fix) is (weight == "slow")
+
+
+def test_doctor_counts_only_what_lies_in_the_machines_memory() -> None:
+    """Layers on a GPU bring their weights and their cells with them."""
+    needs = []
+    for gpu_layers in (0, 4, -1):
+        found = check_model(Config(gpu_layers=gpu_layers, flash_attention="on"), ["Big GPU"])
+        memory = next(finding for finding in found if finding.about == "memory")
+        needs.append(memory.what.partition(" needed")[0])
+    assert len(set(needs)) == 3
+    assert needs[-1] == size(300_000_000)
 
 
 def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:

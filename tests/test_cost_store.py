@@ -10,6 +10,8 @@ import structlog.testing
 from attrs import evolve
 
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.backend.placement import Placement
+from uma_trio.costing import store
 from uma_trio.costing.measured import measured_cost
 from uma_trio.costing.store import Unusable, cost_file, recall, remember
 from uma_trio.policy.cost import CostModel, Staircase
@@ -97,3 +99,15 @@ def test_another_batch_size_is_another_file(
     first, second = cost_file(FakeBackend(n_batch=64)), cost_file(FakeBackend(n_batch=128))
     assert first != second
     assert first.is_relative_to(tmp_path)
+
+
+def test_other_layers_on_the_gpu_and_another_machine_are_other_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A home folder may be shared, and a model served with fewer layers on the GPU."""
+    backend, files = FakeBackend(), []
+    for machine, gpu_layers in (("a", -1), ("a", 12), ("a", 0), ("b", 0)):
+        monkeypatch.setattr(store, "identity", lambda machine=machine: machine)
+        backend.description = str(Placement.of(24, ["Big GPU"], gpu_layers))
+        files.append(cost_file(backend))
+    assert len(set(files)) == 4

@@ -26,6 +26,7 @@ from uma_trio.backend._llama_lib import LogLevel, parse_features
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
 from uma_trio.backend.llama import LlamaBackend, system_info
+from uma_trio.backend.placement import Placement
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
 from uma_trio.parts import load_backend
@@ -462,7 +463,9 @@ def test_a_build_with_broken_amx_does_without(tiny: Path, monkeypatch: pytest.Mo
     assert loaded == [True, False]
     assert ["uma-trio doctor" in line for line in said] == [True]
     features = {"CPU": {"AMX_INT8": _llama_lib.MISCOMPILED, "AVX2": "1"}}
-    assert "AMX" not in described(evolve(system_info(), features=features, devices=()), 2, "f16")
+    assert "AMX" not in described(
+        evolve(system_info(), features=features, devices=()), Placement(9), 2, "f16"
+    )
 
 
 LONG = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.machine import cpu_features, cpu_quota, limit_spinning, physical_cores
+from uma_trio.machine import cpu_features, cpu_quota, identity, limit_spinning, physical_cores
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -61,6 +61,20 @@ def test_features_are_read_from_the_kernel(tmp_path: Path) -> None:
     write(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu avx2 fma\n\nflags : none\n")
     assert cpu_features(tmp_path) == {"fpu", "avx2", "fma"}
     assert cpu_features(tmp_path / "nowhere") == frozenset()
+
+
+def test_machines_with_other_processors_are_told_apart(tmp_path: Path) -> None:
+    """By the name of the processor, or its parts by number where a kernel knows no names."""
+    told = []
+    for text in (
+        "model name : Fast CPU\nmodel name : Fast CPU\n",
+        "model name : Slow CPU\n",
+        "CPU part : 0xd0c\nCPU part : 0xd05\n",
+    ):
+        write(tmp_path, "proc/cpuinfo", text)
+        told.append(identity(tmp_path))
+    assert [one.partition(",")[0] for one in told] == ["Fast CPU", "Slow CPU", "0xd05 0xd0c"]
+    assert "GiB" in identity(tmp_path / "nowhere")
 
 
 def test_threads_spin_briefly_unless_somebody_said_otherwise() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import MutableMapping
@@ -64,6 +65,29 @@ def cpu_features(root: Path = Path("/")) -> frozenset[str]:
     return frozenset()
 
 
+def identity(root: Path = Path("/")) -> str:
+    """Return what tells this machine from others that compute at another speed.
+
+    Its processor, how many of them it has, and its memory in GiB. Not its name, which changes.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return f"{_processor(root)}, {os.cpu_count()} CPUs, {memory / 2**30:.0f} GiB"
+
+
+def _processor(root: Path) -> str:
+    """Return the processor by name, as far as the system tells it."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return _sysctl_text("machdep.cpu.brand_string") or platform.machine()
+    # ARM kernels name parts by number.
+    for name in ("model name", "CPU part"):
+        found = sorted({line.partition(":")[2].strip() for line in lines if line.startswith(name)})
+        if found:
+            return " ".join(found)
+    return platform.machine()
+
+
 def _allowed_cpus() -> set[int]:
     try:
         return os.sched_getaffinity(0)
@@ -84,12 +108,17 @@ def total_memory(root: Path = Path("/")) -> int:
 
 
 def _sysctl(name: str) -> int:
+    text = _sysctl_text(name)
+    return int(text) if text.isdecimal() else 0
+
+
+def _sysctl_text(name: str) -> str:
     command = ["/usr/sbin/sysctl", "-n", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
-        return int(done.stdout)
-    except (OSError, ValueError, subprocess.CalledProcessError):
-        return 0
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def files_needed(max_sessions: int) -> int:

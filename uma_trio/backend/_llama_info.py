@@ -12,6 +12,7 @@ from uma_trio.backend._llama_lib import SystemInfo
 from uma_trio.backend.base import ModelInfo
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import kv_bytes
+from uma_trio.backend.placement import Placement
 from uma_trio.backend.weights import weights_read
 
 _META_KEYS: Final = 4096
@@ -61,9 +62,15 @@ def _metadata(model: int) -> dict[str, str]:
     return metadata
 
 
-def described(system: SystemInfo, threads: int, cache: str) -> str:
+def placed(system: SystemInfo, header: GgufHeader, gpu_layers: int) -> Placement:
+    """Return where the layers of a model are computed."""
+    devices = [gpu.description or gpu.name for gpu in system.gpus]
+    return Placement.of(header.number("block_count"), devices, gpu_layers)
+
+
+def described(system: SystemInfo, placement: Placement, threads: int, cache: str) -> str:
     """Return one line for people: what computes, with how many threads and which KV cache."""
-    where = ", ".join(gpu.description or gpu.name for gpu in system.gpus)
+    where = str(placement)
     if not where:
         cpu = system.features.get("CPU", {})
         telling = [name for name in _TELLING if cpu.get(name, "0") not in ("0", lib.MISCOMPILED)][

@@ -2,7 +2,7 @@
 
 What it would answer by ending the process, or the kernel by ending us, is answered with a sentence.
 Asks nothing of the library, which `uma-trio doctor` cannot load where it was compiled for another
-processor: whether it computes on a GPU is told.
+processor: where the layers are is told.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
 from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
+from uma_trio.backend.placement import Placement
 
 MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
 # LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.
@@ -42,7 +43,13 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
 
 
 def chosen_flash(
-    wanted: str, header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, gpu: bool
+    wanted: str,
+    header: GgufHeader,
+    placement: Placement,
+    *,
+    n_ctx: int,
+    n_batch: int,
+    kv_type: str,
 ) -> int:
     """Return what to tell llama.cpp, whose own choice on a CPU is to use it.
 
@@ -58,22 +65,33 @@ def chosen_flash(
             " leave it at auto, or take --kv-type f16."
         )
     if wanted == "auto":
-        if gpu or KV_TYPES[kv_type].quantised:
+        if placement.attends_on_gpu or KV_TYPES[kv_type].quantised:
             return FLASH_LEFT
         room = available_memory()
-        fits = room is None or context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF) <= room
+        need = context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF)
+        fits = room is None or need <= room
         return FLASH_OFF if fits else FLASH_LEFT
     return FLASH_ON if wanted == "on" else FLASH_OFF
 
 
 def refuse_without_room(
-    header: GgufHeader, *, n_ctx: int, n_batch: int, kv_type: str, flash: int, gpu: bool
+    header: GgufHeader,
+    placement: Placement,
+    *,
+    n_ctx: int,
+    n_batch: int,
+    kv_type: str,
+    flash: int,
 ) -> None:
-    """Refuse a context that does not fit: the kernel would only end us once it is filled."""
+    """Refuse a context whose part in the machine's memory does not fit there.
+
+    The kernel would only end us once it is filled. What a device has no room for llama.cpp says.
+    """
     room = available_memory()
-    if room is None or not attention_only(header) or gpu:
+    if room is None or not attention_only(header):
         return
-    need = context_bytes(header, n_ctx, n_batch, kv_type, flash)
+    whole = context_bytes(header, n_ctx, n_batch, kv_type, flash)
+    need = int(placement.host_share * whole)
     if need > room:
         what = "The KV cache"
         if flash == FLASH_OFF:

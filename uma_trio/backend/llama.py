@@ -21,7 +21,7 @@ from attrs import evolve
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_compute import Compute
-from uma_trio.backend._llama_info import described, model_info
+from uma_trio.backend._llama_info import described, model_info, placed
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_load import (
     Progress,
@@ -55,6 +55,7 @@ from uma_trio.backend.base import (
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.mapped_file import release
+from uma_trio.backend.placement import Placement
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
@@ -73,6 +74,7 @@ class LlamaBackend:
         context: int,
         n_slots: int,
         kv_type: str,
+        placement: Placement,
         *,
         whole_cache: bool,
         keeps_high_water: bool,
@@ -81,10 +83,10 @@ class LlamaBackend:
         self.model = info
         limits = _limits(context, info, n_slots, whole_cache=whole_cache)
         self.vocabulary = vocabulary  # which keeps the weights alive
-        system = system_info()
         cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
-        self.description = described(system, int(llama.llama_n_threads(context)), cache)
-        self._compute = Compute(gpu=bool(system.gpus))
+        threads = int(llama.llama_n_threads(context))
+        self.description = described(system_info(), placement, threads, cache)
+        self._compute = Compute(gpu=placement.on_gpu)
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
         self._kv = CacheMemory(
             context,
@@ -106,8 +108,8 @@ class LlamaBackend:
         # Of ggml's backends only the CPU's asks whether to go on.
         self._traits = Traits(
             overlaps=self._compute.goes_on,
-            interruptible=not system.gpus and limits.can_go_back,
-            shape_costs=bool(system.gpus),
+            interruptible=not placement.on_gpu and limits.can_go_back,
+            shape_costs=placement.on_gpu,
             holds_high_water=keeps_high_water,
         )
 
@@ -133,7 +135,7 @@ class LlamaBackend:
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple
         of 256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the
-        high-water mark (None: on a GPU, whose graphs may depend on it), `progress` gets 0.0 to
+        high-water mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to
         1.0 and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
         Raises :class:`ModelError`.
         """
@@ -145,9 +147,9 @@ class LlamaBackend:
         header = read_header(path)
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         size = {"n_ctx": n_ctx, "n_batch": n_batch}
-        gpu = bool(system_info().gpus)
-        flash = chosen_flash(flash_attention, header, **size, kv_type=kv_type, gpu=gpu)
-        refuse_without_room(header, **size, kv_type=kv_type, flash=flash, gpu=gpu)
+        placement = placed(system_info(), header, gpu_layers)
+        flash = chosen_flash(flash_attention, header, placement, **size, kv_type=kv_type)
+        refuse_without_room(header, placement, **size, kv_type=kv_type, flash=flash)
         model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         release(header.parts)
         info = model_info(model.pointer, header, kv_type)
@@ -163,11 +165,9 @@ class LlamaBackend:
             kv_type=kv_type,
             flash=flash,
         )
-        whole = flash == FLASH_OFF
-        keeps = gpu if holds_extent is None else holds_extent
-        return cls(
-            vocabulary, info, context, n_slots, kv_type, whole_cache=whole, keeps_high_water=keeps
-        )
+        keeps = placement.on_gpu if holds_extent is None else holds_extent
+        cache = {"whole_cache": flash == FLASH_OFF, "keeps_high_water": keeps}
+        return cls(vocabulary, info, context, n_slots, kv_type, placement, **cache)
 
     @property
     def traits(self) -> Traits:

@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cor
 
 if TYPE_CHECKING:
     from uma_trio.backend.gguf_header import GgufHeader
+    from uma_trio.backend.placement import Placement
 
 Weight = Literal["ok", "slow", "blocks"]
 
@@ -75,6 +76,11 @@ class Probe:
         """What layers can be offloaded to."""
         return [device for device in self.info.get("devices", ()) if "gpu" in device["kind"]]
 
+    @property
+    def devices(self) -> list[str]:
+        """Their names, for people."""
+        return [device["description"] or device["name"] for device in self.gpus]
+
 
 def probe_llama() -> Probe:
     """Ask llama.cpp what it was compiled for."""
@@ -91,10 +97,10 @@ def check_llama(probe: Probe) -> list[Finding]:
         return [_cannot_load(probe.status, probe.stderr)]
     info, gpus = probe.info, probe.gpus
     features: dict[str, dict[str, str]] = info["features"]
-    where = ", ".join(f"{d['name']} ({d['description']})" for d in gpus) or "CPU"
+    where = ", ".join(f"{d['name']} ({d['description']})" for d in gpus) or "the CPU alone"
     version = f"llama-cpp-python {info['package_version']}, ggml {info['ggml_version']}"
     backends = ", ".join(features) or "none"
-    found = [Finding("llama.cpp", "ok", f"{version}; backends {backends}; computes on {where}")]
+    found = [Finding("llama.cpp", "ok", f"{version}; backends {backends}; can compute on {where}")]
     if info["gpu_offload"] and not gpus:
         fix = "check the driver, or leave it: the CPU is used"
         what = "compiled for a GPU, and none is found"
@@ -204,20 +210,26 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def check_model(config: Config, *, gpu: bool = False) -> list[Finding]:
-    """See whether the model is one, and whether it fits in memory with its context."""
+def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
+    """See whether the model is one, where its layers go, and whether it fits in memory there.
+
+    `devices` are those that layers can be offloaded to.
+    """
     from uma_trio.backend._llama_options import FLASH_OFF, chosen_flash, context_bytes
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
     from uma_trio.backend.kv_memory import N_BATCH, available_memory, kv_bytes
+    from uma_trio.backend.placement import Placement
     from uma_trio.parts import model_path
 
     n_ctx, kv_type = config.n_ctx, config.kv_type
     try:
         path = model_path(config)
         header = read_header(path)
-        wanted = config.flash_attention
-        flash = chosen_flash(wanted, header, n_ctx=n_ctx, n_batch=N_BATCH, kv_type=kv_type, gpu=gpu)
+        placement = Placement.of(header.number("block_count"), devices, config.gpu_layers)
+        flash = chosen_flash(
+            config.flash_attention, header, placement, n_ctx=n_ctx, n_batch=N_BATCH, kv_type=kv_type
+        )
     except ModelError as error:
         return [Finding("model", "blocks", str(error))]
     cells = kv_bytes(header, n_ctx, kv_type)
@@ -225,11 +237,13 @@ def check_model(config: Config, *, gpu: bool = False) -> list[Finding]:
     parts = f"a file of {size(header.size_bytes)}, {size(cells)} of KV cache"
     if flash == FLASH_OFF:
         parts += f", {size(context - cells)} of attention's scores"
-    found = [Finding("model", "ok", f"{path}: {parts}")]
+    found = [Finding("model", "ok", f"{path}: {parts}"), _layers(placement, config, devices)]
     room = available_memory()
     if room is not None:
         fewer = "--flash-attention on" if flash == FLASH_OFF else "--kv-type q8_0"
-        found.append(_judge_memory(header.size_bytes, context, room, fewer))
+        on_host = 1.0 - placement.offloaded / placement.layers
+        weights, cells_there = header.size_bytes * on_host, context * placement.host_share
+        found.append(_judge_memory(int(weights), int(cells_there), room, fewer))
     return [*found, _prefix_cache(config, header), *_check_mlock(config, header.size_bytes)]
 
 
@@ -248,6 +262,26 @@ def _prefix_cache(config: Config, header: GgufHeader) -> Finding:
     if window := sliding_window(header):
         what += f"; some layers look back {window} tokens, which have to be there"
     return Finding("prefix cache", "ok", what)
+
+
+def _layers(placement: Placement, config: Config, devices: Sequence[str]) -> Finding:
+    """Say where the layers go, and what to do where somebody may want them elsewhere."""
+    layers, wanted = placement.layers, config.gpu_layers
+    if placement.offloaded == layers:
+        return Finding("layers", "ok", f"all {layers} on {placement.devices}")
+    if placement.on_gpu:
+        what = (
+            f"{placement.offloaded} of {layers} on {placement.devices}; the CPU computes the rest"
+        )
+        fix = "leave --gpu-layers out if they fit; if not, a smaller model or --n-ctx"
+        return Finding("layers", "slow", what, fix)
+    if devices:
+        what = f"all {layers} on the CPU, by --gpu-layers 0, though there is {', '.join(devices)}"
+        return Finding("layers", "slow", what, "leave --gpu-layers out")
+    if wanted > 0:
+        what = f"all {layers} on the CPU: --gpu-layers {wanted}, and llama.cpp finds no GPU"
+        return Finding("layers", "slow", what, "install it for the GPU (README, GPU)")
+    return Finding("layers", "ok", f"all {layers} on the CPU")
 
 
 def _judge_memory(weights: int, context: int, room: int, fewer: str) -> Finding:

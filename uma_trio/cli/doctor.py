@@ -90,7 +90,7 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
     every: tuple[Callable[[], list[Finding]], ...] = (
         lambda: checks.check_llama(llama),
         lambda: checks.check_policy(config),
-        lambda: checks.check_model(config, gpu=bool(llama.gpus)),
+        lambda: checks.check_model(config, llama.devices),
         lambda: checks.check_socket(config.socket),
         lambda: checks.check_limits(config),
     )

@@ -15,10 +15,11 @@ import msgspec
 
 from uma_trio import __version__
 from uma_trio.backend.base import Backend
+from uma_trio.machine import identity
 from uma_trio.policy.bounds import implausible
 from uma_trio.policy.cost import CostModel, Staircase
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class Unusable(Exception):
@@ -43,11 +44,16 @@ def cache_folder() -> Path:
 
 
 def cost_file(backend: Backend) -> Path:
-    """Return the file of this model on this backend: anything that changes T(n) is in the name."""
+    """Return the file of this model on this backend: anything that changes T(n) is in the name.
+
+    The machine is, since a home folder may be shared; which layers are on a GPU is in the
+    backend's description.
+    """
     model, limits = backend.model, backend.limits
     parts = (
         _FORMAT,
         __version__,
+        identity(),
         model.name,
         model.size_bytes,
         model.n_params,
