@@ -227,6 +227,7 @@ class House:
         self.settings = Settings(**{k: v for k, v in settings.items() if k not in names})
         self.service = Service(
             model=backend.model,
+            slots=limits.n_slots,
             bounds=evolve(plain, **{k: v for k, v in settings.items() if k in names}),
             front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
             inbox=self.bench.inbox,

@@ -26,7 +26,7 @@ ALLOWED = {
     "uma_trio.lanes": set(),
     "uma_trio.config": {
         *("attrs", "cattrs", "uma_trio.spelling"),
-        *("uma_trio.backend.kv_types", "uma_trio.sockets.path"),
+        *("uma_trio.backend.kv_types", "uma_trio.sockets.path", "uma_trio.sockets.address"),
     },
     "uma_trio.config.settings": {"yaml", "uma_trio.config", "uma_trio.spelling"},
     "uma_trio.models": set(),
@@ -69,9 +69,24 @@ ALLOWED = {
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
         "uma_trio.policy.state",
     },
+    "uma_trio.wire": {
+        "uma_protocol",
+        "uma_trio.engine.messages",
+        "uma_trio.service",
+        "uma_trio.sockets.peers",
+    },
     "uma_trio.net": {
         *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),
-        *("uma_trio.engine.messages", "uma_trio.engine.records"),
+        *("uma_trio.engine.messages", "uma_trio.engine.records", "uma_trio.wire"),
+    },
+    "uma_trio.http": {
+        *("attrs", "h11", "msgspec", "numpy", "trio", "uma_trio.service", "uma_trio.sockets"),
+        *("uma_protocol.errors", "uma_protocol.events", "uma_protocol.rules"),
+        *("uma_trio.engine.messages", "uma_trio.lanes", "uma_trio.telemetry.exposition"),
+    },
+    "uma_trio.http.generate": {
+        *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),
+        "uma_trio.engine.messages",
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio.sim": {
@@ -80,7 +95,12 @@ ALLOWED = {
         *("uma_trio.backend.base", "uma_trio.backend.fake", "uma_trio.telemetry.metrics"),
     },
 }
-UNBOUND = ("uma_trio.cli", "uma_trio.daemon", "uma_trio.parts")  # they put everything together
+UNBOUND = (
+    "uma_trio.cli",
+    "uma_trio.daemon",
+    "uma_trio.parts",
+    "uma_trio.parts_http",
+)  # they put everything together
 
 THREADS = {
     "uma_trio.engine.inbox",  # the engine sleeps on its door

@@ -228,7 +228,7 @@ async def test_help_names_every_option_once() -> None:
         ("uma-trio", ["serve", "some model"], "Nothing takes 'some model'."),
         ("umad", ["--n-ctx"], "--n-ctx"),
         ("umad", ["serve", "--kv-type", "q6"], "q8_0"),
-        ("umad", ["--http", "on"], "the HTTP gateway comes later"),
+        ("umad", ["--http", "on"], "PORT, HOST:PORT or unix:PATH"),
         ("umad", ["--policy", "luck"], "--policy luck: no policy is called 'luck'; there are: "),
         ("umad", ["--trace", "no/such/file", "--model", "none"], "--trace no/such/file: No such"),
         ("umad", ["--trace", "/", "--model", "none"], "--trace /: Is a directory"),

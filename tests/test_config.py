@@ -222,7 +222,7 @@ def test_bounds_are_numbers_as_they_are_typed() -> None:
         ({"kv_type": "f17"}, "is not one of f16, f32"),
         ({"log_level": "loud"}, "is not one of debug, info, warning, error"),
         ({"config": "/nowhere/at/all.yaml"}, "No such file or directory"),
-        ({"http": "on"}, "the HTTP gateway comes later"),
+        ({"http": "on"}, "PORT, HOST:PORT or unix:PATH"),
         ({"latency_cap": "0.9"}, "the least is 1.01"),
         ({"bmt_budget": "fast"}, "is not a number"),
         ({"bmt_budget": "320Gbps"}, "is not a number of bytes, but of bits"),

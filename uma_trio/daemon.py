@@ -13,6 +13,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import evolve, frozen
@@ -42,6 +43,7 @@ from uma_trio.parts import (
     scorecard_file,
     unwritable,
 )
+from uma_trio.parts_http import http_port, http_server
 from uma_trio.policy.pipeline import Policy
 from uma_trio.service.service import Service, in_thread
 from uma_trio.sockets.listener import Listener, claim
@@ -50,6 +52,9 @@ from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorekeeper import ScoreKeeper
 from uma_trio.telemetry.table_file import TableFile
 from uma_trio.text.frontend import FrontEnd
+
+if TYPE_CHECKING:
+    from uma_trio.http.listener import Listener as PortListener
 
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
@@ -66,6 +71,7 @@ class ReadyInfo:
     limits: Limits
     backend: str
     policy: str
+    http: str | None = None
 
 
 async def serve(
@@ -91,7 +97,7 @@ async def serve(
     """
     policy = chosen_policy(config)
     _check_trace(config)
-    with claim(config.socket) as name, scorecard_file(config) as table:
+    with claim(config.socket) as name, scorecard_file(config) as table, http_port(config) as port:
         if backend is None:
             backend = await trio.to_thread.run_sync(
                 load_backend, config, on_progress, abandon_on_cancel=True
@@ -99,7 +105,7 @@ async def serve(
         try:
             settings = await trio.to_thread.run_sync(engine_settings, config, backend)
             with recorder(config, backend, settings) as record:
-                daemon = _Daemon(config, backend, policy, settings, record, table)
+                daemon = _Daemon(config, backend, policy, settings, record, table, port)
                 settle()
                 with name.listen() as listener:
                     await daemon.run(listener, on_ready)
@@ -118,6 +124,7 @@ class _Daemon:
         settings: EngineSettings,
         recorder: Recorder,
         table: TableFile | None,
+        port: PortListener | None,
     ) -> None:
         self._config = config
         self._backend = backend
@@ -138,6 +145,7 @@ class _Daemon:
         )
         self._service = Service(
             model=backend.model,
+            slots=config.parallel,
             bounds=bounds(config, backend),
             front_end=self._front_end(),
             inbox=self._inbox,
@@ -148,6 +156,8 @@ class _Daemon:
         self._server = Server(
             Shared(settings=net_settings(config), service=self._service, log=log.get("net"))
         )
+        self._port = port
+        self._http = None if port is None else http_server(config, self._service)
         self._stopping = trio.Event()
         self._computed = trio.Event()
         self._died: EngineDied | None = None
@@ -156,7 +166,7 @@ class _Daemon:
 
     async def run(self, listener: Listener, on_ready: Callable[[ReadyInfo], None] | None) -> None:
         """Serve on `listener` until told to stop. Raises as :func:`serve` says."""
-        _want_files(files_needed(self._config.max_sessions), self._log.warning)
+        _want_files(files_needed(_connections(self._config)), self._log.warning)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._compute)
             nursery.start_soon(self._scorekeeper.run)
@@ -165,6 +175,8 @@ class _Daemon:
             with self._clients:
                 async with trio.open_nursery() as clients:
                     await clients.start(self._server.serve, listener)
+                    if self._http is not None and self._port is not None:
+                        await clients.start(self._http.serve, self._port)
                     if on_ready is not None:
                         on_ready(self._ready_info(listener))
                     await self._stopping.wait()
@@ -191,8 +203,14 @@ class _Daemon:
     def _ready_info(self, listener: Listener) -> ReadyInfo:
         backend = self._backend
         limits = evolve(backend.limits, n_slots=self._config.parallel)
+        address = self._config.http_address
         return ReadyInfo(
-            listener.path, backend.model, limits, backend.description, self._config.policy
+            socket=listener.path,
+            model=backend.model,
+            limits=limits,
+            backend=backend.description,
+            policy=self._config.policy,
+            http=None if address is None else address.url,
         )
 
     async def _compute(self) -> None:
@@ -219,6 +237,8 @@ class _Daemon:
         server, service = self._server, self._service
         service.stop_taking()
         server.stop_accepting()
+        if self._http is not None:
+            self._http.stop_accepting()
         patience = 0.0 if self._died is not None else self._config.drain_s
         self._log.info(
             "stopping; a second signal does not wait",
@@ -265,6 +285,12 @@ def _described(config: Config, backend: Backend, settings: EngineSettings) -> Me
         latency_cap=None if settings.cost is None else config.latency_cap,
     )
     return metrics
+
+
+def _connections(config: Config) -> int:
+    """Return how many clients there may be at once, on the socket and over HTTP."""
+    over_http = 0 if config.http_address is None else config.http_max_connections
+    return config.max_sessions + over_http
 
 
 def _check_trace(config: Config) -> None:

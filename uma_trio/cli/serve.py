@@ -131,6 +131,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
     rows = {
         "socket": str(info.socket),
+        **({"http": _base_url(info.http)} if info.http else {}),
         "model": f"{model.name} ({count(model.n_params)} parameters, "
         f"{size(model.size_bytes)} of weights)",
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
@@ -142,6 +143,13 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
     lines += [f"  try      {how_to_ask(Path(info.socket))}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
+
+
+def _base_url(http: str) -> str:
+    """Return what a client of OpenAI's API is told, for an address of ours."""
+    if http.startswith("unix:"):
+        return http
+    return f"{http}/v1 (OPENAI_BASE_URL={http}/v1 OPENAI_API_KEY=none)"
 
 
 def _parameter(item: Option) -> inspect.Parameter:

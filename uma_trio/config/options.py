@@ -13,6 +13,7 @@ import attrs
 from attrs import frozen
 
 from uma_trio.backend.kv_types import KV_ALIASES, KV_TYPES
+from uma_trio.config.http import HttpConfig
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.path import DEFAULT_SOCKET
 
@@ -57,7 +58,7 @@ def _log_level(raw: object) -> object:
 
 
 @frozen(kw_only=True)
-class Config:
+class Config(HttpConfig):
     """What the daemon runs with. Build it with :func:`uma_trio.config.settings.load`, or by hand in tests."""
 
     model: Path | None = option(
@@ -403,7 +404,10 @@ class Config:
 
 # Strings rather than Literal: the choices are the option's, checked once in `Option.check`.
 _HINTS = get_type_hints(Config) | {"log_level": str}
-OPTIONS: tuple[Option, ...] = options_of(Config, _HINTS)
+# Those of the HTTP side, which Config inherits, are shown behind its own.
+OPTIONS: tuple[Option, ...] = tuple(
+    sorted(options_of(Config, _HINTS), key=lambda item: item.name.startswith("http"))
+)
 
 
 CONFIG_FLAG = "--config"

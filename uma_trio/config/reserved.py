@@ -40,7 +40,6 @@ RESERVED: tuple[Reserved, ...] = (
         ("kv_pack",),
     ),
     Reserved("--ipc", ("uds",), "other transports come later"),
-    Reserved("--http", ("off", "false", "no"), "the HTTP gateway comes later", ("http",)),
     Reserved(None, ("64",), "the listener's backlog is fixed", ("ipc.backlog",)),
     Reserved(
         None, ("4",), "the measured staircase says how much to merge", ("scheduler.max_merge",)

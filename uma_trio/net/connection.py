@@ -39,13 +39,13 @@ from uma_protocol import (
 )
 from uma_trio.net import explained
 from uma_trio.net.relay import relay
-from uma_trio.net.requests import ask_of, error_event, origin_of, refusal_event, session_info
 from uma_trio.net.settings import Shared
 from uma_trio.service.ask import Refusal
 from uma_trio.service.generation import Generation
 from uma_trio.sockets.peers import Peer
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
+from uma_trio.wire import ask_of, error_event, origin_of, refusal_event, session_info
 
 
 class Connection:

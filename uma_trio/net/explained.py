@@ -28,10 +28,10 @@ from uma_protocol import (
     TickInfo,
 )
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
-from uma_trio.net.requests import error_event
 from uma_trio.service.ask import owns
 from uma_trio.service.directory import Directory
 from uma_trio.service.service import Service
+from uma_trio.wire import error_event
 
 TICKS_OF_ONE_REQUEST = 15
 MAX_BYTES = DEFAULT_MAX_FRAME_BYTES - (1 << 16)

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from uma_protocol import Code, Generate, LocalProtocolError, Token
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
-from uma_trio.net.requests import eos_event, logprobs_of
+from uma_trio.wire import eos_event, logprobs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ import trio
 import uma_protocol
 from uma_protocol import Code, Role
 from uma_trio.net.connection import Connection
-from uma_trio.net.requests import error_event
 from uma_trio.sockets.transport import Transport
+from uma_trio.wire import error_event
 
 if TYPE_CHECKING:
     from collections.abc import Collection

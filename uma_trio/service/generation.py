@@ -116,6 +116,11 @@ class Generation:
             self._ahead.extend(await self.burst())
         return self._ahead.popleft()
 
+    @property
+    def finished(self) -> bool:
+        """Whether the terminal item was taken."""
+        return self._finished
+
     async def burst(self) -> list[StreamItem]:
         """Return all items that are there, at least one; those before them are dealt with.
 

@@ -65,12 +65,16 @@ class Running:
 
 
 class Service:
-    """Everything that the fronts share. `clock` is the engine's. For trio's thread only."""
+    """Everything that the fronts share. `clock` is the engine's. For trio's thread only.
+
+    `slots` is how many requests are computed at once.
+    """
 
     def __init__(
         self,
         *,
         model: ModelInfo,
+        slots: int,
         bounds: Bounds,
         front_end: FrontEnd,
         inbox: Inbox,
@@ -79,6 +83,7 @@ class Service:
         run_blocking: RunBlocking,
     ) -> None:
         self.model = model
+        self.slots = slots
         self.bounds = bounds
         self.inbox = inbox
         self.telemetry = telemetry

@@ -1,0 +1,485 @@
+"""Text over HTTP: what the clients of OpenAI's API and of llama-server send and get back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from http_kit import Answer, HttpHouse, http_house
+from net_kit import TICK_S
+from trio.testing import MockClock
+
+from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {
+    "model": "any",
+    "messages": [{"role": "user", "content": "hello"}],
+    "temperature": 0,
+    "max_tokens": 8,
+}
+TEXT: dict[str, Any] = {"prompt": "hello", "temperature": 0, "max_tokens": 8}
+
+
+def texts(events: list[Any], n: int = 1) -> list[str]:
+    """Return the text of each answer in a stream of chat chunks."""
+    found = [""] * n
+    for event in events:
+        for choice in event["choices"] if event != "[DONE]" else ():
+            found[choice["index"]] += choice["delta"].get("content", "")
+    return found
+
+
+async def refused(daemon: HttpHouse, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    """Return the error that a body is answered with."""
+    answer = await daemon.ask("POST", path, body)
+    assert answer.status == status, answer.body
+    return answer.error
+
+
+# --- chats ---
+
+
+async def test_a_chat_is_answered_whole(autojump_clock: MockClock) -> None:
+    """The text, why it ended, what it took; any name of a model is served and repeated."""
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", CHAT, HELLO)
+        (choice,) = answer.json["choices"]
+        assert choice["message"]["role"] == "assistant"
+        assert choice["finish_reason"] == "length"
+        assert answer.json["usage"]["completion_tokens"] == 8
+        assert answer.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert (answer.json["object"], answer.json["model"]) == ("chat.completion", "any")
+        assert answer.headers["x-request-id"].startswith("test-")
+
+
+async def test_a_chat_is_streamed(autojump_clock: MockClock) -> None:
+    """The role first, then the text, an empty delta with the reason, and [DONE]."""
+    async with http_house() as daemon:
+        whole = await daemon.ask("POST", CHAT, HELLO)
+        answer = await daemon.ask("POST", CHAT, {**HELLO, "stream": True})
+        assert answer.headers["content-type"] == "text/event-stream"
+        first, *_, last, done = answer.events
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert texts(answer.events) == [whole.json["choices"][0]["message"]["content"]]
+        assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "length"}]
+        assert last["timings"]["predicted_n"] == 8
+        assert done == "[DONE]"
+
+
+async def test_the_usage_comes_in_a_chunk_of_its_own(autojump_clock: MockClock) -> None:
+    """Only where it was asked for; it has no choice."""
+    async with http_house() as daemon:
+        asked = {**HELLO, "stream": True, "stream_options": {"include_usage": True}}
+        *_, last, done = (await daemon.ask("POST", CHAT, asked)).events
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
+        assert last["timings"]["prompt_n"] == last["usage"]["prompt_tokens"]
+        assert done == "[DONE]"
+
+
+async def test_several_answers_differ_by_their_seeds(autojump_clock: MockClock) -> None:
+    """Answer i is what the seed plus i gives alone, whole or streamed; the prompt counts once."""
+    async with http_house() as daemon:
+        asked = {**HELLO, "temperature": 5, "seed": 7, "max_tokens": 20, "ignore_eos": True}
+        alone = [
+            (await daemon.ask("POST", CHAT, {**asked, "seed": 7 + i})).json["choices"][0]["message"]
+            for i in range(3)
+        ]
+        together = await daemon.ask("POST", CHAT, {**asked, "n": 3})
+        assert [choice["message"] for choice in together.json["choices"]] == alone
+        assert len({message["content"] for message in alone}) == 3
+        usage = together.json["usage"]
+        assert usage["completion_tokens"] == 60
+        assert usage["prompt_tokens"] < 60
+        streamed = await daemon.ask("POST", CHAT, {**asked, "n": 3, "stream": True})
+        assert texts(streamed.events, 3) == [message["content"] for message in alone]
+        assert streamed.events[-1] == "[DONE]"
+
+
+async def test_probabilities_come_with_each_token(autojump_clock: MockClock) -> None:
+    """In the API's own form; the likeliest alternative of a greedy answer is the token itself."""
+    async with http_house() as daemon:
+        asked = {**HELLO, "logprobs": True, "top_logprobs": 2}
+        (choice,) = (await daemon.ask("POST", CHAT, asked)).json["choices"]
+        assert len(choice["logprobs"]["content"]) == 8
+        for token in choice["logprobs"]["content"]:
+            assert len(token["top_logprobs"]) == 2
+            assert token["top_logprobs"][0]["id"] == token["id"]
+            assert token["logprob"] <= 0
+        streamed = (await daemon.ask("POST", CHAT, {**asked, "stream": True})).events
+        found = [e["choices"][0]["logprobs"]["content"][0] for e in streamed[1:-2]]
+        assert found == choice["logprobs"]["content"]
+
+
+async def test_a_text_in_parts_and_a_developer_are_understood(autojump_clock: MockClock) -> None:
+    """A developer is the system to a template; parts are lines."""
+    async with http_house() as daemon:
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        chat = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
+        answer = await daemon.ask("POST", "/apply-template", {"messages": chat})
+        assert "system\nx" in answer.json["prompt"]
+        assert "user\na\nb" in answer.json["prompt"]
+
+
+async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock) -> None:
+    """Where it is the assistant's, and that was asked for."""
+    async with http_house() as daemon:
+        chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It was"}]
+        asked = {"messages": chat, "continue_final_message": True}
+        answer = await daemon.ask("POST", "/apply-template", asked)
+        assert answer.json["prompt"].endswith("It was")
+        assert (await daemon.ask("POST", CHAT, {**HELLO, **asked})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": ["hello"]}, "messages[0]"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+        ),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 100}, "n"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"4000000": 1}}, "logit_bias"),
+        ({"stop_token_ids": [4_000_000]}, "stop_token_ids"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"previous_response_id": "r"}, "previous_response_id"),
+        ({"priority": "high"}, "priority"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+        ({"model": "\n"}, "model"),
+    ],
+)
+async def test_a_field_that_cannot_be_honoured_is_named(
+    autojump_clock: MockClock, body: dict[str, Any], param: str
+) -> None:
+    """With 400, and nothing runs."""
+    async with http_house() as daemon:
+        error = await refused(daemon, CHAT, {**HELLO, **body})
+        assert error["param"] == param
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
+
+
+async def test_values_that_ask_for_nothing_are_no_reason_to_refuse(
+    autojump_clock: MockClock,
+) -> None:
+    """Clients send every field they know with its default; whole numbers may have a point."""
+    async with http_house() as daemon:
+        idle = {"tools": [], "response_format": {"type": "text"}, "best_of": 1, "functions": None}
+        answer = await daemon.ask("POST", CHAT, {**HELLO, **idle, "max_tokens": 8.0, "top_k": -1})
+        assert answer.status == 200, answer.body
+        assert "x-uma-ignored" not in answer.headers
+
+
+async def test_what_is_ignored_is_named_in_a_header(autojump_clock: MockClock) -> None:
+    """Fields that change nothing here and fields that nobody knows; a strict daemon refuses them."""
+    async with http_house() as daemon:
+        asked = {**HELLO, "user": "me", "new_field": 1}
+        assert (await daemon.ask("POST", CHAT, asked)).headers["x-uma-ignored"] == "user, new_field"
+    async with http_house(strict=True) as daemon:
+        assert (await refused(daemon, CHAT, {**HELLO, "model": "fake", "user": "me"}))[
+            "param"
+        ] == "user"
+        assert (await refused(daemon, CHAT, HELLO, 404))["code"] == "model_not_found"
+
+
+async def test_a_prompt_beyond_the_context_is_told_with_both_numbers(
+    autojump_clock: MockClock,
+) -> None:
+    """As OpenAI calls it and as llama-server counts it."""
+    async with http_house(backend=FakeBackend(n_ctx=64, cost=linear_cost(TICK_S, 0))) as daemon:
+        long = {"messages": [{"role": "user", "content": "x" * 90}]}
+        error = await refused(daemon, CHAT, {**HELLO, **long})
+        assert error["code"] == "context_length_exceeded"
+        assert error["n_prompt_tokens"] > error["n_ctx"] == 64
+
+
+async def test_more_tokens_than_fit_are_trimmed(autojump_clock: MockClock) -> None:
+    """The answer ends with `length` where the context does."""
+    async with http_house(backend=FakeBackend(n_ctx=64, cost=linear_cost(TICK_S, 0))) as daemon:
+        answer = await daemon.ask("POST", "/completions", {**TEXT, "max_tokens": 9999})
+        assert answer.json["usage"]["total_tokens"] == 64
+        assert answer.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_full_queue_says_when_to_come_back(autojump_clock: MockClock) -> None:
+    """429, as clients that try again expect it."""
+    async with http_house(
+        backend=FakeBackend(n_slots=1, cost=linear_cost(TICK_S, 0)), max_waiting=1
+    ) as daemon:
+        clients = [daemon.connect() for _ in range(3)]
+        for client in clients:
+            await client.send("POST", CHAT, {**HELLO, "max_tokens": 100})
+        answers = [await client.answer() for client in clients]
+        refusal = next(answer for answer in answers if answer.status == 429)
+        assert refusal.error["code"] == "queue_full"
+        assert int(refusal.headers["retry-after"]) >= 1
+
+
+async def test_a_failure_in_mid_stream_is_an_event(autojump_clock: MockClock) -> None:
+    """The status is out; the SDKs raise what the event says. Whole answers get the status."""
+    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={n: Fault(status=-3) for n in (5, 6)})
+    async with http_house(backend=backend) as daemon:
+        answer = await daemon.ask("POST", CHAT, {**HELLO, "stream": True, "max_tokens": 50})
+        assert answer.status == 200
+        assert answer.events[-1]["error"]["uma_code"].startswith("E_RUNTIME")
+        assert answer.events[-1]["error"]["code"] == "decode_failed"
+
+
+# --- texts ---
+
+
+async def test_a_text_is_continued(autojump_clock: MockClock) -> None:
+    """What the model gives, whole and streamed."""
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", "/v1/completions", TEXT)
+        text = daemon.inner.expected("hello", 8)
+        assert answer.json["choices"][0]["text"] == text
+        assert answer.json["object"] == "text_completion"
+        streamed = await daemon.ask("POST", "/v1/completions", {**TEXT, "stream": True})
+        assert "".join(e["choices"][0]["text"] for e in streamed.events[:-1]) == text
+        assert streamed.events[-2]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_several_prompts_are_continued_each(autojump_clock: MockClock) -> None:
+    """Texts or tokens; the usage is that of all."""
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", "/completions", {**TEXT, "prompt": ["one", "two"]})
+        found = [choice["text"] for choice in answer.json["choices"]]
+        assert found == [daemon.inner.expected(prompt, 8) for prompt in ("one", "two")]
+        assert answer.json["usage"]["prompt_tokens"] == 8
+        tokens = daemon.inner.backend.vocabulary.tokenize(
+            "one", add_special=True, parse_special=False
+        )
+        answer = await daemon.ask("POST", "/completions", {**TEXT, "prompt": tokens.tolist()})
+        assert answer.json["choices"][0]["text"] == found[0]
+
+
+async def test_the_prompt_is_echoed_where_that_was_asked_for(autojump_clock: MockClock) -> None:
+    """Before the answer, also in a stream."""
+    async with http_house() as daemon:
+        asked = {**TEXT, "echo": True}
+        whole = (await daemon.ask("POST", "/completions", asked)).json["choices"][0]["text"]
+        assert whole.startswith("hello")
+        streamed = (await daemon.ask("POST", "/completions", {**asked, "stream": True})).events
+        assert "".join(e["choices"][0]["text"] for e in streamed[:-1]) == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": ["a", 7]}, "prompt[1]"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [999_999]}, "prompt"),
+        ({"prompt": ["a"] * 99}, "prompt"),
+        ({"prompt": ["a"] * 3, "n": 2}, "n"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": ""}, "prompt"),
+    ],
+)
+async def test_a_text_that_cannot_be_continued_is_refused(
+    autojump_clock: MockClock, body: dict[str, Any], param: str
+) -> None:
+    """By the field at fault."""
+    async with http_house(backend=FakeBackend(n_slots=4, cost=linear_cost(TICK_S, 0))) as daemon:
+        assert (await refused(daemon, "/completions", {**TEXT, **body}))["param"] == param
+
+
+async def test_probabilities_of_a_text_stand_beside_its_tokens(autojump_clock: MockClock) -> None:
+    """In the older form: four lists of one length."""
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", "/completions", {**TEXT, "logprobs": 1})
+        found = answer.json["choices"][0]["logprobs"]
+        assert {len(values) for values in found.values()} == {8}
+        assert found["text_offset"][0] == 0
+
+
+# --- llama-server's own ---
+
+
+async def test_llama_servers_completion_says_all_in_its_last_chunk(
+    autojump_clock: MockClock,
+) -> None:
+    """Text and tokens before it; no [DONE]."""
+    async with http_house() as daemon:
+        asked = {"prompt": "hello", "n_predict": 8, "temperature": 0}
+        whole = (await daemon.ask("POST", "/completion", asked)).json
+        assert whole["content"] == daemon.inner.expected("hello", 8)
+        assert (whole["stop_type"], whole["tokens_predicted"]) == ("limit", 8)
+        *chunks, last = (await daemon.ask("POST", "/completion", {**asked, "stream": True})).events
+        assert "".join(c["content"] for c in [*chunks, last]) == whole["content"]
+        assert [c["stop"] for c in [*chunks, last]] == [False] * 8 + [True]
+        assert last["timings"]["predicted_n"] == 8
+
+
+async def test_llama_servers_errors_have_a_number_for_a_code(autojump_clock: MockClock) -> None:
+    """As its clients expect it."""
+    async with http_house() as daemon:
+        error = await refused(daemon, "/completion", {"prompt": ["a", "b"]})
+        assert (error["code"], error["param"]) == (400, "prompt")
+
+
+async def test_texts_and_tokens_are_turned_into_each_other(autojump_clock: MockClock) -> None:
+    """With pieces, too."""
+    async with http_house() as daemon:
+        tokens = (await daemon.ask("POST", "/tokenize", {"content": "héllo"})).json["tokens"]
+        back = await daemon.ask("POST", "/detokenize", {"tokens": tokens})
+        assert back.json == {"content": "héllo"}
+        asked = {"content": "é", "with_pieces": True}
+        pieces = (await daemon.ask("POST", "/tokenize", asked)).json["tokens"]
+        assert [p["piece"] for p in pieces] == [[0xC3], [0xA9]]
+        assert (await refused(daemon, "/detokenize", {"tokens": [-1]}))["param"] == "tokens[0]"
+
+
+async def test_the_model_is_described_to_all_who_ask(autojump_clock: MockClock) -> None:
+    """Under every name that a client looks for; nothing of this machine is told."""
+    async with http_house() as daemon:
+        (model,) = (await daemon.ask("GET", "/v1/models")).json["data"]
+        assert model["meta"]["n_ctx"] == model["max_model_len"] == 1024
+        assert (await daemon.ask("GET", "/v1/models/org/name")).json["id"] == "org/name"
+        props = (await daemon.ask("GET", "/props")).json
+        assert props["default_generation_settings"]["n_ctx"] == 1024
+        assert "path" not in str(props)
+
+
+async def test_slots_tell_who_is_computed(autojump_clock: MockClock) -> None:
+    """Without a word of what anybody wrote."""
+    async with http_house() as daemon:
+        busy = daemon.connect()
+        await busy.send("POST", CHAT, {**HELLO, "stream": True, "max_tokens": 400})
+        await busy.head()
+        await busy.piece()
+        await busy.piece()
+        answer = await daemon.ask("GET", "/slots")
+        first, *others = answer.json
+        assert first["is_processing"]
+        assert not any(slot["is_processing"] for slot in others)
+        assert len(answer.json) == daemon.inner.service.slots
+        assert b"hello" not in answer.body
+        busy.close()
+
+
+# --- our own ---
+
+
+async def test_generate_speaks_the_protocol_of_the_socket(autojump_clock: MockClock) -> None:
+    """The same request, the same events, as server-sent events."""
+    async with http_house() as daemon:
+        asked = {"id": "mine", "prompt": "hello", "max_tokens": 5}
+        *tokens, eos = (await daemon.ask("POST", "/generate", asked)).events
+        assert [event["event"] for event in tokens] == ["token"] * 5
+        assert "".join(event["text"] for event in tokens) == daemon.inner.expected("hello", 5)
+        assert (eos["event"], eos["id"], eos["reason"]) == ("eos", "mine", "length")
+        whole = await daemon.ask("POST", "/generate", {**asked, "stream": False})
+        assert whole.json["text"] == daemon.inner.expected("hello", 5)
+        error = await refused(daemon, "/generate", {"prompt": "x", "temprature": 1})
+        assert "temperature" in error["message"]
+
+
+async def test_a_request_is_moved_to_another_lane(autojump_clock: MockClock) -> None:
+    """By an operator, by the id that the answer began with."""
+    async with http_house(keys=(b"secret",)) as daemon:
+        busy = daemon.connect()
+        key = {"Authorization": "Bearer secret"}
+        await busy.send("POST", CHAT, {**HELLO, "stream": True, "max_tokens": 400}, key)
+        await busy.head()
+        id_ = daemon_id(await busy.piece())
+        move = {"id": id_, "priority": "background"}
+        answer = await daemon.ask("POST", "/priority", move, **key)
+        assert answer.json == {"ok": True, "moved": 1}
+        (running,) = await daemon.inner.service.running()
+        assert running.report.lane == "background"
+        answer = await daemon.ask("POST", "/priority", {**move, "id": "other"}, **key)
+        assert answer.status == 404
+        busy.close()
+
+
+def daemon_id(piece: bytes) -> str:
+    """Return the id in the first chunk of a stream."""
+    answer = Answer(200, {}, piece)
+    return str(answer.events[0]["id"])
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "lane"),
+    [
+        ({}, {}, "interactive"),
+        ({"priority": "background"}, {}, "background"),
+        ({"priority": 5}, {}, "background"),
+        ({"priority": 0}, {}, "interactive"),
+        ({"service_tier": "flex"}, {}, "background"),
+        ({"service_tier": "flex", "priority": "interactive"}, {}, "interactive"),
+        ({"priority": "background"}, {"X-UMA-Priority": "interactive"}, "interactive"),
+    ],
+)
+async def test_the_lane_is_chosen_by_header_priority_or_tier(
+    autojump_clock: MockClock, body: dict[str, Any], headers: dict[str, str], lane: str
+) -> None:
+    """In this order; who says nothing is interactive."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        asked = {**HELLO, **body, "stream": True, "max_tokens": 400}
+        await client.send("POST", CHAT, asked, {"X-UMA-App": "editor", **headers})
+        await client.head()
+        (running,) = await daemon.inner.service.running()
+        assert (running.report.lane, running.origin.app) == (lane, "editor")
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "kind"),
+    [
+        ("/metrics", "*/*", "application/json"),
+        ("/metrics", "application/openmetrics-text;q=1", "text/plain"),
+        ("/metrics", "text/plain", "text/plain"),
+        ("/v1/metrics?format=prometheus", "*/*", "text/plain"),
+        ("/metrics?format=json", "text/plain", "application/json"),
+    ],
+)
+async def test_metrics_come_as_json_or_for_prometheus(
+    autojump_clock: MockClock, path: str, accept: str, kind: str
+) -> None:
+    """By what the client accepts, or by name."""
+    async with http_house() as daemon:
+        answer = await daemon.ask("GET", path, Accept=accept)
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith(kind)
+
+
+async def test_what_is_not_served_says_so(autojump_clock: MockClock) -> None:
+    """501, with the name of what was asked for."""
+    async with http_house(keys=(b"k",)) as daemon:
+        for path in ("/v1/embeddings", "/load", "/unload"):
+            answer = await daemon.ask("POST", path, {}, Authorization="Bearer k")
+            assert answer.status == 501
+            assert path in answer.error["message"]

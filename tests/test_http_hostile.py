@@ -1,0 +1,310 @@
+"""What must not come in over HTTP: other names, other pages, broken bytes, endless bodies, no time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+from http_kit import Answer, Client, HttpHouse, http_house
+from trio.testing import MockClock
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+BODY = json.dumps(CHAT).encode()
+JSON = b"Content-Type: application/json\r\n"
+
+
+async def raw(daemon: HttpHouse, data: bytes) -> Answer | None:
+    """Send bytes as they are; return the answer, None if there is none."""
+    client = daemon.connect()
+    # h11 reads an answer only behind a request of its own.
+    client.http.send(h11_get())
+    await client.send_bytes(data)
+    try:
+        return await client.answer()
+    except AssertionError:
+        return None
+
+
+def h11_get() -> Any:
+    """Return a request that a client's h11 may believe it sent."""
+    import h11
+
+    return h11.Request(method="GET", target="/", headers=[("Host", "x")])
+
+
+def post(headers: bytes = b"", body: bytes = BODY, path: bytes = b"/v1/chat/completions") -> bytes:
+    """Return a request's bytes; a Content-Type and the length are added where none is given."""
+    lower = b"\n" + headers.lower()
+    if b"content-type" not in lower:
+        headers += JSON
+    if b"content-length" not in lower and b"transfer-encoding" not in lower:
+        headers += b"Content-Length: %d\r\n" % len(body)
+    host = b"" if b"\nhost:" in lower else b"Host: localhost\r\n"
+    return b"POST %s HTTP/1.1\r\n%s%s\r\n%s" % (path, host, headers, body)
+
+
+def get(path: bytes = b"/v1/models", headers: bytes = b"Host: localhost\r\n") -> bytes:
+    """Return the bytes of a request without a body."""
+    return b"GET %s HTTP/1.1\r\n%s\r\n" % (path, headers)
+
+
+REFUSED = {
+    "rebinding: a name of somebody's DNS": (post(b"Host: evil.example\r\n"), 403),
+    "rebinding: with our port": (post(b"Host: evil.example:8080\r\n"), 403),
+    "rebinding: a GET, which carries no Origin": (get(headers=b"Host: evil.example\r\n"), 403),
+    "rebinding: localhost as a label": (post(b"Host: localhost.evil.example\r\n"), 403),
+    "rebinding: an address in brackets": (post(b"Host: [::2]\r\n"), 403),
+    "no Host": (get(headers=b""), 400),
+    "two Hosts": (get(headers=b"Host: localhost\r\nHost: localhost\r\n"), 400),
+    "another page": (post(b"Origin: https://evil.example\r\n"), 403),
+    "another page reads": (
+        get(headers=b"Host: localhost\r\nOrigin: https://evil.example\r\n"),
+        403,
+    ),
+    "a page without a name": (post(b"Origin: null\r\n"), 403),
+    "another port of this host": (post(b"Origin: http://localhost:3000\r\n"), 403),
+    "a page that names our host in its own": (post(b"Origin: http://localhost.evil\r\n"), 403),
+    "a cross-site picture": (
+        get(headers=b"Host: localhost\r\nSec-Fetch-Site: cross-site\r\n"),
+        403,
+    ),
+    "a form's text/plain": (post(b"Content-Type: text/plain\r\n"), 415),
+    "a form": (post(b"Content-Type: application/x-www-form-urlencoded\r\n"), 415),
+    "no kind of body": (post(b"Content-Type: \r\n"), 415),
+    "smuggling: length and chunks": (
+        post(b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n"),
+        400,
+    ),
+    "smuggling: two lengths": (post(b"Content-Length: 4\r\nContent-Length: 5\r\n"), 400),
+    "smuggling: a coding in a coding": (post(b"Transfer-Encoding: gzip, chunked\r\n"), 501),
+    "smuggling: a space before the colon": (post(b"Content-Length : 4\r\n"), 400),
+    "smuggling: a bare line feed in a header": (post(b"X: a\nContent-Length: 4\r\n"), 400),
+    "smuggling: a folded header": (post(b"X: a\r\n  b: c\r\nContent-Length: x\r\n"), 400),
+    "a length below nothing": (post(b"Content-Length: -1\r\n"), 400),
+    "a length that is no number": (post(b"Content-Length: 0x10\r\n"), 400),
+    "a chunk that is no number": (post(b"Transfer-Encoding: chunked\r\n", b"zz\r\nhi\r\n"), 400),
+    "a chunk without its end": (
+        post(b"Transfer-Encoding: chunked\r\n", b"2\r\nhixx0\r\n\r\n"),
+        400,
+    ),
+    "a chunk of 2^64 bytes": (
+        post(b"Transfer-Encoding: chunked\r\n", b"10000000000000000\r\n" + b"x" * 70_000),
+        408,
+    ),
+    "a head without end": (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 80_000, 431),
+    "a head of many headers": (get(headers=b"Host: localhost\r\n" + b"X-A: b\r\n" * 2500), 431),
+    "a target without end": (get(b"/" + b"a" * 40_000), 431),
+    "a NUL in a header": (get(headers=b"Host: localhost\r\nX: a\0b\r\n"), 400),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "a frame of the socket": (b"\x20\x00\x00\x00" + BODY + b"\r\n\r\n", 400),
+    "a body of 5 GB": (post(b"Content-Length: 5000000000\r\n", b""), 413),
+    "no JSON": (post(body=b'{"messages": '), 400),
+    "JSON of another kind": (post(body=b"[1, 2]"), 400),
+    "JSON without a bottom": (post(body=b"[" * 100_000), 400),
+    "half a character": (post(body=b'{"messages": "\xff"}'), 400),
+    "half a pair": (post(body=b'{"messages": "\\ud800"}'), 400),
+    "a number beyond all": (post(body=b'{"messages": [], "seed": 1e999}'), 400),
+    "an unknown path": (get(b"/api/tags"), 404),
+    "a path upwards": (get(b"/v1/../../etc/passwd"), 404),
+    "a target of another host": (get(b"http://evil.example/v1/models"), 404),
+    "another method": (b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+    "a tunnel": (b"CONNECT evil.example:443 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+    "an operator's verb without a key": (post(path=b"/priority"), 403),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_hostile_request_is_refused(autojump_clock: MockClock, name: str) -> None:
+    """With its status, as JSON, and the daemon is as it was."""
+    data, status = REFUSED[name]
+    async with http_house(head_timeout_s=5.0) as daemon:
+        answer = await raw(daemon, data)
+        assert answer is not None
+        assert answer.status == status, answer.body
+        assert answer.error["message"]
+        assert b"evil" not in answer.body
+        assert "access-control-allow-origin" not in answer.headers
+        assert (await daemon.ask("POST", "/v1/chat/completions", CHAT)).status == 200
+        assert daemon.inner.log.faults == []
+
+
+@pytest.mark.parametrize(
+    ("data", "seconds"),
+    [
+        (b"", 75),
+        (b"GET /v1/models HT", 10),
+        (post(b"Content-Length: 1000\r\n", b"{"), 10),
+        (post(b"Transfer-Encoding: chunked\r\n", b"5\r\nhe"), 10),
+    ],
+)
+async def test_a_request_that_does_not_come_ends_its_connection(
+    autojump_clock: MockClock, data: bytes, seconds: float
+) -> None:
+    """Half a request is told why, an idle connection is just closed."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        began = trio.current_time()
+        await client.send_bytes(data)
+        said = b""
+        while piece := await client.transport.receive_some():
+            said += piece
+        assert trio.current_time() - began == pytest.approx(seconds, abs=2)
+        assert (b" 408 " in said) is bool(data)
+
+
+async def test_a_head_that_trickles_is_given_up(autojump_clock: MockClock) -> None:
+    """One byte a second is not ten seconds for the next one."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        with trio.move_on_after(60) as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def trickle() -> None:
+                    for byte in get() + b"X" * 60:
+                        await client.send_bytes(bytes([byte]))
+                        await trio.sleep(1)
+
+                nursery.start_soon(trickle)
+                assert b" 408 " in await client.transport.receive_some()
+                nursery.cancel_scope.cancel()
+        assert not scope.cancelled_caught
+
+
+async def test_a_body_may_take_its_time_if_it_is_long(autojump_clock: MockClock) -> None:
+    """16 KiB a second is enough for ever, less is not."""
+    async with http_house() as daemon:
+        for rate, status in ((20_000, 400), (10_000, 408)):
+            client = daemon.connect()
+            client.http.send(h11_get())
+            body = b" " * 600_000
+            await client.send_bytes(post(body=b"")[: -len(b"Content-Length: 0\r\n\r\n")])
+            await client.send_bytes(b"Content-Length: %d\r\n\r\n" % len(body))
+
+            async def send(client: Client = client, rate: int = rate, body: bytes = body) -> None:
+                try:
+                    for start in range(0, len(body), rate):
+                        await client.send_bytes(body[start : start + rate])
+                        await trio.sleep(1)
+                except trio.BrokenResourceError:
+                    return
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                assert (await client.answer()).status == status
+                nursery.cancel_scope.cancel()
+
+
+async def test_the_memory_for_all_bodies_is_bounded(autojump_clock: MockClock) -> None:
+    """What does not fit is told to come back; what fits is served, and nothing stays held."""
+    async with http_house(max_prompt_bytes=1000) as daemon:
+        holders = [daemon.connect() for _ in range(2)]
+        for holder in holders:
+            await holder.send_bytes(post(b"Content-Length: 8000\r\n", b" " * 7900))
+        await trio.sleep(1)
+        client = daemon.connect()
+        await client.send("POST", "/v1/chat/completions", BODY + b" " * 900)
+        answer = await client.answer()
+        assert (answer.status, answer.error["code"]) == (503, "overloaded")
+        for holder in holders:
+            holder.close()
+        await trio.sleep(1)
+        assert (await daemon.ask("POST", "/v1/chat/completions", CHAT)).status == 200
+
+
+async def test_one_connection_too_many_is_told_and_closed(autojump_clock: MockClock) -> None:
+    """The others do not notice."""
+    async with http_house(max_connections=2) as daemon:
+        clients = [daemon.connect() for _ in range(3)]
+        clients[2].http.send(h11_get())
+        answer = await clients[2].answer()
+        assert (answer.status, answer.error["code"]) == (503, "overloaded")
+        assert (await clients[0].ask("GET", "/v1/models")).status == 200
+
+
+# --- keys and pages ---
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Basic one"}, 401),
+        ({"Authorization": "Bearer one"}, 200),
+        ({"Authorization": "bearer two"}, 200),
+        ({"x-api-key": "two"}, 200),
+        ({"x-api-key": "tw"}, 401),
+    ],
+)
+async def test_where_there_are_keys_one_is_needed(
+    autojump_clock: MockClock, headers: dict[str, str], status: int
+) -> None:
+    """In either header; only /health goes without."""
+    async with http_house(keys=(b"one", b"two")) as daemon:
+        client = daemon.connect()
+        assert (await client.ask("GET", "/props", None, headers)).status == status
+        assert (await daemon.ask("GET", "/health")).status == 200
+
+
+async def test_clients_are_told_apart_by_key_address_and_name(autojump_clock: MockClock) -> None:
+    """For fairness: many connections of one are one."""
+    async with http_house() as daemon:
+        asked = {**CHAT, "stream": True, "max_tokens": 300}
+        for app in ("editor", "editor", "agent"):
+            client = daemon.connect()
+            await client.send("POST", "/v1/chat/completions", asked, {"User-Agent": f"{app} 1.0"})
+            await client.head()
+        running = await daemon.inner.service.running()
+        one, same, other = (each.origin.client for each in running)
+        assert one == same != other
+        assert max(one, other) < 0
+        for client in daemon.clients:
+            client.close()
+
+
+async def test_a_listed_page_may_ask_and_read(autojump_clock: MockClock) -> None:
+    """Its preflight is answered without a key, and it alone is named."""
+    page = {"Origin": "http://localhost:3000"}
+    async with http_house(origins=frozenset({page["Origin"]}), keys=(b"k",)) as daemon:
+        client = daemon.connect()
+        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+        answer = await client.ask("OPTIONS", "/v1/chat/completions", None, {**page, **asks})
+        assert answer.status == 204
+        assert answer.headers["access-control-allow-origin"] == page["Origin"]
+        assert answer.headers["access-control-allow-headers"] == "x-a"
+        answer = await client.ask("GET", "/v1/models", None, {**page, "x-api-key": "k"})
+        assert answer.status == 200
+        assert answer.headers["access-control-allow-origin"] == page["Origin"]
+        assert answer.headers["vary"] == "Origin"
+        move = {"request": 1, "priority": "background"}
+        answer = await client.ask("POST", "/priority", move, {**page, "x-api-key": "k"})
+        assert answer.status == 403
+
+
+async def test_a_page_of_our_own_needs_no_list(autojump_clock: MockClock) -> None:
+    """Same host, same port."""
+    async with http_house() as daemon:
+        own = {"Host": "localhost:8080", "Origin": "http://localhost:8080"}
+        client = daemon.connect()
+        assert (await client.ask("GET", "/v1/models", None, own)).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["LOCALHOST", "localhost:9", "127.0.0.1:8080", "[::1]:8080", "box"]
+)
+async def test_the_daemons_own_names_are_known(autojump_clock: MockClock, host: str) -> None:
+    """The loopback's, with any port, and those that the operator listed."""
+    async with http_house(hosts=frozenset({"box"})) as daemon:
+        client = daemon.connect()
+        assert (await client.ask("GET", "/v1/models", None, {"Host": host})).status == 200
+
+
+async def test_nothing_secret_is_shown(autojump_clock: MockClock) -> None:
+    """Neither keys nor prompts stand in the metrics, in logs or in the settings' text."""
+    async with http_house(keys=(b"s3cret",)) as daemon:
+        await daemon.ask("POST", "/v1/chat/completions", CHAT, x_api_key="s3cret")
+        assert "s3cret" not in repr(daemon.server._shared.settings)
+        assert daemon.inner.log.lines == []

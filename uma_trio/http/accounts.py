@@ -1,0 +1,46 @@
+"""What an answer took, in the words of OpenAI (`usage`) and of llama-server (`timings`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from uma_trio.engine.messages import Finished
+
+
+def usage(every: Sequence[Finished], n_prompts: int = 1) -> dict[str, Any]:
+    """Return the tokens of one request; answers to the same prompt count it once."""
+    per_prompt = max(1, len(every) // n_prompts)
+    firsts = every[::per_prompt]
+    prompt = sum(end.prompt_tokens for end in firsts)
+    completion = sum(end.completion_tokens for end in every)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in firsts)},
+    }
+
+
+def timings(end: Finished) -> dict[str, Any]:
+    """Return where the time of one answer went; the wait for a slot is not in it."""
+    computed = end.prompt_tokens - end.cached_tokens
+    prompt_ms = max(0.0, ((end.ttft_s or end.total_s) - end.queue_s) * 1e3)
+    predicted_ms = max(0.0, (end.total_s - (end.ttft_s or end.total_s)) * 1e3)
+    n = end.completion_tokens
+    return {
+        "cache_n": end.cached_tokens,
+        "prompt_n": computed,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _ratio(prompt_ms, computed),
+        "prompt_per_second": _ratio(computed * 1e3, prompt_ms),
+        "predicted_n": n,
+        "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_token_ms": _ratio(predicted_ms, n),
+        "predicted_per_second": _ratio(n * 1e3, predicted_ms),
+        "queue_ms": round(end.queue_s * 1e3, 3),
+    }
+
+
+def _ratio(over: float, under: float) -> float:
+    return round(over / under, 3) if under > 0 else 0.0

@@ -1,0 +1,281 @@
+"""What all text endpoints have in common: the fields of sampling, and who asks how urgently."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+from attrs import evolve
+
+from uma_protocol.events import Effort
+from uma_protocol.rules import (
+    MAX_INT32,
+    MAX_INT64,
+    ByToken,
+    Choice,
+    Flag,
+    Integer,
+    ListOf,
+    Number,
+    Object,
+    Rule,
+    Text,
+)
+from uma_protocol.rules import (
+    Fault as Wrong,
+)
+from uma_trio.engine.messages import SamplingParams, Targets
+from uma_trio.http.errors import invalid
+from uma_trio.http.fields import Body, Field, honoured, ignored, refused
+from uma_trio.http.message import Caller, Head, Request
+from uma_trio.http.settings import Shared
+from uma_trio.lanes import LANES, Lane
+from uma_trio.service.ask import Origin, seeded
+
+MAX_STOPS = 16
+MAX_N = 128
+_STOP_BYTES = 256
+_HOUR_MS = 3_600_000.0
+_LABEL = Text(1, 256, printable=True)
+_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+
+
+class Either:
+    """One of two kinds of value."""
+
+    def __init__(self, one: Rule, other: Rule) -> None:
+        self._one, self._other = one, other
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        return f"{self._one.text}, or {self._other.text}"
+
+    def check(self, path: str, value: Any) -> Wrong | None:
+        """What is neither is told both."""
+        if self._one.check(path, value) is None:
+            return None
+        fault = self._other.check(path, value)
+        if fault is None:
+            return None
+        return fault if isinstance(value, list) else Wrong(path, f"must be {self.text}")
+
+
+class Anything:
+    """A value that whoever asked for it judges."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def check(self, path: str, value: Any) -> Wrong | None:
+        """Accept it."""
+        return None
+
+
+_STOP = Text(1, _STOP_BYTES)
+STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of 1 to {_STOP_BYTES} bytes"))
+_PENALTY = Number(-2, 2)
+
+MODEL = honoured("model", _LABEL, "any name is served, and repeated; see --http-strict")
+
+SAMPLING: tuple[Field, ...] = (
+    honoured("temperature", Number(0, 100), "0 is always the likeliest token", default="1"),
+    honoured("top_p", Number(0, 1), "1 is off", default="1"),
+    honoured("top_k", Integer(-1, MAX_INT32), "0 and -1 are off", default="off"),
+    honoured("min_p", Number(0, 1), "0 is off", default="0"),
+    honoured("seed", Integer(-MAX_INT64, MAX_INT64), "same seed, same draws; below 0: a fresh one"),
+    honoured("stop", STOPS, "the text ends before the first of these"),
+    honoured("presence_penalty", _PENALTY, "off each token's logit that the answer has"),
+    honoured("frequency_penalty", _PENALTY, "the same, as often as the answer has the token"),
+    honoured("repeat_penalty", Number(0.01, 100), "divides the logits of recent tokens"),
+    honoured("repetition_penalty", Number(0.01, 100), "another name of repeat_penalty"),
+    honoured(
+        "repeat_last_n", Integer(-1, MAX_INT32), "how many are recent; -1 is all", default="64"
+    ),
+    honoured("logit_bias", ByToken(1024, Number(-1000, 1000)), "by token id, trimmed to ±100"),
+    honoured("min_tokens", Integer(0, MAX_INT32), "no token ends the answer before"),
+    honoured(
+        "stop_token_ids", ListOf(0, 64, Integer(0, MAX_INT32), "token ids"), "each ends the answer"
+    ),
+    honoured("ignore_eos", Flag(), "never samples end of generation", default="false"),
+)
+
+URGENCY: tuple[Field, ...] = (
+    honoured(
+        "priority",
+        Either(Choice(LANES), Integer(-MAX_INT32, MAX_INT32)),
+        "the lane; a number above 0 is background",
+        default="interactive",
+    ),
+    honoured("service_tier", Choice(_TIERS), "flex is the background lane", default="auto"),
+)
+
+STREAM: tuple[Field, ...] = (
+    honoured("stream", Flag(), "server-sent events", default="false"),
+    honoured(
+        "stream_options",
+        Anything("an object"),
+        "`include_usage`: one more chunk with the usage; only with stream",
+    ),
+    honoured("n", Integer(1, MAX_N), "as many answers as there are slots", default="1"),
+)
+
+CACHE = honoured("cache_salt", _LABEL, "only who gives the same shares what is computed of prompts")
+
+TEMPLATE: tuple[Field, ...] = (
+    honoured("chat_template_kwargs", Object(4096), "variables of the chat template"),
+    honoured("reasoning_effort", Choice(get_args(Effort)), "where the template knows"),
+    honoured("continue_final_message", Flag(), "goes on with the assistant's last message"),
+    honoured("add_generation_prompt", Flag(), "false only beside continue_final_message"),
+)
+
+NOT_HERE: tuple[Field, ...] = (
+    refused("tools", "tool calls are not served yet", []),
+    refused("functions", "tool calls are not served yet", []),
+    refused("response_format", "structured output is not served yet", {"type": "text"}),
+    refused("grammar", "structured output is not served yet", ""),
+    refused("json_schema", "structured output is not served yet", {}),
+    refused("structured_outputs", "structured output is not served yet", {}),
+    refused("guided_json", "structured output is not served yet"),
+    refused("guided_regex", "structured output is not served yet"),
+    refused("guided_choice", "structured output is not served yet"),
+    refused("guided_grammar", "structured output is not served yet"),
+    refused("modalities", "only text comes out", ["text"]),
+    refused("audio", "only text comes out"),
+    refused("web_search_options", "nothing leaves this machine"),
+    refused("previous_response_id", "conversations are not kept here; send all messages"),
+    refused("conversation", "conversations are not kept here; send all messages"),
+    refused("background", "an answer is not kept for later", False),
+    refused("use_beam_search", "tokens are sampled", False),
+    refused("best_of", "every answer that is computed is sent", 1),
+    refused("mirostat", "tokens are sampled with temperature, top_k, top_p and min_p", 0),
+    refused("typical_p", "tokens are sampled with temperature, top_k, top_p and min_p", 1, 1.0),
+    refused(
+        "xtc_probability", "tokens are sampled with temperature, top_k, top_p and min_p", 0, 0.0
+    ),
+    refused(
+        "dry_multiplier", "tokens are sampled with temperature, top_k, top_p and min_p", 0, 0.0
+    ),
+)
+
+NO_MATTER: tuple[Field, ...] = (
+    *ignored("user", "metadata", "store", "safety_identifier", "moderation", note="a label"),
+    *ignored("tool_choice", "parallel_tool_calls", "function_call", note="without tools"),
+    *ignored("verbosity", "prediction", note="the model does not know it"),
+    *ignored(
+        "cache_prompt",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "id_slot",
+        note="a hint",
+    ),
+)
+
+
+def sampling_of(body: Body, defaults: SamplingParams) -> SamplingParams:
+    """Return how tokens are chosen; what was left out is as in `defaults`."""
+    plain = {
+        name: body.get(name)
+        for name in (
+            *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+            *("repeat_penalty", "repeat_last_n", "min_tokens", "ignore_eos"),
+        )
+        if body.get(name) is not None
+    }
+    if body.get("repetition_penalty") is not None:
+        plain.setdefault("repeat_penalty", body.get("repetition_penalty"))
+    if body.get("top_k") is not None:
+        plain["top_k"] = max(0, body.get("top_k"))
+    seed = body.get("seed")
+    bias = body.get("logit_bias", {})
+    return evolve(
+        defaults,
+        **plain,
+        seed=seeded(None if seed is None or seed < 0 else seed),
+        logit_bias=tuple((int(token), _trimmed(value)) for token, value in bias.items()),
+        stop_token_ids=tuple(body.get("stop_token_ids", ())),
+    )
+
+
+def stops_of(body: Body) -> tuple[str, ...]:
+    """Return the stop strings."""
+    stop = body.get("stop", ())
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def lane_of(body: Body, head: Head) -> Lane:
+    """Return the lane that was asked for: by header, by `priority`, or by the tier."""
+    named = head.headers.get("x-uma-priority")
+    if named is not None:
+        if named not in LANES:
+            raise invalid("X-UMA-Priority", f"must be one of {', '.join(LANES)}")
+        return "background" if named == "background" else "interactive"
+    priority = body.get("priority")
+    if isinstance(priority, int):
+        return "background" if priority > 0 else "interactive"
+    if priority is None:
+        return "background" if body.get("service_tier") == "flex" else "interactive"
+    return "background" if priority == "background" else "interactive"
+
+
+def targets_of(head: Head) -> Targets:
+    """Return what the client would like, from its headers ``X-UMA-SLO-TTFT-MS`` and ``-TBT-MS``."""
+    return Targets(
+        _milliseconds(head, "x-uma-slo-ttft-ms"), _milliseconds(head, "x-uma-slo-tbt-ms")
+    )
+
+
+def origin_of(request: Request, shared: Shared, name: str) -> Origin:
+    """Say who asks; `name` is what the answer calls the request."""
+    caller: Caller = request.caller
+    return Origin(
+        client=caller.client,
+        door=shared.door,
+        name=name,
+        app=caller.app,
+        uid=caller.uid,
+        pid=caller.pid,
+    )
+
+
+def wants_usage(body: Body) -> bool:
+    """Return whether a stream ends with the usage."""
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool):
+        raise invalid("stream_options", 'must be an object such as {"include_usage": true}')
+    if not body.get("stream", False):
+        raise invalid("stream_options", "goes with stream only")
+    return options.get("include_usage", False) is True
+
+
+def answers_of(body: Body, shared: Shared) -> int:
+    """Return how many answers to one prompt are wanted."""
+    n: int = body.get("n", 1)
+    if n > shared.service.slots:
+        raise invalid("n", f"is {n}, and this daemon computes {shared.service.slots} at once")
+    return n
+
+
+def model_of(body: Body, shared: Shared) -> tuple[str, str | None]:
+    """Return the name that the answer repeats, and the one that has to be the loaded model's."""
+    named: str | None = body.get("model")
+    return named or shared.service.bounds.model, named if shared.settings.strict else None
+
+
+def _milliseconds(head: Head, name: str) -> float | None:
+    text = head.headers.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= _HOUR_MS:
+        raise invalid(name, f"must be a number from 1 to {_HOUR_MS:g}")
+    return value / 1e3
+
+
+def _trimmed(value: float) -> float:
+    return float(max(-100.0, min(100.0, value)))

@@ -1,0 +1,67 @@
+"""The messages of a chat, from what clients send to (role, content) pairs. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_trio.http.errors import invalid
+
+MAX_MESSAGES = 8192
+# What the API calls a role, and what chat templates call it.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+def messages_of(value: Any) -> tuple[tuple[str, str], ...]:
+    """Return the (role, content) pairs of a chat.
+
+    Raises:
+        Fault: it is no list of messages, or one of them holds more than text.
+    """
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
+        raise invalid("messages", f"must be a list of 1 to {MAX_MESSAGES} messages")
+    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
+
+
+def _message(value: Any, path: str) -> tuple[str, str]:
+    if not isinstance(value, dict):
+        raise invalid(path, "must be an object with role and content")
+    role = value.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
+    for name in ("tool_calls", "function_call", "audio"):
+        if value.get(name):
+            raise invalid(
+                f"{path}.{name}", "is not supported: only text is", code="unsupported_parameter"
+            )
+    content = value.get("content")
+    if content is None and role == "assistant":
+        content = ""
+    return _ROLES[role], _text(content, f"{path}.content")
+
+
+def _text(content: Any, path: str) -> str:
+    """Return the text of a content, the parts of one that comes in parts line by line."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(path, "must be a string or a list of text parts")
+    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in ("text", "input_text", "refusal"):
+        raise invalid(
+            path, "must be a text part: the model reads only text", code="unsupported_content"
+        )
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise invalid(f"{path}.text", "must be a string")
+    return text

@@ -1,0 +1,352 @@
+"""One client of the HTTP side: its requests, one after the other, and how long each may take.
+
+h11 knows HTTP; this module gives it the bytes, the time and the bounds. While a request is
+answered nothing is read but the end of the connection: a client that leaves ends its request. The
+answer goes out through the same :class:`Writer` as on the Unix socket, so a reader that stops
+holds up nobody but itself.
+
+How it ends: everything that ends a connection cancels its scope; what was written is flushed, and
+the socket is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from urllib.parse import parse_qsl, unquote
+
+import h11
+import trio
+
+from uma_trio.http import guard
+from uma_trio.http.errors import Fault, fault_of_refusal
+from uma_trio.http.exchange import Answering
+from uma_trio.http.message import Caller, Head, Headers, Reply, Request
+from uma_trio.http.router import Route, Router
+from uma_trio.http.settings import Shared
+from uma_trio.service.ask import Refusal
+from uma_trio.sockets.transport import Transport
+from uma_trio.sockets.writer import Writer
+
+_READ_BYTES = 16_384
+_CONTINUE = h11.InformationalResponse(status_code=100, headers=[])
+
+
+class Connection:
+    """A client that was let in. :meth:`run` closes the transport, however it ends.
+
+    `identify` says who sends a request, by its head and by which key it gave. `by_socket` is
+    whether this is a Unix socket.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        shared: Shared,
+        router: Router,
+        identify: Callable[[Head, int | None], Caller],
+        *,
+        by_socket: bool,
+    ) -> None:
+        settings = shared.settings
+        transport.limit_send_buffer(settings.send_buffer_bytes)
+        self._transport = transport
+        self._shared = shared
+        self._settings = settings
+        self._router = router
+        self._identify = identify
+        self._by_socket = by_socket
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.head_bytes)
+        self._writer = Writer(
+            transport,
+            stall_timeout_s=settings.stall_timeout_s,
+            lost=self._gone,
+            stalled=self._gone,
+        )
+        self._scope = trio.CancelScope()
+        self._answering = False
+        self._last = False
+        self._is_head = False
+        self._body_bytes = 0
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
+
+        Cancelled, it ends what runs and closes the socket without a further word.
+        """
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._writer.run)
+                    await self._serve()
+                    nursery.cancel_scope.cancel()
+            if not self._writer.broken:
+                with trio.move_on_after(self._settings.linger_s):
+                    await self._writer.finish()
+                    await self._transport.linger(self._settings.linger_bytes)
+        finally:
+            self._transport.close()
+
+    def end(self) -> None:
+        """End the connection once the request that runs is answered. Idempotent."""
+        self._last = True
+        if not self._answering:
+            self._scope.cancel()
+
+    def _gone(self) -> None:
+        self._writer.broken = True  # nobody reads what is left
+        self._scope.cancel()
+
+    # --- one request after the other ---
+
+    async def _serve(self) -> None:
+        while not self._last:
+            try:
+                head = await self._read_head()
+                if head is None:
+                    return
+                self._answering = True
+                await self._exchange(head)
+            except h11.RemoteProtocolError as error:
+                self._refuse(
+                    Fault(
+                        error.error_status_hint,
+                        f"this is not HTTP/1.1 as it should be: {error}",
+                        code="bad_request",
+                        closes=True,
+                    )
+                )
+                return
+            await self._writer.flushed()
+            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                return
+            self._http.start_next_cycle()
+            self._answering = False
+
+    async def _exchange(self, head: Head) -> None:
+        """Answer one request, whatever is wrong with it."""
+        number = self._shared.next_number()
+        headers: Headers = (("X-Request-Id", f"{self._shared.name}-{number}"),)
+        native = False
+        try:
+            cors = guard.enter(head, self._settings, by_socket=self._by_socket)
+            headers = (*headers, *cors)
+            if head.method == "OPTIONS":
+                await self._read_body(head)
+                self._reply(self._options(head), headers[:1])
+                return
+            route = self._router.find(head)
+            native = route.native
+            key = guard.admit(head, self._settings, route.access, by_socket=self._by_socket)
+            with self._holding_body():
+                body = await self._read_body(head)
+                request = Request(head, body, self._identify(head, key), number)
+                await self._answer(route, request, headers)
+        except Fault as fault:
+            if not fault.closes:
+                await self._skip_body(head)
+            self._refuse(fault, headers, native=native)
+
+    async def _skip_body(self, head: Head) -> None:
+        """Read what comes with a request that is refused, so that the next one can be read."""
+        if self._http.their_state is not h11.SEND_BODY:
+            return
+        if self._http.they_are_waiting_for_100_continue:
+            return
+        try:
+            with self._holding_body():
+                await self._read_body(head)
+        except Fault:
+            return  # too long: the connection ends after the answer
+
+    async def _answer(self, route: Route, request: Request, headers: Headers) -> None:
+        """Let the handler answer, and end it when its client leaves."""
+        settings = self._settings
+        exchange = Answering(request, self._http, self._writer, headers, settings.keep_alive_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(exchange.keep_alive)
+            try:
+                reply = await route.handler(exchange, self._shared)
+            except Refusal as refusal:
+                self._fail(fault_of_refusal(refusal), exchange, headers, route)
+            except Fault as fault:
+                self._fail(fault, exchange, headers, route)
+            except Exception:
+                # A fault of ours in one client's request is no reason to drop the others.
+                self._shared.log.exception("request ended by a fault", path=route.path)
+                self._fail(_sorry(), exchange, headers, route)
+            else:
+                if reply is not None:
+                    self._reply(reply, headers)
+            nursery.cancel_scope.cancel()
+
+    def _fail(self, fault: Fault, exchange: Answering, headers: Headers, route: Route) -> None:
+        if exchange.opened:
+            self._gone()  # half an answer is out: only its missing end can tell
+        else:
+            self._refuse(fault, headers, native=route.native)
+
+    async def _watch(self) -> None:
+        """Wait until the client has left. What it sends ahead is kept, as far as one read goes."""
+        try:
+            data = await self._transport.receive_some(_READ_BYTES)
+        except trio.BrokenResourceError:
+            self._gone()
+            return
+        self._http.receive_data(data)
+        # TCP cannot tell a client that ended its sending side from one that left altogether.
+        if data or self._by_socket:
+            await self._transport.wait_until_gone()
+        self._gone()
+
+    # --- reading ---
+
+    async def _read_head(self) -> Head | None:
+        """Return the head of the next request; None at the end of the connection."""
+        deadline = trio.current_time() + self._settings.idle_timeout_s
+        begun = bool(self._http.trailing_data[0])
+        if begun:
+            deadline = trio.current_time() + self._settings.head_timeout_s
+        while True:
+            event = self._http.next_event()
+            if isinstance(event, h11.Request):
+                return self._head_of(event)
+            if event is not h11.NEED_DATA:
+                return None
+            data = await self._receive(deadline)
+            if data is None:
+                if not begun:
+                    return None
+                raise h11.RemoteProtocolError("its head came too slowly", 408)
+            if data and not begun:
+                begun = True
+                deadline = trio.current_time() + self._settings.head_timeout_s
+
+    def _head_of(self, event: h11.Request) -> Head:
+        self._is_head = event.method == b"HEAD"
+        headers: dict[str, str] = {}
+        size = len(event.target)
+        for raw_name, raw_value in event.headers:
+            name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
+            size += len(name) + len(value) + 4
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        if size > self._settings.head_bytes:
+            raise h11.RemoteProtocolError("its head is too long", 431)
+        target = event.target.decode("latin-1")
+        path, _, query = target.partition("?")
+        return Head(
+            method=event.method.decode("ascii"),
+            path=unquote(path) if path.startswith("/") else f"/{path}",
+            query=dict(parse_qsl(query, keep_blank_values=True, max_num_fields=32)),
+            headers=headers,
+            version=event.http_version.decode("ascii"),
+        )
+
+    @contextmanager
+    def _holding_body(self) -> Iterator[None]:
+        """Give back at the end what the body took of the memory for all of them."""
+        try:
+            yield
+        finally:
+            self._shared.bodies.give(self._body_bytes)
+            self._body_bytes = 0
+
+    async def _read_body(self, head: Head) -> bytes:
+        settings = self._settings
+        declared = head.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > settings.max_body_bytes:
+            raise self._too_large()
+        if self._http.they_are_waiting_for_100_continue:
+            self._write(self._http.send(_CONTINUE))
+        body = bytearray()
+        began = trio.current_time()
+        while True:
+            event = self._http.next_event()
+            if isinstance(event, h11.Data):
+                body += event.data
+                self._hold(len(event.data), len(body))
+            elif isinstance(event, h11.EndOfMessage):
+                return bytes(body)
+            elif event is h11.NEED_DATA:
+                patience = settings.body_grace_s + len(body) / settings.body_bytes_per_s
+                if await self._receive(began + patience) is None:
+                    raise h11.RemoteProtocolError("its body came too slowly", 408)
+            else:
+                raise h11.RemoteProtocolError("its body has no end", 400)
+
+    def _hold(self, n_bytes: int, in_all: int) -> None:
+        if in_all > self._settings.max_body_bytes:
+            raise self._too_large()
+        if not self._shared.bodies.take(n_bytes):
+            raise Fault(
+                503,
+                "too many long requests are being sent at once",
+                code="overloaded",
+                kind="server_error",
+                headers=(("Retry-After", "1"),),
+                closes=True,
+            )
+        self._body_bytes += n_bytes
+
+    def _too_large(self) -> Fault:
+        most = self._settings.max_body_bytes
+        return Fault(
+            413,
+            f"the body may have {most} bytes; shorten it, or raise --http-max-prompt-bytes",
+            code="body_too_large",
+            closes=True,
+        )
+
+    async def _receive(self, deadline: float) -> bytes | None:
+        """Give h11 what comes; None if nothing has come in time, b"" at the end."""
+        with trio.move_on_at(deadline):
+            try:
+                data = await self._transport.receive_some(_READ_BYTES)
+            except trio.BrokenResourceError:
+                self._gone()
+                data = b""
+            self._http.receive_data(data)
+            return data
+        return None
+
+    # --- answering ---
+
+    def _options(self, head: Head) -> Reply:
+        allowed = ", ".join(self._router.methods(head.path))
+        return Reply(204, headers=(("Allow", allowed), *guard.preflight(head, self._settings)))
+
+    def _refuse(self, fault: Fault, headers: Headers = (), *, native: bool = False) -> None:
+        self._last = self._last or fault.closes
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._reply(fault.reply(native=native), headers)
+
+    def _reply(self, reply: Reply, headers: Headers) -> None:
+        """Send a whole answer in one piece."""
+        every = [("Date", formatdate(usegmt=True)), *reply.headers, *headers]
+        if reply.status != 204:
+            every.append(("Content-Length", str(len(reply.body))))
+        if reply.body:
+            every += [("Content-Type", reply.content_type), ("X-Content-Type-Options", "nosniff")]
+        if self._last or self._http.their_state is not h11.DONE:
+            every.append(("Connection", "close"))
+        http = self._http
+        head = http.send(h11.Response(status_code=reply.status, headers=every)) or b""
+        body = b""
+        if reply.body and not self._is_head:
+            body = http.send(h11.Data(data=reply.body)) or b""
+        self._write(head + body + (http.send(h11.EndOfMessage()) or b""))
+
+    def _write(self, data: bytes | None) -> None:
+        if data:
+            self._writer.write(data)
+
+
+def _sorry() -> Fault:
+    return Fault(
+        500,
+        "a fault of the daemon's; its log says more",
+        code="internal_error",
+        kind="server_error",
+    )

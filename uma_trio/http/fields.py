@@ -1,0 +1,134 @@
+"""What a body may contain: every field of every endpoint, and what becomes of it, declared once.
+
+A field is *honoured*, *refused* with 400 and its name, or *ignored* and named in the header
+``X-UMA-Ignored``. Fields that nobody declared are ignored as well. The decoder, the tables of
+docs/HTTP.md and the tests all come from these declarations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from attrs import frozen
+
+from uma_protocol.rules import Rule, shown
+from uma_trio.http.errors import invalid
+
+Treatment = Literal["honoured", "refused", "ignored"]
+
+_MAX_NAMED = 16
+
+
+@frozen
+class Field:
+    """One field of a body. `null` always counts as left out.
+
+    A refused field is accepted at the values `harmless`, which ask for nothing. `default` is for
+    people; what is left out is not in what :func:`decode` returns.
+    """
+
+    name: str
+    treatment: Treatment
+    note: str
+    rule: Rule | None = None
+    default: str = ""
+    harmless: tuple[Any, ...] = ()
+    required: bool = False
+
+
+@frozen
+class Body:
+    """A decoded body: the honoured fields that were given, and the names of those ignored."""
+
+    given: Mapping[str, Any]
+    ignored: tuple[str, ...]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field's value, or `default` if it was left out."""
+        return self.given.get(name, default)
+
+
+def honoured(
+    name: str, rule: Rule, note: str, *, default: str = "", required: bool = False
+) -> Field:
+    """Declare a field that does what it says."""
+    return Field(name, "honoured", note, rule, default, required=required)
+
+
+def refused(name: str, note: str, *harmless: Any) -> Field:
+    """Declare a field that is answered with 400, unless it asks for nothing."""
+    return Field(name, "refused", note, harmless=harmless)
+
+
+def ignored(*names: str, note: str) -> tuple[Field, ...]:
+    """Declare fields that change nothing here."""
+    return tuple(Field(name, "ignored", note) for name in names)
+
+
+def document_of(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body.
+
+    Raises:
+        Fault: it is no JSON, or no object.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(None, f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise invalid(None, "the body must be a JSON object", code="invalid_json")
+    return document
+
+
+def decode(fields: Sequence[Field], document: Mapping[str, Any], *, strict: bool) -> Body:
+    """Sort a document into what is honoured and what is not.
+
+    Raises:
+        Fault: a field is wrong, refused or missing; with `strict`, one would be ignored.
+    """
+    known = {field.name: field for field in fields}
+    given: dict[str, Any] = {}
+    unused: list[str] = []
+    for name, value in document.items():
+        field = known.get(name)
+        if value is None:
+            continue
+        if field is None or field.treatment == "ignored":
+            unused.append(shown(name))
+        elif field.treatment == "refused":
+            if not any(value == fine and type(value) is type(fine) for fine in field.harmless):
+                raise invalid(name, f"is not supported: {field.note}", code="unsupported_parameter")
+        else:
+            given[name] = _checked(field, value)
+    for field in fields:
+        if field.required and field.name not in given:
+            raise invalid(field.name, f"is missing: {field.note}", code="missing_parameter")
+    if strict and unused:
+        raise invalid(
+            unused[0],
+            "would be ignored, and this daemon is strict about it",
+            code="unsupported_parameter",
+        )
+    return Body(given, tuple(unused[:_MAX_NAMED]))
+
+
+def ignored_header(body: Body) -> tuple[tuple[str, str], ...]:
+    """Return the header that names what was ignored."""
+    return (("X-UMA-Ignored", ", ".join(body.ignored)),) if body.ignored else ()
+
+
+def _checked(field: Field, value: Any) -> Any:
+    if field.rule is None:
+        return value
+    # JavaScript and Lua write whole numbers as they like.
+    if type(value) is float and value.is_integer() and math.isfinite(value):
+        whole = int(value)
+        if field.rule.check(field.name, value) is not None:
+            value = whole
+    fault = field.rule.check(field.name, value)
+    if fault is not None:
+        raise invalid(fault.field, fault.problem)
+    return value

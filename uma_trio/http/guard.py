@@ -1,0 +1,152 @@
+"""Who may come in, judged by the head of a request before a byte of its body is read. Pure.
+
+A port of this machine is open to every program on it, and to every web page in its browser. The
+order of the checks: the name that was asked for (against DNS rebinding), the page that asks
+(against other sites), the key, the kind of the body (a page can post text/plain without asking).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from uma_trio.http.errors import Fault
+from uma_trio.http.message import Head, Headers
+from uma_trio.http.settings import Settings, matching
+
+Access = Literal["open", "key", "admin"]
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_METHODS = "GET, HEAD, POST, OPTIONS"
+_MAX_AGE_S = "600"
+
+
+def enter(head: Head, settings: Settings, *, by_socket: bool) -> Headers:
+    """Check by which name the daemon was called and which page asks.
+
+    Return the headers that let a listed page read the answer.
+
+    Args:
+        head: the request's.
+        settings: names and pages that are known.
+        by_socket: whether it came by a Unix socket, which no page can reach.
+
+    Raises:
+        Fault: it may not come in.
+    """
+    if not by_socket:
+        _check_host(head, settings)
+    return _check_page(head, settings)
+
+
+def admit(head: Head, settings: Settings, access: Access, *, by_socket: bool) -> int | None:
+    """Check the key and the kind of the body; return which key it was, by its place in the file.
+
+    `access` is what the path asks for: nothing, a key if there are keys, or an operator.
+
+    Raises:
+        Fault: it may not come in.
+    """
+    key = None if access == "open" else _check_key(head, settings)
+    if access == "admin":
+        _check_operator(head, settings, by_socket=by_socket)
+    if head.method == "POST":
+        _check_kind(head)
+    return key
+
+
+def preflight(head: Head, settings: Settings) -> Headers:
+    """Return the headers that answer a browser's question whether it may ask.
+
+    Raises:
+        Fault: the page may not.
+    """
+    asked = head.headers.get("access-control-request-headers", "")
+    headers = _check_page(head, settings)
+    if not headers:
+        return ()
+    more = [("Access-Control-Allow-Methods", _METHODS), ("Access-Control-Max-Age", _MAX_AGE_S)]
+    if asked:
+        more.append(("Access-Control-Allow-Headers", asked))
+    if head.headers.get("access-control-request-private-network") == "true":
+        more.append(("Access-Control-Allow-Private-Network", "true"))
+    return (*headers, *more)
+
+
+def _check_host(head: Head, settings: Settings) -> None:
+    host = head.headers.get("host")
+    if host is None:
+        if head.version == "1.0":
+            return
+        raise Fault(400, "the Host header is missing", code="missing_host", closes=True)
+    name = _without_port(host).lower()
+    if name not in _LOOPBACK and name not in settings.hosts:
+        raise Fault(
+            403,
+            "this daemon is not called by that Host; use localhost, or start it with --http-host",
+            code="host_not_allowed",
+            closes=True,
+        )
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[: host.find("]") + 1]
+    return host.partition(":")[0]
+
+
+def _check_page(head: Head, settings: Settings) -> Headers:
+    """Refuse other web pages; return the headers that let a listed one read the answer."""
+    origin = head.headers.get("origin")
+    if origin is not None and origin.lower() in settings.origins:
+        return (("Access-Control-Allow-Origin", origin), ("Vary", "Origin"))
+    own = origin is not None and origin.lower() == f"http://{head.headers.get('host', '')}".lower()
+    cross = head.headers.get("sec-fetch-site") == "cross-site"
+    if (origin is not None and not own) or cross:
+        raise Fault(
+            403,
+            "web pages of that origin may not use this daemon; allow it with --http-origin",
+            code="origin_not_allowed",
+            closes=True,
+        )
+    return ()
+
+
+def _check_key(head: Head, settings: Settings) -> int | None:
+    if not settings.keys:
+        return None
+    scheme, _, token = head.headers.get("authorization", "").partition(" ")
+    given = token.strip() if scheme.lower() == "bearer" else head.headers.get("x-api-key", "")
+    key = matching(settings.keys, given.encode("latin-1", "replace"))
+    if key is None:
+        raise Fault(
+            401,
+            "a key of the daemon's --http-key-file is needed, as Authorization: Bearer or x-api-key",
+            code="invalid_api_key",
+            kind="authentication_error",
+            headers=(("WWW-Authenticate", "Bearer"),),
+            closes=True,
+        )
+    return key
+
+
+def _check_operator(head: Head, settings: Settings, *, by_socket: bool) -> None:
+    if "origin" in head.headers:
+        raise Fault(403, "web pages may not do that", code="forbidden", closes=True)
+    if not by_socket and not settings.keys:
+        raise Fault(
+            403,
+            "that needs a key (--http-key-file), or --http unix:PATH; `uma-trio` does it, too",
+            code="forbidden",
+            closes=True,
+        )
+
+
+def _check_kind(head: Head) -> None:
+    kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Fault(
+            415,
+            "send the body as Content-Type: application/json",
+            code="unsupported_media_type",
+            closes=True,
+        )

@@ -1,0 +1,96 @@
+"""The port or the socket file that the HTTP side listens on."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, Self
+
+from uma_trio.sockets import listener as unix
+from uma_trio.sockets.accepting import BACKLOG, accept_forever
+from uma_trio.sockets.address import Address
+
+
+class PortUnusable(Exception):
+    """The daemon cannot listen there; the message is one sentence for the operator."""
+
+
+class Listener(Protocol):
+    """Accepts clients until it is stopped."""
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Hand each new client to `handle`, which must not block; never returns."""
+
+    def stop(self) -> None:
+        """Accept no more. Idempotent."""
+
+
+class TcpListener:
+    """A listening TCP port."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    @property
+    def port(self) -> int:
+        """Which it is."""
+        return int(self._sock.getsockname()[1])
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Hand each new client to `handle`; see :func:`uma_trio.sockets.accepting.accept_forever`."""
+        await accept_forever(self._sock, handle, failed)
+
+    def stop(self) -> None:
+        """Accept no more. Idempotent."""
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+@contextmanager
+def listening(address: Address) -> Iterator[Listener]:
+    """Listen on an address until the block ends.
+
+    Raises:
+        PortUnusable: it is taken, or cannot be had.
+        uma_trio.sockets.listener.SocketTaken: the Unix socket is another daemon's.
+        uma_trio.sockets.listener.SocketUnusable: it cannot be made there.
+    """
+    if address.path:
+        with unix.claim(address.path) as name, name.listen() as listener:
+            yield listener
+    else:
+        with TcpListener(_bind(address)) as listener:
+            yield listener
+
+
+def _bind(address: Address) -> socket.socket:
+    where = f"{address.host}:{address.port}"
+    try:
+        family, kind, protocol, _, found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PortUnusable(f"--http {where}: {error.strerror}; name another host") from None
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(found)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        taken = error.errno == errno.EADDRINUSE
+        why = "something else listens there" if taken else error.strerror
+        raise PortUnusable(f"--http {where}: {why}; choose another port") from None
+    return sock

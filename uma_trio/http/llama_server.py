@@ -1,0 +1,114 @@
+"""What llama-server tells of itself and of texts: /props, /slots, /tokenize and their like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
+from uma_trio import __version__
+from uma_trio.http.asking import TEMPLATE, Anything
+from uma_trio.http.chats import messages_of
+from uma_trio.http.fields import Field, decode, document_of, honoured
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.openai_chat import manner_of
+from uma_trio.http.settings import Shared
+from uma_trio.service.ask import Chat
+
+TOKENIZE: tuple[Field, ...] = (
+    honoured("content", Text(0), "the text", required=True),
+    honoured("add_special", Flag(), "the model's own first token, too", default="false"),
+    honoured("parse_special", Flag(), "`<|im_end|>` becomes a control token", default="true"),
+    honoured("with_pieces", Flag(), "each token with its text", default="false"),
+)
+DETOKENIZE: tuple[Field, ...] = (
+    honoured("tokens", ListOf(0, 1 << 24, Integer(0, MAX_INT32), "token ids"), "", required=True),
+)
+APPLY_TEMPLATE: tuple[Field, ...] = (
+    honoured("messages", Anything("a list of messages"), "as for a chat", required=True),
+    *TEMPLATE,
+)
+
+
+async def props(exchange: Exchange, shared: Shared) -> Reply:
+    """Tell what clients have to know of the model; nothing of this machine."""
+    service = shared.service
+    return _json(
+        {
+            "default_generation_settings": {"n_ctx": service.bounds.n_ctx_seq},
+            "total_slots": service.slots,
+            "model_alias": service.bounds.model,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": service.model.chat_template or "",
+            "chat_template_caps": {
+                "supports_tools": False,
+                "supports_tool_calls": False,
+                "supports_system_role": True,
+            },
+            "build_info": f"uma-trio {__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def slots(exchange: Exchange, shared: Shared) -> Reply:
+    """List the slots: those in use with their request, the others idle. No text is in it."""
+    context = shared.service.bounds.n_ctx_seq
+    live = [one for one in await shared.service.running() if one.report.state != "queued"]
+    found: list[dict[str, Any]] = [
+        {
+            "id": index,
+            "id_task": one.handle,
+            "n_ctx": context,
+            "is_processing": True,
+            "state": one.report.state,
+            "lane": one.report.lane,
+            "app": one.origin.app,
+            "n_prompt_tokens": one.report.prompt_tokens,
+            "next_token": [{"n_decoded": one.report.completion_tokens}],
+        }
+        for index, one in enumerate(live)
+    ]
+    idle = range(len(live), shared.service.slots)
+    return _json([*found, *({"id": i, "n_ctx": context, "is_processing": False} for i in idle)])
+
+
+async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the tokens of a text."""
+    body = decode(TOKENIZE, document_of(exchange.request.body), strict=shared.settings.strict)
+    tokens = await shared.service.tokenize(
+        body.get("content"),
+        add_special=body.get("add_special", False),
+        parse_special=body.get("parse_special", True),
+    )
+    if not body.get("with_pieces", False):
+        return _json({"tokens": tokens})
+    return _json({"tokens": [{"id": token, "piece": _piece(token, shared)} for token in tokens]})
+
+
+async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the text of tokens."""
+    body = decode(DETOKENIZE, document_of(exchange.request.body), strict=shared.settings.strict)
+    text = shared.service.detokenize(body.get("tokens")).decode("utf-8", "replace")
+    return _json({"content": text})
+
+
+async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
+    """Return a chat as the model's template writes it."""
+    body = decode(APPLY_TEMPLATE, document_of(exchange.request.body), strict=shared.settings.strict)
+    chat = Chat(messages_of(body.get("messages")), manner_of(body))
+    return _json({"prompt": await shared.service.render(chat)})
+
+
+def _piece(token: int, shared: Shared) -> object:
+    """Return the text of a token, or its bytes where they are no text."""
+    raw = shared.service.detokenize((token,))
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+def _json(document: object) -> Reply:
+    return Reply(200, msgspec.json.encode(document))

@@ -1,0 +1,74 @@
+"""What comes in and what goes out over HTTP, as values, and how a handler answers piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from attrs import field, frozen
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@frozen
+class Head:
+    """A request as far as its empty line. Header names are in lower case."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    version: str = "1.1"
+
+
+@frozen
+class Caller:
+    """Who sent a request.
+
+    `client` is what fairness counts as one, `uid` and `pid` are the kernel's word for a Unix
+    socket. `trusted` callers may use the admin verbs.
+    """
+
+    client: int
+    app: str | None = None
+    uid: int | None = None
+    pid: int | None = None
+    trusted: bool = False
+
+
+@frozen
+class Request:
+    """A whole request that passed the guard. `number` is unique for the life of the daemon."""
+
+    head: Head
+    body: bytes
+    caller: Caller
+    number: int
+
+
+@frozen
+class Reply:
+    """A whole answer."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: Headers = field(default=())
+
+
+class Exchange(Protocol):
+    """One request and the way back. A handler either returns a reply or streams, not both."""
+
+    request: Request
+
+    def open(self, headers: Headers = ()) -> None:
+        """Send the head of an event stream. From here on there is no other status to answer."""
+
+    async def send(self, data: bytes) -> None:
+        """Send a part of the stream; wait while the client reads slower than we write."""
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the stream from beside the handler, without waiting."""
+
+    async def close(self, data: bytes) -> None:
+        """Send the last part of the stream and its end, in one piece."""

@@ -1,0 +1,67 @@
+"""``/v1/models`` and the endpoints of OpenAI's API that are not served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from uma_trio.http.errors import Fault
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.settings import Shared
+
+
+async def models(exchange: Exchange, shared: Shared) -> Reply:
+    """List the one model that is loaded."""
+    return _json({"object": "list", "data": [_model(shared)], "models": [_native(shared)]})
+
+
+async def model(exchange: Exchange, shared: Shared) -> Reply:
+    """Describe a model; one of another name is the same one, unless the daemon is strict."""
+    _, _, name = exchange.request.head.path.partition("/models/")
+    known = shared.service.bounds.model
+    if name != known and shared.settings.strict:
+        problem = f"this daemon serves {known} and nothing else"
+        raise Fault(404, problem, code="model_not_found", param="model")
+    return _json({**_model(shared), "id": name})
+
+
+async def not_served(exchange: Exchange, shared: Shared) -> Reply:
+    """Say that this part of an API is not there."""
+    path = exchange.request.head.path
+    raise Fault(
+        501,
+        f"{path} is not served by this daemon",
+        code="not_implemented",
+        kind="not_supported_error",
+    )
+
+
+def _model(shared: Shared) -> dict[str, Any]:
+    service = shared.service
+    info = service.model
+    return {
+        "id": service.bounds.model,
+        "object": "model",
+        "created": shared.started,
+        "owned_by": "uma-trio",
+        "aliases": [],
+        "max_model_len": service.bounds.n_ctx_seq,
+        "meta": {
+            "n_ctx": service.bounds.n_ctx_seq,
+            "n_ctx_train": info.n_ctx_train,
+            "n_vocab": info.n_vocab,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.size_bytes,
+        },
+    }
+
+
+def _native(shared: Shared) -> dict[str, Any]:
+    name = shared.service.bounds.model
+    return {"name": name, "model": name, "type": "model", "capabilities": ["completion"]}
+
+
+def _json(document: object) -> Reply:
+    return Reply(200, msgspec.json.encode(document))

@@ -1,0 +1,80 @@
+"""Which handler answers which path, and what is said where none does. Pure.
+
+Every path is served with and without ``/v1`` before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from attrs import frozen
+
+from uma_trio.http.errors import Fault, not_found
+from uma_trio.http.guard import Access
+from uma_trio.http.message import Exchange, Head, Reply
+from uma_trio.http.settings import Shared
+
+Handler = Callable[[Exchange, Shared], Awaitable[Reply | None]]
+"""Answers a request: with a whole reply, or with None after it has streamed one."""
+
+_PREFIX = "/v1"
+
+
+@frozen
+class Route:
+    """One method of one path. `native` paths write their errors as llama-server does.
+
+    A path that ends in a slash takes whatever stands behind it.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    access: Access = "key"
+    native: bool = False
+
+
+class Router:
+    """All routes."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            self._exact.setdefault(route.path, {})[route.method] = route
+        self._open_ended = tuple(path for path in self._exact if path.endswith("/"))
+
+    def methods(self, path: str) -> tuple[str, ...]:
+        """Return what can be asked of a path.
+
+        Raises:
+            Fault: there is no such path.
+        """
+        known = tuple(self._at(path))
+        return (*known, *(("HEAD",) if "GET" in known else ()), "OPTIONS")
+
+    def find(self, head: Head) -> Route:
+        """Return what answers a request; HEAD is answered by GET's.
+
+        Raises:
+            Fault: there is no such path, or not with this method.
+        """
+        routes = self._at(head.path)
+        method = "GET" if head.method == "HEAD" else head.method
+        if method not in routes:
+            allowed = ", ".join(self.methods(head.path))
+            raise Fault(
+                405,
+                f"{head.path} takes {allowed}",
+                code="method_not_allowed",
+                headers=(("Allow", allowed),),
+            )
+        return routes[method]
+
+    def _at(self, path: str) -> dict[str, Route]:
+        bare = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
+        if (found := self._exact.get(bare)) is not None and not bare.endswith("/"):
+            return found
+        for start in self._open_ended:
+            if bare.startswith(start) and len(bare) > len(start):
+                return self._exact[start]
+        raise not_found()

@@ -1,0 +1,141 @@
+"""Every bound of the HTTP side, in one place, and what all its connections share."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import evolve, field, frozen
+
+from uma_trio.service.ask import Door
+from uma_trio.service.service import Service
+from uma_trio.service.telemetry import Log
+
+MIB = 1 << 20
+_MAX_KEYS = 256
+
+
+@frozen(kw_only=True)
+class Settings:
+    """Times in seconds, sizes in bytes.
+
+    `hosts` are the names that a Host header may give besides the loopback's, in lower case and
+    without a port; `origins` the web pages that may ask. `keys` are the secrets that open the
+    door; without any it is open to whoever can connect. With `strict` an unknown model is refused,
+    and so is a field that would be ignored.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    keys: tuple[bytes, ...] = field(default=(), repr=False)
+    strict: bool = False
+    max_prompt_bytes: int = 4 * MIB
+    max_connections: int = 256
+    max_per_host: int = 64
+    head_bytes: int = 16_384
+    head_timeout_s: float = 10.0
+    # A prompt of nothing but quotes and line ends is twice as long in JSON, one of control
+    # characters six times.
+    body_factor: int = 8
+    body_grace_s: float = 10.0
+    body_bytes_per_s: int = 16_384
+    idle_timeout_s: float = 75.0
+    stall_timeout_s: float = 30.0
+    keep_alive_s: float = 15.0
+    linger_s: float = 1.0
+    linger_bytes: int = MIB
+    send_buffer_bytes: int = 8192
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The longest body of one request."""
+        return self.max_prompt_bytes * self.body_factor
+
+    @property
+    def all_bodies_bytes(self) -> int:
+        """How much of the bodies of all requests together is held in memory."""
+        return 2 * self.max_body_bytes
+
+
+class Bodies:
+    """The memory that bodies on their way in may take, all connections together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    def take(self, n_bytes: int) -> bool:
+        """Reserve room; False if there is none."""
+        if self.held + n_bytes > self._most:
+            return False
+        self.held += n_bytes
+        return True
+
+    def give(self, n_bytes: int) -> None:
+        """Return room."""
+        self.held -= n_bytes
+
+
+class KeyFileUnusable(Exception):
+    """The file of keys cannot be used; the message is one sentence for the operator."""
+
+
+@frozen(kw_only=True, eq=False)
+class Shared:
+    """What all connections have in common. `name` is the daemon's in this life, part of ids."""
+
+    settings: Settings
+    service: Service
+    log: Log
+    name: str
+    bodies: Bodies
+    started: int  # seconds since the epoch
+    _numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
+
+    def next_number(self) -> int:
+        """Return a number that no other request of this daemon's life has."""
+        return next(self._numbers)
+
+    @property
+    def door(self) -> Door:
+        """What is true of every request that comes by HTTP."""
+        most = self.settings.max_prompt_bytes
+        return Door(max_prompt_bytes=most, option="--http-max-prompt-bytes")
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """Return the keys in a file, one a line; empty lines and those with a # are left out.
+
+    Raises:
+        KeyFileUnusable: others can read it, it cannot be read, or it holds no key.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            lines = file.read(MIB).splitlines()
+    except OSError as error:
+        raise KeyFileUnusable(f"cannot read the key file {path}: {error.strerror}") from None
+    if mode & 0o077:
+        raise KeyFileUnusable(f"others can read the key file {path}; run: chmod 600 {path}")
+    keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith(b"#"))
+    if not keys or len(keys) > _MAX_KEYS:
+        raise KeyFileUnusable(f"{path} holds {len(keys)} keys; write 1 to {_MAX_KEYS}, one a line")
+    return keys
+
+
+def matching(keys: Sequence[bytes], given: bytes) -> int | None:
+    """Return which key was given; every one is compared, in a time that tells nothing of it."""
+    found: int | None = None
+    for index, key in enumerate(keys):
+        if hmac.compare_digest(key, given):
+            found = index
+    return found
+
+
+def with_names(settings: Settings, *hosts: str) -> Settings:
+    """Return the settings with more names that a Host header may give."""
+    return evolve(settings, hosts=settings.hosts | {host.lower() for host in hosts if host})

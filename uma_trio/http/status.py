@@ -1,0 +1,56 @@
+"""Whether the daemon is well, what it counts, and the verbs of an operator."""
+
+from __future__ import annotations
+
+import msgspec
+
+from uma_protocol.errors import Code
+from uma_protocol.rules import MAX_INT64, Choice, Integer, Text
+from uma_trio.http.errors import Fault, fault_of, invalid
+from uma_trio.http.fields import Field, decode, document_of, honoured
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.settings import Shared
+from uma_trio.lanes import LANES
+from uma_trio.telemetry.exposition import prometheus
+
+PRIORITY: tuple[Field, ...] = (
+    honoured("request", Integer(1, MAX_INT64), "the daemon's number of it; either this or `id`"),
+    honoured("id", Text(1, 128, printable=True), "the `id` that the answer began with"),
+    honoured("priority", Choice(LANES), "the lane", required=True),
+)
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def health(exchange: Exchange, shared: Shared) -> Reply:
+    """Say whether requests are taken."""
+    if shared.service.draining:
+        raise fault_of(Code.E_LIFECYCLE_001, "the daemon is stopping")
+    return Reply(200, b'{"status":"ok"}')
+
+
+async def metrics(exchange: Exchange, shared: Shared) -> Reply:
+    """Give the metrics: as JSON, or in Prometheus' text format to whoever asks for text."""
+    head = exchange.request.head
+    figures = shared.service.metrics()
+    accepted = head.headers.get("accept", "")
+    named = head.query.get("format", "prometheus" if "text/plain" in accepted else "json")
+    if named == "prometheus" or "openmetrics" in accepted:
+        return Reply(200, prometheus(figures).encode(), content_type=_PROMETHEUS)
+    return Reply(200, msgspec.json.encode(figures))
+
+
+async def priority(exchange: Exchange, shared: Shared) -> Reply:
+    """Promote or demote a running request."""
+    body = decode(PRIORITY, document_of(exchange.request.body), strict=shared.settings.strict)
+    handle, name = body.get("request"), body.get("id")
+    if (handle is None) is (name is None):
+        raise invalid("request", "or id must be given, exactly one of them")
+    service = shared.service
+    wanted = [
+        running.handle
+        for running in service.directory
+        if running.handle == handle or running.origin.name == name
+    ]
+    if not [one for one in wanted if service.move(one, body.get("priority"))]:
+        raise Fault(404, "that request does not run, or not any more", code="request_not_found")
+    return Reply(200, msgspec.json.encode({"ok": True, "moved": len(wanted)}))

@@ -1,0 +1,173 @@
+"""The items of one or several requests, passed to whoever writes them: all of a tick at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import trio
+
+from uma_trio.engine.messages import Finished, StreamItem, TokenOut
+from uma_trio.http.errors import Fault, fault_of
+from uma_trio.http.message import Exchange, Headers
+from uma_trio.http.settings import Shared
+from uma_trio.service.ask import Ask, Origin
+from uma_trio.service.generation import Generation
+
+Indexed = tuple[int, StreamItem]
+Deal = Callable[[Sequence[Indexed]], Awaitable[None]]
+
+
+class Encoder:
+    """How an API writes a stream. Each method returns the bytes of whole events."""
+
+    def opening(self) -> bytes:
+        """Return what goes out once the requests are accepted."""
+        return b""
+
+    def token(self, index: int, item: TokenOut) -> bytes:
+        """Return what says a token of answer `index`."""
+        raise NotImplementedError
+
+    def end(self, index: int, finished: Finished) -> bytes:
+        """Return what says that answer `index` is whole."""
+        raise NotImplementedError
+
+    def closing(self, every: Sequence[Finished]) -> bytes:
+        """Return what goes out behind the last answer."""
+        return b""
+
+    def failure(self, fault: Fault, finished: Finished) -> bytes:
+        """Return what says that there will be no answer, and how it ended instead."""
+        raise NotImplementedError
+
+
+@asynccontextmanager
+async def started(
+    shared: Shared, asks: Sequence[Ask], origin: Origin
+) -> AsyncIterator[list[Generation]]:
+    """Submit requests; leaving the block ends those that still run.
+
+    Raises:
+        Refusal: one was not accepted; the others are ended.
+    """
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(shared.service.generate(ask, origin)) for ask in asks
+        ]
+
+
+async def stream(
+    exchange: Exchange,
+    shared: Shared,
+    generations: Sequence[Generation],
+    encoder: Encoder,
+    headers: Headers,
+) -> None:
+    """Send the answers as events, to the end. The requests are accepted, so the head goes first."""
+    exchange.open(headers)
+    ends: dict[int, Finished] = {}
+    opening = encoder.opening()
+    if opening:
+        await exchange.send(opening)
+
+    async def deal(items: Sequence[Indexed]) -> None:
+        parts: list[bytes] = []
+        for index, item in items:
+            if isinstance(item, TokenOut):
+                parts.append(encoder.token(index, item))
+            elif isinstance(item, Finished):
+                ends[index] = item
+                if (fault := failure_of(item, shared)) is not None:
+                    parts.append(encoder.failure(fault, item))
+                else:
+                    parts.append(encoder.end(index, item))
+        if len(ends) == len(generations):
+            every = [ends[index] for index in range(len(generations))]
+            await exchange.close(b"".join([*parts, encoder.closing(every)]))
+        elif data := b"".join(parts):
+            await exchange.send(data)
+
+    await each_burst(generations, deal)
+
+
+async def whole(
+    shared: Shared, generations: Sequence[Generation]
+) -> list[tuple[list[TokenOut], Finished]]:
+    """Return each answer's tokens and its end.
+
+    Raises:
+        Fault: one of them failed.
+    """
+    tokens: list[list[TokenOut]] = [[] for _ in generations]
+    ends: dict[int, Finished] = {}
+
+    async def deal(items: Sequence[Indexed]) -> None:
+        for index, item in items:
+            if isinstance(item, TokenOut):
+                tokens[index].append(item)
+            elif isinstance(item, Finished):
+                ends[index] = item
+
+    await each_burst(generations, deal)
+    for end in ends.values():
+        if (fault := failure_of(end, shared)) is not None:
+            raise fault
+    return [(tokens[index], ends[index]) for index in range(len(generations))]
+
+
+async def each_burst(generations: Sequence[Generation], deal: Deal) -> None:
+    """Hand every item to `deal`, all that are there at a time, until all requests are at their end.
+
+    A request's credit goes back when `deal` returns.
+    """
+    if len(generations) == 1:
+        (generation,) = generations
+        while not generation.finished:
+            await deal([(0, item) for item in await generation.burst()])
+        return
+    rounds = _Rounds()
+    left = len(generations)
+    async with trio.open_nursery() as nursery:
+        for index, generation in enumerate(generations):
+            nursery.start_soon(rounds.feed, index, generation)
+        while left:
+            items, dealt = await rounds.take()
+            await deal(items)
+            left -= sum(isinstance(item, Finished) for _, item in items)
+            dealt.set()
+
+
+def failure_of(finished: Finished, shared: Shared) -> Fault | None:
+    """Return what to say of an answer that will not come; counts it."""
+    if finished.reason == "cancelled":
+        return Fault(499, "the request was cancelled", code="cancelled", kind="server_error")
+    if finished.code is None:
+        return None
+    shared.service.telemetry.error_sent(finished.code)
+    return fault_of(finished.code, finished.message or "the request failed")
+
+
+class _Rounds:
+    """Several streams as one: those that were woken together are taken together."""
+
+    def __init__(self) -> None:
+        self._items: list[Indexed] = []
+        self._came = trio.Event()
+        self._dealt = trio.Event()
+
+    async def feed(self, index: int, generation: Generation) -> None:
+        """Pass a request's items on to its end, each burst when the one before is dealt with."""
+        while not generation.finished:
+            burst = await generation.burst()
+            self._items += [(index, item) for item in burst]
+            self._came.set()
+            await self._dealt.wait()
+
+    async def take(self) -> tuple[list[Indexed], trio.Event]:
+        """Return what has come, and the event that says that it is dealt with."""
+        await self._came.wait()
+        items, self._items = self._items, []
+        dealt, self._dealt = self._dealt, trio.Event()
+        self._came = trio.Event()
+        return items, dealt

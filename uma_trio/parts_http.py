@@ -1,0 +1,88 @@
+"""The HTTP side, made from the options. Who does not use it never imports it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from uma_trio.config.option import ConfigError
+from uma_trio.config.options import Config
+from uma_trio.service.service import Service
+from uma_trio.telemetry import log
+
+if TYPE_CHECKING:
+    from uma_trio.http.listener import Listener as PortListener
+    from uma_trio.http.server import Server as HttpServer
+    from uma_trio.http.settings import Settings as HttpSettings
+
+
+@contextmanager
+def http_port(config: Config) -> Iterator[PortListener | None]:
+    """Take the address that HTTP is to be served on, if it is, until the block ends.
+
+    Raises :class:`ConfigError` if that needs a key and there is none, or it cannot be had.
+    """
+    address = config.http_address
+    if address is None:
+        yield None
+        return
+    from uma_trio.http.listener import PortUnusable, listening  # only who uses HTTP pays for it
+
+    if not address.is_loopback and config.http_key_file is None:
+        raise ConfigError(
+            f"{config.source('http')} {config.http}: others can reach that address, so it needs "
+            "--http-key-file"
+        )
+    with ExitStack() as stack:
+        try:
+            port = stack.enter_context(listening(address))
+        except PortUnusable as error:
+            raise ConfigError(str(error)) from error
+        yield port
+
+
+def http_server(config: Config, service: Service) -> HttpServer:
+    """Build the HTTP side. Raises :class:`ConfigError` if the file of keys cannot be used."""
+    from uma_trio.http.routes import router
+    from uma_trio.http.server import Server
+    from uma_trio.http.settings import Bodies, Shared
+
+    settings = http_settings(config)
+    shared = Shared(
+        settings=settings,
+        service=service,
+        log=log.get("http"),
+        name=secrets.token_hex(4),
+        bodies=Bodies(settings.all_bodies_bytes),
+        started=int(time.time()),
+    )
+    return Server(shared, router(), os.geteuid())
+
+
+def http_settings(config: Config) -> HttpSettings:
+    """Put the options into the words of the HTTP side. Raises :class:`ConfigError`."""
+    from uma_trio.http.settings import KeyFileUnusable, Settings, read_keys
+
+    try:
+        keys = () if config.http_key_file is None else read_keys(config.http_key_file)
+    except KeyFileUnusable as error:
+        raise ConfigError(f"{config.source('http_key_file')}: {error}") from error
+    address = config.http_address
+    own = address.host if address is not None else ""
+    return Settings(
+        hosts=frozenset({own.lower(), *_listed(config.http_host)} - {""}),
+        origins=frozenset(origin.rstrip("/") for origin in _listed(config.http_origin)),
+        keys=keys,
+        strict=config.http_strict,
+        max_prompt_bytes=config.http_max_prompt_bytes,
+        max_connections=config.http_max_connections,
+        idle_timeout_s=min(config.idle_timeout_s, Settings().idle_timeout_s),
+    )
+
+
+def _listed(text: str | None) -> list[str]:
+    return [name.strip().lower() for name in (text or "").split(",") if name.strip()]

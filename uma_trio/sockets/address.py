@@ -1,0 +1,58 @@
+"""Where a front listens: an address as it is typed, ``PORT``, ``HOST:PORT`` or ``unix:PATH``."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from attrs import frozen
+
+LOCALHOST = "127.0.0.1"
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
+
+
+@frozen
+class Address:
+    """A TCP host and port, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.path or self.host in _LOOPBACK_NAMES:
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def url(self) -> str:
+        """The address as a client writes it; a Unix socket has only a path."""
+        if self.path:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read ``8080``, ``127.0.0.1:8080``, ``[::1]:8080`` or ``unix:/run/uma.http``.
+
+    Raises:
+        ValueError: it is none of these; the message says what one looks like.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if not path or "\0" in path:
+            raise ValueError("an address: unix: needs the path of a socket behind it")
+        return Address(path=path)
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an address: an IPv6 host needs brackets, as in [::1]:8080")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ValueError("an address: PORT, HOST:PORT or unix:PATH, with a port of 1 to 65535")
+    return Address(host or LOCALHOST, int(port))
