@@ -13,8 +13,8 @@ from uma_trio.policy.cost import CostModel, Staircase, Work
 TRUTH = CostModel(
     Staircase((1, 3, 4, 16, 512), (0.008, 0.016, 0.011, 0.026, 0.770)),
     output=Staircase((1, 16), (0.0, 0.003)),
-    depth_s=2e-7,
-    crowd_s=5e-8,
+    context_cell_s=2e-7,
+    used_cell_s=5e-8,
 )
 
 
@@ -59,8 +59,8 @@ class Machine(FakeBackend):
         work = Work(
             tokens=n_tokens,
             rows=int(self.batch.want[:n_tokens].sum()),
-            looked=sum(before[slot] for slot in slots),
-            resident=sum(before.values()),
+            context_cells=sum(before[slot] for slot in slots),
+            used_cells=sum(before.values()),
         )
         seconds = self.truth.seconds(work) * self.noise()
         if work.shape != self.shapes[-1]:

@@ -48,14 +48,14 @@ CPU = CostModel(
         (0.0080, 0.0117, 0.0162, 0.0111, 0.0190, 0.0260, 0.0940, 0.1900),
     ),
     output=Staircase((1, 16), (0.0, 0.003)),
-    depth_s=2e-7,
-    crowd_s=5e-8,
+    context_cell_s=2e-7,
+    used_cell_s=5e-8,
 )
 GPU = CostModel(
     Staircase((1, 2, 4, 8, 16, 64, 128), (0.0038, 0.0041, 0.0046, 0.0063, 0.0078, 0.0118, 0.0170)),
-    depth_s=1e-8,
-    wide_depth_s=4e-9,
-    switch_s=0.004,
+    context_cell_s=1e-8,
+    wide_context_cell_s=4e-9,
+    recapture_s=0.004,
 )
 
 
@@ -228,7 +228,7 @@ class Client:
                 credit=draw.choice((3, 8)) if self.slow else 10_000,
                 sink=self,
                 submitted=self.stage.world.now,
-                targets=draw.choice((Targets(),) * 4 + (Targets(ttft_s=0.2, gap_s=0.009),)),
+                targets=draw.choice((Targets(),) * 4 + (Targets(ttft_s=0.2, itl_s=0.009),)),
             )
         )
         change = draw.random()

@@ -98,8 +98,8 @@ ALLOWED = {
 UNBOUND = (
     "uma_trio.cli",
     "uma_trio.daemon",
-    "uma_trio.parts",
-    "uma_trio.parts_http",
+    "uma_trio.wiring",
+    "uma_trio.wiring_http",
 )  # they put everything together
 
 THREADS = {

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from policy_kit import decoder, prompt, state
 
-from uma_trio.policy.accounting import tally
+from uma_trio.policy.accounting import account
 from uma_trio.policy.contract.bandwidth import guard_bandwidth
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Limit, Plan, PlanItem
@@ -58,15 +58,15 @@ def test_within_the_budget_nothing_changes() -> None:
 
 def test_the_bytes_of_the_finished_tick_are_reported() -> None:
     """With or without a budget, and before anything is known of its time."""
-    assert tally(limited(None, *VIEWS), PLAN).moved_bytes == 1e9 + (11 + 4001 + 64) * 1e5
+    assert account(limited(None, *VIEWS), PLAN).moved_bytes == 1e9 + (11 + 4001 + 64) * 1e5
 
 
 def test_ballast_reaches_experts_too() -> None:
     """Of a mixture a row that is thrown away reads its share; of a dense model, nothing more."""
     mixture = Traffic(expert_bytes=1.0, experts=8, experts_used=2)
     plan = evolve(PLAN, items=PLAN.items[:1], ballast=3)
-    assert tally(limited(None, *VIEWS, traffic=mixture), plan).moved_bytes == mixture.moved(4, 11)
-    assert tally(limited(None, *VIEWS), plan).moved_bytes == DENSE.moved(1, 11)
+    assert account(limited(None, *VIEWS, traffic=mixture), plan).moved_bytes == mixture.moved(4, 11)
+    assert account(limited(None, *VIEWS), plan).moved_bytes == DENSE.moved(1, 11)
 
 
 def test_over_the_budget_background_is_trimmed_first() -> None:

@@ -13,7 +13,7 @@ from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import Fault
-from uma_trio.costing.calibrate import LEAST_CROWD, ORDER, Calibration, assume_looking_back
+from uma_trio.costing.calibrate import LEAST_USED_SHARE, ORDER, Calibration, assume_looking_back
 from uma_trio.policy.cost import CostModel, Staircase
 
 EVERY = tuple(sorted(shape.tokens for shape in ORDER if shape.rows == 1))
@@ -51,8 +51,8 @@ def test_with_time_enough_every_step_is_found_as_it_is() -> None:
     for n in (1, 3, 4, 17, 128, 512):
         assert cost.computing(n) == pytest.approx(TRUTH.computing(n))
     assert cost.output(16) == pytest.approx(0.003)
-    assert cost.depth_s == pytest.approx(TRUTH.depth_s, rel=0.01)
-    assert cost.crowd_s == pytest.approx(TRUTH.crowd_s, rel=0.01)
+    assert cost.context_cell_s == pytest.approx(TRUTH.context_cell_s, rel=0.01)
+    assert cost.used_cell_s == pytest.approx(TRUTH.used_cell_s, rel=0.01)
 
 
 @pytest.mark.parametrize("slower", [0.1, 1.0, 3.6, 10.0, 100.0])
@@ -103,13 +103,13 @@ def test_where_graphs_are_captured_the_first_decodes_of_a_shape_do_not_count(
     cost = Calibration(machine, clock).measure(60.0)
     for n in (1, 4, 16, 512):
         assert cost.computing(n) == pytest.approx(TRUTH.computing(n), rel=0.01)
-    assert cost.switch_s == pytest.approx(eager_s, rel=0.01)
-    assert cost.depth_s == pytest.approx(TRUTH.depth_s, rel=0.01)
+    assert cost.recapture_s == pytest.approx(eager_s, rel=0.01)
+    assert cost.context_cell_s == pytest.approx(TRUTH.context_cell_s, rel=0.01)
 
 
 def test_a_busy_machine_is_not_taken_for_one_that_captures_graphs() -> None:
     """Noise is no price of changing the shape."""
-    assert [measured(2.0, noise=busy(seed))[0].switch_s for seed in range(20)] == [0.0] * 20
+    assert [measured(2.0, noise=busy(seed))[0].recapture_s for seed in range(20)] == [0.0] * 20
 
 
 def test_the_most_useful_steps_come_first() -> None:
@@ -186,7 +186,7 @@ def test_the_first_decodes_of_a_tiny_model_are_not_believed() -> None:
 def test_it_leaves_every_slot_empty() -> None:
     """The first request finds the cache as if nothing had been, wherever the time was up."""
     for deadline_s in (0.2, 0.9, 1.3, 1.5, 1.7, 2.0):
-        _, machine = measured(deadline_s, CostModel(SLOW, depth_s=1e-6), busy(1))
+        _, machine = measured(deadline_s, CostModel(SLOW, context_cell_s=1e-6), busy(1))
         assert machine.used_cells == 0
 
 
@@ -194,7 +194,7 @@ def test_it_leaves_every_slot_empty() -> None:
 def test_a_cell_that_was_not_looked_at_is_assumed_to_take_its_reading(whole_cache: bool) -> None:
     """One's own always, everyone else's where attention runs over all; what was measured stays."""
     cost = assume_looking_back(CostModel(SLOW), 1e-6, whole_cache=whole_cache)
-    assert cost.depth_s + cost.crowd_s == pytest.approx(1e-6)
-    assert cost.crowd_s == pytest.approx(1e-6 if whole_cache else LEAST_CROWD * 1e-6)
-    measured_before = CostModel(SLOW, crowd_s=2e-6)
+    assert cost.context_cell_s + cost.used_cell_s == pytest.approx(1e-6)
+    assert cost.used_cell_s == pytest.approx(1e-6 if whole_cache else LEAST_USED_SHARE * 1e-6)
+    measured_before = CostModel(SLOW, used_cell_s=2e-6)
     assert assume_looking_back(measured_before, 1e-6, whole_cache=whole_cache) is measured_before

@@ -13,8 +13,8 @@ from uma_trio.config.option import ConfigError, show
 from uma_trio.config.options import OPTIONS, Config, replace
 from uma_trio.config.reserved import RESERVED
 from uma_trio.config.settings import flag_key, known_env, known_keys, load
-from uma_trio.parts import chosen_policy, engine_settings
 from uma_trio.policy.state import Contract
+from uma_trio.wiring import chosen_policy, engine_settings
 
 TRACKER = """
 model: "/models/qwen-coder-30b-q8.gguf"

@@ -181,7 +181,7 @@ def test_an_unlabelled_paste_does_not_break_the_contract_for_long() -> None:
 def test_an_slo_that_cannot_be_kept_does_not_take_the_floor_from_others() -> None:
     """One application's wish narrows every other tick; the grants that are counted are given."""
     simulation = Simulation(contract)
-    simulation.submit(20, 8000, client=1, targets=Targets(gap_s=0.001))
+    simulation.submit(20, 8000, client=1, targets=Targets(itl_s=0.001))
     simulation.run(5.0)
     simulation.storm(100)
     simulation.run(30.0)
@@ -323,7 +323,7 @@ def test_a_request_that_asks_for_shorter_gaps_gets_them_where_possible() -> None
     simulation = Simulation(contract, Contract(latency_cap=5.0))
     for client in range(3):
         simulation.storm(100 + client)
-    stream = simulation.submit(20, 4000, client=1, targets=Targets(gap_s=0.0125))
+    stream = simulation.submit(20, 4000, client=1, targets=Targets(itl_s=0.0125))
     simulation.run(10.0)
     assert p95(stream) <= 0.0125 / SOLO_S
 
@@ -331,6 +331,6 @@ def test_a_request_that_asks_for_shorter_gaps_gets_them_where_possible() -> None
 def test_targets_that_were_missed_are_counted() -> None:
     """Nobody has to take our word for it."""
     simulation = Simulation(contract)
-    simulation.submit(500, 20, client=1, targets=Targets(ttft_s=0.001, gap_s=0.001))
+    simulation.submit(500, 20, client=1, targets=Targets(ttft_s=0.001, itl_s=0.001))
     simulation.run(5.0)
     assert simulation.metrics.snapshot()["slo_violations_total"] == {"ttft": 1, "tbt": 19}

@@ -45,12 +45,12 @@ def test_rows_and_host_add_up() -> None:
 def test_what_passes_between_decodes_is_learnt_apart_with_and_without_company() -> None:
     """A limit is made of what the streams need alone; a tick with others has to fit with all it takes."""
     model = CostModel(STAIRS)
-    for company in (False, True):
+    for contended in (False, True):
         for _ in range(80):
-            passed = 0.0004 if company else 0.0001
-            model = model.learn(Work(4, company=company), 0.0111, passed)
+            passed = 0.0004 if contended else 0.0001
+            model = model.learn(Work(4, contended=contended), 0.0111, passed)
     assert model.seconds(Work(4)) == pytest.approx(0.0111 + 0.0001, rel=1e-3)
-    assert model.seconds(Work(4, company=True)) == pytest.approx(0.0111 + 0.0004, rel=1e-3)
+    assert model.seconds(Work(4, contended=True)) == pytest.approx(0.0111 + 0.0004, rel=1e-3)
 
 
 def test_a_slower_machine_is_learnt_within_a_few_ticks() -> None:
@@ -105,27 +105,27 @@ def test_what_was_learnt_can_be_stored() -> None:
 
 def test_looking_back_and_a_full_cache_cost_their_share() -> None:
     """Each token pays for the cells it looks at, and a little for everyone's."""
-    model = CostModel(STAIRS, depth_s=1e-6, crowd_s=1e-7)
-    deep = Work(4, 4, looked=4 * 1000, resident=3000)
+    model = CostModel(STAIRS, context_cell_s=1e-6, used_cell_s=1e-7)
+    deep = Work(4, 4, context_cells=4 * 1000, used_cells=3000)
     assert model.seconds(deep) == pytest.approx(0.0111 + 0.004 + 4 * 3000e-7)
 
 
 def test_in_a_wide_tick_looking_back_costs_less_and_is_learnt_apart() -> None:
     """From 64 rows on attention works in tiles; what a narrow tick shows says nothing of that."""
-    model = CostModel(STAIRS, depth_s=4e-6, wide_depth_s=1e-6)
-    assert model.seconds(Work(64, looked=64_000)) == pytest.approx(0.0935 + 0.064)
-    assert model.seconds(Work(16, looked=16_000)) == pytest.approx(0.0259 + 0.064)
-    wide = model.learn(Work(64, looked=64_000), 0.3, 0.0)
-    assert wide.wide_depth_s > model.wide_depth_s
-    assert wide.depth_s == model.depth_s
-    narrow = model.learn(Work(16, looked=16_000), 0.2, 0.0)
-    assert narrow.depth_s > model.depth_s
-    assert narrow.wide_depth_s == model.wide_depth_s
+    model = CostModel(STAIRS, context_cell_s=4e-6, wide_context_cell_s=1e-6)
+    assert model.seconds(Work(64, context_cells=64_000)) == pytest.approx(0.0935 + 0.064)
+    assert model.seconds(Work(16, context_cells=16_000)) == pytest.approx(0.0259 + 0.064)
+    wide = model.learn(Work(64, context_cells=64_000), 0.3, 0.0)
+    assert wide.wide_context_cell_s > model.wide_context_cell_s
+    assert wide.context_cell_s == model.context_cell_s
+    narrow = model.learn(Work(16, context_cells=16_000), 0.2, 0.0)
+    assert narrow.context_cell_s > model.context_cell_s
+    assert narrow.wide_context_cell_s == model.wide_context_cell_s
 
 
 def test_another_shape_than_the_tick_before_costs_extra_where_graphs_are_captured() -> None:
     """The same shape does not, and neither does a tick of which nothing is known before."""
-    model = CostModel(STAIRS, switch_s=0.002)
+    model = CostModel(STAIRS, recapture_s=0.002)
     assert model.seconds(Work(4, 2, after=(4, 2))) == pytest.approx(0.0111)
     assert model.seconds(Work(4, 2, after=(4, 1))) == pytest.approx(0.0131)
     assert model.seconds(Work(4, 2)) == pytest.approx(0.0111)
@@ -133,12 +133,12 @@ def test_another_shape_than_the_tick_before_costs_extra_where_graphs_are_capture
 
 def test_what_depth_costs_is_learnt_from_ticks_that_are_deep() -> None:
     """A prior that is three times too high comes down, until depths in between are predicted."""
-    truth, model = CostModel(STAIRS, depth_s=1e-6), CostModel(STAIRS, depth_s=3e-6)
+    truth, model = CostModel(STAIRS, context_cell_s=1e-6), CostModel(STAIRS, context_cell_s=3e-6)
     for i in range(600):
-        work = Work(16, 1, looked=16 * (1000 + 5 * i)) if i % 2 else Work(1)
+        work = Work(16, 1, context_cells=16 * (1000 + 5 * i)) if i % 2 else Work(1)
         model = model.learn(work, truth.seconds(work), 0.0)
-    assert model.depth_s == pytest.approx(1e-6, rel=0.5)
-    unseen = Work(16, 1, looked=16 * 3333)
+    assert model.context_cell_s == pytest.approx(1e-6, rel=0.5)
+    unseen = Work(16, 1, context_cells=16 * 3333)
     assert model.seconds(unseen) == pytest.approx(truth.seconds(unseen), rel=0.05)
 
 
@@ -177,17 +177,22 @@ def test_nothing_takes_less_than_at_least() -> None:
     model = CostModel(
         STAIRS,
         Staircase((1, 4), (0.0, 1e-3)),
-        depth_s=1e-6,
-        crowd_s=1e-8,
-        switch_s=1e-3,
+        context_cell_s=1e-6,
+        used_cell_s=1e-8,
+        recapture_s=1e-3,
         host_s=1e-4,
     )
     assert model.seconds(Work(7)) == model.at_least(7)
-    for work in (Work(7, 4), Work(7, looked=99), Work(7, resident=99), Work(7, after=(1, 1))):
+    for work in (
+        Work(7, 4),
+        Work(7, context_cells=99),
+        Work(7, used_cells=99),
+        Work(7, after=(1, 1)),
+    ):
         assert model.seconds(work) > model.at_least(7)
-    for company_s in (5e-5, 1e-4, 2e-4):
-        beside = evolve(model, company_s=company_s)
-        assert beside.seconds(Work(7, company=True)) >= beside.at_least(7)
+    for contended_host_s in (5e-5, 1e-4, 2e-4):
+        beside = evolve(model, contended_host_s=contended_host_s)
+        assert beside.seconds(Work(7, contended=True)) >= beside.at_least(7)
         assert beside.seconds(Work(7)) >= beside.at_least(7)
     fours = CostModel(STAIRS, Staircase((1, 3, 4), (0.0, 2e-3, -1e-3)), host_s=1e-4)
     assert fours.seconds(Work(7, 4)) == pytest.approx(fours.at_least(7))
@@ -212,9 +217,9 @@ def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
 TRUE = CostModel(
     STAIRS.with_step(512, 0.77),
     output=Staircase((1, 4, 16), (0.0, -0.004, 0.003)),
-    depth_s=2e-7,
-    wide_depth_s=5e-8,
-    crowd_s=5e-8,
+    context_cell_s=2e-7,
+    wide_context_cell_s=5e-8,
+    used_cell_s=5e-8,
 )
 
 
@@ -227,7 +232,7 @@ def tick_of(draw: random.Random) -> tuple[Work, dict[str, float]]:
     n = streams + draw.choice((8, 16, 60, 128, 506))
     rows = max(1, streams + draw.randrange(2))
     rates = {"scale_rate": 0.02, "step_rate": 0.15} if streams else {}
-    return Work(n, rows, n * cells, draw.randrange(4000), company=streams > 0), rates
+    return Work(n, rows, n * cells, draw.randrange(4000), contended=streams > 0), rates
 
 
 def learnt_amid_noise(seed: int, ticks: int) -> CostModel:
@@ -278,12 +283,17 @@ def test_rows_never_cost_less_than_nothing() -> None:
 
 
 @given(
-    n=st.integers(1, 600), took=st.floats(1e-4, 1.0), host=st.floats(0, 0.1), company=st.booleans()
+    n=st.integers(1, 600),
+    took=st.floats(1e-4, 1.0),
+    host=st.floats(0, 0.1),
+    contended=st.booleans(),
 )
-def test_learning_keeps_the_model_sane(n: int, took: float, host: float, *, company: bool) -> None:
+def test_learning_keeps_the_model_sane(
+    n: int, took: float, host: float, *, contended: bool
+) -> None:
     """Whatever is measured, predictions stay finite and positive."""
     model = CostModel(STAIRS)
     for _ in range(30):
-        model = model.learn(Work(n, company=company), took, host)
-    assert 0 < model.seconds(Work(n)) <= model.seconds(Work(n, company=True)) < 60
+        model = model.learn(Work(n, contended=contended), took, host)
+    assert 0 < model.seconds(Work(n)) <= model.seconds(Work(n, contended=True)) < 60
     assert 0 <= model.error < 2

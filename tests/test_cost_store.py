@@ -19,9 +19,9 @@ from uma_trio.policy.cost import CostModel, Staircase
 MODEL = CostModel(
     Staircase((1, 4), (0.008, 0.011)),
     output=Staircase((1, 4), (0.0, 0.001)),
-    depth_s=1e-6,
-    wide_depth_s=2e-7,
-    crowd_s=1e-7,
+    context_cell_s=1e-6,
+    wide_context_cell_s=2e-7,
+    used_cell_s=1e-7,
 )
 
 
@@ -40,10 +40,10 @@ SPOILT = msgspec.json.encode(
     {
         "computing": {1: 0.008, 4: 0.011},
         "output": {1: 0.0, 4: -0.999 * 0.011},
-        "depth_s": 0.0,
-        "wide_depth_s": 0.0,
-        "crowd_s": 0.0,
-        "switch_s": 0.0,
+        "context_cell_s": 0.0,
+        "wide_context_cell_s": 0.0,
+        "used_cell_s": 0.0,
+        "recapture_s": 0.0,
     }
 )
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_true_is_not_stored(tmp_path: Path) -> None:
     """The file of the start before stays."""
     path = tmp_path / "cost.json"
     remember(path, MODEL)
-    remember(path, evolve(MODEL, depth_s=-1.0))
+    remember(path, evolve(MODEL, context_cell_s=-1.0))
     assert recall(path) == MODEL
 
 

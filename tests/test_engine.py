@@ -692,7 +692,9 @@ class Noting:
 
         stages = {**baseline.stages, "note": note}
         self.backend = OnDevice(n_ctx=4096)
-        captured = EngineSettings(cost=CostModel(Staircase((1, 512), (0.01, 0.1)), switch_s=0.003))
+        captured = EngineSettings(
+            cost=CostModel(Staircase((1, 512), (0.01, 0.1)), recapture_s=0.003)
+        )
         self.bench = Bench(self.backend, Pipeline(stages, frozenset(stages)), settings=captured)
 
     def asked_in(self, ticks: int) -> list[tuple[bool, int]]:

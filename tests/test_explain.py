@@ -30,7 +30,7 @@ from uma_protocol import (
     encode_event,
 )
 from uma_trio.cli import explain as explain_verb
-from uma_trio.cli.story import aligned, sentences, shares, tick_table
+from uma_trio.cli.timeline import aligned, sentences, shares, tick_table
 from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net import explained
@@ -121,7 +121,7 @@ def test_requests_stay_within_a_frame_too() -> None:
     spent = Spent(skipped=skipped)
     records = tuple(record(n, prefill=spent, decode=spent) for n in range(1, 129))
     got = answered(Explain(), Recorded(3.0, records, (tick(),) * 10))
-    assert [story.request for story in got.requests][-1] == 128
+    assert [timeline.request for timeline in got.requests][-1] == 128
     assert len(got.requests) < 128
     assert got.ticks_left_out + len(got.ticks) == 10
 
@@ -139,14 +139,14 @@ def test_one_request_is_explained_with_the_ticks_around_its_worst_gap() -> None:
     simulation.inbox.put(AskEngine(answers.append, request.request, ticks))
     simulation.tick()
     got = answered(request, answers[0])
-    (story,) = got.requests
-    assert story.worst_gap is not None
-    assert story.worst_gap.gap_ms == pytest.approx(max(stream.itl) * 1e3, abs=0.001)
+    (timeline,) = got.requests
+    assert timeline.worst_gap is not None
+    assert timeline.worst_gap.gap_ms == pytest.approx(max(stream.itl) * 1e3, abs=0.001)
     assert len(got.ticks) == explained.TICKS_OF_ONE_REQUEST
-    (worst,) = (t for t in got.ticks if t.tick == story.worst_gap.tick)
+    (worst,) = (t for t in got.ticks if t.tick == timeline.worst_gap.tick)
     assert worst.predicted_ms == pytest.approx(worst.measured_ms, rel=0.2)
     assert worst.limit_ms is not None
-    assert worst.measured_ms == pytest.approx(story.worst_gap.gap_ms, rel=0.01)
+    assert worst.measured_ms == pytest.approx(timeline.worst_gap.gap_ms, rel=0.01)
 
 
 def test_the_ticks_nearest_to_the_worst_gap_are_kept() -> None:
@@ -202,9 +202,9 @@ async def test_explain_is_answered_between_tokens(autojump_clock: MockClock) -> 
         await client.until(Token)
         await client.send(Explain())
         got = await client.until(Explanation)
-        (story,) = got.requests
-        assert (story.request, story.id, story.app) == (1, "mine", "editor")
-        assert (story.state, story.reason) == ("decode", None)
+        (timeline,) = got.requests
+        assert (timeline.request, timeline.id, timeline.app) == (1, "mine", "editor")
+        assert (timeline.state, timeline.reason) == ("decode", None)
         assert got.ticks == ()
         await client.until(Eos)
         assert client.text == daemon.expected("hello", 20)
@@ -219,11 +219,11 @@ async def test_a_request_that_ended_is_explained_by_name(autojump_clock: MockClo
         await trio.sleep(1.0)
         await admin.send(Explain(request=eos.request, ticks=2))
         got = await admin.until(Explanation)
-        (story,) = got.requests
-        assert (story.id, story.app, story.reason) == ("mine", "editor", "length")
-        assert story.total_ms == pytest.approx(eos.timings.total_ms, abs=0.01)
-        assert story.ttft_ms == pytest.approx(eos.timings.ttft_ms, abs=0.01)
-        assert story.age_ms == pytest.approx(1000 + story.total_ms, abs=3e3 * TICK_S)
+        (timeline,) = got.requests
+        assert (timeline.id, timeline.app, timeline.reason) == ("mine", "editor", "length")
+        assert timeline.total_ms == pytest.approx(eos.timings.total_ms, abs=0.01)
+        assert timeline.ttft_ms == pytest.approx(eos.timings.ttft_ms, abs=0.01)
+        assert timeline.age_ms == pytest.approx(1000 + timeline.total_ms, abs=3e3 * TICK_S)
         assert len(got.ticks) == 2
         assert got.ticks[0].measured_ms == pytest.approx(TICK_S * 1e3)
 
@@ -271,8 +271,8 @@ def test_the_story_of_a_request_in_sentences() -> None:
 def test_a_worst_gap_tells_the_plan_and_what_came_of_it() -> None:
     """A reason alone, "within 1.2x", would read as a verdict on the gap."""
     gap = GapInfo(gap_ms=33.5, tick=812, reason="within 1.2x")
-    story = msgspec.structs.replace(STORY, worst_gap=gap)
-    assert sentences(story, [TICK])[-1] == (
+    timeline = msgspec.structs.replace(STORY, worst_gap=gap)
+    assert sentences(timeline, [TICK])[-1] == (
         "worst gap 33.5 ms in tick 812 (plan: within 1.2x): limit 10.0 ms, predicted 9.5 ms, "
         "took 9.8 ms"
     )
@@ -280,7 +280,7 @@ def test_a_worst_gap_tells_the_plan_and_what_came_of_it() -> None:
 
 def test_what_did_not_happen_has_no_sentence() -> None:
     """A request that waits has a head and a reason."""
-    story = StoryInfo(
+    timeline = StoryInfo(
         request=3,
         state="queued",
         lane="background",
@@ -291,7 +291,7 @@ def test_what_did_not_happen_has_no_sentence() -> None:
         queue_ms=5.5,
         queue_reason="the slot was busy",
     )
-    assert sentences(story) == [
+    assert sentences(timeline) == [
         "Request 3, background: queued, 5.5 ms old; 1 token of prompt, 0 of answer.",
         "queued 5.5 ms: the slot was busy",
     ]
@@ -428,8 +428,8 @@ def test_explanations_fit_into_80_columns() -> None:
     slow = msgspec.structs.replace(
         TICK, tick=123_456, age_ms=119_000.0, measured_ms=412.0, limit_reason="word " * 30
     )
-    story = msgspec.structs.replace(STORY, app="a label of some length")
-    for table in (tick_table([slow], 18), explain_verb._requests((story,))):
+    timeline = msgspec.structs.replace(STORY, app="a label of some length")
+    for table in (tick_table([slow], 18), explain_verb._requests((timeline,))):
         assert all(len(line) <= 80 for line in aligned(table, explain_verb._LEFT, 80))
 
 
@@ -447,8 +447,8 @@ def test_a_tick_that_was_given_up_has_not_failed() -> None:
 
 def test_reasons_cannot_steer_the_terminal() -> None:
     """Labels come from clients, and reasons from policies of anybody."""
-    story = msgspec.structs.replace(STORY, app="\x1b[2J", queue_reason="\x1b]0;x\x07")
-    assert not any("\x1b" in line for line in sentences(story))
+    timeline = msgspec.structs.replace(STORY, app="\x1b[2J", queue_reason="\x1b]0;x\x07")
+    assert not any("\x1b" in line for line in sentences(timeline))
     assert "\x1b" not in why(msgspec.structs.replace(TICK, limit_reason="\x1b"), None)
 
 

@@ -12,10 +12,10 @@ from uma_trio.policy.contract.ballast import TRY_WITHOUT
 from uma_trio.policy.contract.candidates import Candidates
 from uma_trio.policy.contract.error_budget import (
     DEEPEST_DEBT,
-    EARNED_PER_GAP,
-    MOST_CREDIT,
-    MOST_JITTER,
-    keep_ledger,
+    EARNED_PER_TOKEN,
+    MOST_BUDGET,
+    MOST_NOISE,
+    keep_error_budget,
 )
 from uma_trio.policy.contract.fill import fill_within_limit
 from uma_trio.policy.contract.learn import learn_cost
@@ -61,31 +61,31 @@ def stream(key: int = 1, **changes: object) -> SequenceView:
     return decoder(key, **{"first_token_at": 0.0, "computed": 0} | changes)
 
 
-def ledger(*gaps: float, loaded: bool = False, **remembered: object) -> GuardMemory:
+def remembered_after(*itl: float, mixed: bool = False, **remembered: object) -> GuardMemory:
     """Return what the guard remembers after these gaps of one stream, a tick each."""
-    ticks = [MeasuredTick(gap_s, gaps={1: gap_s}, solo_s=SOLO, loaded=loaded) for gap_s in gaps]
+    ticks = [MeasuredTick(itl_s, itl={1: itl_s}, solo_s=SOLO, mixed=mixed) for itl_s in itl]
     now = after(situation(stream(), **remembered), *ticks)
-    return keep_ledger(now, started(now)).memory.guard
+    return keep_error_budget(now, started(now)).memory.guard
 
 
 def test_a_gap_in_time_earns_a_little() -> None:
     """Less than a twentieth, and never more than two long gaps' worth."""
-    assert ledger(SOLO).credits == {1: EARNED_PER_GAP}
-    assert ledger(SOLO, credits={1: MOST_CREDIT}).credits == {1: MOST_CREDIT}
+    assert remembered_after(SOLO).budgets == {1: EARNED_PER_TOKEN}
+    assert remembered_after(SOLO, budgets={1: MOST_BUDGET}).budgets == {1: MOST_BUDGET}
 
 
 def test_a_late_gap_costs_one_and_debt_is_bounded() -> None:
     """Whatever made it late; one bad stretch does not starve the background for ever."""
-    assert ledger(3 * SOLO, credits={1: 1.5}).credits == {1: 0.5}
-    assert ledger(3 * SOLO, credits={1: DEEPEST_DEBT}).credits == {1: DEEPEST_DEBT}
+    assert remembered_after(3 * SOLO, budgets={1: 1.5}).budgets == {1: 0.5}
+    assert remembered_after(3 * SOLO, budgets={1: DEEPEST_DEBT}).budgets == {1: DEEPEST_DEBT}
 
 
 def test_ticks_that_were_measured_together_are_entered_one_after_the_other() -> None:
     """Where plans are made ahead, one that was thrown away leaves two ticks to the next."""
     for first, second in ((SOLO, 3 * SOLO), (3 * SOLO, SOLO)):
-        guard = ledger(first, credits={1: MOST_CREDIT})
-        then = ledger(second, **asdict(guard))
-        assert ledger(first, second, credits={1: MOST_CREDIT}) == then
+        guard = remembered_after(first, budgets={1: MOST_BUDGET})
+        then = remembered_after(second, **asdict(guard))
+        assert remembered_after(first, second, budgets={1: MOST_BUDGET}) == then
     ticks = [MeasuredTick(took, 0.001, Work(1, 1, after=(1, 1))) for took in (0.01, 0.012)]
     now = state(stream())
     now = evolve(now, memory=Memory(cost=COST))
@@ -97,21 +97,21 @@ def test_ticks_that_were_measured_together_are_entered_one_after_the_other() -> 
 
 def test_late_is_beyond_what_the_machine_does_to_a_stream_alone() -> None:
     """A gap that streams alone would see one time in twenty is nobody's fault."""
-    assert ledger(1.5 * SOLO, jitter=1.0).credits == {1: -1.0}
-    assert ledger(1.5 * SOLO, jitter=1.4).credits == {1: EARNED_PER_GAP}
+    assert remembered_after(1.5 * SOLO, noise=1.0).budgets == {1: -1.0}
+    assert remembered_after(1.5 * SOLO, noise=1.4).budgets == {1: EARNED_PER_TOKEN}
 
 
 def test_the_unrest_of_the_machine_is_learnt_from_ticks_alone() -> None:
     """Above the estimate it goes up, below it down, slowly; ticks with company say nothing."""
-    assert ledger(2 * SOLO, jitter=1.2).jitter > 1.2
-    assert 1.19 < ledger(SOLO, jitter=1.2).jitter < 1.2
-    assert ledger(2 * SOLO, jitter=1.2, loaded=True).jitter == 1.2
-    assert ledger(9 * SOLO, jitter=MOST_JITTER).jitter == MOST_JITTER
+    assert remembered_after(2 * SOLO, noise=1.2).noise > 1.2
+    assert 1.19 < remembered_after(SOLO, noise=1.2).noise < 1.2
+    assert remembered_after(2 * SOLO, noise=1.2, mixed=True).noise == 1.2
+    assert remembered_after(9 * SOLO, noise=MOST_NOISE).noise == MOST_NOISE
 
 
 def limit(credit: float, *views: SequenceView, **remembered: object) -> Plan:
     """Return the plan with its limit, where stream 1 has so much credit."""
-    now = situation(*(views or (stream(),)), credits={1: credit}, **remembered)
+    now = situation(*(views or (stream(),)), budgets={1: credit}, **remembered)
     return set_limit(now, started(now))
 
 
@@ -124,10 +124,10 @@ def test_only_credit_buys_a_long_tick() -> None:
 
 def test_a_long_tick_is_paid_for_before_there_is_another() -> None:
     """What one cost is not known yet to a plan that is made while it is computed."""
-    for rare, ahead in ((True, False), (False, True), (True, True)):
-        now = evolve(situation(stream(), credits={1: 1.0}, rare=rare), ahead=ahead)
+    for long, prepared in ((True, False), (False, True), (True, True)):
+        now = evolve(situation(stream(), budgets={1: 1.0}, long=long), prepared=prepared)
         plan = set_limit(now, started(now))
-        assert plan.limit.rare == plan.memory.guard.rare == (not (rare and ahead))
+        assert plan.limit.long == plan.memory.guard.long == (not (long and prepared))
 
 
 def test_a_newcomer_may_take_what_a_single_pause_may() -> None:
@@ -160,7 +160,7 @@ def test_a_grant_stays_within_the_pause_cap() -> None:
     now = evolve(situation(*views, share=0.0), contract=Contract(pause_cap=2.0))
     assert set_limit(now, started(now)).limit.seconds == pytest.approx(2 * SOLO)
     for share, seconds in ((1.0, 0.009), (0.0, 4 * SOLO)):
-        asking = situation(stream(target_gap_s=0.009), views[1], share=share)
+        asking = situation(stream(target_itl_s=0.009), views[1], share=share)
         assert set_limit(asking, started(asking)).limit.seconds == pytest.approx(seconds)
 
 
@@ -168,7 +168,7 @@ def test_the_share_of_the_background_is_followed_where_nobody_reads_too() -> Non
     """A moment without a stream, as between two answers, is no gift of a whole share."""
     now = situation(prompt(1, 30), share=0.01)
     assert contract(now).memory.guard.share <= 0.01
-    tick = MeasuredTick(1.0, 0.0, Work(512), loaded=True, background=1.0)
+    tick = MeasuredTick(1.0, 0.0, Work(512), mixed=True, background=1.0)
     busy = after(situation(share=0.01), tick)
     assert contract(busy).memory.guard.share > 0.3
 
@@ -190,9 +190,12 @@ def test_a_larger_floor_is_granted_more_often() -> None:
 def test_who_is_parked_for_a_while_finds_credit_and_debt_again() -> None:
     """Reading slowly for a moment, or a change of lane, is no way out of the ledger."""
     for away in (stream(1, credit=0), stream(1, lane="background")):
-        now = situation(away, stream(2), credits={1: -2.0, 2: 0.0, 3: 1.0})
-        now = after(now, MeasuredTick(SOLO, gaps={2: SOLO}, solo_s=SOLO))
-        assert keep_ledger(now, started(now)).memory.guard.credits == {1: -2.0, 2: EARNED_PER_GAP}
+        now = situation(away, stream(2), budgets={1: -2.0, 2: 0.0, 3: 1.0})
+        now = after(now, MeasuredTick(SOLO, itl={2: SOLO}, solo_s=SOLO))
+        assert keep_error_budget(now, started(now)).memory.guard.budgets == {
+            1: -2.0,
+            2: EARNED_PER_TOKEN,
+        }
 
 
 def test_a_grant_is_not_for_newcomers() -> None:
@@ -221,18 +224,18 @@ def test_without_ballast_the_streams_are_measured_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cap", "error", "rare"),
+    ("cap", "error", "long"),
     [(1.2, 0.0, True), (3.0, 0.0, True), (3.0, 0.15, False), (4.0, 0.0, False)],
 )
 def test_no_tick_is_rare_where_its_margin_leaves_it_less_room_than_others(
-    cap: float, error: float, *, rare: bool
+    cap: float, error: float, *, long: bool
 ) -> None:
     """Whoever bears more than a margin would allow has every tick as long as that."""
     cost = evolve(COST, error=error, table_error=error)
-    memory = Memory(cost=cost, guard=GuardMemory(credits={1: 2.0}))
+    memory = Memory(cost=cost, guard=GuardMemory(budgets={1: 2.0}))
     now = evolve(situation(stream()), memory=memory, contract=Contract(latency_cap=cap))
     limit = set_limit(now, started(now)).limit
-    assert (limit.rare, limit.seconds) == (rare, pytest.approx((4.0 if rare else cap) * SOLO))
+    assert (limit.long, limit.seconds) == (long, pytest.approx((4.0 if long else cap) * SOLO))
 
 
 def test_deep_debt_narrows_the_limit() -> None:
@@ -244,9 +247,9 @@ def test_deep_debt_narrows_the_limit() -> None:
 
 def test_a_tick_that_measures_the_streams_alone_is_closed() -> None:
     """Nothing rides along, not even what would fit, so that it measures what it says."""
-    now = situation(stream(), prompt(2, 30), loaded=True, loaded_ticks=1000)
+    now = situation(stream(), prompt(2, 30), mixed=True, mixed_ticks=1000)
     plan = contract(now)
-    assert plan.limit.closed
+    assert plan.limit.isolated
     assert [item.key for item in plan.items] == [1]
 
 
@@ -278,7 +281,7 @@ def test_no_tick_is_larger_than_the_largest_step_that_is_known() -> None:
 def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
     """So that the ticks beside a long prompt, its end included, all have one shape."""
     rules = Contract(latency_cap=4.0)
-    captured = evolve(COST, switch_s=0.002)
+    captured = evolve(COST, recapture_s=0.002)
     memory = Memory(cost=captured, guard=GuardMemory())
     for pending in (500, 15):
         views = (stream(), prompt(2, pending, lane="background"))
@@ -290,7 +293,7 @@ def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
 
 def test_a_tick_has_the_rows_of_the_one_before_where_it_has_its_size() -> None:
     """Decoders whose turn is over leave their rows to a prompt that asks for nothing."""
-    rules, captured = Contract(latency_cap=4.0), evolve(COST, switch_s=0.002)
+    rules, captured = Contract(latency_cap=4.0), evolve(COST, recapture_s=0.002)
     memory = Memory(cost=captured, guard=GuardMemory())
     views = (stream(), stream(3), prompt(2, 500, lane="background"), prompt(4, lane="background"))
     now = evolve(situation(*views), memory=memory, contract=rules)
@@ -302,7 +305,7 @@ def test_a_tick_has_the_rows_of_the_one_before_where_it_has_its_size() -> None:
 
 def test_a_tick_of_the_size_in_use_is_not_charged_for_a_new_shape() -> None:
     """The row that keeps the shape comes after the size is chosen, and must not make it dearer."""
-    captured = evolve(COST, switch_s=0.02)
+    captured = evolve(COST, recapture_s=0.02)
     memory = Memory(cost=captured, guard=GuardMemory(), served=Served(tokens=16))
     before = MeasuredTick(0.0259, 0.0, Work(16, 2, after=(16, 2)))
     views = (stream(), prompt(2, 500, lane="background"))
@@ -344,21 +347,21 @@ def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
 
 def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often() -> None:
     """The first two ticks of a shape are slow, so one alone would measure nothing."""
-    captured = evolve(COST, switch_s=0.002)
-    guard = GuardMemory(loaded=True, loaded_ticks=1000)
+    captured = evolve(COST, recapture_s=0.002)
+    guard = GuardMemory(mixed=True, mixed_ticks=1000)
     now = evolve(situation(stream()), memory=Memory(cost=captured, guard=guard))
-    closed = []
+    isolated = []
     for _ in range(6):
         plan = set_limit(now, started(now), CAPTURED_SHAPES)
-        closed.append(plan.limit.closed)
+        isolated.append(plan.limit.isolated)
         now = evolve(now, memory=plan.memory)
-    assert closed == [True] * 4 + [False] * 2
+    assert isolated == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("credit", [1.5, 0.0, -2.0])
 def test_where_graphs_are_captured_the_limit_stands_still(credit: float) -> None:
     """A limit that moved with the credit would change shapes, and that makes ticks late."""
-    memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory(credits={1: credit}))
+    memory = Memory(cost=evolve(COST, recapture_s=0.002), guard=GuardMemory(budgets={1: credit}))
     now = evolve(situation(stream()), memory=memory)
     limit = set_limit(now, started(now), CAPTURED_SHAPES).limit
     assert limit.seconds == pytest.approx(1.2 * SOLO)
@@ -366,13 +369,13 @@ def test_where_graphs_are_captured_the_limit_stands_still(credit: float) -> None
 
 def test_a_tick_of_a_shape_in_use_tells_though_another_shape_came_behind_it() -> None:
     """Two ticks that were measured together, of which the second is the first of its shape."""
-    memory = Memory(cost=evolve(COST, switch_s=0.002), same_shape=50)
+    memory = Memory(cost=evolve(COST, recapture_s=0.002), same_shape=50)
     settled = MeasuredTick(SOLO, 0.0, Work(1, 1, after=(1, 1)), {1: 3 * SOLO}, SOLO)
     other = MeasuredTick(SOLO, 0.0, Work(9, 2, after=(1, 1)), {1: 3 * SOLO}, SOLO)
     now = after(evolve(situation(stream()), memory=memory), settled, other)
-    assert keep_ledger(now, started(now), CAPTURED_SHAPES).memory.guard.jitter > 1.0
+    assert keep_error_budget(now, started(now), CAPTURED_SHAPES).memory.guard.noise > 1.0
     now = after(now, other, other)
-    assert keep_ledger(now, started(now), CAPTURED_SHAPES).memory.guard.jitter == 1.0
+    assert keep_error_budget(now, started(now), CAPTURED_SHAPES).memory.guard.noise == 1.0
 
 
 @pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])
@@ -457,8 +460,8 @@ def test_now_and_then_a_neighbour_is_tried() -> None:
 def test_a_size_that_did_not_fit_any_more_is_not_tried_again_at_once() -> None:
     """A prompt that begins leaves more room than one that ends; each change makes two ticks slow."""
     caps = {1: 4.0, 2: 3.0, 3: 4.0, HELD + 1: 4.0, HELD + 2: 4.0}
-    for switch_s, sizes in ((0.002, [16, 8, 8, 8, 16]), (0.0, [16, 8, 16, 16, 16])):
-        memory = Memory(cost=evolve(COST, switch_s=switch_s), guard=GuardMemory())
+    for recapture_s, sizes in ((0.002, [16, 8, 8, 8, 16]), (0.0, [16, 8, 16, 16, 16])):
+        memory = Memory(cost=evolve(COST, recapture_s=recapture_s), guard=GuardMemory())
         for (tick, cap), size in zip(caps.items(), sizes, strict=True):
             views = (stream(), prompt(2, 500, lane="background"))
             rules = Contract(latency_cap=cap, pause_cap=cap)
@@ -470,7 +473,7 @@ def test_a_size_that_did_not_fit_any_more_is_not_tried_again_at_once() -> None:
 
 def test_a_neighbour_that_is_only_tried_holds_no_size_down() -> None:
     """Held is what did not fit, not what was chosen."""
-    memory = Memory(cost=evolve(COST, switch_s=0.002), guard=GuardMemory())
+    memory = Memory(cost=evolve(COST, recapture_s=0.002), guard=GuardMemory())
     memory = evolve(memory, served=Served(tokens=16))
     views, rules = (stream(), prompt(2, 500, lane="background")), Contract(latency_cap=4.0)
     sizes = []
@@ -504,36 +507,38 @@ def test_background_decoders_go_on_together_for_a_burst() -> None:
     assert turns[BURST + 1] != turns[0]
 
 
-@pytest.mark.parametrize("company", [False, True])
-def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, company: bool) -> None:
+@pytest.mark.parametrize("contended", [False, True])
+def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, contended: bool) -> None:
     """Planning takes longer beside others; counted as the streams' own it would widen every limit."""
     now = situation(stream())
-    now = after(now, MeasuredTick(SOLO, 0.002, Work(1, 1, company=company)))
+    now = after(now, MeasuredTick(SOLO, 0.002, Work(1, 1, contended=contended)))
     cost = learn_cost(now, started(now)).memory.cost
     assert cost is not None
-    assert (cost.host_s > 0, cost.company_s > 0) == (not company, company)
-    only = cost.between_s(Work(1, company=company))
-    assert cost.between_s(Work(1, company=not company)) == only > 0, "while that is all there is"
-    other = cost.learn(Work(1, company=not company), SOLO, 4 * only)
-    assert other.between_s(Work(1, company=company)) == only
-    assert other.between_s(Work(1, company=not company)) == pytest.approx(1.3 * only)
+    assert (cost.host_s > 0, cost.contended_host_s > 0) == (not contended, contended)
+    only = cost.between_s(Work(1, contended=contended))
+    assert cost.between_s(Work(1, contended=not contended)) == only > 0, (
+        "while that is all there is"
+    )
+    other = cost.learn(Work(1, contended=not contended), SOLO, 4 * only)
+    assert other.between_s(Work(1, contended=contended)) == only
+    assert other.between_s(Work(1, contended=not contended)) == pytest.approx(1.3 * only)
 
 
 @pytest.mark.parametrize("spec", ["contract,stairs", "contract,-fill", "contract,-", "x,-y"])
 def test_what_cannot_be_left_out_is_refused(spec: str) -> None:
     """The message says what can be."""
-    with pytest.raises(PolicyError, match=r"learning, ledger|-PART|baseline, contract"):
+    with pytest.raises(PolicyError, match=r"learning, error-budget|-PART|baseline, contract"):
         find_policy(spec)
 
 
-@pytest.mark.parametrize("switch_s", [0.0, 0.002])
-def test_the_cost_of_a_change_of_shape_decides_which_pipeline_plans(switch_s: float) -> None:
+@pytest.mark.parametrize("recapture_s", [0.0, 0.002])
+def test_the_cost_of_a_change_of_shape_decides_which_pipeline_plans(recapture_s: float) -> None:
     """Once, for all stages; only one of the two has a stage that keeps the shape."""
-    cost = CostModel(Staircase((1, 8), (0.008, 0.02)), switch_s=switch_s)
+    cost = CostModel(Staircase((1, 8), (0.008, 0.02)), recapture_s=recapture_s)
     now = evolve(state(decoder(1), prompt(2)), memory=Memory(cost=cost))
-    chosen = contract.captured if switch_s else contract.free
+    chosen = contract.captured if recapture_s else contract.free
     assert contract(now) == chosen(now)
-    assert ("shape" in chosen.stages) == bool(switch_s)
+    assert ("shape" in chosen.stages) == bool(recapture_s)
 
 
 def test_a_part_is_left_out_of_both_pipelines() -> None:

@@ -29,9 +29,9 @@ from uma_trio.backend.llama import LlamaBackend, system_info
 from uma_trio.backend.placement import Placement
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
-from uma_trio.parts import load_backend
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState
+from uma_trio.wiring import load_backend
 
 pytestmark = pytest.mark.real
 

@@ -199,7 +199,7 @@ def test_a_page_has_1_to_64_tokens(n: int) -> None:
 
 def test_a_leaf_leaves_when_it_has_paid_for_the_way() -> None:
     """Ski rental: rent adds up with ticks, tokens and cells, against both ways."""
-    prices = Prices(save_s=2e-6, restore_s=3e-6, crowd_s=1e-9)
+    prices = Prices(save_s=2e-6, restore_s=3e-6, used_cell_s=1e-9)
     assert not moves_out(prices, 0.0, 100)
     assert rent(prices, 10, 100) == pytest.approx(1e-6)
     assert not moves_out(prices, 499e-6, 100)

@@ -67,7 +67,7 @@ def test_a_gap_is_compared_with_all_streams_alone_and_with_one_wholly_alone() ->
 def test_the_machines_own_unrest_is_told_while_somebody_is_protected() -> None:
     """Who compares gaps with the cap has to know what it was multiplied by."""
     figures = PromiseFigures()
-    figures.tick(Promise(limit_s=0.024, solo_s=0.020, jitter=1.3), 0.022)
+    figures.tick(Promise(limit_s=0.024, solo_s=0.020, noise=1.3), 0.022)
     assert figures.values()["jitter"] == 1.3
     figures.tick(Promise(), 0.022)
     assert figures.values()["jitter"] is None

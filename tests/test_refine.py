@@ -114,7 +114,7 @@ def test_where_graphs_are_captured_refined_steps_are_what_a_tick_costs() -> None
     """The decodes that launch and capture do not count here either."""
     machine = Machine(TRUTH, Clock())
     machine.eager_s, machine.captures_s = 0.002, 0.006
-    found = refined(machine, CostModel(KNOWN.computing, switch_s=0.002))[-1]
+    found = refined(machine, CostModel(KNOWN.computing, recapture_s=0.002))[-1]
     assert found.computing(3) == pytest.approx(TRUTH.computing(3))
 
 

@@ -97,7 +97,7 @@ def attrs_of(kind: type, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[A
 
 costs = attrs_of(CostModel)
 guards = attrs_of(
-    GuardMemory, credits=st.dictionaries(keys, numbers, max_size=3), loaded=st.booleans()
+    GuardMemory, budgets=st.dictionaries(keys, numbers, max_size=3), mixed=st.booleans()
 )
 memories = attrs_of(
     Memory,
@@ -119,8 +119,8 @@ states = attrs_of(
     measured=st.lists(
         attrs_of(
             MeasuredTick,
-            gaps=st.dictionaries(keys, numbers, max_size=3),
-            loaded=st.booleans(),
+            itl=st.dictionaries(keys, numbers, max_size=3),
+            mixed=st.booleans(),
         ),
         max_size=2,
     ).map(tuple),
@@ -184,7 +184,7 @@ def test_every_class_of_a_state_is_tried() -> None:
         (b"\xff", "not JSON"),
         (b"[1]", "no"),
         (b'{"hello": 1}', "header, tick, footer"),
-        (b'{"header": {"format": 99}}', f"99, this version reads {FORMAT}"),
+        (b'{"header": {"format": 99}}', f"99, this version reads 2 and {FORMAT}"),
         (b'{"footer": {"written": "many", "dropped": 0}}', "written"),
         (b'{"footer": {"written": 1, "dropped": 0, "burnt": 1}}', "burnt"),
         (b'{"footer": {"written": 1}}', "dropped"),
@@ -196,6 +196,28 @@ def test_what_is_no_trace_is_refused(text: bytes, said: str) -> None:
     """Half a state would be planned, but not to the same plan."""
     with pytest.raises(TraceError, match=said):
         decode(text)
+
+
+@pytest.mark.parametrize("bench_policy", ["contract,-ledger,-tally", "contract,-error-budget"])
+def test_names_of_the_format_before_are_read(bench_policy: str) -> None:
+    """Fields and parts of policies that were renamed; what stands in them is the same."""
+    header = decode(encode(evolve(HEADER, policy=bench_policy, format=2)))
+    assert isinstance(header, Header)
+    assert header.policy in ("contract,-error-budget,-accounting", "contract,-error-budget")
+    cost = CostModel(Staircase((1,), (0.01,)), used_cell_s=1e-6, recapture_s=0.002)
+    tick = traced(evolve(state(decoder(1)), prepared=True, memory=Memory(cost=cost)))
+    old = encode(tick).decode()
+    for now, before in (
+        ("prepared", "ahead"),
+        ("used_cell_s", "crowd_s"),
+        ("recapture_s", "switch_s"),
+        ("context_cells", "looked"),
+        ("budgets", "credits"),
+        ("isolated", "closed"),
+    ):
+        assert f'"{now}":' in old
+        old = old.replace(f'"{now}":', f'"{before}":')
+    assert decode(old.encode()) == tick
 
 
 # --- replay ---

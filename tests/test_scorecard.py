@@ -35,7 +35,7 @@ class Machine:
         self.metrics = Metrics(clock=lambda: self.now)
         self.card = Scorecard(self.metrics, interval_s, wall=lambda: 1_700_000_000 + self.now)
 
-    def work(self, *, tokens: int = 8, took_s: float = 0.020, gap_s: float = 0.020) -> None:
+    def work(self, *, tokens: int = 8, took_s: float = 0.020, itl_s: float = 0.020) -> None:
         """Compute one batch of which three rows are sampled, one of them copied."""
         self.metrics.tick(
             decode_tokens=3,
@@ -56,7 +56,7 @@ class Machine:
             cost=COST,
         )
         self.metrics.promise.tick(promise, took_s)
-        self.metrics.gap(gap_s, "interactive")
+        self.metrics.gap(itl_s, "interactive")
 
     def passes(self, seconds: float) -> dict[str, Any] | None:
         """Let time pass; return the line of the interval, if that is over."""
@@ -114,10 +114,10 @@ def test_a_line_says_nothing_about_the_time_before_it() -> None:
     """A slow minute is over when it is over, unlike in a figure since the start."""
     machine = Machine()
     for _ in range(50):
-        machine.work(gap_s=0.9)
+        machine.work(itl_s=0.9)
     slow = machine.passes(6)
     for _ in range(50):
-        machine.work(gap_s=0.02)
+        machine.work(itl_s=0.02)
     quick = machine.passes(6)
     assert slow is not None
     assert quick is not None

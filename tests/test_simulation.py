@@ -172,10 +172,10 @@ def test_where_decodes_overlap_the_next_tick_is_prepared_beside_the_one_that_run
     world = Simulation(contract, profile=built_in("h200"), recorder=recorder)
     world.submit(20, 50, client=1)
     world.run(5.0)
-    assert sum(tick.state.ahead for tick in ticks) > 45
+    assert sum(tick.state.prepared for tick in ticks) > 45
     ticks, recorder = recorded()
     Simulation(contract, profile=built_in("q4_0"), recorder=recorder).run(1.0)
-    assert not any(tick.state.ahead for tick in ticks)
+    assert not any(tick.state.prepared for tick in ticks)
 
 
 def test_where_decodes_overlap_a_token_is_published_beside_the_next_decode() -> None:
@@ -211,7 +211,7 @@ def test_the_machine_of_a_trace_overlaps_if_its_ticks_were_prepared() -> None:
 # --- the same work gives the same run, and nothing is lost ---
 
 
-def crowded(world: World) -> None:
+def beside_others(world: World) -> None:
     """People, pastes and a storm at once."""
     for client in range(3):
         world.storm(100 + client)
@@ -249,7 +249,7 @@ def test_the_same_seed_gives_the_same_run(machine: Profile) -> None:
     runs = []
     for seed in (1, 1, 2):
         world = world_of(profile=machine, seed=seed)
-        crowded(world)
+        beside_others(world)
         runs.append([s.token_times for s in world.requests])
     assert runs[0] == runs[1] != runs[2]
 
@@ -310,7 +310,7 @@ def test_a_first_token_came_when_its_tick_had_ended_and_not_when_that_was_forese
     view = SequenceView(1, "interactive", 5, 0, started=False, credit=9, arrived=0.0)
     began = SchedulerState(0.0, 0, (view,), 512, 1000)
     then = evolve(view, pending=1, computed=5, started=True, first_token_at=0.01)
-    behind = SchedulerState(0.01, 1, (then,), 512, 1000, ahead=True)
+    behind = SchedulerState(0.01, 1, (then,), 512, 1000, prepared=True)
     ticks = [
         TracedTick(began, Plan((PlanItem(1, 5, "prefill", ""),)), 0.5, 0.0, 0),
         TracedTick(behind, Plan((PlanItem(1, 1, "decode", ""),)), 0.1, 0.001, 0),

@@ -192,15 +192,15 @@ def shown(ticks: Iterable[TracedTick]) -> Counter[str]:
     for tick in ticks:
         state, plan, limit = tick.state, tick.plan, tick.plan.limit
         found["ticks"] += 1
-        found["prepared beside another"] += state.ahead
+        found["prepared beside another"] += state.prepared
         found["computed again"] += any(
             view.started and view.pending > 1 for view in state.sequences
         )
         found["parked"] += any(view.credit <= 0 for view in state.sequences)
         found["ballast"] += plan.ballast > 0
         found["extra rows"] += plan.extra_rows > 0
-        found["isolated"] += limit.closed
-        found["budgeted long"] += limit.rare and not limit.grant
+        found["isolated"] += limit.isolated
+        found["budgeted long"] += limit.long and not limit.grant
         found["floor grant"] += limit.grant
         found["within a target"] += "slo" in limit.reason
         found["newcomer"] += any(item.reason.startswith("newcomer") for item in plan.items)

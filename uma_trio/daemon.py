@@ -32,7 +32,15 @@ from uma_trio.engine.task import EngineDied, run_engine
 from uma_trio.machine import files_needed, settle
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
-from uma_trio.parts import (
+from uma_trio.policy.pipeline import Policy
+from uma_trio.service.service import Service, in_thread
+from uma_trio.sockets.listener import Listener, claim
+from uma_trio.telemetry import log
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.telemetry.scorekeeper import ScoreKeeper
+from uma_trio.telemetry.table_file import TableFile
+from uma_trio.text.frontend import FrontEnd
+from uma_trio.wiring import (
     Progress,
     bounds,
     chosen_policy,
@@ -43,15 +51,7 @@ from uma_trio.parts import (
     scorecard_file,
     unwritable,
 )
-from uma_trio.parts_http import http_port, http_server
-from uma_trio.policy.pipeline import Policy
-from uma_trio.service.service import Service, in_thread
-from uma_trio.sockets.listener import Listener, claim
-from uma_trio.telemetry import log
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.scorekeeper import ScoreKeeper
-from uma_trio.telemetry.table_file import TableFile
-from uma_trio.text.frontend import FrontEnd
+from uma_trio.wiring_http import http_port, http_server
 
 if TYPE_CHECKING:
     from uma_trio.http.listener import Listener as PortListener

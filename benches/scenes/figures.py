@@ -129,7 +129,7 @@ def staircases(into: Path | None) -> list[Path]:
         ("tokens in the batch", "times as long as one token"),
         f"0.5B shape, two cores with AVX-512; T(1): {times}. Dashed: the caps 1.2, 2 and 4",
         marks=True,
-        levels=(Contract().latency_cap, Contract().young_cap, Contract().pause_cap),
+        levels=(Contract().latency_cap, Contract().startup_cap, Contract().pause_cap),
         into=into,
     )
 

@@ -142,7 +142,7 @@ def _cannot_load(status: int, stderr: str) -> Finding:
 
 def check_policy(config: Config) -> list[Finding]:
     """See whether there is such a policy, and whether it can do without what is left out."""
-    from uma_trio.parts import chosen_policy
+    from uma_trio.wiring import chosen_policy
 
     try:
         chosen_policy(config)
@@ -220,7 +220,7 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
     from uma_trio.backend.gguf_header import read_header
     from uma_trio.backend.kv_memory import N_BATCH, available_memory, kv_bytes
     from uma_trio.backend.placement import Placement
-    from uma_trio.parts import model_path
+    from uma_trio.wiring import model_path
 
     n_ctx, kv_type = config.n_ctx, config.kv_type
     try:
@@ -250,7 +250,7 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
 def _prefix_cache(config: Config, header: GgufHeader) -> Finding:
     """Say what of a prompt can be used again, by the kind of the model's memory."""
     from uma_trio.backend.kv_memory import attention_only, sliding_window
-    from uma_trio.parts import prefix_bytes
+    from uma_trio.wiring import prefix_bytes
 
     budget = prefix_bytes(config)
     if not budget:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from uma_trio.backend.base import Backend
     from uma_trio.config.options import Config
     from uma_trio.costing.measured import Measured
-    from uma_trio.parts import Progress
     from uma_trio.policy.cost import CostModel
+    from uma_trio.wiring import Progress
 
 Load = Callable[["Config", "Progress | None"], "Backend"]
 
@@ -48,8 +48,8 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
     """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
     from uma_trio.backend.base import ModelError
     from uma_trio.costing.measured import measured_cost
-    from uma_trio.parts import chosen_policy, load_backend
     from uma_trio.policy.pipeline import needs_cost
+    from uma_trio.wiring import chosen_policy, load_backend
 
     if not needs_cost(chosen_policy(config)):
         # What is kept belongs to a set-up with a slot for ballast.
@@ -160,10 +160,10 @@ def summary(measured: Measured, most: int) -> list[str]:
         f"A person's prompt then goes in chunks of {cost.quickest(most)}, the best rate.",
         f"Decoders: {', '.join(f'{n}: {_figure(v)} ms' for n, v in ms.items())}.",
     ]
-    if cost.depth_s:
+    if cost.context_cell_s:
         lines.append(
-            f"Looking back at 1,000 tokens of its own adds {_figure(cost.depth_s * 1e6)} ms to a "
-            f"token, 1,000 of others {_figure(cost.crowd_s * 1e6)} ms."
+            f"Looking back at 1,000 tokens of its own adds {_figure(cost.context_cell_s * 1e6)} ms to a "
+            f"token, 1,000 of others {_figure(cost.used_cell_s * 1e6)} ms."
         )
     if 3 in ms and 4 in ms:
         if ms[4] < ms[3]:

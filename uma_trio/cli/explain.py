@@ -20,7 +20,7 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
-from uma_trio.cli.story import BALLAST, PARTS, aligned, sentences, shares, tick_table, worst_gap
+from uma_trio.cli.timeline import BALLAST, PARTS, aligned, sentences, shares, tick_table, worst_gap
 
 if TYPE_CHECKING:
     from uma_protocol import Explanation, StoryInfo
@@ -90,22 +90,22 @@ def _show(found: Explanation, request: int | None) -> None:
         out.print(f"{found.ticks_left_out} more ticks do not fit into one answer.")
 
 
-def _requests(stories: tuple[StoryInfo, ...]) -> list[dict[str, str]]:
+def _requests(timelines: tuple[StoryInfo, ...]) -> list[dict[str, str]]:
     """Return one row for each request; parts that took nobody's time are left out."""
-    parts = [shares(story) for story in stories]
+    parts = [shares(timeline) for timeline in timelines]
     shown = [name for name in PARTS if any(part[name] >= _LEAST_SHARE for part in parts)]
     return [
         {
-            "REQUEST": str(story.request),
-            "APP": _cut(harmless(story.app or "-")),
-            "LANE": story.lane,
-            "STATE": story.state,
-            "TIME": duration(story.total_ms / 1e3),
+            "REQUEST": str(timeline.request),
+            "APP": _cut(harmless(timeline.app or "-")),
+            "LANE": timeline.lane,
+            "STATE": timeline.state,
+            "TIME": duration(timeline.total_ms / 1e3),
             **{name.upper(): f"{part[name]:.0%}" for name in shown},
-            "TTFT": "-" if story.ttft_ms is None else duration(story.ttft_ms / 1e3),
-            "WORST GAP": "-" if story.worst_gap is None else worst_gap(story.worst_gap),
+            "TTFT": "-" if timeline.ttft_ms is None else duration(timeline.ttft_ms / 1e3),
+            "WORST GAP": "-" if timeline.worst_gap is None else worst_gap(timeline.worst_gap),
         }
-        for story, part in zip(stories, parts, strict=True)
+        for timeline, part in zip(timelines, parts, strict=True)
     ]
 
 

@@ -62,7 +62,7 @@ WARM_S, MOST_WARM = 0.02, 40
 # llama.cpp builds its graph anew for a new shape on any machine; of a tiny model that is a fifth of
 # a token, and yet only a tenth of a millisecond.
 IN_TURN, BY_ITSELF, NOTICED, UNCOUNTED = 3, 4, 0.12, 2
-LEAST_SWITCH_S = 0.0002
+LEAST_RECAPTURE_S = 0.0002
 SLOWEST_CAPTURED_S = 0.05  # a machine that needs longer for a token captures nothing
 # Looking back is measured by so many tokens behind so many cells at least: llama.cpp computes attention
 # over cells by the 256 (``get_n_kv``), so that fewer would show nothing. Where there is no time for that,
@@ -70,7 +70,7 @@ SLOWEST_CAPTURED_S = 0.05  # a machine that needs longer for a token captures no
 LOOKERS, SHALLOWEST, LOOKS = Shape(16), Shape(256), 2
 # A masked cell costs its check, which is easily lost in noise and yet adds up in a full cache: on two
 # AVX-512 cores a 20th of what it costs to look at one (1 token, 2,048 cells of others).
-LEAST_CROWD = 0.05
+LEAST_USED_SHARE = 0.05
 # In a wide tick looking back costs about this part: 1.5 us a token and cell with 64 tokens behind
 # 1,024 cells, 13.8 with 16 (same machine). There is no time to measure it at each start, and ticks soon
 # tell: too little is corrected by the first wide tick, too much would keep ticks from being wide.
@@ -84,11 +84,11 @@ def assume_looking_back(cost: CostModel, cell_s: float, *, whole_cache: bool) ->
     without flash attention, where a token pays for the `whole_cache`. Ticks correct it, from
     anything but nothing.
     """
-    if cost.depth_s or cost.crowd_s:
+    if cost.context_cell_s or cost.used_cell_s:
         return cost
-    crowd_s = cell_s if whole_cache else LEAST_CROWD * cell_s
-    own_s = cell_s - crowd_s
-    return evolve(cost, depth_s=own_s, wide_depth_s=own_s, crowd_s=crowd_s)
+    used_cell_s = cell_s if whole_cache else LEAST_USED_SHARE * cell_s
+    own_s = cell_s - used_cell_s
+    return evolve(cost, context_cell_s=own_s, wide_context_cell_s=own_s, used_cell_s=used_cell_s)
 
 
 class Calibration:
@@ -98,7 +98,7 @@ class Calibration:
         self._clock = clock
         self._watch = Stopwatch(backend, clock)
         self._samples = Samples()
-        self._switch_s = self._depth_s = self._crowd_s = 0.0
+        self._recapture_s = self._context_cell_s = self._used_cell_s = 0.0
 
     def measure(self, deadline_s: float = DEADLINE_S) -> CostModel:
         """Return the model of this machine, after `deadline_s` at the most.
@@ -113,8 +113,8 @@ class Calibration:
         first_s = max(LEAST_S, self._clock() - began)
         self._watch.deadline = deadline
         try:
-            self._switch_s = self._switching()
-            self._watch.uncounted = UNCOUNTED if self._switch_s else 0
+            self._recapture_s = self._switching()
+            self._watch.uncounted = UNCOUNTED if self._recapture_s else 0
             self._look(deadline, NEEDED)
             self._look(deadline, ORDER, FIRST_LOOK, DEAREST * deadline_s)
             self._look_back(deadline)
@@ -134,10 +134,10 @@ class Calibration:
         return CostModel(
             computing,
             Staircase(tuple(rows), tuple(rows.values())),
-            depth_s=self._depth_s,
-            wide_depth_s=WIDE_SHARE * self._depth_s,
-            crowd_s=self._crowd_s,
-            switch_s=self._switch_s,
+            context_cell_s=self._context_cell_s,
+            wide_context_cell_s=WIDE_SHARE * self._context_cell_s,
+            used_cell_s=self._used_cell_s,
+            recapture_s=self._recapture_s,
         )
 
     def _switching(self) -> float:
@@ -164,7 +164,7 @@ class Calibration:
             return 0.0
         apart = sum(min([time(s) for _ in range(BY_ITSELF)][-2:]) for s in (ONE, TWO))
         extra = (two_s + one_s - apart) / 2
-        return extra if extra > max(NOTICED * token_s, LEAST_SWITCH_S) else 0.0
+        return extra if extra > max(NOTICED * token_s, LEAST_RECAPTURE_S) else 0.0
 
     def _in_turn(self) -> tuple[float, float]:
         """Return what two tokens and one take at best, each after the other; the first to warm."""
@@ -215,17 +215,20 @@ class Calibration:
         if watch.n_slots < 2 or not chunks:
             return
         chunk = max(chunks, key=lambda shape: shape.tokens)
-        resident = chunk.tokens
-        filling, looking, crowded = watch.beside(resident, LOOKERS.tokens, LOOKS)
+        used_cells = chunk.tokens
+        filling, looking, beside_others = watch.beside(used_cells, LOOKERS.tokens, LOOKS)
         if not watch.uncounted:
             self._samples.add(chunk, filling)
         self._samples.add(LOOKERS, watch.sample(LOOKERS))
         empty = self._samples.seconds(LOOKERS)
-        cells = resident * LOOKERS.tokens
-        crowd_s = min(max(0.0, crowded - empty), max(0.0, looking - empty)) / cells
-        depth_s = max(0.0, looking - empty) / cells - crowd_s
-        if np.isfinite(depth_s):
-            self._depth_s, self._crowd_s = depth_s, max(crowd_s, LEAST_CROWD * depth_s)
+        cells = used_cells * LOOKERS.tokens
+        used_cell_s = min(max(0.0, beside_others - empty), max(0.0, looking - empty)) / cells
+        context_cell_s = max(0.0, looking - empty) / cells - used_cell_s
+        if np.isfinite(context_cell_s):
+            self._context_cell_s, self._used_cell_s = (
+                context_cell_s,
+                max(used_cell_s, LEAST_USED_SHARE * context_cell_s),
+            )
 
     def _expected(self, shape: Shape) -> float:
         """Return about how long a sample of `shape` will take, by its neighbours."""

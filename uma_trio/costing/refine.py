@@ -48,7 +48,7 @@ class Refinement:
 
         None when there is nothing to look at. A sample that is interrupted is lost.
         """
-        self._watch.uncounted = UNCOUNTED if cost.switch_s else 0
+        self._watch.uncounted = UNCOUNTED if cost.recapture_s else 0
         shape = self._next(cost, LONGEST_S if interruptible else UNNOTICED_S)
         if shape is None:
             return None

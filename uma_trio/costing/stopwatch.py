@@ -84,22 +84,22 @@ class Stopwatch:
             took.append(self.time(shape))
         return min(took)
 
-    def beside(self, resident: int, n_tokens: int, times: int) -> tuple[float, float, float]:
+    def beside(self, used_cells: int, n_tokens: int, times: int) -> tuple[float, float, float]:
         """Return the seconds of `resident` tokens, of `n_tokens` that look back at them, of others.
 
         The others are of a sequence of their own, which shares the cache with those cells. The
         latter two are the quickest of so many `times`.
         """
-        looking, crowded = [], []
+        looking, beside_others = [], []
         try:
-            filling = self._decode([(0, 0, resident)])
+            filling = self._decode([(0, 0, used_cells)])
             for _ in range(times + self.uncounted):
-                looking.append(self._decode_and_drop(0, resident, n_tokens))
+                looking.append(self._decode_and_drop(0, used_cells, n_tokens))
             for _ in range(times + self.uncounted):
-                crowded.append(self._decode_and_drop(1, 0, n_tokens))
+                beside_others.append(self._decode_and_drop(1, 0, n_tokens))
         finally:
             self._backend.kv_remove(0)
-        return filling, min(looking[self.uncounted :]), min(crowded[self.uncounted :])
+        return filling, min(looking[self.uncounted :]), min(beside_others[self.uncounted :])
 
     def _decode_and_drop(self, slot: int, position: int, n_tokens: int) -> float:
         took = self._decode([(slot, position, n_tokens)])

@@ -31,10 +31,10 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     computing: dict[int, float]
     output: dict[int, float]
-    depth_s: float
-    wide_depth_s: float
-    crowd_s: float
-    switch_s: float
+    context_cell_s: float
+    wide_context_cell_s: float
+    used_cell_s: float
+    recapture_s: float
 
 
 def cache_folder() -> Path:
@@ -84,10 +84,10 @@ def recall(path: Path, weight_bytes: float = 0.0) -> CostModel | None:
     model = CostModel(
         _staircase(stored.computing),
         output=_staircase(stored.output or {1: 0.0}),
-        depth_s=stored.depth_s,
-        wide_depth_s=stored.wide_depth_s,
-        crowd_s=stored.crowd_s,
-        switch_s=stored.switch_s,
+        context_cell_s=stored.context_cell_s,
+        wide_context_cell_s=stored.wide_context_cell_s,
+        used_cell_s=stored.used_cell_s,
+        recapture_s=stored.recapture_s,
     )
     why = implausible(model, weight_bytes)
     if why is not None:
@@ -102,10 +102,10 @@ def remember(path: Path, model: CostModel, weight_bytes: float = 0.0) -> None:
     stored = _Stored(
         computing=dict(model.table()),
         output=dict(model.output.table()),
-        depth_s=model.depth_s,
-        wide_depth_s=model.wide_depth_s,
-        crowd_s=model.crowd_s,
-        switch_s=model.switch_s,
+        context_cell_s=model.context_cell_s,
+        wide_context_cell_s=model.wide_context_cell_s,
+        used_cell_s=model.used_cell_s,
+        recapture_s=model.recapture_s,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ class Engine:
             scratch=settings.scratch_slots > 0,
             keeps_high_water=settings.keeps_high_water,
         )
-        self._publisher = Publisher(outlet, metrics, settings.contract.young_s)
+        self._publisher = Publisher(outlet, metrics, settings.contract.startup_s)
         self.prefix = PrefixCache(
             backend,
             settings.prefix_bytes,
@@ -149,7 +149,7 @@ class Engine:
         messages = self._inbox.drain()
         tick = self._prepared(messages) or self._planned(messages, began)
         # Whoever had the last answer hears of it during the next decode, and may ask again.
-        if tick is None or not (tick.state.riders or tick.state.before.company):
+        if tick is None or not (tick.state.best_effort or tick.state.before.contended):
             self._kv.settle()
         if tick is None:
             self.publish()

@@ -69,7 +69,7 @@ class Targets:
     """What an application asked for: seconds to the first token, seconds between tokens."""
 
     ttft_s: float | None = None
-    gap_s: float | None = None
+    itl_s: float | None = None
 
 
 class Sink(Protocol):

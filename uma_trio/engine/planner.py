@@ -57,7 +57,7 @@ class EngineSettings:
     @property
     def keeps_high_water(self) -> bool:
         """Whether a change of the KV high-water mark makes ticks slow, by what was measured."""
-        return self.cost is not None and self.cost.switch_s > 0
+        return self.cost is not None and self.cost.recapture_s > 0
 
 
 class Planner:
@@ -217,7 +217,7 @@ class Planner:
             high_water=high_water,
             before=before,
             measured=measured,
-            ahead=computing is not None,
+            prepared=computing is not None,
             memory=memory,
         )
 

@@ -99,7 +99,7 @@ class Publisher:
         if itl_s is None:
             return
         metrics.gap(itl_s, delivery.lane)
-        metrics.promise.compare("tbt", itl_s, targets.gap_s)
+        metrics.promise.compare("tbt", itl_s, targets.itl_s)
         if delivery.lane == "interactive":
             if delivery.nth - len(delivery.tokens) < FIRST_FEW <= delivery.nth:
                 metrics.promise.first_five(waited)
@@ -119,7 +119,7 @@ class Publisher:
     def _end_startup(self, handle: int) -> None:
         worst = self._worst.pop(handle, None)
         if worst is not None:
-            self._metrics.promise.young_pause(worst)
+            self._metrics.promise.startup_itl(worst)
 
 
 def _items(delivery: Delivery) -> list[tuple[Sink, StreamItem]]:

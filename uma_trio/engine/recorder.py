@@ -157,13 +157,13 @@ class Recorder:
             timeline.parked_s += now - timeline.parked_at
             timeline.parked_at = None
 
-    def sampled(self, handle: int, gap_s: float | None) -> None:
+    def sampled(self, handle: int, itl_s: float | None) -> None:
         """The latest tick gave it a token, `gap_s` after the one before."""
         timeline = self._live[handle]
-        if gap_s is not None and (timeline.worst is None or gap_s > timeline.worst.seconds):
+        if itl_s is not None and (timeline.worst is None or itl_s > timeline.worst.seconds):
             tick = self._ticks[-1]
             ((reason, _),) = timeline.missed.most_common(1) or ((tick.limit.reason, 0),)
-            timeline.worst = Gap(gap_s, tick, reason, timeline.missed.total())
+            timeline.worst = Gap(itl_s, tick, reason, timeline.missed.total())
         if timeline.missed:
             timeline.missed = Counter()
 

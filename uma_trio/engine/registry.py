@@ -71,7 +71,7 @@ class Registry:
                     other.passed_over += 1
 
     @property
-    def crowded(self) -> bool:
+    def beside_others(self) -> bool:
         """Whether a person waits for a place while background requests have theirs."""
         held = any(sequence.lane == "background" for sequence in self.running.values())
         return held and any(sequence.lane == "interactive" for sequence in self._in_line())
@@ -93,7 +93,7 @@ class Registry:
             return False
         if self.kv.free_slots > 0 and not self._declined:
             return True
-        return self.crowded or self.obstructed(now)
+        return self.beside_others or self.obstructed(now)
 
     def admission(self, now: float) -> AdmissionState:
         """Return what admission may see. Who was preempted and is still parked is not in line."""

@@ -91,7 +91,7 @@ class Sequence:
             arrived=submit.submitted,
             client=submit.client,
             target_ttft_s=submit.targets.ttft_s,
-            target_gap_s=submit.targets.gap_s,
+            target_itl_s=submit.targets.itl_s,
         )
         self.drafts: tuple[int, ...] = ()
         self.slot = NO_SLOT

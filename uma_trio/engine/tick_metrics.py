@@ -58,7 +58,7 @@ def promise(tick: Tick) -> Promise:
         infeasible=guard.infeasible,
         background_share=guard.share,
         bmt_budget=state.contract.bmt_budget or 0.0,
-        jitter=guard.jitter,
+        noise=guard.noise,
         cost=cost,
     )
 

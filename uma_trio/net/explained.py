@@ -76,13 +76,13 @@ def told(
             "nothing is known of that request, or not any more; `explain` without one lists them",
         )
     room = MAX_BYTES
-    stories: list[StoryInfo] = []
+    timelines: list[StoryInfo] = []
     for record in reversed(recorded.requests):
-        story = _story(record, recorded.now, directory, text)
-        room -= len(msgspec.json.encode(story)) + 1
+        timeline = _timeline(record, recorded.now, directory, text)
+        room -= len(msgspec.json.encode(timeline)) + 1
         if room < 0:
             break
-        stories.append(story)
+        timelines.append(timeline)
     ticks: dict[int, TickInfo] = {}
     for i in _from_the_middle(request, recorded):
         tick = _tick(recorded.ticks[i], recorded.now)
@@ -91,7 +91,7 @@ def told(
             break
         ticks[i] = tick
     return Explanation(
-        tuple(reversed(stories)),
+        tuple(reversed(timelines)),
         tuple(ticks[i] for i in sorted(ticks)),
         len(recorded.ticks) - len(ticks),
     )
@@ -106,7 +106,7 @@ def _from_the_middle(request: Explain, recorded: Recorded) -> list[int]:
     return sorted(range(len(recorded.ticks)), key=lambda i: abs(i - middle))
 
 
-def _story(record: RequestRecord, now: float, directory: Directory, text: Text) -> StoryInfo:
+def _timeline(record: RequestRecord, now: float, directory: Directory, text: Text) -> StoryInfo:
     until = now if record.ended is None else record.ended
     admitted = until if record.admitted is None else record.admitted
     first = record.first_token

@@ -18,22 +18,24 @@ from uma_trio.policy.state import GuardMemory, MeasuredTick, Memory, SchedulerSt
 def planned_work(state: SchedulerState, plan: Plan) -> Work:
     """Return what of `plan` costs time, ballast included."""
     views = state.views
-    tokens, rows, looked = plan.ballast, plan.ballast + plan.extra_rows, 0
+    tokens, rows, context_cells = plan.ballast, plan.ballast + plan.extra_rows, 0
     for item in plan.items:
         view, n = views[item.key], item.n_tokens
         tokens += n
         rows += view.rows(n, item.n_drafts)
-        looked += n * view.computed
-    return Work(tokens, rows, looked, state.resident, bool(state.riders), state.before.shape)
+        context_cells += n * view.computed
+    return Work(
+        tokens, rows, context_cells, state.used_cells, bool(state.best_effort), state.before.shape
+    )
 
 
 def as_measured(
-    plan: Plan, work: Work, decode_s: float, host_s: float, gaps: Mapping[int, float]
+    plan: Plan, work: Work, decode_s: float, host_s: float, itl: Mapping[int, float]
 ) -> MeasuredTick:
     """Return the tick of `plan` as it is to be learnt from."""
     guard = plan.memory.guard
     return MeasuredTick(
-        decode_s, host_s, work, gaps, plan.limit.solo_s, guard.loaded, guard.background
+        decode_s, host_s, work, itl, plan.limit.solo_s, guard.mixed, guard.background
     )
 
 
@@ -50,7 +52,7 @@ def moved_bytes(state: SchedulerState, plan: Plan) -> float:
     return state.traffic.moved(plan.n_tokens + plan.ballast, cells)
 
 
-def tally(state: SchedulerState, plan: Plan) -> Plan:
+def account(state: SchedulerState, plan: Plan) -> Plan:
     """Predict the tick, book it to its clients, and note what rode along for the guard."""
     cost = plan.memory.cost
     if not plan.items:
@@ -65,28 +67,33 @@ def tally(state: SchedulerState, plan: Plan) -> Plan:
 
 def _booked(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: float) -> Memory:
     """Book the tick: all of it to the clients, what rode along to the lanes, by their weights."""
-    views, riders, contract, memory = state.views, state.riders, state.contract, plan.memory
+    views, best_effort, contract, memory = (
+        state.views,
+        state.best_effort,
+        state.contract,
+        plan.memory,
+    )
     weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
     used_s = lift(memory.used_s, state.clients, ahead_s)
-    lane_s = lift(memory.lane_s, {view.lane for view in riders.values()})
+    lane_s = lift(memory.lane_s, {view.lane for view in best_effort.values()})
     rode = others = 0
     for item in plan.items:
         view, seconds = views[item.key], per_token_s * item.n_tokens
         used_s[view.client] += seconds
-        if item.key in riders:
+        if item.key in best_effort:
             lane_s[view.lane] += seconds / weight[view.lane]
             rode += item.n_tokens
             others += 0 if is_newcomer(view, contract.newcomer_tokens) else item.n_tokens
     guard = _noted(
         memory.guard,
-        loaded=rode > 0,
+        mixed=rode > 0,
         background=others / max(1, rode),
     )
     return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
 
 
-def _noted(guard: GuardMemory, *, loaded: bool, background: float) -> GuardMemory:
+def _noted(guard: GuardMemory, *, mixed: bool, background: float) -> GuardMemory:
     """Note for the guard whether anything rode along, and what part of it was no newcomer's."""
-    if (loaded, background) == (guard.loaded, guard.background):
+    if (mixed, background) == (guard.mixed, guard.background):
         return guard
-    return evolve(guard, loaded=loaded, background=background)
+    return evolve(guard, mixed=mixed, background=background)

@@ -56,8 +56,8 @@ def _problems(cost: CostModel, weight_bytes: float) -> Iterator[str]:
 
 def _others(cost: CostModel) -> dict[str, float]:
     return {
-        "depth_s": cost.depth_s,
-        "wide_depth_s": cost.wide_depth_s,
-        "crowd_s": cost.crowd_s,
-        "switch_s": cost.switch_s,
+        "context_cell_s": cost.context_cell_s,
+        "wide_context_cell_s": cost.wide_context_cell_s,
+        "used_cell_s": cost.used_cell_s,
+        "recapture_s": cost.recapture_s,
     }

@@ -124,9 +124,9 @@ class Work:
 
     tokens: int
     rows: int = 1
-    looked: int = 0
-    resident: int = 0
-    company: bool = False
+    context_cells: int = 0
+    used_cells: int = 0
+    contended: bool = False
     after: tuple[int, int] | None = None
 
     @property
@@ -134,14 +134,14 @@ class Work:
         """What decides whether the backend can use the graph of the tick before again."""
         return self.tokens, self.rows
 
-    def plus(self, tokens: int, rows: int = 0, looked: int = 0) -> Work:
+    def plus(self, tokens: int, rows: int = 0, context_cells: int = 0) -> Work:
         """Return this work with more of it in the same context."""
         return Work(
             self.tokens + tokens,
             self.rows + rows,
-            self.looked + looked,
-            self.resident,
-            self.company,
+            self.context_cells + context_cells,
+            self.used_cells,
+            self.contended,
             self.after,
         )
 
@@ -157,13 +157,13 @@ class CostModel:
 
     computing: Staircase
     output: Staircase = field(factory=lambda: Staircase((1,), (0.0,)))
-    depth_s: float = 0.0
-    wide_depth_s: float = 0.0
-    crowd_s: float = 0.0
-    switch_s: float = 0.0
+    context_cell_s: float = 0.0
+    wide_context_cell_s: float = 0.0
+    used_cell_s: float = 0.0
+    recapture_s: float = 0.0
     scale: float = 1.0
     host_s: float = 0.0
-    company_s: float = 0.0
+    contended_host_s: float = 0.0
     error: float = 0.0
     table_error: float = 0.0
     measured: Staircase = field(default=Factory(lambda self: self.computing, takes_self=True))
@@ -183,18 +183,20 @@ class CostModel:
         """The numbers of tokens at which it knows the time; between them it is a line."""
         return self.computing.at
 
-    def seconds(self, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0) -> float:
+    def seconds(self, work: Work, tokens: int = 0, rows: int = 0, context_cells: int = 0) -> float:
         """Return how long a tick should take from decode to decode: `work`, and so much more."""
         table = self.measured if self.fell_back else self.computing
-        return self.scale * self._by(table, work, tokens, rows, looked) + self.between_s(work)
+        return self.scale * self._by(table, work, tokens, rows, context_cells) + self.between_s(
+            work
+        )
 
     def between_s(self, work: Work) -> float:
         """Return what passes between the decode before `work` and its own.
 
         As long as it is not known for such work, what it is in the other company.
         """
-        known = self.company_s if work.company else self.host_s
-        return known or self.host_s or self.company_s  # 0 is what is not known yet
+        known = self.contended_host_s if work.contended else self.host_s
+        return known or self.host_s or self.contended_host_s  # 0 is what is not known yet
 
     def at_least(self, tokens: int) -> float:
         """Return what a tick of so many tokens takes at the least, whatever else is in it.
@@ -203,7 +205,7 @@ class CostModel:
         than one, that is less than nothing.
         """
         table = self.measured if self.fell_back else self.computing
-        between_s = min(self.host_s or self.company_s, self.company_s or self.host_s)
+        between_s = min(self.host_s or self.contended_host_s, self.contended_host_s or self.host_s)
         computing_s = table(tokens)
         saved_s = max(min(0.0, *self.output.seconds), -MOST_SAVED * computing_s)
         return self.scale * (computing_s + saved_s) + between_s
@@ -214,14 +216,20 @@ class CostModel:
         return math.exp(CAREFUL_ERRORS * min(self.error, UNTRUSTED_ERROR))
 
     def _by(
-        self, table: Staircase, work: Work, tokens: int = 0, rows: int = 0, looked: int = 0
+        self, table: Staircase, work: Work, tokens: int = 0, rows: int = 0, context_cells: int = 0
     ) -> float:
-        tokens, rows, looked = work.tokens + tokens, work.rows + rows, work.looked + looked
-        depth_s = self.wide_depth_s if tokens >= WIDE_ROWS else self.depth_s
+        tokens, rows, context_cells = (
+            work.tokens + tokens,
+            work.rows + rows,
+            work.context_cells + context_cells,
+        )
+        context_cell_s = self.wide_context_cell_s if tokens >= WIDE_ROWS else self.context_cell_s
         computing_s = table(tokens)
-        seconds = computing_s + (depth_s * looked + self.crowd_s * tokens * work.resident)
-        if self.switch_s and work.after is not None and work.after != (tokens, rows):
-            seconds += self.switch_s
+        seconds = computing_s + (
+            context_cell_s * context_cells + self.used_cell_s * tokens * work.used_cells
+        )
+        if self.recapture_s and work.after is not None and work.after != (tokens, rows):
+            seconds += self.recapture_s
         if rows > 1:
             seconds += max(self.output(rows), -MOST_SAVED * computing_s)
         return seconds
@@ -251,8 +259,10 @@ class CostModel:
             return evolve(model, error=error, table_error=table_error)
         low, high = SCALE_BOUNDS
         wide = work.tokens >= WIDE_ROWS
-        depth_s = self.wide_depth_s if wide else self.depth_s
-        blame = (depth_s * work.looked + self.crowd_s * work.tokens * work.resident) / expected
+        context_cell_s = self.wide_context_cell_s if wide else self.context_cell_s
+        blame = (
+            context_cell_s * work.context_cells + self.used_cell_s * work.tokens * work.used_cells
+        ) / expected
         deeper = math.exp(DEPTH_RATE * blame * miss)
         between_s = self.between_s(work)
         between_s += SCALE_RATE * (min(host_s, decode_s) - between_s)
@@ -263,12 +273,12 @@ class CostModel:
             computing=self.computing.corrected(
                 work.tokens, math.exp(step_rate * (1.0 - blame) * miss), self.measured
             ),
-            depth_s=self.depth_s * (1.0 if wide else deeper),
-            wide_depth_s=self.wide_depth_s * (deeper if wide else 1.0),
-            crowd_s=self.crowd_s * deeper,
+            context_cell_s=self.context_cell_s * (1.0 if wide else deeper),
+            wide_context_cell_s=self.wide_context_cell_s * (deeper if wide else 1.0),
+            used_cell_s=self.used_cell_s * deeper,
             scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
-            host_s=self.host_s if work.company else between_s,
-            company_s=between_s if work.company else self.company_s,
+            host_s=self.host_s if work.contended else between_s,
+            contended_host_s=between_s if work.contended else self.contended_host_s,
         )
 
     def _quicker(self, factor: float) -> CostModel:
@@ -289,10 +299,10 @@ class CostModel:
             computing=self.computing.times(factor),
             measured=self.measured.times(factor),
             output=self.output.times(factor),
-            depth_s=self.depth_s * factor,
-            wide_depth_s=self.wide_depth_s * factor,
-            crowd_s=self.crowd_s * factor,
-            switch_s=self.switch_s * factor,
+            context_cell_s=self.context_cell_s * factor,
+            wide_context_cell_s=self.wide_context_cell_s * factor,
+            used_cell_s=self.used_cell_s * factor,
+            recapture_s=self.recapture_s * factor,
         )
 
     def plateau(self, largest: int) -> int:
@@ -310,7 +320,7 @@ class CostModel:
 
     def _rates(self, largest: int) -> dict[int, float]:
         counts = [n for n in self.steps if n <= largest] or [largest]
-        between_s = self.company_s or self.host_s
+        between_s = self.contended_host_s or self.host_s
         return {n: n / (self.computing(n) + between_s) for n in counts}
 
     def settled(self) -> CostModel:
@@ -320,7 +330,7 @@ class CostModel:
             now,
             scale=1.0,
             host_s=0.0,
-            company_s=0.0,
+            contended_host_s=0.0,
             error=0.0,
             table_error=0.0,
             measured=now.computing,

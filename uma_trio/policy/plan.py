@@ -48,9 +48,9 @@ class Limit:
     seconds: float
     reason: str
     solo_s: float = 0.0
-    rare: bool = False
+    long: bool = False
     newcomer_s: float = math.inf
-    closed: bool = False
+    isolated: bool = False
     grant: bool = False
 
 

@@ -2,22 +2,58 @@
 
 Every float comes back as the float it was: finite ones are written with as many digits as that
 takes, the others, which JSON does not have, as words. A field that is not known is refused, since
-a plan made from half a state would not be the same plan.
+a plan made from half a state would not be the same plan. Traces of the format before this one are
+read, too: it had other names for some fields and parts of a policy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from cattrs import BaseValidationError, Converter, transform_error
+from cattrs.gen import make_dict_structure_fn
 
-from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import Contract, SchedulerState
+from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.plan import Limit, Plan
+from uma_trio.policy.state import (
+    Contract,
+    GuardMemory,
+    MeasuredTick,
+    SchedulerState,
+    SequenceView,
+)
 
-FORMAT = 2
+FORMAT = 3
+_FORMATS = (2, FORMAT)
+# What format 2 called the fields of each class, inner classes first, and the parts of a policy.
+_NAMES_OF_2: dict[type, dict[str, str]] = {
+    Work: {"looked": "context_cells", "resident": "used_cells", "company": "contended"},
+    CostModel: {
+        "depth_s": "context_cell_s",
+        "wide_depth_s": "wide_context_cell_s",
+        "crowd_s": "used_cell_s",
+        "switch_s": "recapture_s",
+        "company_s": "contended_host_s",
+    },
+    MeasuredTick: {"gaps": "itl", "loaded": "mixed"},
+    GuardMemory: {
+        "credits": "budgets",
+        "jitter": "noise",
+        "loaded": "mixed",
+        "loaded_ticks": "mixed_ticks",
+        "closed_ticks": "isolated_ticks",
+        "rare": "long",
+    },
+    Contract: {"young_cap": "startup_cap", "young_s": "startup_s"},
+    Limit: {"rare": "long", "closed": "isolated"},
+    SequenceView: {"target_gap_s": "target_itl_s"},
+    SchedulerState: {"ahead": "prepared"},
+}
+_PARTS_OF_2 = {"ledger": "error-budget", "tally": "accounting"}
 
 
 class TraceError(Exception):
@@ -87,10 +123,14 @@ def decode(text: bytes) -> Line:
     if name not in _KINDS:
         message = f"it is not a line of a trace, which has {', '.join(_KINDS)}"
         raise TraceError(message)
-    if name == "header" and isinstance(body, dict) and body.get("format") != FORMAT:
-        message = f"its format is {body.get('format')}, this version reads {FORMAT}"
+    if name == "header" and isinstance(body, dict) and body.get("format") not in _FORMATS:
+        known = " and ".join(map(str, _FORMATS))
+        message = f"its format is {body.get('format')}, this version reads {known}"
         raise TraceError(message)
     line: Line = structured(body, _KINDS[name])
+    if isinstance(line, Header) and line.format == 2:
+        policy, *left_out = line.policy.split(",-")
+        line = evolve(line, policy=",-".join([policy, *(_PARTS_OF_2.get(p, p) for p in left_out)]))
     return line
 
 
@@ -113,5 +153,19 @@ def _float(value: float) -> float | str:
     return value if math.isfinite(value) else repr(value)
 
 
+def _reads_names_of_2(kind: type[_T], names: dict[str, str]) -> Callable[[Any, Any], _T]:
+    """Return what structures `kind`, also where its fields have the names of format 2."""
+    structure = make_dict_structure_fn(kind, _converter, _cattrs_forbid_extra_keys=True)
+
+    def hook(body: Any, _: Any) -> _T:
+        if isinstance(body, dict) and not names.keys().isdisjoint(body):
+            body = {names.get(name, name): value for name, value in body.items()}
+        return structure(body, kind)
+
+    return hook
+
+
 _converter = Converter(forbid_extra_keys=True)
 _converter.register_unstructure_hook(float, _float)
+for _kind, _names in _NAMES_OF_2.items():
+    _converter.register_structure_hook(_kind, _reads_names_of_2(_kind, _names))

@@ -38,12 +38,12 @@ class Prices:
 
     save_s: float
     restore_s: float
-    crowd_s: float
+    used_cell_s: float
 
 
 def rent(prices: Prices, tokens: int, cells: int) -> float:
     """Return what a tick of `tokens` pays for `cells` that only an idle leaf keeps in its span."""
-    return prices.crowd_s * tokens * cells
+    return prices.used_cell_s * tokens * cells
 
 
 def moves_out(prices: Prices, paid_s: float, cells: int) -> bool:

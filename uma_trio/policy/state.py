@@ -33,7 +33,7 @@ class SequenceView:
     first_token_at: float | None = None
     last_token_at: float | None = None
     target_ttft_s: float | None = None  # what its application asked for
-    target_gap_s: float | None = None
+    target_itl_s: float | None = None
     drafted: int = 0
     cached: int = 0
 
@@ -116,9 +116,9 @@ class MeasuredTick:
     decode_s: float = 0.0
     host_s: float = 0.0  # between the decode before it and its own
     work: Work = NO_WORK
-    gaps: Mapping[int, float] = field(factory=dict)
+    itl: Mapping[int, float] = field(factory=dict)
     solo_s: float = 0.0
-    loaded: bool = False
+    mixed: bool = False
     background: float = 0.0
 
     @property
@@ -139,8 +139,8 @@ class Contract:
 
     latency_cap: float = 1.2
     pause_cap: float = 4.0
-    young_cap: float = 2.0
-    young_s: float = 3.0
+    startup_cap: float = 2.0
+    startup_s: float = 3.0
     background_floor: float = 0.05
     newcomer_tokens: int = 512
     interactive_weight: float = 10.0  # how lanes share what is left beside the streams
@@ -160,16 +160,16 @@ class GuardMemory:
     limit was.
     """
 
-    credits: Mapping[int, float] = field(factory=dict)
-    jitter: float = 1.0
-    loaded: bool = False
-    loaded_ticks: int = 0  # in a row, since the streams last ran alone
-    closed_ticks: int = 0  # still to come, so that the streams run alone
+    budgets: Mapping[int, float] = field(factory=dict)
+    noise: float = 1.0
+    mixed: bool = False
+    mixed_ticks: int = 0  # in a row, since the streams last ran alone
+    isolated_ticks: int = 0  # still to come, so that the streams run alone
     background: float = 0.0
     share: float = 1.0
     newcomers: float = 0.0
     since_grant: int = 1_000_000
-    rare: bool = False
+    long: bool = False
     floor_grants: int = 0
     infeasible: int = 0
 
@@ -228,7 +228,7 @@ class SchedulerState:
     high_water: int | None = None  # cells that a tick spans, where others than these hold some
     before: Work = NO_WORK  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()
-    ahead: bool = False
+    prepared: bool = False
     memory: Memory = field(factory=Memory)
 
     @cached_property
@@ -242,7 +242,7 @@ class SchedulerState:
         return tuple([view for view in self.sequences if view.protected])
 
     @cached_property
-    def riders(self) -> Mapping[int, SequenceView]:
+    def best_effort(self) -> Mapping[int, SequenceView]:
         """Everyone else who can use machine time now, by key."""
         read = {view.key for view in self.protected}
         return {v.key: v for v in self.sequences if v.credit > 0 and v.key not in read}
@@ -253,7 +253,7 @@ class SchedulerState:
         return frozenset([view.client for view in self.sequences if view.credit > 0])
 
     @cached_property
-    def resident(self) -> int:
+    def used_cells(self) -> int:
         """How many KV cells a tick spans, whosever they are."""
         if self.high_water is not None:
             return self.high_water

@@ -50,8 +50,8 @@ class Load:
             rows += item.n_tokens == view.pending
             own += item.n_tokens * view.computed + item.n_tokens * item.n_tokens // 2
         n = plan.n_tokens + plan.ballast
-        resident = sum(view.computed for view in state.sequences)
-        return cls((n, rows + plan.ballast), own, float(n * resident))
+        used_cells = sum(view.computed for view in state.sequences)
+        return cls((n, rows + plan.ballast), own, float(n * used_cells))
 
 
 @frozen
@@ -194,7 +194,7 @@ def profile(ticks: Sequence[TracedTick]) -> Profile:
 
     believed = ticks[0].state.memory.cost or CostModel(fitted.between, host_s=typical)
     name = f"a trace of {len(ticks)} ticks"
-    overlaps = any(tick.state.ahead for tick in ticks)
+    overlaps = any(tick.state.prepared for tick in ticks)
     return Profile(name, cost, believed, scatter, Nearby(pauses, typical), overlaps)
 
 

@@ -13,7 +13,7 @@ from uma_trio.policy.state import Contract
 Times = Sequence[float]
 """When each token of one stream came, in seconds of any clock, in order."""
 
-STARTUP_S = Contract().young_s
+STARTUP_S = Contract().startup_s
 
 
 def percentile(values: Sequence[float], q: float) -> float:

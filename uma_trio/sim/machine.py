@@ -142,7 +142,7 @@ def modelled(
 
     A policy starts with `model` too, unless it is to have `believed` something else.
     """
-    decode = evolve(model, host_s=0.0, company_s=0.0)
+    decode = evolve(model, host_s=0.0, contended_host_s=0.0)
     return Profile(
         name,
         lambda work, _state, _plan: decode.seconds(work),
@@ -175,4 +175,4 @@ def from_cost_file(path: Path, noise: Noise = steady) -> Profile:
         message = f"{path}: no cost model: {why}; `uma-trio doctor --cost` names the file"
         raise NoCost(message)
     model = evolve(model, host_s=HOST_S)
-    return modelled(path.stem, model, noise, overlaps=model.switch_s > 0)
+    return modelled(path.stem, model, noise, overlaps=model.recapture_s > 0)

@@ -93,14 +93,14 @@ def requests_of(ticks: Sequence[TracedTick]) -> list[TracedRequest]:
                     first_token=view.first_token_at,
                 )
             request.answer = known - request.prompt
-            if not tick.state.ahead:  # a prepared tick has the predicted time
+            if not tick.state.prepared:  # a prepared tick has the predicted time
                 request.first_token = view.first_token_at
             last_seen[view.key] = i
             pending[view.key] = view.pending
         # The measurements that a failed tick was planned from are in the next state again.
         seen = len(ticks[i - 1].state.measured) if i and ticks[i - 1].status != 0 else 0
         for measured in tick.state.measured[seen:]:
-            for key, itl_s in measured.gaps.items():
+            for key, itl_s in measured.itl.items():
                 if key in found:
                     found[key].itl.append(itl_s)
         for item in tick.plan.items if tick.status == 0 else ():

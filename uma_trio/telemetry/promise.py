@@ -60,7 +60,7 @@ class Promise:
     background_share: float = 0.0
     bmt_budget: float = 0.0
     alone_s: float = 0.0
-    jitter: float = 1.0
+    noise: float = 1.0
     cost: CostFigures | None = None
 
 
@@ -114,7 +114,7 @@ class PromiseFigures:
         self._solo_ratios = Recent(_RECENT_TICKS)
         self._alone_ratios = Recent(_RECENT_TICKS)
         self._misses = Recent(_RECENT_TICKS)
-        self._young_pause_ms = Histogram(bounds_ms(0.1, 100_000))
+        self._startup_itl_ms = Histogram(bounds_ms(0.1, 100_000))
         self._ttf5_ms = Histogram(bounds_ms(1, 1_000_000))
 
     def measured(self, cost: CostFigures) -> None:
@@ -156,9 +156,9 @@ class PromiseFigures:
         if target_s is not None and seconds > target_s:
             self._violations[kind] += 1
 
-    def young_pause(self, seconds: float) -> None:
+    def startup_itl(self, seconds: float) -> None:
         """Record the longest gap of a stream while it was young."""
-        self._young_pause_ms.record(seconds * 1e3)
+        self._startup_itl_ms.record(seconds * 1e3)
 
     def first_five(self, seconds: float) -> None:
         """Record how long a request took to its fifth token."""
@@ -181,7 +181,7 @@ class PromiseFigures:
             "tick_limit_ms": last.limit_s * 1e3 if limited else None,
             "solo_ms": last.solo_s * 1e3 if limited else None,
             "alone_ms": last.alone_s * 1e3 if limited and last.alone_s else None,
-            "jitter": last.jitter if limited else None,
+            "jitter": last.noise if limited else None,
             "solo_ratio_p95": solo_p95,
             "alone_ratio_p95": alone_p95,
             "ticks_over_budget": self._totals.over_budget,
@@ -193,7 +193,7 @@ class PromiseFigures:
             "ballast_rows_total": self._totals.ballast,
             "slo_violations_total": dict(self._violations),
             "tokens_per_s_at_cap": self._totals.tokens_per_s_at_cap,
-            "worst_pause_ms": self._young_pause_ms,
+            "worst_pause_ms": self._startup_itl_ms,
             "ttf5_ms": self._ttf5_ms,
         }
 

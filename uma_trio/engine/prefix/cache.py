@@ -319,12 +319,12 @@ class PrefixCache:
         if not len(self.leaves) or cost is None:
             return
         self.saving.cost = cost
-        if not cost.crowd_s:
+        if not cost.used_cell_s:
             return
         leaf = self._topmost()
         if leaf is None:
             return
-        prices = Prices(self.saving.save_s, self.saving.token_s, cost.crowd_s * cost.scale)
+        prices = Prices(self.saving.save_s, self.saving.token_s, cost.used_cell_s * cost.scale)
         leaf.paid_s += (paid := rent(prices, n_tokens, self._excess))
         self.rent_s += paid
         if moves_out(prices, leaf.paid_s, len(leaf.tokens)):

@@ -6,10 +6,10 @@ from functools import partial
 
 from attrs import frozen
 
-from uma_trio.policy.accounting import tally
+from uma_trio.policy.accounting import account
 from uma_trio.policy.contract.ballast import add_ballast
 from uma_trio.policy.contract.bandwidth import guard_bandwidth
-from uma_trio.policy.contract.error_budget import keep_ledger
+from uma_trio.policy.contract.error_budget import keep_error_budget
 from uma_trio.policy.contract.fill import fill_within_limit
 from uma_trio.policy.contract.learn import learn_cost
 from uma_trio.policy.contract.limit import set_limit
@@ -33,7 +33,7 @@ class ContractPolicy:
     def __call__(self, state: SchedulerState) -> Plan:
         """Return the plan of one tick."""
         cost = state.memory.cost
-        chosen = self.free if cost is None or not cost.switch_s else self.captured
+        chosen = self.free if cost is None or not cost.recapture_s else self.captured
         if state.spare_rows and "stairs" not in chosen.stages:
             # Or the streams alone would be held against a tick with ballast.
             state = evolve(state, spare_rows=0)
@@ -57,16 +57,16 @@ def _pipeline(rules: Rules) -> Pipeline:
         stages={
             "parking": leave_out_parked,
             "learning": partial(learn_cost, rules=rules),
-            "ledger": partial(keep_ledger, rules=rules),
+            "error-budget": partial(keep_error_budget, rules=rules),
             "decode": select_interactive,
             "guard": partial(set_limit, rules=rules),
             "fill": partial(fill_within_limit, rules=rules),
             "bandwidth": guard_bandwidth,
             "shape": keep_shape,
             "stairs": add_ballast,
-            "tally": tally,
+            "accounting": account,
         },
-        needed=frozenset({"parking", "decode", "fill", "tally"}),
+        needed=frozenset({"parking", "decode", "fill", "accounting"}),
     )
 
 

@@ -44,10 +44,10 @@ class Candidates:
     def adds(self, n: int) -> tuple[int, int, int]:
         """Return what the first `n` tokens add to the tick: tokens, rows, cells looked back at."""
         whole = bisect_right(self._ends, n) - 1  # so many sequences get all they can use
-        looked = self._looked[whole]
+        context_cells = self._looked[whole]
         if whole < len(self.views):
-            looked += (n - self._ends[whole]) * self.views[whole].computed
-        return n, self._rows[whole], looked
+            context_cells += (n - self._ends[whole]) * self.views[whole].computed
+        return n, self._rows[whole], context_cells
 
     def work(self, n: int) -> Work:
         """Return the tick with the first `n` tokens in it."""
@@ -90,7 +90,7 @@ def _need(
         in_batch = (view.due - 1) % state.n_batch + 1
         left.setdefault(view.client, turn * in_batch / state.n_batch)
     together, finish = turns(used, left, turn)
-    lanes = lift(plan.memory.lane_s, {view.lane for view in state.riders.values()})
+    lanes = lift(plan.memory.lane_s, {view.lane for view in state.best_effort.values()})
     running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)
     return lambda view: (

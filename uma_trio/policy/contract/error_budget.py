@@ -22,18 +22,18 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import GuardMemory, MeasuredTick, SchedulerState
 
 # Half of the twentieth that a p95 forgives: the other half is for gaps that nobody planned to be late.
-EARNED_PER_GAP = 0.025
-MOST_CREDIT = 2.0
+EARNED_PER_TOKEN = 0.025
+MOST_BUDGET = 2.0
 DEEPEST_DEBT = -3.0  # one bad stretch must not starve the background for ever
 # The p95 of gaps alone, over what was expected, is followed by small steps: up by nineteen parts
 # when a gap is above it, down by one when it is not, so that it rests where one in twenty is.
-JITTER_STEP, MOST_JITTER = 0.05, 2.0
-JITTER_UP, JITTER_DOWN = math.exp(JITTER_STEP * 0.95), math.exp(JITTER_STEP * -0.05)
+NOISE_STEP, MOST_NOISE = 0.05, 2.0
+NOISE_UP, NOISE_DOWN = math.exp(NOISE_STEP * 0.95), math.exp(NOISE_STEP * -0.05)
 SHARE_SECONDS = 2.0  # over which the background's share is smoothed
 NEWCOMER_SECONDS = 5.0  # the same for what people's prompts took
 
 
-def keep_ledger(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
+def keep_error_budget(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
     """Enter measured gaps into the ledger of each stream, and the time of their ticks into the share."""
     guard = plan.memory.guard
     if not state.measured:
@@ -48,17 +48,17 @@ def _entered(
 ) -> GuardMemory:
     """Return the ledger with one tick in it."""
     balance, late = _balance(guard, tick, state)
-    jitter = guard.jitter
-    if counts and not tick.loaded and tick.solo_s > 0:
-        jitter = _followed(jitter, [tick.gaps.get(v.key) for v in state.protected], tick.solo_s)
+    noise = guard.noise
+    if counts and not tick.mixed and tick.solo_s > 0:
+        noise = _followed(noise, [tick.itl.get(v.key) for v in state.protected], tick.solo_s)
     took_s = tick.decode_s
     # What others added to the tick, as a part of it.
-    added = max(0.0, 1.0 - tick.solo_s / took_s) if tick.loaded and took_s > 0 else 0.0
+    added = max(0.0, 1.0 - tick.solo_s / took_s) if tick.mixed and took_s > 0 else 0.0
     return evolve(
         guard,
-        credits=balance,
-        jitter=jitter,
-        infeasible=guard.infeasible + (late and not tick.loaded),
+        budgets=balance,
+        noise=noise,
+        infeasible=guard.infeasible + (late and not tick.mixed),
         share=_moved(guard.share, added * tick.background, took_s, SHARE_SECONDS),
         newcomers=_moved(
             guard.newcomers, added * (1.0 - tick.background), took_s, NEWCOMER_SECONDS
@@ -73,31 +73,31 @@ def _balance(
 
     Who is parked or in the other lane for a while finds its credit again, and its debt.
     """
-    late_s = state.contract.latency_cap * guard.jitter * tick.solo_s
+    late_s = state.contract.latency_cap * guard.noise * tick.solo_s
     there = state.views
-    balance, late = {key: credit for key, credit in guard.credits.items() if key in there}, False
+    balance, late = {key: credit for key, credit in guard.budgets.items() if key in there}, False
     for view in state.protected:
-        credit, gap_s = balance.get(view.key, 0.0), tick.gaps.get(view.key)
-        if gap_s is None or tick.solo_s <= 0:
+        credit, itl_s = balance.get(view.key, 0.0), tick.itl.get(view.key)
+        if itl_s is None or tick.solo_s <= 0:
             pass  # nothing to enter
-        elif gap_s > late_s:
+        elif itl_s > late_s:
             late, credit = True, max(DEEPEST_DEBT, credit - 1.0)
         else:
-            credit = min(MOST_CREDIT, credit + EARNED_PER_GAP)
+            credit = min(MOST_BUDGET, credit + EARNED_PER_TOKEN)
         balance[view.key] = credit
     return balance, late
 
 
-def _followed(jitter: float, gaps: Sequence[float | None], solo_s: float) -> float:
+def _followed(noise: float, itl: Sequence[float | None], solo_s: float) -> float:
     """Move the estimate of the p95 of gaps, in times of `solo_s`, by a gap of each stream."""
-    for gap_s in gaps:
-        if gap_s is None:
+    for itl_s in itl:
+        if itl_s is None:
             continue
-        if gap_s / solo_s > jitter:
-            jitter = min(jitter * JITTER_UP, MOST_JITTER)
+        if itl_s / solo_s > noise:
+            noise = min(noise * NOISE_UP, MOST_NOISE)
         else:
-            jitter = max(1.0, jitter * JITTER_DOWN)
-    return jitter
+            noise = max(1.0, noise * NOISE_DOWN)
+    return noise
 
 
 def _moved(average: float, value: float, took_s: float, over_s: float) -> float:

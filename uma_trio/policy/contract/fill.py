@@ -43,14 +43,16 @@ def fill_within_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHA
     if math.isinf(limit.seconds):
         rules = FREE_SHAPES  # nobody is kept waiting by a tick of another shape
     first = Candidates(tick, newcomers, within)
-    n = 0 if limit.closed or limit.grant else _newcomers_size(state, cost, limit, first)
+    n = 0 if limit.isolated or limit.grant else _newcomers_size(state, cost, limit, first)
     second = Candidates(first.work(n), rest)
     m, most = (
-        (0, 0) if limit.closed else _size(state, cost, limit, second, rules, beside_newcomers=n > 0)
+        (0, 0)
+        if limit.isolated
+        else _size(state, cost, limit, second, rules, beside_newcomers=n > 0)
     )
     # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
     others = [view for view in rest if view.due > NEAR_END]
-    if m == 0 and not limit.closed and 0 < len(others) < len(rest):
+    if m == 0 and not limit.isolated and 0 < len(others) < len(rest):
         second = Candidates(second.tick, others)
         m, most = _size(state, cost, limit, second, rules, beside_newcomers=n > 0)
     items = _items(first.shares(n), f"newcomer: {limit.reason}")
@@ -59,7 +61,7 @@ def fill_within_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHA
     skipped = [Skip(v.key, too_much) for v in (*newcomers, *rest) if v.key not in served]
     decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
     in_use, without = state.memory.served, second.tick.tokens
-    if not (limit.rare or limit.closed):
+    if not (limit.long or limit.isolated):
         in_use = resized(state, without + m, without + most, without + second.demand)
     return evolve(
         plan,
@@ -102,12 +104,12 @@ def _size(
     With nobody to protect but a newcomer who waits for the first word, only what costs nothing.
     """
     most = min(line.demand, state.n_batch - line.tick.tokens)
-    seconds = limit.seconds if limit.rare else AIM * limit.seconds
+    seconds = limit.seconds if limit.long else AIM * limit.seconds
     if beside_newcomers and math.isinf(seconds):
         seconds = cost.seconds(line.tick)
-    took = _fitting(cost, line, most, seconds, careful=limit.rare)
+    took = _fitting(cost, line, most, seconds, careful=limit.long)
     longest = max(took, default=0)
-    if limit.rare:
+    if limit.long:
         return longest, longest
     return sweet_spot(state, took, line.tick.tokens, rules), longest
 

@@ -12,7 +12,7 @@ from uma_trio.policy.state import MeasuredTick, SchedulerState
 # A tick of streams alone tells the machine's mood; a tick with others tells about its own step, or a
 # step that was measured too low would raise the measure of every limit.
 ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
-LOADED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
+MIXED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 
 
 def learn_cost(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
@@ -24,7 +24,7 @@ def learn_cost(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) ->
         if same >= rules.settling_ticks:
             rates: dict[str, float] = {}  # with nobody to protect, both at once
             if tick.solo_s > 0:
-                rates = LOADED_RATES if tick.loaded else ALONE_RATES
+                rates = MIXED_RATES if tick.mixed else ALONE_RATES
             cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
     return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
 

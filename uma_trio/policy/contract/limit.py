@@ -27,7 +27,7 @@ from uma_trio.policy.state import (
 )
 
 EASY_DEBT = -1.0  # below this the limit narrows, at the deepest to what costs nothing
-GAPS_BETWEEN_GRANTS = 25
+TOKENS_BETWEEN_GRANTS = 25
 # Newcomers that take more than this part of the machine's time, smoothed over some seconds,
 # are no longer the odd visitor: a prompt of 500 tokens takes a sixth where T(1) is 8 ms.
 MANY_NEWCOMERS = 0.2
@@ -40,40 +40,40 @@ def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
     solo = alone_s(cost, streams, room_alone(state, len(streams)))
-    loaded_ticks, closed_ticks = _turns(guard, rules)
+    mixed_ticks, isolated_ticks = _turns(guard, rules)
     guard = evolve(
         guard,
-        loaded_ticks=loaded_ticks,
-        closed_ticks=max(0, closed_ticks - 1),
+        mixed_ticks=mixed_ticks,
+        isolated_ticks=max(0, isolated_ticks - 1),
         since_grant=guard.since_grant + 1,
     )
-    if closed_ticks > 0:
+    if isolated_ticks > 0:
         limit = Limit(
-            solo, "alone: to measure what the streams cost by themselves", solo, closed=True
+            solo, "alone: to measure what the streams cost by themselves", solo, isolated=True
         )
         return _with(plan, limit, guard)
-    young = _youngest_s(streams, state.now) < contract.young_s
-    hard = max(contract.latency_cap, contract.young_cap if young else contract.pause_cap)
+    starting = _youngest_s(streams, state.now) < contract.startup_s
+    hard = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
     # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
     # gaps are late. Where newcomers never end, or who comes pastes a document and will wait anyway,
     # the streams are spared the long ones.
     odd = guard.newcomers < MANY_NEWCOMERS and not _pasted(state)
-    welcome = hard if odd else min(hard, contract.young_cap)
+    welcome = hard if odd else min(hard, contract.startup_cap)
     credit = 0.0
     if rules.spends_budget:
-        credit = min([guard.credits.get(v.key, 0.0) for v in streams])
+        credit = min([guard.budgets.get(v.key, 0.0) for v in streams])
     # By the margin that it keeps, a rare tick may have less room than any other, and be no gain.
-    rare = credit >= 1.0 and hard > cost.margin * contract.latency_cap
-    rare = rare and not (state.ahead and guard.rare)  # that one has not been paid for yet
-    limit = _limit(contract, credit, hard if rare else None, solo, welcome * solo)
+    long = credit >= 1.0 and hard > cost.margin * contract.latency_cap
+    long = long and not (state.prepared and guard.long)  # that one has not been paid for yet
+    limit = _limit(contract, credit, hard if long else None, solo, welcome * solo)
     limit = _tightened(limit, streams)
     # What one application asks for does not take the floor from the others.
-    if limit.seconds < hard * solo and _owed(state, guard, hard, young=young):
+    if limit.seconds < hard * solo and _owed(state, guard, hard, starting=starting):
         limit = evolve(
             limit,
             seconds=hard * solo,
             reason="floor grant: background got too little",
-            rare=True,
+            long=True,
             grant=True,
         )
         guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
@@ -85,7 +85,7 @@ def _pasted(state: SchedulerState) -> bool:
     most = state.contract.newcomer_tokens
     return any(
         is_newcomer(view, most) and view.uncached + view.due > most
-        for view in state.riders.values()
+        for view in state.best_effort.values()
     )
 
 
@@ -95,11 +95,11 @@ def _turns(guard: GuardMemory, rules: Rules) -> tuple[int, int]:
     What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
     it: so some are kept free of others.
     """
-    loaded_ticks = guard.loaded_ticks + 1 if guard.loaded else 0
-    closed_ticks = guard.closed_ticks
-    if loaded_ticks >= rules.mixed_ticks:
-        loaded_ticks, closed_ticks = 0, rules.closed_ticks
-    return loaded_ticks, closed_ticks
+    mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
+    isolated_ticks = guard.isolated_ticks
+    if mixed_ticks >= rules.mixed_ticks:
+        mixed_ticks, isolated_ticks = 0, rules.isolated_ticks
+    return mixed_ticks, isolated_ticks
 
 
 def room_alone(state: SchedulerState, streams: int) -> int:
@@ -109,8 +109,10 @@ def room_alone(state: SchedulerState, streams: int) -> int:
 
 def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> float:
     """Return the seconds of a tick of nothing but `streams`, in a context that holds nobody else."""
-    looked = sum([view.computed for view in streams])
-    _, seconds = ballast_for(cost, Work(len(streams), len(streams), looked, looked), spare_rows)
+    context_cells = sum([view.computed for view in streams])
+    _, seconds = ballast_for(
+        cost, Work(len(streams), len(streams), context_cells, context_cells), spare_rows
+    )
     return seconds
 
 
@@ -132,7 +134,7 @@ def _limit(
 
 def _tightened(limit: Limit, streams: Sequence[SequenceView]) -> Limit:
     """Respect what applications asked for, as far as the streams alone would."""
-    targets = [view.target_gap_s for view in streams if view.target_gap_s is not None]
+    targets = [view.target_itl_s for view in streams if view.target_itl_s is not None]
     if not targets:
         return limit
     asked = max(min(targets), limit.solo_s)
@@ -142,18 +144,20 @@ def _tightened(limit: Limit, streams: Sequence[SequenceView]) -> Limit:
     return evolve(limit, seconds=asked, reason="within a request's own slo", newcomer_s=newcomer_s)
 
 
-def _owed(state: SchedulerState, guard: GuardMemory, hard: float, *, young: bool) -> bool:
+def _owed(state: SchedulerState, guard: GuardMemory, hard: float, *, starting: bool) -> bool:
     """Whether background work waits and has had less than its floor for too long.
 
     While a stream is young the floor is owed rather than paid, until half of it is missing:
     where short conversations follow each other, somebody is always young. Grants of `hard` times
     solo come no closer than so that they add up to the floor.
     """
-    floor = state.contract.background_floor / (2 if young else 1)
+    floor = state.contract.background_floor / (2 if starting else 1)
     return (
         guard.share < floor
-        and guard.since_grant >= min(GAPS_BETWEEN_GRANTS, (hard - 1.0) * (1.0 / floor - 1.0))
-        and any(not is_newcomer(v, state.contract.newcomer_tokens) for v in state.riders.values())
+        and guard.since_grant >= min(TOKENS_BETWEEN_GRANTS, (hard - 1.0) * (1.0 / floor - 1.0))
+        and any(
+            not is_newcomer(v, state.contract.newcomer_tokens) for v in state.best_effort.values()
+        )
     )
 
 
@@ -163,6 +167,6 @@ def _youngest_s(streams: Sequence[SequenceView], now: float) -> float:
 
 
 def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:
-    if limit.rare != guard.rare:
-        guard = evolve(guard, rare=limit.rare)
+    if limit.long != guard.long:
+        guard = evolve(guard, long=limit.long)
     return evolve(plan, limit=limit, memory=evolve(plan.memory, guard=guard))

@@ -22,7 +22,7 @@ class Rules:
 
     settling_ticks: int = 0
     mixed_ticks: int = 20
-    closed_ticks: int = 1
+    isolated_ticks: int = 1
     spends_budget: bool = True
     probe_every: int = 64
     holds_sizes: bool = False
@@ -34,7 +34,7 @@ FREE_SHAPES = Rules()
 CAPTURED_SHAPES = Rules(
     settling_ticks=2,
     mixed_ticks=1000,
-    closed_ticks=4,
+    isolated_ticks=4,
     spends_budget=False,
     probe_every=1024,
     holds_sizes=True,

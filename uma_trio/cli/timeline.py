@@ -21,47 +21,47 @@ BALLAST = (
 )
 
 
-def parts_ms(story: StoryInfo) -> dict[str, float]:
+def parts_ms(timeline: StoryInfo) -> dict[str, float]:
     """Return the milliseconds that each of `PARTS` took."""
     return {
-        "queued": story.queue_ms,
-        "prefill": story.prefill.computing_ms + story.prefill.waiting_ms,
-        "decode": story.decode.computing_ms + story.decode.waiting_ms,
-        "parked": story.parked_ms,
-        "preempted": story.preempted_ms,
+        "queued": timeline.queue_ms,
+        "prefill": timeline.prefill.computing_ms + timeline.prefill.waiting_ms,
+        "decode": timeline.decode.computing_ms + timeline.decode.waiting_ms,
+        "parked": timeline.parked_ms,
+        "preempted": timeline.preempted_ms,
     }
 
 
-def shares(story: StoryInfo) -> dict[str, float]:
+def shares(timeline: StoryInfo) -> dict[str, float]:
     """Return the share of the request's time that each of `PARTS` took, 0 to 1."""
-    whole = max(story.total_ms, 1e-9)
-    return {name: min(1.0, ms / whole) for name, ms in parts_ms(story).items()}
+    whole = max(timeline.total_ms, 1e-9)
+    return {name: min(1.0, ms / whole) for name, ms in parts_ms(timeline).items()}
 
 
-def sentences(story: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
+def sentences(timeline: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
     """Return the story of one request: the head, then a sentence for each part of its time.
 
     `ticks` are those that are known; the one of its worst gap may be among them.
     """
-    lines = [_head(story)]
-    if story.queue_ms >= _LEAST_MS or story.queue_reason:
-        lines.append(_queued(story))
-    if story.beginning is not None:
-        lines.append(_began(story.beginning, story.prompt_tokens))
-    lines += _phase("prefill", story.prefill)
-    if story.ttft_ms is not None:
-        lines.append(f"first token after {_time(story.ttft_ms)}")
-    lines += _phase("decode", story.decode)
-    if story.parked_ms >= _LEAST_MS:
-        lines.append(f"parked {_time(story.parked_ms)}: its reader was behind")
-    if story.preemptions:
+    lines = [_head(timeline)]
+    if timeline.queue_ms >= _LEAST_MS or timeline.queue_reason:
+        lines.append(_queued(timeline))
+    if timeline.beginning is not None:
+        lines.append(_began(timeline.beginning, timeline.prompt_tokens))
+    lines += _phase("prefill", timeline.prefill)
+    if timeline.ttft_ms is not None:
+        lines.append(f"first token after {_time(timeline.ttft_ms)}")
+    lines += _phase("decode", timeline.decode)
+    if timeline.parked_ms >= _LEAST_MS:
+        lines.append(f"parked {_time(timeline.parked_ms)}: its reader was behind")
+    if timeline.preemptions:
         lines.append(
-            f"preempted {_times(story.preemptions)}, {_time(story.preempted_ms)} without a slot: "
+            f"preempted {_times(timeline.preemptions)}, {_time(timeline.preempted_ms)} without a slot: "
             "the KV cache had no room, or a person needed its place; "
             "what of that was not in the cache any more was computed again"
         )
-    if story.worst_gap is not None:
-        lines.append(f"worst gap {worst_gap(story.worst_gap, ticks)}")
+    if timeline.worst_gap is not None:
+        lines.append(f"worst gap {worst_gap(timeline.worst_gap, ticks)}")
     return lines
 
 
@@ -182,26 +182,26 @@ def _part_of(tick: TickInfo, request: int | None) -> tuple[str, str]:
     return "-", tick.limit_reason
 
 
-def _head(story: StoryInfo) -> str:
-    names = [harmless(name) for name in (story.app, story.id) if name]
-    who = f"Request {story.request}" + (f" ({', '.join(names)})" if names else "")
-    if story.reason is None:
-        how = f"{story.state}, {_time(story.total_ms)} old"
+def _head(timeline: StoryInfo) -> str:
+    names = [harmless(name) for name in (timeline.app, timeline.id) if name]
+    who = f"Request {timeline.request}" + (f" ({', '.join(names)})" if names else "")
+    if timeline.reason is None:
+        how = f"{timeline.state}, {_time(timeline.total_ms)} old"
     else:
-        code = f" {story.code}" if story.code else ""
-        how = f"ended ({story.reason}{code}) after {_time(story.total_ms)}"
+        code = f" {timeline.code}" if timeline.code else ""
+        how = f"ended ({timeline.reason}{code}) after {_time(timeline.total_ms)}"
     return (
-        f"{who}, {story.lane}: {how}; {_tokens(story.prompt_tokens)} of prompt, "
-        f"{story.completion_tokens} of answer."
+        f"{who}, {timeline.lane}: {how}; {_tokens(timeline.prompt_tokens)} of prompt, "
+        f"{timeline.completion_tokens} of answer."
     )
 
 
-def _queued(story: StoryInfo) -> str:
-    text = f"queued {_time(story.queue_ms)}"
-    if story.queue_reason:
-        text += f": {harmless(story.queue_reason)}"
-    if story.passed_over:
-        text += f"; later requests were let in before it {_times(story.passed_over)}"
+def _queued(timeline: StoryInfo) -> str:
+    text = f"queued {_time(timeline.queue_ms)}"
+    if timeline.queue_reason:
+        text += f": {harmless(timeline.queue_reason)}"
+    if timeline.passed_over:
+        text += f"; later requests were let in before it {_times(timeline.passed_over)}"
     return text
 
 
