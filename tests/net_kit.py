@@ -32,6 +32,7 @@ from uma_protocol import (
     Token,
 )
 from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.task import Wakeup, run_inline
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Settings, Shared
@@ -212,12 +213,17 @@ class House:
         run_blocking: RunBlocking,
         max_waiting: int,
         settings: dict[str, Any],
+        prefix_bytes: int = 0,
     ) -> None:
         self.nursery = nursery
         self.wakeup = Wakeup()
         self.backend = backend
         self.bench = Bench(
-            backend, max_waiting=max_waiting, clock=trio.current_time, wake=self.wakeup.set
+            backend,
+            max_waiting=max_waiting,
+            clock=trio.current_time,
+            wake=self.wakeup.set,
+            settings=EngineSettings(prefix_bytes=prefix_bytes),
         )
         self.recorder = Recorder()
         self.log = LogBook()
@@ -278,6 +284,7 @@ async def house(
     run_blocking: RunBlocking = at_once,
     max_waiting: int = 256,
     listener: Listener | None = None,
+    prefix_bytes: int = 0,
     **settings: Any,
 ) -> AsyncIterator[House]:
     """Run a daemon in virtual time; at the end the clients leave, and it must be idle.
@@ -286,7 +293,7 @@ async def house(
     """
     backend = backend or FakeBackend(cost=linear_cost(TICK_S, 0.0))
     async with trio.open_nursery() as nursery:
-        daemon = House(nursery, backend, run_blocking, max_waiting, settings)
+        daemon = House(nursery, backend, run_blocking, max_waiting, settings, prefix_bytes)
         nursery.start_soon(
             run_inline,
             daemon.bench.engine,

@@ -333,7 +333,7 @@ def test_what_was_cached_has_a_sentence(found: BeginningInfo, sentence: str) -> 
 )
 def test_where_prompts_part_is_shown_to_their_user_alone(uid: int, of: str, shown: bool) -> None:
     """Another user sees how much was cached in `explain`, and no token of it."""
-    assert owns(uid, of) is shown
+    assert owns(f"uid {uid}", of) is shown
 
 
 def test_a_gap_of_skipped_ticks_says_so() -> None:

@@ -12,11 +12,14 @@ from uma_protocol import (
     Eos,
     Error,
     Logprobs,
+    Prefixes,
+    PrefixInfo,
     SessionInfo,
     Timings,
     Usage,
 )
 from uma_trio.engine.messages import Finished, SamplingParams, Targets, TokenLogprobs
+from uma_trio.engine.records import PrefixReport
 from uma_trio.service.ask import Ask, Chat, Door, Manner, Origin, Refusal, Shape, seeded
 
 if TYPE_CHECKING:
@@ -177,6 +180,26 @@ def session_info(running: Running) -> SessionInfo:
         completion_tokens=report.completion_tokens,
         tokens_per_s=round(report.tokens_per_s, 3),
         age_ms=round(report.age_s * 1e3, 3),
+    )
+
+
+def prefixes_event(report: PrefixReport, user: str) -> Prefixes:
+    """Describe what the prefix cache has of a user."""
+    return Prefixes(
+        budget_bytes=report.budget,
+        used_bytes=report.n_bytes,
+        prefixes=tuple(
+            PrefixInfo(
+                cache=found.namespace.removeprefix(user).removeprefix("/") or None,
+                pages=found.pages,
+                tokens=found.tokens,
+                bytes=found.n_bytes,
+                leaf_tokens=found.leaf_tokens,
+                sessions=found.sessions,
+            )
+            for found in report.namespaces
+        ),
+        dropped=report.dropped,
     )
 
 

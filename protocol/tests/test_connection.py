@@ -26,6 +26,8 @@ from uma_protocol import (
     LocalProtocolError,
     Metrics,
     Ok,
+    Prefix,
+    Prefixes,
     RemoteProtocolError,
     Role,
     ServerState,
@@ -73,6 +75,7 @@ RUNNING = [ServerState.PREFILL, ServerState.DECODE, ServerState.STREAM]
 ANSWERS = [
     Ok(),
     Sessions(()),
+    Prefixes(0, 0),
     Explanation(()),
     Metrics({}),
     Error("E_PROTO_005", "m", False, False),
@@ -213,6 +216,7 @@ def test_a_second_request_is_busy_and_harmless(state):
         ListSessions(),
         Explain(),
         Explain(request=9, ticks=1000),
+        Prefix(),
         GetMetrics(),
     ],
 )

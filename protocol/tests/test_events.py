@@ -9,13 +9,14 @@ from uma_protocol import (
     Generate,
     GetMetrics,
     ListSessions,
+    Prefix,
     Request,
     SetPriority,
     Token,
 )
 from uma_protocol.fields import FIELDS
 
-REQUESTS = [Generate, Cancel, SetPriority, ListSessions, Explain, GetMetrics]
+REQUESTS = [Generate, Cancel, SetPriority, ListSessions, Explain, Prefix, GetMetrics]
 
 
 @pytest.mark.parametrize("value", [Token("a", "b", 1), Generate("a", prompt="b")])

@@ -14,6 +14,7 @@ from uma_protocol import (
     LocalProtocolError,
     Ok,
     Pause,
+    Prefix,
     RemoteProtocolError,
     Role,
     Timings,
@@ -67,6 +68,7 @@ CALLS = ["prompt_done", "flushed", "start_next_cycle", "send_failed"]
 EVENTS_SENT = [
     Generate("a", prompt="p"),
     ListSessions(),
+    Prefix(action="clear"),
     Token("a", "x", 1),
     Token("b", "x", 1),
     Eos("a", "stop", Usage(1, 1), TIMES, 1),

@@ -112,6 +112,7 @@ def test_the_samples_have_one_of_everything():
         "SetPriority",
         "ListSessions",
         "Explain",
+        "Prefix",
         "GetMetrics",
     }
     assert {type(event).__name__ for event, _ in EVENTS} == {
@@ -121,5 +122,6 @@ def test_the_samples_have_one_of_everything():
         "Ok",
         "Sessions",
         "Explanation",
+        "Prefixes",
         "Metrics",
     }

@@ -30,6 +30,7 @@ from .events import (
     ListSessions,
     Message,
     Ok,
+    Prefix,
     Request,
     SetPriority,
     Slo,
@@ -170,6 +171,7 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
     "priority": lambda document: SetPriority(**document),
     "sessions": lambda document: ListSessions(**document),
     "explain": lambda document: Explain(**document),
+    "prefix": lambda document: Prefix(**document),
     "metrics": lambda document: GetMetrics(**document),
 }
 

@@ -36,6 +36,8 @@ from .events import (
     ListSessions,
     Metrics,
     Ok,
+    Prefix,
+    Prefixes,
     Request,
     Sessions,
     SetPriority,
@@ -78,6 +80,7 @@ _REQUESTS: dict[type, Input] = {
     SetPriority: Input.ADMIN,
     ListSessions: Input.ADMIN,
     Explain: Input.ADMIN,
+    Prefix: Input.ADMIN,
     GetMetrics: Input.ADMIN,
 }
 _EVENTS: dict[type, Input] = {
@@ -87,6 +90,7 @@ _EVENTS: dict[type, Input] = {
     Ok: Input.REPLY,
     Sessions: Input.REPLY,
     Explanation: Input.REPLY,
+    Prefixes: Input.REPLY,
     Metrics: Input.REPLY,
 }
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+PrefixAction = Literal["list", "clear", "pin"]
 Priority = Literal["interactive", "background"]
 """Who waits for the answer: a person, or nobody in particular."""
 
@@ -115,6 +116,20 @@ class BeginningInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     apart: int
     mine: str | None = None
     other: str | None = None
+
+
+class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What of this user's prompts is there: for everybody of the user, or for one `cache`.
+
+    `tokens` are saved in `pages`, `leaf_tokens` are in the KV cache.
+    """
+
+    cache: str | None = None
+    pages: int
+    tokens: int
+    bytes: int
+    leaf_tokens: int
+    sessions: tuple[str, ...] = ()
 
 
 class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -260,6 +275,14 @@ class Explain(_Request, frozen=True, tag="explain"):
     ticks: int | None = None
 
 
+class Prefix(_Request, frozen=True, kw_only=True, tag="prefix"):
+    """Look at this user's part of the prefix cache, clear it, or pin one of its sessions."""
+
+    action: PrefixAction = "list"
+    session: str | None = None
+    seconds: int | None = None
+
+
 class GetMetrics(_Request, frozen=True, tag="metrics"):
     """Ask for the metrics: once, or every `interval_ms` until the client leaves."""
 
@@ -358,6 +381,18 @@ class Explanation(_Event, frozen=True, tag="explain"):
     ticks_left_out: int = 0
 
 
+class Prefixes(_Event, frozen=True, omit_defaults=True, tag="prefix"):
+    """The answer to `Prefix`: `used_bytes` of `budget_bytes` are taken, whosever they are.
+
+    `dropped` tokens were cleared.
+    """
+
+    budget_bytes: int
+    used_bytes: int
+    prefixes: tuple[PrefixInfo, ...] = ()
+    dropped: int = 0
+
+
 class Metrics(_Event, frozen=True, tag="metrics"):
     """The answer to `GetMetrics`: names and values, which the daemon declares, not the protocol."""
 
@@ -368,11 +403,11 @@ class ConnectionClosed(msgspec.Struct, frozen=True):
     """The peer has sent all it ever will. Not on the wire: it is what end of file means."""
 
 
-Request = Generate | Cancel | SetPriority | ListSessions | Explain | GetMetrics
+Request = Generate | Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
 """What a client sends."""
 
-Admin = Cancel | SetPriority | ListSessions | Explain | GetMetrics
+Admin = Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
 """Requests that ask for no text; they are answered also while a request runs."""
 
-Event = Token | Eos | Error | Ok | Sessions | Explanation | Metrics
+Event = Token | Eos | Error | Ok | Sessions | Explanation | Prefixes | Metrics
 """What a server sends."""

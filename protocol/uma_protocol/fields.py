@@ -42,6 +42,7 @@ MAX_CHOICES = 256
 MAX_CHOICE_BYTES = 4096
 MAX_METADATA_BYTES = 4096
 MAX_TICKS = 1000
+_MOST_PIN_S = 86_400
 _HOUR_MS = 3_600_000
 
 _ID = Text(1, MAX_ID_BYTES, printable=True)
@@ -172,6 +173,11 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "how many ticks to show: around the worst gap of `request`, or the latest; "
                 "default: a few for one request, else none",
             ),
+        ),
+        "prefix": (
+            Field("action", Choice(get_args(events.PrefixAction)), "default `list`"),
+            Field("session", _LABEL, "whose latest turn `pin` keeps"),
+            Field("seconds", Integer(0, _MOST_PIN_S), "for how long; 0 ends it; default 300"),
         ),
         "metrics": (
             Field("interval_ms", Integer(10, _HOUR_MS), "repeat; absent: answer once and close"),

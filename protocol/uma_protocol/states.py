@@ -20,7 +20,7 @@ Things worth knowing when reading the tables:
 
 - A missing cell is an error of whoever made the input. That is how a token before the prompt is
   done, the classic fault of chunked prefill, becomes impossible to send.
-- REPLY is any answer that leaves the request alone: ok, sessions, explain, metrics, an error
+- REPLY is any answer that leaves the request alone: ok, sessions, explain, prefix, metrics, an error
   that is not fatal. It is legal in DONE because an admin request may be answered after the `eos` of the
   request that ran beside it. For the same reason a client may send an admin request in DONE; a
   server does not read it before its next cycle.

@@ -30,6 +30,9 @@ from .events import (
     Metrics,
     Ok,
     PhaseInfo,
+    Prefix,
+    Prefixes,
+    PrefixInfo,
     SessionInfo,
     Sessions,
     SetPriority,
@@ -111,6 +114,11 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         Generate(id="a-1", choice=("yes", "no"), prompt="Hi"),
         b'{"type":"generate","id":"a-1","choice":["yes","no"],"prompt":"Hi"}',
     ),
+    (Prefix(), b'{"type":"prefix"}'),
+    (
+        Prefix(action="pin", session="s", seconds=60),
+        b'{"type":"prefix","action":"pin","session":"s","seconds":60}',
+    ),
     (Cancel("a-1"), b'{"type":"cancel","id":"a-1"}'),
     (
         SetPriority(request=3, priority="background"),
@@ -186,6 +194,18 @@ EVENTS: tuple[tuple[Event, bytes], ...] = (
         b'{"event":"error","code":"E_PROTO_002","message":"no","fatal":true,"retryable":false}',
     ),
     (Ok(), b'{"event":"ok"}'),
+    (
+        Prefixes(
+            1000,
+            600,
+            (PrefixInfo(pages=2, tokens=100, bytes=500, leaf_tokens=7, sessions=("s",)),),
+            dropped=5,
+        ),
+        (
+            b'{"event":"prefix","budget_bytes":1000,"used_bytes":600,"prefixes":[{"pages":2,'
+            b'"tokens":100,"bytes":500,"leaf_tokens":7,"sessions":["s"]}],"dropped":5}'
+        ),
+    ),
     (Ok("a-1"), b'{"id":"a-1","event":"ok"}'),
     (
         Sessions(

@@ -25,6 +25,7 @@ _VERBS = {
     "run": "Send one prompt and print the answer as it comes.",
     "ps": "Show the requests in progress.",
     "explain": "Show how the latest requests spent their time, or why one waited.",
+    "prefix": "Show, clear or pin what the daemon keeps of your prompts.",
     "metrics": "Show the daemon's figures, once or repeatedly.",
     "replay": "Plan every tick of a trace again, and say whether the plans are the same.",
     "simulate": "Compare policies in virtual time, on a modelled machine.",

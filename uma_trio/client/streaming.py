@@ -25,6 +25,9 @@ from uma_protocol import (
     GetMetrics,
     ListSessions,
     Metrics,
+    Prefix,
+    PrefixAction,
+    Prefixes,
     Priority,
     Request,
     SessionInfo,
@@ -115,6 +118,21 @@ class Client:
         """
         answer = await self._ask(Explain(request=request, ticks=ticks))
         return answer if isinstance(answer, Explanation) else Explanation(())
+
+    async def prefix(
+        self,
+        action: PrefixAction = "list",
+        *,
+        session: str | None = None,
+        seconds: int | None = None,
+    ) -> Prefixes:
+        """Return what of this user's prompts the daemon has; clear it before, or pin a session.
+
+        Raises:
+            ServerError: `pin` without a session (``E_PROTO_003``).
+        """
+        answer = await self._ask(Prefix(action=action, session=session, seconds=seconds))
+        return answer if isinstance(answer, Prefixes) else Prefixes(0, 0)
 
     async def set_priority(self, request: int, priority: Priority) -> None:
         """Move a request, named by the handle that :meth:`sessions` shows, to another lane.

@@ -30,12 +30,14 @@ from uma_trio.engine.messages import (
     Explain,
     InboxMessage,
     Inspect,
+    Prefix,
     SetLane,
     Submit,
 )
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
+from uma_trio.engine.prefix import admin
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import Answer, Figures, Publisher
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
@@ -288,6 +290,9 @@ class Engine:
             case Explain(answer, handle, ticks):
                 recorded = self._recorder.explain(now, handle, ticks)
                 self._publisher.add(Answer(partial(answer, recorded)))
+            case Prefix():
+                reported = admin.handle(self.prefix, message)
+                self._publisher.add(Answer(partial(message.reply, reported)))
 
     def _sequence(self, submit: Submit) -> Sequence:
         ends = self._backend.vocabulary.end_tokens

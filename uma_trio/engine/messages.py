@@ -1,7 +1,7 @@
 """The words that pass the two doors. All frozen: values cross borders, objects do not.
 
 Into the engine: :class:`Submit`, :class:`Abort`, :class:`SetLane`, :class:`Credit`,
-:class:`Inspect`, :class:`Explain`. Out of it, on a request's own stream: :class:`PromptDone`, any number of
+:class:`Inspect`, :class:`Explain`, :class:`Prefix`. Out of it, on a request's own stream: :class:`PromptDone`, any number of
 :class:`TokenOut`, and exactly one :class:`Finished`.
 """
 
@@ -15,7 +15,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.records import Recorded
+from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.policy.abort import Newcomer
 
@@ -158,7 +158,22 @@ class Explain:
     ticks: int = 0
 
 
-InboxMessage = Submit | Abort | SetLane | Credit | Inspect | Explain
+@frozen
+class Prefix:
+    """Look at the prefix cache, or change it, in namespaces that are `mine`.
+
+    `clear` drops what is there; otherwise `session` is pinned for `pin_s`, if one is named. `reply` is
+    called on trio's thread.
+    """
+
+    reply: Callable[[PrefixReport], None]
+    mine: Callable[[str], bool]
+    clear: bool = False
+    session: str | None = None
+    pin_s: float = 0.0
+
+
+InboxMessage = Submit | Abort | SetLane | Credit | Inspect | Explain | Prefix
 
 
 @frozen

@@ -120,6 +120,31 @@ class RequestRecord:
 
 
 @frozen
+class NamespaceReport:
+    """What the prefix cache has in one namespace: saved pages, leaves, and sessions by their keys."""
+
+    namespace: str
+    pages: int
+    tokens: int
+    n_bytes: int
+    leaf_tokens: int
+    sessions: tuple[str, ...] = ()
+
+
+@frozen
+class PrefixReport:
+    """What the prefix cache may take and takes, whosever it is, and some namespaces in particular.
+
+    `dropped` tokens went with the request that this answers.
+    """
+
+    budget: int
+    n_bytes: int
+    namespaces: tuple[NamespaceReport, ...]
+    dropped: int = 0
+
+
+@frozen
 class Recorded:
     """An answer to :class:`uma_trio.engine.messages.Explain`, oldest first.
 

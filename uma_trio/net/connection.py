@@ -32,6 +32,7 @@ from uma_protocol import (
     Metrics,
     Ok,
     Pause,
+    Prefix,
     RemoteProtocolError,
     Role,
     Sessions,
@@ -40,12 +41,19 @@ from uma_protocol import (
 from uma_trio.net import explained
 from uma_trio.net.relay import relay
 from uma_trio.net.settings import Shared
-from uma_trio.service.ask import Refusal
+from uma_trio.service.ask import Refusal, user_of
 from uma_trio.service.generation import Generation
 from uma_trio.sockets.peers import Peer
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
-from uma_trio.wire import ask_of, error_event, origin_of, refusal_event, session_info
+from uma_trio.wire import (
+    ask_of,
+    error_event,
+    origin_of,
+    prefixes_event,
+    refusal_event,
+    session_info,
+)
 
 
 class Connection:
@@ -86,6 +94,7 @@ class Connection:
             SetPriority: self._on_priority,
             ListSessions: self._on_sessions,
             Explain: self._on_explain,
+            Prefix: self._on_prefix,
             GetMetrics: self._on_metrics,
             ConnectionClosed: self._on_closed,
         }
@@ -270,6 +279,22 @@ class Connection:
 
     def _on_explain(self, request: Explain) -> None:
         self._look(lambda: explained.answer(request, self._service, self.peer.uid))
+
+    def _on_prefix(self, request: Prefix) -> None:
+        if request.action == "pin" and request.session is None:
+            fault = "session is missing: `pin` needs to know whose latest turn to keep"
+            self._say(error_event(Code.E_PROTO_003, fault))
+            return
+        self._look(lambda: self._prefixes(request))
+
+    async def _prefixes(self, request: Prefix) -> Event:
+        user = user_of(self.peer.uid, self._client)
+        pinned = request.session if request.action == "pin" else None
+        seconds = 300 if request.seconds is None else request.seconds
+        found = await self._service.prefixes(
+            user, clear=request.action == "clear", session=pinned, pin_s=seconds
+        )
+        return prefixes_event(found, user)
 
     def _look(self, look: Callable[[], Awaitable[Event]]) -> None:
         """Answer a question to the engine as soon as it can; nothing is read until then."""

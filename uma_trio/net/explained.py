@@ -54,7 +54,7 @@ def untold(_record: RequestRecord, _token: int) -> None:
 
 def _text(service: Service, uid: int | None, record: RequestRecord, token: int) -> str | None:
     namespace = record.namespace
-    if token < 0 or uid is None or namespace is None or not owns(uid, namespace):
+    if token < 0 or uid is None or namespace is None or not owns(f"uid {uid}", namespace):
         return None
     return service.detokenize([token]).decode("utf-8", "replace")
 

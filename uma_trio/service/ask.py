@@ -85,9 +85,14 @@ class Origin:
     pid: int | None = None
 
 
-def owns(uid: int, of: str) -> bool:
+def user_of(uid: int | None, client: int) -> str:
+    """Return what the namespaces of a user begin with: the kernel's word, else the client."""
+    return f"client {client}" if uid is None else f"uid {uid}"
+
+
+def owns(user: str, of: str) -> bool:
     """Whether what is in the namespace `of` is the user's own."""
-    return f"{of}/".startswith(f"uid {uid}/")
+    return f"{of}/".startswith(f"{user}/")
 
 
 def namespace(ask: Ask, origin: Origin) -> str:
@@ -95,7 +100,7 @@ def namespace(ask: Ask, origin: Origin) -> str:
 
     The user is the kernel's word; without it nobody shares with another client.
     """
-    user = f"client {origin.client}" if origin.uid is None else f"uid {origin.uid}"
+    user = user_of(origin.uid, origin.client)
     if ask.cache is None:
         return user
     if ask.cache == "private":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -17,10 +18,10 @@ from attrs import frozen
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelInfo
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import Constraint, Explain, Inspect, SequenceReport
-from uma_trio.engine.records import Recorded
+from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, SequenceReport
+from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
-from uma_trio.service.ask import Ask, Chat, Origin, Refusal
+from uma_trio.service.ask import Ask, Chat, Origin, Refusal, owns
 from uma_trio.service.checks import Bounds, check_vocabulary
 from uma_trio.service.directory import Directory
 from uma_trio.service.generation import Generation
@@ -204,6 +205,14 @@ class Service:
         """Return how one request spent its time, or the latest, and so many ticks with it."""
         return await self._asked(lambda reply: Explain(reply, handle, ticks))
 
+    async def prefixes(
+        self, user: str, *, clear: bool = False, session: str | None = None, pin_s: float = 0.0
+    ) -> PrefixReport:
+        """Return what the prefix cache has of a user; clear it before, or pin a session for so long."""
+        return await self._asked(
+            lambda reply: Prefix(reply, partial(owns, user), clear, session, pin_s)
+        )
+
     def metrics(self) -> Mapping[str, Any]:
         """Return every metric by its name."""
         return self.telemetry.snapshot()
@@ -225,7 +234,7 @@ class Service:
         return True
 
     async def _asked(
-        self, question: Callable[[Callable[[Answer], None]], Inspect | Explain]
+        self, question: Callable[[Callable[[Answer], None]], Inspect | Explain | Prefix]
     ) -> Answer:
         """Put a question to the engine and wait for the answer. Cancelled, it drops the answer."""
         answers: list[Answer] = []

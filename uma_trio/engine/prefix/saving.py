@@ -149,6 +149,20 @@ class Saving:
             self._pin(leaf)
         return took_s
 
+    def sessions(self, namespace: str) -> list[str]:
+        """Return the sessions of a namespace whose latest turn is saved."""
+        return [
+            session
+            for (name, session), page in self._sessions.items()
+            if name == namespace and page.saved is not None
+        ]
+
+    def pin(self, namespace: str, session: str, seconds: float) -> None:
+        """Keep the latest turn of a session before all else for so long; 0 ends that."""
+        page = self._sessions.get((namespace, session))
+        if page is not None and page.saved is not None:
+            self._store.pin(page.path, self._clock() + seconds if seconds else 0.0)
+
     def _pin(self, leaf: Leaf) -> None:
         """Keep a whole leaf of a session before all else for a while, in place of its last one."""
         if leaf.session is None or leaf.page is None or not self._session_ttl_s:

@@ -1,0 +1,91 @@
+"""`uma-trio prefix`: what the daemon keeps of this user's prompts; clear it, or pin a conversation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from uma_trio.cli.output import (
+    OK,
+    USAGE,
+    SocketFlag,
+    attempt,
+    complain,
+    console,
+    harmless,
+    print_json,
+    size,
+    socket_path,
+)
+
+if TYPE_CHECKING:
+    from uma_protocol import Prefixes, PrefixInfo
+
+_LONGEST_S = 86_400
+
+
+def prefix(
+    action: Annotated[
+        Literal["list", "clear", "pin"], Parameter(help="What to do; list changes nothing.")
+    ] = "list",
+    session: Annotated[
+        str | None, Parameter(help="With pin: the conversation whose latest turn is kept.")
+    ] = None,
+    /,
+    *,
+    seconds: Annotated[
+        int, Parameter(help="With pin: for how long, before all else; 0 ends it.")
+    ] = 300,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    socket: SocketFlag = None,
+) -> int:
+    """Show what the daemon keeps of your prompts, drop it, or pin a conversation."""
+    if (session is not None) != (action == "pin"):
+        complain("pin goes with a session, and list and clear go without one.")
+        return USAGE
+    if not 0 <= seconds <= _LONGEST_S:
+        complain(f"--seconds: {seconds} is out of range, 0 to {_LONGEST_S}.")
+        return USAGE
+    return attempt(_prefix, socket_path(socket), action, session, seconds, json)
+
+
+async def _prefix(
+    path: Path,
+    action: Literal["list", "clear", "pin"],
+    session: str | None,
+    seconds: int,
+    as_json: bool,
+) -> int:
+    import msgspec
+
+    from uma_trio.client import Client
+
+    pin_s = seconds if action == "pin" else None
+    found = await Client(path).prefix(action, session=session, seconds=pin_s)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return OK
+    for line in told(found, cleared=action == "clear"):
+        console().print(line, soft_wrap=True)
+    return OK
+
+
+def told(found: Prefixes, *, cleared: bool = False) -> list[str]:
+    """Return what there is, a line for each namespace."""
+    if not found.budget_bytes:
+        return ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
+    used, budget = size(found.used_bytes), size(found.budget_bytes)
+    lines = [f"Cleared: {found.dropped:,} tokens were in the KV cache."] if cleared else []
+    lines.append(f"{used} of {budget} are used, by all users together.")
+    return [*lines, *(_line(info) for info in found.prefixes)]
+
+
+def _line(info: PrefixInfo) -> str:
+    whose = "everybody of yours" if info.cache is None else harmless(info.cache)
+    text = f"{whose}: {info.tokens:,} tokens saved in {info.pages:,} pages ({size(info.bytes)})"
+    text += f", {info.leaf_tokens:,} in the KV cache"
+    if info.sessions:
+        text += f"; sessions: {', '.join(map(harmless, info.sessions))}"
+    return text
