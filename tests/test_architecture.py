@@ -74,6 +74,7 @@ ALLOWED = {
         "uma_trio.engine.messages",
         "uma_trio.service",
         "uma_trio.sockets.peers",
+        "uma_trio.engine.records",
     },
     "uma_trio.net": {
         *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),

@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benches import chart, clients, contest, servers
+from benches import clients, contest, servers
 from benches.clients import Answer, Job
 from benches.contest import OURS, PEER, Column, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
@@ -154,7 +154,5 @@ def prefix(given: argparse.Namespace, here: Here) -> Comparison:
         facts={"script": f"{script}, context {script.cells}"},
         progress=lambda row: f"apps {row['apps_s']:.1f} s, later / first {row['later']:.2f}",
         verdicts=verdicts,
-        charts=lambda medians, caption: chart.bars(
-            "prefix", {_TITLE: medians.by_name("apps_s")}, {}, caption
-        ),
+        bars={_TITLE: "apps_s"},
     )
