@@ -165,7 +165,6 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"previous_response_id": "r"}, "previous_response_id"),
         ({"priority": "high"}, "priority"),

@@ -33,6 +33,8 @@ from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.message import Exchange, Reply, Request
 from uma_trio.http.openai_completions import prompts_of
 from uma_trio.http.settings import Shared
+from uma_trio.http.shapes import FIELDS as SHAPES
+from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import Encoder, started, stream, whole
 from uma_trio.service.ask import Ask
 
@@ -53,6 +55,7 @@ FIELDS: tuple[Field, ...] = (
     *SAMPLING,
     *URGENCY,
     CACHE,
+    *SHAPES,
     *NOT_HERE,
     *NO_MATTER,
     *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="of llama-server alone"),
@@ -103,6 +106,7 @@ def _ask(body: Body, request: Request, shared: Shared) -> Ask:
         targets=targets_of(request.head),
         model=model_of(body, shared)[1],
         cache=body.get("cache_salt"),
+        shape=shape_of(body),
         streamed=body.get("stream", False),
     )
 

@@ -39,6 +39,8 @@ from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.message import Exchange, Reply, Request
 from uma_trio.http.openai import Chunks, Shown, max_tokens_of, numbered
 from uma_trio.http.settings import Shared
+from uma_trio.http.shapes import FIELDS as SHAPES
+from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import started, stream, whole
 from uma_trio.service.ask import Ask, Chat, Manner
 
@@ -54,6 +56,7 @@ FIELDS: tuple[Field, ...] = (
     *TEMPLATE,
     *URGENCY,
     CACHE,
+    *SHAPES,
     *NOT_HERE,
     *NO_MATTER,
 )
@@ -94,6 +97,7 @@ def asks_of(body: Body, request: Request, shared: Shared) -> list[Ask]:
         targets=targets_of(request.head),
         model=model_of(body, shared)[1],
         cache=body.get("cache_salt"),
+        shape=shape_of(body),
         streamed=body.get("stream", False),
     )
     return numbered(first, n)

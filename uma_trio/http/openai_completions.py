@@ -38,6 +38,8 @@ from uma_trio.http.logprobs import text_logprobs
 from uma_trio.http.message import Exchange, Reply, Request
 from uma_trio.http.openai import Chunks, Shown, max_tokens_of, numbered
 from uma_trio.http.settings import Shared
+from uma_trio.http.shapes import FIELDS as SHAPES
+from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import started, stream, whole
 from uma_trio.service.ask import Ask, Prompt
 
@@ -56,6 +58,7 @@ FIELDS: tuple[Field, ...] = (
     refused("suffix", "text is only continued, not filled in", ""),
     *URGENCY,
     CACHE,
+    *SHAPES,
     *NOT_HERE,
     *NO_MATTER,
 )
@@ -145,6 +148,7 @@ def _asks(body: Body, prompts: Sequence[Prompt], request: Request, shared: Share
         targets=targets_of(request.head),
         model=model_of(body, shared)[1],
         cache=body.get("cache_salt"),
+        shape=shape_of(body),
         streamed=body.get("stream", False),
     )
     return [ask for prompt in prompts for ask in numbered(evolve(first, prompt=prompt), n)]

@@ -1,0 +1,168 @@
+"""Structured output over HTTP, in every spelling that clients use."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from http_kit import http_house
+from trio.testing import MockClock
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {
+    "model": "any",
+    "messages": [{"role": "user", "content": "hello"}],
+    "temperature": 0,
+    "max_tokens": 400,
+}
+TEXT: dict[str, Any] = {"prompt": "hello", "temperature": 0, "max_tokens": 400}
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+JSON = r'\{\s*"kind"\s*:\s*"(cat|dog)"\s*\}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True},
+                }
+            },
+            JSON,
+        ),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JSON),
+        ({"json_schema": SCHEMA}, JSON),
+        ({"grammar": 'root ::= "a" [xy]'}, "a[xy]"),
+        ({"structured_outputs": {"json": SCHEMA}}, JSON),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, JSON),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, "[0-9]{3}"),
+        ({"structured_outputs": {"choice": ["yes", "no"], "json": None}}, "yes|no"),
+        ({"structured_outputs": {"grammar": 'root ::= "b"'}}, "b"),
+        ({"guided_json": SCHEMA}, JSON),
+        ({"guided_json": json.dumps(SCHEMA)}, JSON),
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'start: "c"'}, "c"),
+    ],
+    ids=str,
+)
+async def test_every_spelling_is_kept_to(
+    autojump_clock: MockClock, fields: dict[str, Any], pattern: str
+) -> None:
+    """In chats and in completions; the answer ends by itself when it is whole."""
+    async with http_house() as daemon:
+        chat = await daemon.ask("POST", CHAT, {**HELLO, **fields})
+        assert chat.status == 200, chat.body
+        (choice,) = chat.json["choices"]
+        assert re.fullmatch(pattern, choice["message"]["content"])
+        assert choice["finish_reason"] == "stop"
+        text = await daemon.ask("POST", "/v1/completions", {**TEXT, **fields})
+        assert re.fullmatch(pattern, text.json["choices"][0]["text"])
+        native = await daemon.ask("POST", "/completion", {**TEXT, **fields})
+        assert re.fullmatch(pattern, native.json["content"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}],
+    ids=str,
+)
+async def test_any_object_is_one(autojump_clock: MockClock, fields: dict[str, Any]) -> None:
+    """Whatever the model says, it begins as a JSON object."""
+    async with http_house() as daemon:
+        asked = {**HELLO, **fields, "max_tokens": 40}
+        answer = await daemon.ask("POST", CHAT, asked)
+        assert answer.json["choices"][0]["message"]["content"].startswith("{")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}},
+        {"json_schema": {}},
+        {"grammar": ""},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json_object": False, "regex": None}},
+        {"guided_json": ""},
+    ],
+    ids=str,
+)
+async def test_a_shape_that_says_nothing_changes_nothing(
+    autojump_clock: MockClock, fields: dict[str, Any]
+) -> None:
+    """Clients send what they know with its default."""
+    async with http_house() as daemon:
+        plain = await daemon.ask("POST", CHAT, {**HELLO, "max_tokens": 8})
+        answer = await daemon.ask("POST", CHAT, {**HELLO, **fields, "max_tokens": 8})
+        assert answer.json["choices"] == plain.json["choices"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": "json"}, "response_format", "must be an object of type"),
+        ({"response_format": {"type": "xml"}}, "response_format", "must be an object of type"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format",
+            "must have a json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format",
+            '"not", which cannot be enforced',
+        ),
+        ({"json_schema": {"uniqueItems": True, "type": "array"}}, "json_schema", '"uniqueItems"'),
+        ({"json_schema": 5}, "json_schema", "an object"),
+        ({"json_schema": "{"}, "json_schema", "is not usable"),
+        ({"grammar": "root ::= ("}, "grammar", "is not usable"),
+        ({"structured_outputs": []}, "structured_outputs", "must be an object"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs", "must be one of"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "one thing"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs", "must be a string"),
+        ({"guided_choice": []}, "guided_choice", "a list of 1 to 256"),
+        ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar", "does not go with"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "does not go with guided_regex"),
+    ],
+    ids=str,
+)
+async def test_a_shape_that_cannot_be_kept_to_is_refused(
+    autojump_clock: MockClock, fields: dict[str, Any], param: str, words: str
+) -> None:
+    """With 400, the field and the keyword or the reason; nothing is loosened."""
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", CHAT, {**HELLO, **fields})
+        assert answer.status == 400
+        assert answer.error["param"] == param
+        assert words in answer.error["message"]
+
+
+async def test_a_constrained_answer_is_streamed(autojump_clock: MockClock) -> None:
+    """Chunk by chunk, with logprobs and penalties beside it."""
+    async with http_house() as daemon:
+        asked = {**HELLO, "guided_json": SCHEMA, "presence_penalty": 1.0}
+        asked |= {"stream": True, "logprobs": True, "top_logprobs": 2}
+        answer = await daemon.ask("POST", CHAT, asked)
+        choices = [c for event in answer.events if event != "[DONE]" for c in event["choices"]]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert re.fullmatch(JSON, text)
+        assert choices[-1]["finish_reason"] == "stop"
+
+
+async def test_a_schema_nested_beyond_reason_is_refused(autojump_clock: MockClock) -> None:
+    """Wherever it is found out."""
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        deep = {"type": "array", "items": deep}
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", CHAT, {**HELLO, "json_schema": deep})
+        assert answer.status == 400

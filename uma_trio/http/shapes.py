@@ -1,0 +1,153 @@
+"""What an answer has to look like, in the three spellings that clients use for it.
+
+OpenAI's is `response_format`, llama-server's `json_schema` and `grammar`, vLLM's
+`structured_outputs` and, before that, `guided_json` and its sisters. Each comes down to one
+:class:`Shape`; what cannot be kept to is refused where it is compiled, and nothing is loosened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from uma_protocol.rules import ListOf, Text
+from uma_trio.http.asking import Anything, Either
+from uma_trio.http.errors import invalid
+from uma_trio.http.fields import Body, Field, honoured
+from uma_trio.service.ask import Shape
+
+_MAX_BYTES: Final = 65_536
+_ANY_OBJECT: Final = '{"type": "object"}'
+_TEXT: Final = Text(0, _MAX_BYTES)
+_WORDS: Final = ListOf(1, 256, Text(1, 4096), "strings of 1 to 4096 bytes")
+_SCHEMA: Final = Either(Anything("an object"), _TEXT)
+
+FIELDS: tuple[Field, ...] = (
+    honoured(
+        "response_format",
+        Anything("an object"),
+        'of type `text`, `json_object`, or `json_schema` with `{"name", "schema"}`',
+        default="text",
+    ),
+    honoured("json_schema", _SCHEMA, "a JSON Schema that the answer is an instance of"),
+    honoured("grammar", _TEXT, "a grammar that the answer keeps to, GBNF or Lark"),
+    honoured(
+        "structured_outputs",
+        Anything("an object"),
+        "one of `json`, `json_object`, `regex`, `choice` and `grammar`",
+    ),
+    honoured("guided_json", _SCHEMA, "another name of json_schema"),
+    honoured("guided_regex", _TEXT, "a regular expression that the answer matches as a whole"),
+    honoured("guided_choice", _WORDS, "the answer is one of these"),
+    honoured("guided_grammar", _TEXT, "another name of grammar"),
+)
+
+
+def shape_of(body: Body) -> Shape | None:
+    """Return what the answer has to look like; None if nothing says.
+
+    Raises:
+        Fault: it is said in a wrong way, or in two.
+    """
+    found = [
+        shape
+        for field in FIELDS
+        if (value := body.get(field.name)) is not None
+        and (shape := _READERS[field.name](field.name, value)) is not None
+    ]
+    if len(found) > 1:
+        raise invalid(found[1].field, f"does not go with {found[0].field}")
+    return found[0] if found else None
+
+
+def _response_format(field: str, value: Any) -> Shape | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":  # llama-server takes a schema here, too
+        return _schema(field, value.get("schema")) or Shape("schema", _ANY_OBJECT, field)
+    if kind != "json_schema":
+        raise invalid(field, "must be an object of type text, json_object or json_schema")
+    inner = value.get("json_schema")
+    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+        raise invalid(field, 'must have a json_schema such as {"name": "x", "schema": {...}}')
+    return Shape("schema", _json(field, inner["schema"]), field)
+
+
+def _structured(field: str, value: Any) -> Shape | None:
+    if not isinstance(value, dict):
+        raise invalid(field, "must be an object")
+    given = {name: part for name, part in value.items() if part not in (None, False)}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise invalid(field, f"must say one thing: {', '.join(_PARTS)}")
+    ((name, part),) = given.items()
+    if name not in _PARTS:
+        raise invalid(field, f"must be one of {', '.join(_PARTS)}")
+    return _PARTS[name](field, part)
+
+
+def _schema(field: str, value: Any) -> Shape | None:
+    """Read a schema, or one that is written as a string; an empty one says nothing."""
+    if isinstance(value, str):
+        return Shape("schema", value, field) if value.strip() else None
+    if value is not None and not isinstance(value, dict):
+        raise invalid(field, "must be a JSON Schema, which is an object")
+    return Shape("schema", _json(field, value), field) if value else None
+
+
+def _object(field: str, value: Any) -> Shape | None:
+    if value is not True:
+        raise invalid(field, "has a json_object that is not true or false")
+    return Shape("schema", _ANY_OBJECT, field)
+
+
+def _regex(field: str, value: Any) -> Shape | None:
+    return Shape("regex", _text(field, value), field) if value else None
+
+
+def _grammar(field: str, value: Any) -> Shape | None:
+    return Shape("grammar", _text(field, value), field) if value else None
+
+
+def _choice(field: str, value: Any) -> Shape | None:
+    fault = _WORDS.check(field, value)
+    if fault is not None:
+        raise invalid(fault.field, fault.problem)
+    return Shape("choice", _json(field, value), field)
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise invalid(field, "must be a string")
+    return value
+
+
+def _json(field: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise invalid(field, "is nested too deeply") from None
+
+
+_Reader = Callable[[str, Any], Shape | None]
+
+_PARTS: Final[Mapping[str, _Reader]] = {
+    "json": _schema,
+    "json_object": _object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}
+_READERS: Final[Mapping[str, _Reader]] = {
+    "response_format": _response_format,
+    "json_schema": _schema,
+    "grammar": _grammar,
+    "structured_outputs": _structured,
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+}
