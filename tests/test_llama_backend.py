@@ -164,12 +164,13 @@ def test_options_that_cannot_be_are_one_sentence(
         load(tiny, **options)
 
 
-def test_more_rows_than_slots_are_invalid(tiny: Path) -> None:
+def test_more_rows_than_there_are_is_invalid(tiny: Path) -> None:
     """llama.cpp would end the process; we say that the batch is wrong."""
     backend = load(tiny)
-    for i in range(3):
+    n = backend.limits.n_rows + 1
+    for i in range(n):
         backend.batch.token[i], backend.batch.pos[i], backend.batch.want[i] = 97, i, 1
-    assert backend.decode(3) == DecodeStatus.INVALID
+    assert backend.decode(n) == DecodeStatus.INVALID
     assert backend.kv_length(0) == 0
     backend.close()
 

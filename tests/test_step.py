@@ -79,7 +79,8 @@ class Drafting(Engine):
         for sequence in self.registry.running.values():
             if sequence.view.decoding:
                 room = len(sequence.tokens) - sequence.known - 1
-                sequence.draft(self.guess(sequence)[: max(0, min(room, sequence.credit - 1))])
+                guess = self.guess(sequence)[: max(0, min(room, sequence.credit - 1))]
+                sequence.draft(guess, (0.5,) * len(guess))
 
 
 def with_drafts(state: SchedulerState) -> Plan:

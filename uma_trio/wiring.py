@@ -102,8 +102,13 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     given = None if config.bmt_budget is None else config.bmt_budget * 1e9
     return evolve(
         plain,
-        contract=evolve(contract, bmt_budget=given or probed or None),
+        contract=evolve(
+            contract,
+            bmt_budget=given or probed or None,
+            paid_drafts=config.speculation == "auto",
+        ),
         scratch_slots=1,
+        drafts=config.speculation != "off",
         cost=cost,
         traffic=traffic,
     )

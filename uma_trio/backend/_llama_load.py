@@ -13,6 +13,9 @@ from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.kv_types import KV_TYPES
 
+# Logits rows beyond one for each sequence: 10 MB of a vocabulary of 152k.
+DRAFT_ROWS: Final = 16
+
 # load_mode by (mmap, mlock): LLAMA_LOAD_MODE_NONE, MMAP, MLOCK, MMAP_MLOCK (include/llama.h).
 _LOAD_MODE: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
 
@@ -75,9 +78,9 @@ def make_context(
     # init_batch: one stream is split by size alone).
     params.n_batch = params.n_ubatch = n_batch
     params.n_seq_max = n_slots + spare_sequences
-    # A row per sequence, and no fewer are taken: more would reserve n_batch rows of 152k floats in
-    # the graph's memory, and as many from the start means that the buffer of logits never moves.
-    params.n_outputs_max = params.n_seq_max
+    # A row per sequence (no fewer are taken), and some for drafts. Rows of every token would reserve
+    # n_batch rows of 152k floats in the graph's memory.
+    params.n_outputs_max = params.n_seq_max + DRAFT_ROWS
     params.n_outputs_max_per_seq = 0
     # Both, as llama.cpp uses the second for any batch of two tokens or more.
     params.n_threads = params.n_threads_batch = threads

@@ -159,6 +159,7 @@ class FakeBackend:
         interruptible: bool = True,
         window: int = 0,
         chat_template: str | None = CHATML,
+        n_rows: int | None = None,
     ) -> None:
         n_seq = n_slots + _LEAVES
         self.limits = Limits(
@@ -166,6 +167,7 @@ class FakeBackend:
             n_ctx_seq=n_ctx,
             n_slots=n_slots,
             n_batch=n_batch,
+            n_rows=n_slots if n_rows is None else n_rows,
             leaf_ids=range(n_slots, n_seq) if can_remove_part else range(0),
             can_go_back=can_remove_part,
             window=window,

@@ -24,6 +24,7 @@ from uma_trio.backend._llama_compute import Compute
 from uma_trio.backend._llama_info import described, model_info, placed
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_load import (
+    DRAFT_ROWS,
     Progress,
     is_attention_only,
     load_model,
@@ -376,6 +377,7 @@ def _limits(context: int, info: ModelInfo, n_slots: int, *, whole_cache: bool) -
         n_slots=n_slots,
         n_batch=int(llama.llama_n_batch(context)),
         whole_cache=whole_cache,
+        n_rows=n_slots + DRAFT_ROWS,
         can_go_back=is_attention_only(context),
         window=max(0, int(llama.llama_model_n_swa(llama.llama_get_model(context)))),
     )

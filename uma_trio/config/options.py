@@ -18,6 +18,7 @@ from uma_trio.config.option import Option, n_bytes, option, options_of, seconds,
 from uma_trio.sockets.path import DEFAULT_SOCKET
 
 FLASH_ATTENTION = ("auto", "on", "off")
+SPECULATION = ("off", "free", "auto")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -284,6 +285,15 @@ class Config(HttpConfig):
         unit="s",
         since="0.1",
         help="How long what a request with a `session` computed is kept before all else.",
+    )
+    speculation: str = option(
+        "auto",
+        flag="--speculation",
+        choices=SPECULATION,
+        since="0.1",
+        help="Guess the next tokens of an answer from the text before it and check them together "
+        "(contract policy, on a CPU): off, free (only where a tick takes no longer), or auto (also "
+        "where that gives more tokens a second). It changes no answer.",
     )
     mlock: bool = option(
         False,

@@ -26,7 +26,7 @@ class Shape:
     """What decides how long a decode in an empty context takes."""
 
     tokens: int
-    rows: int = 1  # of them that want logits, a sequence each
+    rows: int = 1  # of them that want logits: one, or all, in as many sequences as there are slots
 
 
 class Stopped(Exception):
@@ -58,21 +58,24 @@ class Stopwatch:
         limits = backend.limits
         self.most = min(limits.n_batch, limits.n_ctx_seq)
         self.n_slots = limits.n_slots
+        self._n_rows = limits.n_rows
         self.deadline: Deadline | None = None
         self.uncounted = 0  # decodes of each shape that come before those that count
         self._tokens = self._plain_tokens()
 
     def able(self, shapes: Iterable[Shape]) -> list[Shape]:
         """Return those of `shapes` that this backend can compute."""
-        return [s for s in shapes if s.tokens <= self.most and s.rows <= self.n_slots]
+        return [s for s in shapes if s.tokens <= self.most and s.rows <= self._n_rows]
 
     def time(self, shape: Shape) -> float:
         """Return the seconds of one decode of `shape`."""
-        each, more = divmod(shape.tokens, shape.rows)
+        slots = min(shape.rows, self.n_slots)
+        each, more = divmod(shape.tokens, slots)
+        shares = [(slot, 0, each + (slot < more)) for slot in range(slots)]
         try:
-            return self._decode([(slot, 0, each + (slot < more)) for slot in range(shape.rows)])
+            return self._decode(shares, every=shape.rows == shape.tokens)
         finally:
-            for slot in range(shape.rows):
+            for slot in range(slots):
                 self._backend.kv_remove(slot)
 
     def sample(self, shape: Shape) -> float:
@@ -107,8 +110,11 @@ class Stopwatch:
             return float("inf")  # a memory that keeps or drops a sequence whole
         return took
 
-    def _decode(self, shares: list[tuple[int, int, int]]) -> float:
-        """Compute (slot, position, tokens) shares, a logits row each; infinite if it failed."""
+    def _decode(self, shares: list[tuple[int, int, int]], *, every: bool = False) -> float:
+        """Compute (slot, position, tokens) shares; infinite if it failed.
+
+        A logits row each, or one for `every` token.
+        """
         if self.deadline is not None and not self.deadline.fits(0.0):
             raise Stopped
         batch = self._backend.batch
@@ -117,13 +123,14 @@ class Stopwatch:
             batch.token[at : at + n] = self._tokens[at : at + n]
             batch.pos[at : at + n] = range(position, position + n)
             batch.slot[at : at + n] = slot
-            batch.want[at : at + n] = 0
+            batch.want[at : at + n] = every
             at += n
             batch.want[at - 1] = 1
         began = self._clock()
         status = self._backend.decode(at)
         if status == DecodeStatus.OK:
-            self._backend.logits(len(shares))  # a GPU computes until somebody looks
+            # A GPU computes until somebody looks.
+            self._backend.logits(at if every else len(shares))
         took = max(LEAST_S, self._clock() - began)
         if status == DecodeStatus.ABORTED:
             raise Stopped

@@ -22,6 +22,7 @@ from attrs import evolve
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.costing.refine import Refinement
 from uma_trio.engine import tick_metrics
+from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import (
@@ -113,6 +114,7 @@ class Engine:
         if settings.cost is not None:
             self._refinement = Refinement(backend, clock)
             metrics.promise.measured(settings.cost)
+        self._drafter = _drafter(backend, settings)
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         self._idle = True
@@ -229,6 +231,8 @@ class Engine:
         self._recorder.queued(self._kv)
         if self.prefix.on:
             self._move_cells()
+        if self._drafter is not None:
+            self._drafter.propose(self.registry.running)
         return self._planner.plan(now)
 
     def _overlap(self, tick: Tick) -> None:
@@ -247,9 +251,11 @@ class Engine:
         self._record(tick, DecodeStatus.OK, completed.decode_s, completed.host_s, now)
         itl_s: dict[int, float] = {}
         for outcome in completed.outcomes:
+            if outcome.step.drafts and self._drafter is not None:
+                self._drafter.learn(outcome)
             since = self.registry.commit(outcome, now)
-            if since is not None:
-                itl_s[outcome.step.key] = since
+            if since is not None:  # drafts that were right come at once: the reader's time a token
+                itl_s[outcome.step.key] = since / len(outcome.tokens)
         self._planner.learn(completed, itl_s)
         self.prefix.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))
@@ -355,3 +361,16 @@ class Engine:
             return None
         self._planner.refined(refined)
         return BREATH_S
+
+
+def _drafter(backend: Backend, settings: EngineSettings) -> Drafter | None:
+    """Return what guesses ahead, if there is a use for it.
+
+    Only a cost model can tell what a row is worth. Where another shape of the batch costs, as many
+    rows in each tick as there are guesses would.
+    """
+    limits = backend.limits
+    able = limits.n_rows > limits.n_slots and limits.can_go_back
+    if not (settings.drafts and settings.cost is not None and able):
+        return None
+    return None if backend.traits.shape_costs else Drafter()

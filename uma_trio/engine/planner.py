@@ -41,6 +41,7 @@ from uma_trio.policy.traffic import Traffic
 class EngineSettings:
     """What the engine hands to its policy unchanged.
 
+    `drafts` says whether tokens are guessed ahead where the backend has rows to check them.
     `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
     measured staircase and `traffic` what the model moves, if they are known. `prefix_bytes` is the
     budget of saved pages; 0 keeps no prefix at all. Those of a session go last for `session_ttl_s`.
@@ -53,6 +54,7 @@ class EngineSettings:
     traffic: Traffic | None = None
     prefix_bytes: int = 0
     session_ttl_s: float = 300.0
+    drafts: bool = True
 
     @property
     def keeps_high_water(self) -> bool:

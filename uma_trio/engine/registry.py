@@ -149,7 +149,7 @@ class Registry:
         """
         sequence = self.running[outcome.step.key]
         delivery = sequence.advance(outcome, now)
-        if outcome.kept < outcome.step.n_tokens:
+        if outcome.step.drafts:  # cells of wrong ones, and of what came behind the end
             sequence.rewind(self.kv.truncate(sequence.handle, sequence.computed))
         if outcome.fault is not None:
             fault = outcome.fault

@@ -157,7 +157,8 @@ class Sequence:
 
         This alone makes progress. Tokens behind one that ends the request are dropped.
         """
-        self.draft(())
+        self.draft((), ())
+        self.sampler.settle(len(outcome.tokens))
         view = self.view
         kept = outcome.step.start + outcome.kept
         if not outcome.tokens:
@@ -199,17 +200,21 @@ class Sequence:
                 return drawn[: n + 1], None if texts is None else tuple(texts), "length"
         return drawn, None if texts is None else tuple(texts), None
 
-    def draft(self, tokens: tuple[int, ...]) -> None:
-        """Guess how its answer goes on; the guesses are checked in its next step, and then gone."""
-        if tokens == self.drafts:
+    def draft(self, tokens: tuple[int, ...], survival: tuple[float, ...]) -> None:
+        """Guess how its answer goes on; the guesses are checked in its next step, and then gone.
+
+        `survival` is for each the chance that it and all before it are right.
+        """
+        if not (tokens or self.drafts):
             return
         self.drafts = tokens
-        view = self.view
-        self.view = evolve(view, pending=view.due + len(tokens), drafted=len(tokens))
+        self.sampler.expect_drafts()
+        due, n = self.view.due, len(tokens)
+        self.view = evolve(self.view, pending=due + n, drafted=n, survival=survival)
 
     def rewind(self, computed: int) -> None:
         """Note that only its first `computed` tokens are in the KV cache."""
-        self.draft(())
+        self.draft((), ())
         cached = min(self.view.cached, computed)
         pending = self.known - computed
         self.view = evolve(self.view, computed=computed, pending=pending, cached=cached)

@@ -18,13 +18,17 @@ def record(metrics: Metrics, completed: Completed) -> None:
     """Record a tick that was computed."""
     tick, plan = completed.tick, completed.tick.plan
     decoders = sum(item.phase == "decode" for item in plan.items)
+    drafts = sum(item.n_drafts for item in plan.items)
+    right = sum([o.kept - o.step.n_tokens for o in completed.outcomes]) + drafts
     lanes = {view.key: view.lane for view in tick.state.sequences}
     lane_tokens: Counter[str] = Counter()
     for item in plan.items:
         lane_tokens[lanes[item.key]] += item.n_tokens
     metrics.tick(
-        decode_tokens=decoders,
-        prefill_tokens=plan.n_tokens - decoders,
+        decode_tokens=decoders + right,
+        prefill_tokens=plan.n_tokens - decoders - drafts,
+        drafts=drafts,
+        drafts_right=right,
         decode_s=completed.decode_s,
         host_s=completed.host_s,
         sampling_s=completed.sampling_s,

@@ -18,7 +18,8 @@ class SequenceView:
     """One sequence that owns a slot, as the policy sees it.
 
     There are no phases, only counters: a sequence has `pending` tokens that the KV cache has not,
-    the last `drafted` of which are guesses about its answer. Of its `computed` tokens the first
+    the last `drafted` of which are guesses about its answer; `survival` says for each how likely
+    it is that it and all before it are right. Of its `computed` tokens the first
     `cached` lay in the cache when it came.
     """
 
@@ -36,6 +37,7 @@ class SequenceView:
     target_itl_s: float | None = None
     drafted: int = 0
     cached: int = 0
+    survival: tuple[float, ...] = ()
 
     @property
     def due(self) -> int:
@@ -146,6 +148,7 @@ class Contract:
     interactive_weight: float = 10.0  # how lanes share what is left beside the streams
     background_weight: float = 1.0
     bmt_budget: float | None = None  # bytes per second; None is no limit
+    paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
 
 
 @frozen

@@ -222,6 +222,8 @@ METRICS: tuple[Metric, ...] = (
         "First tokens and gaps that took longer than their request's `slo` asked for.",
         "target",
     ),
+    _m("draft_rows_total", "counter", "rows", "Rows computed to check guesses at the next tokens."),
+    _m("draft_accepted_total", "counter", "tokens", "Tokens that had been guessed right."),
     _m("ballast_rows_total", "counter", "rows", "Rows computed and thrown away, to be quicker."),
     _m("cost_error", "gauge", "ratio", "Smoothed error of the cost model's predictions."),
     _m(

@@ -52,6 +52,7 @@ class Metrics:
         self._latency_cap: float | None = None
         # Written by the engine's thread.
         self._batches = self._decoded = self._prefilled = self._rows = self._in_place = 0
+        self._drafts = self._drafts_right = 0
         self._last_decode = self._last_prefill = 0
         self._lane_tokens: dict[str, int] = {}
         self._budget_target: int | None = None
@@ -109,8 +110,12 @@ class Metrics:
         rows_in_place: int,
         lane_tokens: Mapping[str, int] | None = None,
         budget_target: int | None = None,
+        drafts: int = 0,
+        drafts_right: int = 0,
     ) -> None:
         """Record one computed batch: `rows` tokens were sampled, `rows_in_place` uncopied.
+
+        Of its `drafts`, `drafts_right` were what the model says; those count as decoded tokens.
 
         `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
         it budgets tokens.
@@ -121,6 +126,8 @@ class Metrics:
         self._decoded += decode_tokens
         self._prefilled += prefill_tokens
         self._rows += rows
+        self._drafts += drafts
+        self._drafts_right += drafts_right
         self._in_place += rows_in_place
         self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
         for lane, n in (lane_tokens or {}).items():
@@ -268,7 +275,9 @@ class Metrics:
             "tokens_total": computed,
             "tokens_by_lane_total": dict(self._lane_tokens),
             "prompt_tokens_total": self._prefilled,
-            "tokens_generated_total": self._rows,
+            "tokens_generated_total": self._rows - self._drafts + self._drafts_right,
+            "draft_rows_total": self._drafts,
+            "draft_accepted_total": self._drafts_right,
             "batch_calls_total": self._batches,
             "last_batch_size": last,
             "avg_batch": computed / self._batches if self._batches else None,

@@ -60,7 +60,9 @@ class Sampler:
 
     __slots__ = (
         "_again",
+        "_numbers",
         "_random",
+        "_unused",
         "adjuster",
         "constraint",
         "ends",
@@ -91,6 +93,8 @@ class Sampler:
             self.never = np.array(sorted(set(end_tokens)), np.intp)
         self.filters = Filters.of(params)
         self._random = random.Random(params.seed)
+        self._numbers: list[float] | None = None  # while rows may be chosen in vain
+        self._unused: list[float] = []
         self._again = random.Random(f"again {params.seed}") if constraint is not None else None
 
     def __call__(self, row: FloatArray) -> int:
@@ -107,9 +111,32 @@ class Sampler:
         if self.constraint is not None:
             self.constraint.accept(token)
 
+    @property
+    def plain(self) -> bool:
+        """Whether a row is chosen from without regard to what was chosen before it."""
+        return self.adjuster is None and self.constraint is None and self.params.logprobs is None
+
     def random(self) -> float:
         """Draw the next number of [0, 1) of this sequence."""
-        return self._random.random()
+        if self._numbers is None:
+            return self._random.random()
+        number = self._unused.pop() if self._unused else self._random.random()
+        self._numbers.append(number)
+        return number
+
+    def expect_drafts(self) -> None:
+        """Keep numbers from now on, since rows behind a wrong draft are chosen in vain."""
+        if self._numbers is None and not self.greedy:
+            self._numbers = []
+
+    def settle(self, used: int) -> None:
+        """Note that the first `used` numbers since the last call were those of tokens.
+
+        The others are drawn again: the tokens that a seed gives do not depend on drafts.
+        """
+        if self._numbers:
+            self._unused += reversed(self._numbers[used:])
+            self._numbers.clear()
 
     def pick(self, row: FloatArray, likeliest: int) -> int:
         """Return the next token for a row whose (finite) maximum is known.

@@ -9,6 +9,7 @@ from attrs import frozen
 from uma_trio.policy.accounting import account
 from uma_trio.policy.contract.ballast import add_ballast
 from uma_trio.policy.contract.bandwidth import guard_bandwidth
+from uma_trio.policy.contract.drafts import add_drafts
 from uma_trio.policy.contract.error_budget import keep_error_budget
 from uma_trio.policy.contract.fill import fill_within_limit
 from uma_trio.policy.contract.learn import learn_cost
@@ -63,6 +64,7 @@ def _pipeline(rules: Rules) -> Pipeline:
             "fill": partial(fill_within_limit, rules=rules),
             "bandwidth": guard_bandwidth,
             "shape": keep_shape,
+            "drafts": add_drafts,
             "stairs": add_ballast,
             "accounting": account,
         },

@@ -1,0 +1,257 @@
+"""Drafts: what is guessed, what the policy takes of it, and that no answer changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attrs import evolve
+from engine_kit import Bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_kit import decoder
+
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.drafts import Lookup, Survival
+from uma_trio.engine.planner import EngineSettings
+from uma_trio.policy.accounting import planned_work
+from uma_trio.policy.check import check_plan
+from uma_trio.policy.contract import contract
+from uma_trio.policy.contract.ballast import MOST_BALLAST, ballast_for
+from uma_trio.policy.contract.drafts import FREE, add_drafts
+from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.decode import one_token_each
+from uma_trio.policy.plan import Limit, Plan
+from uma_trio.policy.state import Contract, Lane, Memory, SchedulerState, SequenceView
+
+SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
+# Fours and eights are quick, what lies one above them is not: as measured with Q4_0 on two cores.
+STAIRS = CostModel(
+    Staircase(SIZES, (0.020, 0.024, 0.032, 0.028, 0.044, 0.045, 0.060, 0.062, 0.090, 0.100))
+)
+FLAT = CostModel(Staircase((1, 32), (0.020, 0.020)))
+STEEP = CostModel(Staircase((1, 2, 32), (0.020, 0.040, 0.640)))
+
+
+def guess(text: str, most: int = 6) -> tuple[str, int]:
+    """Return what is guessed behind a text of one-byte tokens, and the length of the match."""
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    lookup = Lookup()
+    while not lookup.index(tokens, len(tokens), most=3):
+        pass
+    drafts, match = lookup.propose(tokens, len(tokens), most)
+    return bytes(drafts).decode(), match
+
+
+def test_a_text_that_was_there_before_goes_on_as_it_did() -> None:
+    """The guess follows the latest place of the longest known run that the text ends with."""
+    assert guess("the quick brown fox; the quick br") == ("own fo", 12)
+
+
+def test_of_two_places_the_latest_counts() -> None:
+    """An edit is more likely to be repeated than what it replaced."""
+    assert guess("ab1 ab2 ab")[0][0] == "2"
+
+
+def test_what_never_stood_there_gives_no_guess() -> None:
+    """Two tokens must match at the least."""
+    assert guess("abcdefgh") == ("", 0)
+
+
+def test_a_loop_is_guessed_to_go_on() -> None:
+    """Where the copy reaches the end of the text it begins again."""
+    assert guess("xyxyxyxy", 5)[0] == "xyxyx"
+
+
+@settings(deadline=None)
+@given(st.text("ab", min_size=3, max_size=40), st.integers(1, 12))
+def test_a_guess_follows_a_run_that_the_text_ends_with(text: str, most: int) -> None:
+    """In any text, for any length: the guess is what stood behind the same tokens."""
+    drafts, match = guess(text, most)
+    if match:
+        assert len(drafts) == most
+        tail = text[-match:]
+        places = [i + match for i in range(len(text) - match) if text.startswith(tail, i)]
+        assert any((text[p:] + drafts)[:most] == drafts for p in places)
+
+
+def test_what_is_wrong_again_and_again_is_believed_less() -> None:
+    """And what is right more; a short match tells nothing of a long one."""
+    survival = Survival()
+    before = survival.chance(4, 0.5, 5.0)
+    for _ in range(20):
+        survival.learn(4, right=0, tried=5, fade=0.9)
+        survival.learn(16, right=5, tried=5, fade=0.9)
+    assert survival.chance(4, 0.5, 5.0) < 0.25 < before
+    assert survival.chance(16, 0.5, 5.0) > 0.9
+
+
+# --- the policy ---
+
+
+def drafting(key: int, *survival: float, lane: Lane = "interactive") -> SequenceView:
+    """Return a decoding sequence with guesses of these chances."""
+    n = len(survival)
+    return decoder(key, lane=lane, pending=1 + n, drafted=n, survival=survival, computed=10)
+
+
+def planned(cost: CostModel, *views: SequenceView, paid: bool = True, **changes: object) -> Plan:
+    """Return a tick of one token each, with the drafts that the stage adds."""
+    state = scene(cost, *views, paid=paid)
+    limit = Limit(1.2 * 0.02, "within 1.2x", 0.02)
+    plan = Plan(items=one_token_each(views), memory=state.memory, limit=limit)
+    found = add_drafts(state, evolve(plan, **changes))
+    check_plan(state, found)
+    return found
+
+
+def scene(cost: CostModel, *views: SequenceView, paid: bool = True) -> SchedulerState:
+    """Return a state of nothing but these."""
+    return SchedulerState(
+        now=10.0,
+        tick=1,
+        sequences=views,
+        n_batch=512,
+        free_cells=4000,
+        n_rows=24,
+        spare_rows=20,
+        contract=Contract(paid_drafts=paid),
+        memory=Memory(cost=cost),
+    )
+
+
+def drafts_of(plan: Plan) -> list[int]:
+    """Return how many drafts each item has."""
+    return [item.n_drafts for item in plan.items]
+
+
+def test_rows_that_cost_nothing_are_always_taken() -> None:
+    """However unlikely the guesses are."""
+    assert drafts_of(planned(FLAT, drafting(1, 0.02, 0.01), paid=False)) == [2]
+
+
+def test_rows_that_cost_are_taken_where_tokens_come_quicker_by_them() -> None:
+    """Three likely guesses are worth a tick of four; three unlikely ones are not."""
+    assert drafts_of(planned(STAIRS, drafting(1, 0.9, 0.8, 0.7))) == [3]
+    assert drafts_of(planned(STAIRS, drafting(1, 0.1, 0.01, 0.001))) == [0]
+
+
+def test_free_means_that_no_tick_gets_longer() -> None:
+    """Where paid drafts are not wanted."""
+    assert drafts_of(planned(STAIRS, drafting(1, 0.9, 0.8, 0.7), paid=False)) == [0]
+
+
+def test_where_each_row_costs_as_much_as_a_token_there_is_no_draft() -> None:
+    """Not even a certain one."""
+    assert drafts_of(planned(STEEP, drafting(1, 0.99, 0.98))) == [0]
+
+
+def test_rows_go_to_the_likeliest_guesses_of_all_streams() -> None:
+    """A free row is the better stream's."""
+    views = drafting(1, 0.2, 0.1), drafting(2, 0.9, 0.8), drafting(3, 0.1)
+    assert drafts_of(planned(STAIRS, *views, paid=False)) == [0, 1, 0]
+
+
+def test_a_reader_is_not_slowed_down_for_the_drafts_of_somebody_else() -> None:
+    """With work of the background in the tick it stays within its limit."""
+    reader, job = drafting(1), drafting(2, *[0.99] * 8, lane="background")
+    plan = planned(STAIRS, evolve(reader, drafted=0, pending=1), job)
+    assert plan.items[1].n_drafts < 3
+
+
+def test_a_tick_that_measures_the_streams_alone_has_free_drafts_only() -> None:
+    """Or it would measure another tick."""
+    limit = Limit(0.02, "alone", 0.02, isolated=True)
+    assert drafts_of(planned(STAIRS, drafting(1, 0.9, 0.8, 0.7), limit=limit)) == [0]
+
+
+chances = st.lists(st.floats(0.0, 1.0), max_size=15).map(lambda c: tuple(sorted(c, reverse=True)))
+
+
+@settings(deadline=None)
+@given(
+    survivals=st.lists(chances, min_size=1, max_size=8),
+    lanes=st.lists(st.sampled_from(["interactive", "background"]), min_size=8, max_size=8),
+    paid=st.booleans(),
+    cost=st.sampled_from([STAIRS, FLAT, STEEP]),
+)
+def test_drafts_keep_every_rule_of_a_plan(
+    survivals: list[tuple[float, ...]], lanes: list[Lane], paid: bool, cost: CostModel
+) -> None:
+    """And a tick that must not grow does not: it takes what it would take with ballast."""
+    views = [
+        drafting(key, *chances, lane=lane)
+        for key, (chances, lane) in enumerate(zip(survivals, lanes, strict=False))
+    ]
+    plan = planned(cost, *views, paid=paid)
+    if not paid:
+        state = scene(cost, *views, paid=False)
+        without = Plan(items=one_token_each(views))
+        takes_s, took_s = (
+            ballast_for(cost, planned_work(state, one), MOST_BALLAST)[1] for one in (plan, without)
+        )
+        assert takes_s <= FREE * took_s
+
+
+# --- the engine ---
+
+
+def speaking(*, drafts: bool) -> Bench:
+    """Return an engine with a cost model, on a backend with rows for drafts."""
+    backend = FakeBackend(n_slots=5, n_ctx=4000, n_rows=24)
+    given = EngineSettings(cost=FLAT, scratch_slots=1, drafts=drafts)
+    return Bench(backend, contract, settings=given)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    temperature=st.sampled_from([0.0, 0.3, 1.0]),
+    top_k=st.sampled_from([0, 3]),
+    seed=st.integers(0, 99),
+    words=st.sampled_from(["aaaa aaaa", "to be or not to be or", "hello"]),
+)
+def test_a_seed_gives_the_same_text_with_drafts_and_without(
+    temperature: float, top_k: int, seed: int, words: str
+) -> None:
+    """One random number a token in order, also behind guesses that were wrong."""
+    told = []
+    for drafts in (False, True):
+        bench = speaking(drafts=drafts)
+        sinks = [
+            bench.submit(words + str(n), 60, temperature=temperature, top_k=top_k, seed=seed + n)[1]
+            for n in range(3)
+        ]
+        bench.run()
+        told.append([(sink.text, sink.tokens) for sink in sinks])
+    assert told[0] == told[1]
+
+
+def test_a_text_that_repeats_itself_takes_fewer_decodes() -> None:
+    """Each decode but the first few gives several tokens."""
+    n = {}
+    for drafts in (False, True):
+        bench = speaking(drafts=drafts)
+        looping = bench.backend.vocabulary.tokenize(
+            "ab" * 20, add_special=True, parse_special=False
+        )
+        bench.backend._choice = lambda history: 97 + history % 2  # type: ignore[method-assign]
+        bench.submit(list(looping), 64)
+        bench.run()
+        n[drafts] = bench.backend.decodes
+    assert n[True] < n[False]
+
+
+def test_who_has_room_for_one_token_gets_no_drafts() -> None:
+    """A draft that is right needs a place in its stream."""
+    bench = speaking(drafts=True)
+    _, sink = bench.submit("to be or not to be or not", 30, credit=1)
+    bench.ticks(4)
+    assert len(sink.tokens) == 1
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": 1}, {"frequency_penalty": 0.5}])
+def test_rows_that_depend_on_the_token_before_are_not_drafted(asked: dict[str, object]) -> None:
+    """Penalties and logprobs are of one row at a time."""
+    bench = speaking(drafts=True)
+    bench.submit("to be or not to be or not to be", 40, **asked)
+    bench.run()
+    assert bench.metrics.snapshot()["draft_rows_total"] == 0

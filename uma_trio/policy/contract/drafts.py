@@ -1,0 +1,115 @@
+"""Rows for drafts: guesses at the next tokens of a stream, computed with the tick and then checked.
+
+A guess that turns out right is a token for one row of a batch. What a row costs is in the staircase, and
+how likely each guess is to be right in the view of its sequence. So the guesses of all streams are sorted
+by that, and as many are taken as give the most tokens a second:
+
+- *Free* rows take no time: they stand where ballast would, on a step of the staircase that goes down or
+  is level. They are always taken.
+- *Paid* rows make the tick longer. They are taken where tokens a second rise by :data:`WORTH`, within what
+  the streams of the tick can bear: a reader's own drafts may take its tick to twice the time of one
+  without, since it gets more tokens in it; a tick with anybody else's work stays within its limit.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from uma_trio.policy.accounting import planned_work
+from uma_trio.policy.contract.ballast import MOST_BALLAST, ballast_for
+from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.evolving import evolve
+from uma_trio.policy.plan import Plan, PlanItem
+from uma_trio.policy.state import SchedulerState, SequenceView
+
+MOST_DRAFTS = 31  # a tick; beyond 32 rows no size paid in any staircase that was measured
+FREE = 1.001  # a tick that is expected to take this many times as long takes as long
+WORTH = 1.05  # so much must paid rows gain: predictions are no finer
+LONGEST = 2.0  # times the time of a tick without, where everybody in it has drafts
+
+
+def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
+    """Give rows of the tick to the likeliest guesses of its decoders."""
+    cost = plan.memory.cost
+    if cost is None:
+        return plan
+    guesses = _likeliest_first(state, plan)
+    if not guesses:
+        return plan
+    work = planned_work(state, plan)
+    room = min(
+        MOST_DRAFTS,
+        len(guesses),
+        state.n_rows - work.rows - MOST_BALLAST,
+        min(state.n_batch, state.empty_cells) - plan.n_tokens - MOST_BALLAST,
+    )
+    n = _how_many(state, plan, cost, work, guesses[: max(0, room)])
+    return _with_drafts(plan, guesses[:n]) if n else plan
+
+
+def _likeliest_first(state: SchedulerState, plan: Plan) -> list[tuple[float, SequenceView]]:
+    """Return the chance of each guess with whose it is; one behind another is never before it."""
+    views = [state.views[item.key] for item in plan.items]
+    found = [
+        (chance, -place, view)
+        for view, item in zip(views, plan.items, strict=True)
+        if view.drafted and view.decoding and item.n_tokens == 1
+        for place, chance in enumerate(view.survival)
+    ]
+    found.sort(key=lambda guess: guess[:2], reverse=True)
+    return [(chance, view) for chance, _, view in found]
+
+
+def _how_many(
+    state: SchedulerState,
+    plan: Plan,
+    cost: CostModel,
+    work: Work,
+    guesses: list[tuple[float, SequenceView]],
+) -> int:
+    """Return how many of `guesses` to take."""
+    ballast = min(state.spare_rows, MOST_BALLAST)
+    context = [0, *accumulate(view.computed for _, view in guesses)]
+    gains = [0.0, *accumulate(chance for chance, _ in guesses)]
+    took = [
+        ballast_for(cost, work.plus(n, n, context[n]), ballast)[1] for n in range(len(guesses) + 1)
+    ]
+    free = max(n for n, seconds in enumerate(took) if seconds <= FREE * took[0])
+    if not state.contract.paid_drafts or plan.limit.isolated:
+        return free
+    longest = _longest_s(state, plan, took[0])
+    rates = [
+        (plan.n_tokens + gain) / seconds if seconds <= longest else 0.0
+        for gain, seconds in zip(gains, took, strict=True)
+    ]
+    best = max(range(len(rates)), key=rates.__getitem__)
+    without = (plan.n_tokens + gains[free]) / took[free]
+    return best if rates[best] >= WORTH * without else free
+
+
+def _longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
+    """Return how long the tick may take with drafts, which takes `plain_s` without."""
+    views = [state.views[item.key] for item in plan.items]
+    readers = [view for view in views if view.protected]
+    if not readers:
+        return plan.limit.seconds  # infinite, but for who waits for a first word
+    if len(readers) < len(plan.items):
+        return max(plain_s, plan.limit.seconds)
+    if all(view.drafted for view in readers):
+        return min(LONGEST, state.contract.pause_cap) * plain_s
+    return state.contract.latency_cap * plain_s
+
+
+def _with_drafts(plan: Plan, guesses: list[tuple[float, SequenceView]]) -> Plan:
+    counts: dict[int, int] = {}
+    for _, view in guesses:
+        counts[view.key] = counts.get(view.key, 0) + 1
+    return evolve(
+        plan, items=tuple([_drafted(item, counts.get(item.key, 0)) for item in plan.items])
+    )
+
+
+def _drafted(item: PlanItem, n: int) -> PlanItem:
+    if not n:
+        return item
+    return evolve(item, n_tokens=1 + n, n_drafts=n, reason=f"{item.reason}, {n} drafted")
