@@ -126,7 +126,9 @@ def test_random_walks_over_allowed_tokens_give_valid_json(
         ("choice", [1], "at least one string"),
         ("grammar", "root ::= (", "Expected"),
         ("grammar", "root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "nested too deeply"),
-        ("regex", "a" * (MAX_BYTES + 1), "65536 bytes"),
+        ("regex", "a" * (MAX_BYTES["regex"] + 1), "65536 bytes"),
+        ("grammar", "#" * (MAX_BYTES["grammar"] + 1), "16384 bytes"),
+        ("schema", "\ud800", "is not usable"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_its_reason(

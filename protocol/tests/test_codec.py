@@ -321,7 +321,7 @@ BAD = [
     ("schema", [], "an object of at most 65536 bytes"),
     ("schema", {"x": "y" * 65_530}, "65536 bytes"),
     ("regex", "", "1 to 65536 bytes"),
-    ("grammar", 1, "1 to 65536 bytes"),
+    ("grammar", 1, "1 to 16384 bytes"),
     ("choice", [], "a list of 1 to 256"),
     ("choice[1]", ["a", ""], "1 to 4096 bytes"),
     ("seed", 2**63, "to 9223372036854775807"),

@@ -38,6 +38,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100
 MAX_LOGPROBS = 20
 MAX_SHAPE_BYTES = 65_536
+MAX_GRAMMAR_BYTES = 16_384
 MAX_CHOICES = 256
 MAX_CHOICE_BYTES = 4096
 MAX_METADATA_BYTES = 4096
@@ -131,7 +132,11 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 ),
                 "the answer is one of these",
             ),
-            Field("grammar", _SHAPE, "a grammar that the answer keeps to, GBNF or Lark"),
+            Field(
+                "grammar",
+                Text(1, MAX_GRAMMAR_BYTES),
+                "a grammar that the answer keeps to, GBNF or Lark",
+            ),
             Field("stream", Flag(), "default true; false sends all text in the terminal event"),
             Field("ignore_eos", Flag(), "default false; true never samples end of generation"),
             Field(

@@ -60,9 +60,10 @@ class Grammarian:
         Raises:
             Unconstrainable: the shape is too large, none, or asks for what cannot be enforced.
         """
-        if len(shape.text.encode()) > MAX_BYTES:
-            raise Unconstrainable(f"takes more than {MAX_BYTES} bytes")
-        key = hashlib.sha256(f"{shape.kind} {shape.text}".encode()).digest()
+        most = MAX_BYTES[shape.kind]
+        if len(shape.text.encode("utf-8", "surrogatepass")) > most:
+            raise Unconstrainable(f"takes more than {most} bytes")
+        key = hashlib.sha256(f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             compiled = self._compiled.get(key)
         if compiled is None:

@@ -8,7 +8,12 @@ from attrs import frozen
 
 Kind = Literal["schema", "regex", "choice", "grammar"]
 
-MAX_BYTES: Final = 64 << 10
+MAX_BYTES: Final[dict[Kind, int]] = {
+    "schema": 64 << 10,
+    "regex": 64 << 10,
+    "choice": 1 << 20,
+    "grammar": 16 << 10,  # to translate GBNF takes time by the square of its rules: 0.4 s of these
+}
 
 
 class Unconstrainable(Exception):
