@@ -13,6 +13,7 @@ from policy_kit import decoder
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Lookup, Survival
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.contract import contract
@@ -21,7 +22,7 @@ from uma_trio.policy.contract.drafts import FREE, add_drafts
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import Limit, Plan
-from uma_trio.policy.state import Contract, Lane, Memory, SchedulerState, SequenceView
+from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
 
 SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 # Fours and eights are quick, what lies one above them is not: as measured with Q4_0 on two cores.

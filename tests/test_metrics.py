@@ -135,11 +135,11 @@ def test_tokens_are_told_by_lane_and_gaps_of_the_interactive_one() -> None:
     metrics = Metrics()
     metrics.tick(**BATCH, lane_tokens={"interactive": 3, "background": 5})
     metrics.tick(**BATCH, lane_tokens={"background": 8})
-    metrics.gap(0.010, "interactive")
-    metrics.gap(0.500, "background")
+    metrics.inter_token(0.010, "interactive")
+    metrics.inter_token(0.500, "background")
     shown = metrics.snapshot()
     assert shown["tokens_by_lane_total"] == {"interactive": 3, "background": 13}
-    assert (summary(shown["inter_token_ms"])["count"], metrics.interactive_gap_ms.count) == (2, 1)
+    assert (summary(shown["inter_token_ms"])["count"], metrics.interactive_itl_ms.count) == (2, 1)
     assert summary(shown["interactive_gap_ms"])["p99"] == pytest.approx(10, rel=0.02)
 
 
@@ -184,7 +184,7 @@ def test_percentiles_follow_the_latest_gaps() -> None:
     """A slow hour long ago does not hide that it is quick now."""
     metrics = Metrics()
     for gap in [1.0] * 5000 + [0.010] * 4096:
-        metrics.gap(gap)
+        metrics.inter_token(gap)
     shown = metrics.snapshot()
     assert shown["p50_ms"] == shown["p99_ms"] == pytest.approx(10)
     histogram = shown["inter_token_ms"]
@@ -337,7 +337,7 @@ def test_prometheus_text_has_every_metric_that_is_known() -> None:
     metrics = Metrics()
     ticked(metrics)
     metrics.first_token(0.1)
-    metrics.gap(0.012)
+    metrics.inter_token(0.012)
     metrics.finished("length", 0.0)
     metrics.scorecard = {"tokens_per_s": 7.0}
     text = prometheus(json.loads(json.dumps(metrics.snapshot())))
@@ -395,8 +395,8 @@ def test_recent_forgets_the_oldest() -> None:
 
 RECORDINGS: dict[str, Callable[[Metrics], None]] = {
     "tick": ticked,
-    "gap": lambda metrics: metrics.gap(float("nan")),
-    "negative gap": lambda metrics: metrics.gap(-1.0),
+    "gap": lambda metrics: metrics.inter_token(float("nan")),
+    "negative gap": lambda metrics: metrics.inter_token(-1.0),
     "endless first token": lambda metrics: metrics.first_token(float("inf")),
     "unknown outcome": lambda metrics: metrics.finished("exploded", 0.0),
     "unknown code": lambda metrics: metrics.error_sent(""),

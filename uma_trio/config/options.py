@@ -189,7 +189,7 @@ class Config(HttpConfig):
         minimum=1.01,
         maximum=1000,
         since="0.1",
-        help="How much longer than alone an interactive stream's p95 gap may be while other "
+        help="How many times longer an interactive stream's p95 inter-token latency may be while other "
         "work runs (contract policy).",
     )
     pause_cap: float = option(
@@ -198,8 +198,8 @@ class Config(HttpConfig):
         minimum=1.01,
         maximum=1000,
         since="0.1",
-        help="How much longer than alone a single gap may be, once a stream is 3 s old; before "
-        "that it is 2 (contract policy).",
+        help="How many times longer a single inter-token latency may be, once a stream is 3 s old; "
+        "before that it is 2 (contract policy).",
     )
     background_floor: float = option(
         0.05,
@@ -207,7 +207,7 @@ class Config(HttpConfig):
         minimum=0,
         maximum=0.9,
         since="0.1",
-        help="The part of machine time that background work is owed (contract policy).",
+        help="The part of machine time that background work gets at least (contract policy).",
     )
     interactive_prompt: int = option(
         512,
@@ -216,8 +216,8 @@ class Config(HttpConfig):
         maximum=1 << 24,
         unit="tokens",
         since="0.1",
-        help="How much of an interactive prompt is a newcomer's, for whom single ticks may be long; "
-        "the rest of a long paste shares the room of background work (contract policy).",
+        help="How much of an interactive prompt is computed first, in ticks that may be long; the rest "
+        "of a longer prompt is scheduled as background work (contract policy).",
     )
     interactive_priority: float = option(
         10.0,
@@ -360,7 +360,7 @@ class Config(HttpConfig):
         shown_default="none",
         metavar="FILE",
         since="0.1",
-        help="Append a line of figures to this file each --scorecard-interval: tokens/s, gaps, bytes "
+        help="Append a line of figures to this file each --scorecard-interval: tokens/s, latencies, bytes "
         "moved, memory. It is CSV, or lines of JSON if its name ends in .jsonl or .ndjson; the "
         "columns are in docs/METRICS.md.",
     )

@@ -1,7 +1,7 @@
 """Measure the staircase: T(n), the most useful n first, under a deadline.
 
 It runs on the engine's backend before anybody has a request, in slots that it empties again. What
-there is no time for is interpolated, refined when the daemon rests (:mod:`uma_trio.costing.refine`),
+there is no time for is interpolated, refined when the daemon is idle (:mod:`uma_trio.costing.refine`),
 and every tick corrects the model.
 """
 
@@ -158,7 +158,7 @@ class Calibration:
             # Or somebody else was at work just now.
             two_s, one_s = map(min, (two_s, one_s), self._in_turn())
         if one_s <= (1.0 + NOTICED) * token_s:
-            # One sample each: a second one, from another time, may find the machine in another mood.
+            # One sample each: a second one, from another time, may find the machine quicker or slower.
             self._samples.add(ONE, min(token_s, one_s))
             self._samples.add(TWO, two_s)
             return 0.0

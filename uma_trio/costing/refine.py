@@ -1,10 +1,12 @@
-"""Measure what the calibration had no time for, and look again at what it found, while all rest.
+"""Measure what the calibration had no time for, and measure again what it found, while idle.
 
-One decode at a time (a few, of a tiny model), so that whoever comes waits for no more than that, and
-where a decode can be interrupted not even for that. The machine may have another mood now than when
-the table was measured. So a shape is timed in turn with one token alone, and the model learns how
-many times as long it takes: should the time of one token be wrong, all are by the same factor, which
-the first ticks correct.
+One decode at a time (a few, of a tiny model), so that an arriving request waits for no more than that,
+and where a decode can be interrupted not even for that. The machine may be quicker or slower than
+when the table was measured, so a shape is timed in turn with one token alone, and the model learns the
+ratio. If the time of one token is wrong, all steps are, by the same factor, which ticks correct.
+
+A 0.5B model on two cores has 11 to 15 of 30 steps after calibration. Refining takes 15 to 18 s and cuts
+the mean error of the model from 15 to 7 %, on a busy machine from 21 to 16 %.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Publisher:
                 self._worst[submit.handle] = 0.0
         if itl_s is None:
             return
-        metrics.gap(itl_s, delivery.lane)
+        metrics.inter_token(itl_s, delivery.lane)
         metrics.promise.compare("tbt", itl_s, targets.itl_s)
         if delivery.lane == "interactive":
             if delivery.nth - len(delivery.tokens) < FIRST_FEW <= delivery.nth:

@@ -1,8 +1,8 @@
-"""When a running tick is given up for a person who has just come. Pure.
+"""When a running tick is aborted for an arriving interactive request. Pure.
 
-A tick lasts until its longest prompt chunk is computed, and who arrives meanwhile waits for its
-end. What was computed of it is lost when it is given up, so that is done only where the wait that
-is saved is long and the work that is lost is less than half, and of nobody whom a person reads.
+A request that arrives during a tick waits for its end. An aborted tick's work is lost. So a tick is
+aborted only if it holds background prompts alone, the wait that is saved is long, and less than half
+of the work is done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The last word of the contract on a plan: what the finished tick costs, and whom.
+"""What a plan costs, and whom it is charged to.
 
-It stands behind everything that adds, trims or pads, so that each figure is of the tick that is
-computed and not of one that was considered.
+The stage :func:`account` is the last one, so that its figures are of the tick that is computed.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def moved_bytes(state: SchedulerState, plan: Plan) -> float:
 
 
 def account(state: SchedulerState, plan: Plan) -> Plan:
-    """Predict the tick, book it to its clients, and note what rode along for the guard."""
+    """Predict the tick, charge it to clients and lanes, and note for the guard what is mixed in."""
     cost = plan.memory.cost
     if not plan.items:
         return plan
@@ -61,12 +60,12 @@ def account(state: SchedulerState, plan: Plan) -> Plan:
     if cost is None:
         return evolve(plan, moved_bytes=moved)
     predicted_s = cost.seconds(planned_work(state, plan))
-    memory = _booked(state, plan, predicted_s / plan.n_tokens, turn_s(cost, state.n_batch))
+    memory = _charged(state, plan, predicted_s / plan.n_tokens, turn_s(cost, state.n_batch))
     return evolve(plan, predicted_s=predicted_s, moved_bytes=moved, memory=memory)
 
 
-def _booked(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: float) -> Memory:
-    """Book the tick: all of it to the clients, what rode along to the lanes, by their weights."""
+def _charged(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: float) -> Memory:
+    """Charge the whole tick to its clients, and its best-effort part to the lanes, by weight."""
     views, best_effort, contract, memory = (
         state.views,
         state.best_effort,
@@ -76,24 +75,24 @@ def _booked(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: floa
     weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
     used_s = lift(memory.used_s, state.clients, ahead_s)
     lane_s = lift(memory.lane_s, {view.lane for view in best_effort.values()})
-    rode = others = 0
+    mixed = others = 0
     for item in plan.items:
         view, seconds = views[item.key], per_token_s * item.n_tokens
         used_s[view.client] += seconds
         if item.key in best_effort:
             lane_s[view.lane] += seconds / weight[view.lane]
-            rode += item.n_tokens
+            mixed += item.n_tokens
             others += 0 if is_newcomer(view, contract.newcomer_tokens) else item.n_tokens
     guard = _noted(
         memory.guard,
-        mixed=rode > 0,
-        background=others / max(1, rode),
+        mixed=mixed > 0,
+        background=others / max(1, mixed),
     )
     return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
 
 
 def _noted(guard: GuardMemory, *, mixed: bool, background: float) -> GuardMemory:
-    """Note for the guard whether anything rode along, and what part of it was no newcomer's."""
+    """Note whether the tick is mixed, and which part of that is not a newcomer's."""
     if (mixed, background) == (guard.mixed, guard.background):
         return guard
     return evolve(guard, mixed=mixed, background=background)

@@ -4,18 +4,20 @@ The time of one decode of n tokens is no line. On one CPU build four rows cost l
 since matrix kernels take rows in fours; elsewhere two cost twice one. So the model is a table,
 measured at start-up (:mod:`uma_trio.costing.calibrate`) and corrected by every tick:
 
-    seconds = scale * (computing(n) + output(rows) + depth * looked + crowd * n * resident
-                       + switch) + host
+    seconds = scale * (computing(n) + output(rows) + context_cell * context_cells
+                       + used_cell * n * used_cells + recapture) + host
 
-`computing` is the time of n tokens of which one wants logits, in an empty context; `output` what
-further logits rows add; `depth` what it costs a token to look back at one KV cell of its own, which
-is less in a wide tick (64 rows: llama.cpp's CPU attention then works in tiles),
-`crowd` what one cell of anybody costs it, since attention runs over the whole cache and masks
-what is not its own (``get_n_kv`` in llama.cpp); `switch` what it costs that a tick has not the
-shape of the one before, which is much where graphs are captured (CUDA) and nothing on a CPU; `host`
-what passes between two decodes. That is learnt apart for ticks where nobody is there but streams that
-are read, and for those in `company`: there more is planned, and more rows are read. The model is a
-value; learning returns a new one.
+- `computing(n)`: n tokens with one logits row, in an empty context.
+- `output(rows)`: what further logits rows add.
+- `context_cell`: attention of one token to one KV cell of its own sequence. Less in a wide tick (64 rows
+  and more: llama.cpp's CPU attention then works in tiles).
+- `used_cell`: the same for one used cell of any sequence, since attention runs over the whole cache
+  and masks foreign cells (``get_n_kv`` in llama.cpp).
+- `recapture`: what a tick costs whose shape differs from the one before; 0 unless graphs are captured (CUDA).
+- `host`: the time between two decodes. It is learnt separately for `contended` ticks, where
+  best-effort work was ready: more is planned and sampled there.
+
+The model is a value; learning returns a new one.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from attrs import Factory, field, frozen
 
 from uma_trio.policy.evolving import evolve
 
-# How quickly the model follows: the common factor within about ten ticks (another program takes
-# a core), a single step of the staircase within twenty of its own ticks.
+# How quickly the model follows: the scale factor within about ten ticks (another program takes a
+# core), a single step of the staircase within twenty of its own ticks.
 SCALE_RATE, STEP_RATE, ERROR_RATE = 0.1, 0.05, 0.05
 # A term takes its share of the blame: where looking back is half of a tick, half of this.
 DEPTH_RATE = 0.2
@@ -116,10 +118,10 @@ class Staircase:
 class Work:
     """What of a tick costs time: its tokens, and how many of them want logits.
 
-    `looked` is how many KV cells, computed before this tick, its tokens look back at, summed over
-    the tokens. `resident` is how many cells the cache holds, whosever they are. `company` says
-    whether others than streams could be in it. `after` is the shape of the tick before it: where
-    graphs are captured, another shape costs extra.
+    `context_cells` is how many KV cells of their own sequences its tokens attend to, summed over the
+    tokens. `used_cells` is how many cells the cache spans, whosever they are. It is `contended` if
+    best-effort work was ready. `after` is the shape of the tick before it: where graphs are
+    captured, another shape costs extra.
     """
 
     tokens: int
@@ -193,7 +195,7 @@ class CostModel:
     def between_s(self, work: Work) -> float:
         """Return what passes between the decode before `work` and its own.
 
-        As long as it is not known for such work, what it is in the other company.
+        As long as that is unknown for contended work, what it is for the other, and vice versa.
         """
         known = self.contended_host_s if work.contended else self.host_s
         return known or self.host_s or self.contended_host_s  # 0 is what is not known yet
@@ -245,7 +247,7 @@ class CostModel:
     ) -> CostModel:
         """Return the model corrected by one measured tick.
 
-        The rates say how much of a miss is the machine's mood, and how much this step's own.
+        The rates say how much of a miss is the scale factor's, and how much this step's own.
         """
         expected = self._by(self.computing, work)
         if expected <= 0 or not 0 < decode_s < math.inf:

@@ -36,13 +36,12 @@ class Skip:
 
 @frozen
 class Limit:
-    """How long this tick may take, and whose patience that is measured by.
+    """How long this tick may take.
 
-    `solo_s` is what the interactive streams alone would cost; `seconds` is infinite when no
-    interactive stream is decoding, and under a policy that watches none. A `rare` limit is for
-    one tick in many, which makes the most of it and must not exceed it. Prompts of newcomers may
-    take the tick to `newcomer_s`, but for a `grant`, which is everyone else's. Nothing rides along in
-    a `closed` tick.
+    `seconds` is infinite when no interactive stream is decoding, and under a policy without limits.
+    `solo_s` is what the interactive streams alone would cost. A `long` tick is paid for by the error
+    budget or is a `grant`; it is filled to its limit and must not exceed it. Newcomers' prompts may take
+    a tick to `newcomer_s`, but have no part in a grant. An `isolated` tick holds streams alone.
     """
 
     seconds: float

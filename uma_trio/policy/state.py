@@ -110,9 +110,9 @@ NO_WORK = Work(0, 0)
 class MeasuredTick:
     """A tick that was computed, for the policy to learn from.
 
-    `gaps` holds, by stream, the seconds between the token it gave and the one before. What the
-    plan said of it: `solo_s` is what it would have cost the interactive streams alone, `loaded`
-    whether it carried anything else, `background` what part of that was not a newcomer's.
+    `itl` holds the inter-token latency, in seconds, of each stream that got a token. The rest is
+    from its plan: `solo_s` is what the interactive streams alone would have cost, `mixed` whether
+    anything else was computed with them, `background` which part of that was not a newcomer's.
     """
 
     decode_s: float = 0.0
@@ -133,10 +133,10 @@ class MeasuredTick:
 class Contract:
     """What was promised to interactive streams, and what the rest may count on.
 
-    An interactive gap stays within `latency_cap` times what the interactive streams alone would
-    cost, but for one in forty; no single one exceeds `young_cap` times that while a stream is
-    younger than `young_s`, `pause_cap` times later. Background work gets at least
-    `background_floor` of the machine's time.
+    The p95 of an interactive stream's inter-token latency stays within `latency_cap` times solo, which
+    is what the interactive streams alone would cost. No tick is planned for more than `startup_cap`
+    times solo in the first `startup_s` of a stream, `pause_cap` times solo later. Background work
+    gets at least `background_floor` of the machine's time.
     """
 
     latency_cap: float = 1.2
@@ -155,19 +155,18 @@ class Contract:
 class GuardMemory:
     """What the latency guard remembers.
 
-    `credits` holds, by stream, how many long gaps it can bear now. `jitter` is how many times
-    longer than expected the p95 gap of streams alone is: the machine's own unrest. `loaded` and
-    `background` are as in the :class:`MeasuredTick` that the tick will be. `share` is the smoothed
-    part of machine time that background work got, `newcomers` that of people's prompts; beside
-    streams, `since_grant` ticks were planned since the last grant. The last plan was `rare` if its
-    limit was.
+    `budgets` holds the error budget of each stream: how many late tokens it can bear. `noise` is the
+    p95 latency of isolated ticks over the predicted one. `mixed` and `background` are as in the
+    :class:`MeasuredTick` that the tick will be. `share` is the smoothed part of machine time that
+    background work got, `newcomers` the part that newcomers' prompts got. `since_grant` counts the
+    ticks with streams since the last grant. `long` is that of the last plan's limit.
     """
 
     budgets: Mapping[int, float] = field(factory=dict)
     noise: float = 1.0
     mixed: bool = False
-    mixed_ticks: int = 0  # in a row, since the streams last ran alone
-    isolated_ticks: int = 0  # still to come, so that the streams run alone
+    mixed_ticks: int = 0  # in a row, since the last isolated one
+    isolated_ticks: int = 0  # still to come
     background: float = 0.0
     share: float = 1.0
     newcomers: float = 0.0
@@ -211,10 +210,9 @@ class Memory:
 class SchedulerState:
     """Everything a plan may depend on. Same state, same plan.
 
-    `measured` are the ticks that `memory` knows nothing of yet, in their order: the one before
-    this, as a rule. If this is planned `ahead`, while the one before is computed, that one comes
-    later; the sequences are as it should leave them, their token times and `now` as its prediction
-    has them. What several stages of a policy ask about the sequences is answered once for all.
+    `measured` are the ticks that `memory` has not learnt from yet, oldest first; usually one, the tick
+    before. A `prepared` state is made while that tick is computed: `now` and the sequences are those
+    that its plan predicts, and its measurement comes with a later state.
     """
 
     now: float
@@ -246,7 +244,7 @@ class SchedulerState:
 
     @cached_property
     def best_effort(self) -> Mapping[int, SequenceView]:
-        """Everyone else who can use machine time now, by key."""
+        """The other sequences that can use machine time now, by key."""
         read = {view.key for view in self.protected}
         return {v.key: v for v in self.sequences if v.credit > 0 and v.key not in read}
 

@@ -19,7 +19,7 @@ from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 
 _EWMA_SHARE = 0.2
-_RECENT_GAPS = 4096
+_RECENT_TOKENS = 4096
 _OUTCOMES = ("stop", "length", "cancelled", "error")
 
 
@@ -27,7 +27,7 @@ _OUTCOMES = ("stop", "length", "cancelled", "error")
 class Totals:
     """What has added up since the start; two of them make an interval. Times in seconds.
 
-    `gaps` are the interactive ones, by step of their histogram. `lanes` is empty while nobody
+    `itl` counts interactive inter-token latencies by step of their histogram. `lanes` is empty while nobody
     said which lane tokens were of.
     """
 
@@ -37,7 +37,7 @@ class Totals:
     in_place: int
     busy_s: float
     lanes: Mapping[str, int]
-    gaps: list[int]
+    itl: list[int]
     promise: PromiseTotals = field(factory=PromiseTotals)
 
 
@@ -66,10 +66,10 @@ class Metrics:
         self._decode_ms = Histogram(bounds_ms(0.1, 10_000))
         self._batch_size = Histogram(tuple(float(1 << n) for n in range(15)))
         self._ttft_ms = Histogram(bounds_ms(1, 1_000_000))
-        self._gap_ms = Histogram(bounds_ms(0.1, 100_000))
-        self.interactive_gap_ms = Histogram(bounds_ms(0.1, 100_000))
+        self._itl_ms = Histogram(bounds_ms(0.1, 100_000))
+        self.interactive_itl_ms = Histogram(bounds_ms(0.1, 100_000))
         self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
-        self._gaps = Recent(_RECENT_GAPS)
+        self._recent_itl = Recent(_RECENT_TOKENS)
         self.promise = PromiseFigures()
         self.prefix = PrefixFigures()  # replaced by the engine's thread
         self._outcomes = dict.fromkeys(_OUTCOMES, 0)
@@ -150,13 +150,13 @@ class Metrics:
         """Record how long a first token took from its logits to its connection."""
         self._first_chunk = seconds * 1e3
 
-    def gap(self, seconds: float, lane: str = "") -> None:
+    def inter_token(self, seconds: float, lane: str = "") -> None:
         """Record the time between two tokens of one stream, of a lane if it is known."""
         milliseconds = seconds * 1e3
-        self._gap_ms.record(milliseconds)
+        self._itl_ms.record(milliseconds)
         if lane == "interactive":
-            self.interactive_gap_ms.record(milliseconds)
-        self._gaps.record(milliseconds)
+            self.interactive_itl_ms.record(milliseconds)
+        self._recent_itl.record(milliseconds)
 
     def finished(self, outcome: str, queue_s: float) -> None:
         """Record the end of an accepted request."""
@@ -230,7 +230,7 @@ class Metrics:
             in_place=self._in_place,
             busy_s=self._decode_s + self._host_s,
             lanes=dict(self._lane_tokens),
-            gaps=self.interactive_gap_ms.counts(),
+            itl=self.interactive_itl_ms.counts(),
             promise=self.promise.totals(),
         )
 
@@ -291,7 +291,7 @@ class Metrics:
         }
 
     def _times(self) -> dict[str, object]:
-        p50, p95, p99 = self._gaps.quantiles((0.50, 0.95, 0.99))
+        p50, p95, p99 = self._recent_itl.quantiles((0.50, 0.95, 0.99))
         return {
             "decode_ms_last": self._decode_last,
             "decode_ms_ewma": self._decode_ewma,
@@ -305,8 +305,8 @@ class Metrics:
             "p95_ms": p95,
             "p99_ms": p99,
             "ttft_ms": self._ttft_ms,
-            "inter_token_ms": self._gap_ms,
-            "interactive_gap_ms": self.interactive_gap_ms,
+            "inter_token_ms": self._itl_ms,
+            "interactive_gap_ms": self.interactive_itl_ms,
             "decode_ms": self._decode_ms,
             "queue_ms": self._queue_ms,
         }

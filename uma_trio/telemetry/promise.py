@@ -26,7 +26,7 @@ class CostFigures(Protocol):
 
     @property
     def scale(self) -> float:
-        """Today's factor on all its steps."""
+        """The scale factor on all its steps."""
 
     @property
     def trusted(self) -> bool:
@@ -41,10 +41,10 @@ class Promise:
     """One tick by the plan's own numbers. Seconds and bytes; 0 where the policy says nothing.
 
     `limit_s` is infinite when nobody is protected. `held_back` counts the prompts that this tick
-    left out so as to stay within the limit. Of `predicted_s` so much as `between_s` is not
-    llama_decode. `solo_s` is what the interactive streams together
-    would cost and nobody else, `alone_s` what one of them would. `jitter` is the machine's own
-    unrest, by which the cap is widened, `cost` the model that predicted.
+    left out so as to stay within the limit. `between_s` is the part of `predicted_s` outside
+    llama_decode. `solo_s` is what the interactive streams alone would cost, `alone_s` what one of
+    them would. `noise` is the machine's own, by which the cap is widened, `cost` the model that
+    predicted.
     """
 
     limit_s: float = math.inf
@@ -152,12 +152,12 @@ class PromiseFigures:
             self._alone_ratios.record(took_s / promise.alone_s)
 
     def compare(self, kind: str, seconds: float, target_s: float | None) -> None:
-        """Count a first token ("ttft") or gap ("tbt") that came later than was asked for."""
+        """Count a first token ("ttft") or a later one ("tbt") that came later than was asked for."""
         if target_s is not None and seconds > target_s:
             self._violations[kind] += 1
 
     def startup_itl(self, seconds: float) -> None:
-        """Record the longest gap of a stream while it was young."""
+        """Record the longest inter-token latency of a stream in its start-up window."""
         self._startup_itl_ms.record(seconds * 1e3)
 
     def first_five(self, seconds: float) -> None:

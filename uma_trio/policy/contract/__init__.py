@@ -1,4 +1,4 @@
-"""The latency contract: who reads a streamed answer is promised that others hardly slow it down."""
+"""The latency contract: best-effort work may slow interactive streams down only so far."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ContractPolicy:
         cost = state.memory.cost
         chosen = self.free if cost is None or not cost.recapture_s else self.captured
         if state.spare_rows and "stairs" not in chosen.stages:
-            # Or the streams alone would be held against a tick with ballast.
+            # Or solo would be predicted with ballast that no tick has.
             state = evolve(state, spare_rows=0)
         return chosen(state)
 
@@ -73,4 +73,4 @@ def _pipeline(rules: Rules) -> Pipeline:
 
 
 contract = ContractPolicy(_pipeline(FREE_SHAPES).without("shape"), _pipeline(CAPTURED_SHAPES))
-"""The latency contract: interactive streams first, the rest as their patience allows."""
+"""The latency contract: interactive streams first, best-effort work within the tick's limit."""

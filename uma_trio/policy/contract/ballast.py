@@ -1,4 +1,4 @@
-"""Where one row more costs less, take it: a useful one, or one that is thrown away."""
+"""Ballast: rows that are computed and thrown away, where the staircase makes a larger tick quicker."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from uma_trio.policy.state import SchedulerState
 
 MOST_BALLAST = 3
 WORTH = 0.97  # below this part of the time without; measuring is no finer
-# One tick in so many goes without: a step that was measured too high would never be seen again.
+# One tick in so many goes without, or a step that was measured too high would never be corrected.
 TRY_WITHOUT = 256
 
 
 def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
-    """Return how many rows to throw in, at most `room`, so that `work` takes least time, and which."""
+    """Return how many rows, at most `room`, make `work` quickest, and the seconds it then takes."""
     best, takes_s = 0, cost.seconds(work)
     worth_s = WORTH * takes_s
     for extra in range(1, min(MOST_BALLAST, room) + 1):

@@ -1,4 +1,4 @@
-"""Who may ride along, in the order of who is next, and what serving the first of them adds."""
+"""Best-effort candidates in the order of who is next, and what serving the first of them adds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Candidates:
         return self._ends[-1]
 
     def adds(self, n: int) -> tuple[int, int, int]:
-        """Return what the first `n` tokens add to the tick: tokens, rows, cells looked back at."""
+        """Return what the first `n` tokens add to the tick: tokens, rows, context cells."""
         whole = bisect_right(self._ends, n) - 1  # so many sequences get all they can use
         context_cells = self._looked[whole]
         if whole < len(self.views):

@@ -1,13 +1,13 @@
-"""The error budget of each interactive stream: how many late gaps it can bear now.
+"""The error budget of each interactive stream: how many late tokens it can bear.
 
-A stream starts with no credit, earns a little with every gap that was in time, and pays 1 for
-every gap that was not, whatever caused it. Only a tick that every stream can pay for may be
-long. Since a gap earns less than a twentieth, long gaps stay under 5 % on every stream: its p95
-is within the cap, not only the average's. Credit is the hysteresis, and a stream that is deep in
-debt narrows the limit of every tick until it has recovered (:mod:`uma_trio.policy.contract.limit`).
+A budget starts at 0. A token in time adds 0.025, a late one costs 1, whatever caused it. A tick may be
+long only if every stream's budget can pay for it (:mod:`uma_trio.policy.contract.limit`). Since a
+token earns less than a twentieth, fewer than 5 % of a stream's tokens are planned to be late: the
+p95 of each stream is within the cap, not only the average's. A budget far below 0 narrows the limit of
+every tick until it has recovered.
 
-"In time" is within the cap times the p95 gap of the streams alone: machines are restless, and
-what they do to a stream by themselves is not the company's fault.
+A token is in time within `latency_cap` times the p95 of isolated ticks (`noise` times solo). What
+the machine's own noise adds is not charged to best-effort work.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import GuardMemory, MeasuredTick, SchedulerState
 
-# Half of the twentieth that a p95 forgives: the other half is for gaps that nobody planned to be late.
+# Half of the twentieth that a p95 forgives; the other half is for tokens that are late unplanned.
 EARNED_PER_TOKEN = 0.025
 MOST_BUDGET = 2.0
 DEEPEST_DEBT = -3.0  # one bad stretch must not starve the background for ever
-# The p95 of gaps alone, over what was expected, is followed by small steps: up by nineteen parts
-# when a gap is above it, down by one when it is not, so that it rests where one in twenty is.
+# The p95 of isolated ticks, over the predicted time, is followed by small steps: up by nineteen parts
+# when a latency is above it, down by one when it is not. It settles where one in twenty is above.
 NOISE_STEP, MOST_NOISE = 0.05, 2.0
 NOISE_UP, NOISE_DOWN = math.exp(NOISE_STEP * 0.95), math.exp(NOISE_STEP * -0.05)
 SHARE_SECONDS = 2.0  # over which the background's share is smoothed
@@ -34,7 +34,7 @@ NEWCOMER_SECONDS = 5.0  # the same for what people's prompts took
 
 
 def keep_error_budget(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
-    """Enter measured gaps into the ledger of each stream, and the time of their ticks into the share."""
+    """Charge measured latencies to the budget of each stream, and machine time to the shares."""
     guard = plan.memory.guard
     if not state.measured:
         return plan
@@ -46,8 +46,8 @@ def keep_error_budget(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHA
 def _entered(
     guard: GuardMemory, tick: MeasuredTick, state: SchedulerState, *, counts: bool
 ) -> GuardMemory:
-    """Return the ledger with one tick in it."""
-    balance, late = _balance(guard, tick, state)
+    """Return the memory with one tick in it."""
+    budgets, late = _balance(guard, tick, state)
     noise = guard.noise
     if counts and not tick.mixed and tick.solo_s > 0:
         noise = _followed(noise, [tick.itl.get(v.key) for v in state.protected], tick.solo_s)
@@ -56,7 +56,7 @@ def _entered(
     added = max(0.0, 1.0 - tick.solo_s / took_s) if tick.mixed and took_s > 0 else 0.0
     return evolve(
         guard,
-        budgets=balance,
+        budgets=budgets,
         noise=noise,
         infeasible=guard.infeasible + (late and not tick.mixed),
         share=_moved(guard.share, added * tick.background, took_s, SHARE_SECONDS),
@@ -69,27 +69,27 @@ def _entered(
 def _balance(
     guard: GuardMemory, tick: MeasuredTick, state: SchedulerState
 ) -> tuple[dict[int, float], bool]:
-    """Return the credit of each stream with its gap in it, and whether any gap was late.
+    """Return each stream's budget after this tick, and whether any token was late.
 
-    Who is parked or in the other lane for a while finds its credit again, and its debt.
+    A sequence that is parked or in the other lane keeps its budget.
     """
     late_s = state.contract.latency_cap * guard.noise * tick.solo_s
     there = state.views
-    balance, late = {key: credit for key, credit in guard.budgets.items() if key in there}, False
+    budgets, late = {key: budget for key, budget in guard.budgets.items() if key in there}, False
     for view in state.protected:
-        credit, itl_s = balance.get(view.key, 0.0), tick.itl.get(view.key)
+        budget, itl_s = budgets.get(view.key, 0.0), tick.itl.get(view.key)
         if itl_s is None or tick.solo_s <= 0:
             pass  # nothing to enter
         elif itl_s > late_s:
-            late, credit = True, max(DEEPEST_DEBT, credit - 1.0)
+            late, budget = True, max(DEEPEST_DEBT, budget - 1.0)
         else:
-            credit = min(MOST_BUDGET, credit + EARNED_PER_TOKEN)
-        balance[view.key] = credit
-    return balance, late
+            budget = min(MOST_BUDGET, budget + EARNED_PER_TOKEN)
+        budgets[view.key] = budget
+    return budgets, late
 
 
 def _followed(noise: float, itl: Sequence[float | None], solo_s: float) -> float:
-    """Move the estimate of the p95 of gaps, in times of `solo_s`, by a gap of each stream."""
+    """Move the estimate of the p95 latency, in times of `solo_s`, by one token of each stream."""
     for itl_s in itl:
         if itl_s is None:
             continue

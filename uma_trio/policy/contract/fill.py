@@ -1,8 +1,8 @@
-"""Who rides along: newcomers, background decoders and prompts, within the tick's limit.
+"""Fill the tick within its limit: newcomers first, then everyone else.
 
-The interactive streams have their rows already. What is added must keep the tick within its
-limit. Since the staircase goes up and down, the choice is made among whole ticks, of the sizes
-whose time is known, and then given out in the order of who is next.
+The interactive streams have their rows already. Since the staircase goes up and down, the size of
+the whole tick is chosen first, among sizes whose time is known; its tokens are then given out
+in the order of the candidates.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.state import SchedulerState, SequenceView
 
-# A limit for every tick is aimed at from below. Half of the ticks take longer than expected, and the
-# streams' ticks alone, which are the measure, are a little slower amid a load than without any: aimed
-# at 0.97, the median gap in a storm was 1.21 times solo at a cap of 1.2 (docs/BENCHMARKS.md).
+# Ticks are planned for this part of their limit, since half of them take longer than predicted, and
+# isolated ticks, which measure solo, are a little slower amid a load than without any. At 0.97 the
+# median latency in a storm was 1.21 times solo at a cap of 1.2.
 AIM = 0.93
 # A prompt of so many tokens may end in a tick of the smallest sizes.
 NEAR_END = 8
@@ -38,10 +38,10 @@ def fill_within_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHA
         return plan
     # Sizes are chosen by what they cost again and again, not by what the first such tick costs.
     tick = evolve(planned_work(state, plan), after=None)
-    # Beside streams the rest of a long prompt has no claim to a late tick.
+    # With streams to protect, the rest of a long prompt is scheduled as background work.
     within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
     if math.isinf(limit.seconds):
-        rules = FREE_SHAPES  # nobody is kept waiting by a tick of another shape
+        rules = FREE_SHAPES  # no stream waits for a recapture
     first = Candidates(tick, newcomers, within)
     n = 0 if limit.isolated or limit.grant else _newcomers_size(state, cost, limit, first)
     second = Candidates(first.work(n), rest)
@@ -50,7 +50,7 @@ def fill_within_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHA
         if limit.isolated
         else _size(state, cost, limit, second, rules, beside_newcomers=n > 0)
     )
-    # Whoever ends asks for a row of logits, which may be what is too much. Others need not wait.
+    # The last chunk of a prompt asks for a logits row, which may be what does not fit; others may.
     others = [view for view in rest if view.due > NEAR_END]
     if m == 0 and not limit.isolated and 0 < len(others) < len(rest):
         second = Candidates(second.tick, others)
@@ -78,8 +78,8 @@ def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[Plan
 def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates) -> int:
     """Return how many tokens of newcomers to compute: as many as the streams can bear.
 
-    Their limit is aimed at from below, like the one for every tick, without the margin that a rare
-    tick keeps: a gap beyond it is late and paid for, and smaller parts would make more gaps late.
+    They are given :data:`AIM` of their limit, without the margin of a long tick: a token beyond it is
+    late and charged, and smaller chunks would make more tokens late.
     """
     most = min(line.demand, state.n_batch - line.tick.tokens)
     if most <= 0:
@@ -101,7 +101,7 @@ def _size(
 ) -> tuple[int, int]:
     """Return how many tokens of everyone else to compute, and how many could be.
 
-    With nobody to protect but a newcomer who waits for the first word, only what costs nothing.
+    With no stream to protect but a newcomer in the tick, only what makes it no longer.
     """
     most = min(line.demand, state.n_batch - line.tick.tokens)
     seconds = limit.seconds if limit.long else AIM * limit.seconds

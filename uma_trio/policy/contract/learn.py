@@ -1,4 +1,4 @@
-"""Correct the cost model by what was measured, as far as a tick tells anything."""
+"""Correct the cost model by the ticks that were measured."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import MeasuredTick, SchedulerState
 
-# A tick of streams alone tells the machine's mood; a tick with others tells about its own step, or a
-# step that was measured too low would raise the measure of every limit.
+# An isolated tick corrects the scale factor, a mixed one mostly its own step: a step that was measured
+# too low would otherwise raise solo, and with it every limit.
 ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
 MIXED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 

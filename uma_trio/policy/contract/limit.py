@@ -1,11 +1,15 @@
 """How long a tick may take: the limit that protects the interactive streams.
 
-It is the latency cap times what the streams alone would cost; a long tick is allowed where the
-error budget of every stream can pay for it (:mod:`uma_trio.policy.contract.error_budget`).
+It is `latency_cap` times solo, the predicted time of the streams alone. Exceptions, in the order in
+which they are looked at:
 
-Background work is owed a floor. Where the budget leaves it less, a *grant* allows one longer
-tick now and then, counted and never hidden; within a stream's first seconds a grant stays
-within what such a stream was promised.
+- an isolated tick, without other work, after many mixed ones: it measures solo;
+- a long tick, up to the hard cap, where every stream's error budget can pay for it
+  (:mod:`uma_trio.policy.contract.error_budget`);
+- a narrower limit where a budget is deep below 0, or where an application asked for less;
+- a grant, up to the hard cap, where background work had less than its floor.
+
+The hard cap is `startup_cap` while any stream is in its start-up window, `pause_cap` afterwards.
 """
 
 from __future__ import annotations
@@ -28,8 +32,8 @@ from uma_trio.policy.state import (
 
 EASY_DEBT = -1.0  # below this the limit narrows, at the deepest to what costs nothing
 TOKENS_BETWEEN_GRANTS = 25
-# Newcomers that take more than this part of the machine's time, smoothed over some seconds,
-# are no longer the odd visitor: a prompt of 500 tokens takes a sixth where T(1) is 8 ms.
+# Newcomers are frequent from this part of machine time on, smoothed over some seconds: a prompt of
+# 500 tokens takes a sixth where T(1) is 8 ms.
 MANY_NEWCOMERS = 0.2
 
 
@@ -54,18 +58,17 @@ def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
         return _with(plan, limit, guard)
     starting = _youngest_s(streams, state.now) < contract.startup_s
     hard = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
-    # A late gap is late: few long ones serve a newcomer sooner than many of twice solo, and fewer
-    # gaps are late. Where newcomers never end, or who comes pastes a document and will wait anyway,
-    # the streams are spared the long ones.
+    # Few long ticks serve a newcomer sooner than many of twice solo, and make fewer tokens late. Where
+    # newcomers are frequent, or one pastes a document and waits anyway, ticks stay shorter.
     odd = guard.newcomers < MANY_NEWCOMERS and not _pasted(state)
     welcome = hard if odd else min(hard, contract.startup_cap)
-    credit = 0.0
+    budget = 0.0
     if rules.spends_budget:
-        credit = min([guard.budgets.get(v.key, 0.0) for v in streams])
-    # By the margin that it keeps, a rare tick may have less room than any other, and be no gain.
-    long = credit >= 1.0 and hard > cost.margin * contract.latency_cap
-    long = long and not (state.prepared and guard.long)  # that one has not been paid for yet
-    limit = _limit(contract, credit, hard if long else None, solo, welcome * solo)
+        budget = min([guard.budgets.get(v.key, 0.0) for v in streams])
+    # With the margin that it keeps, a long tick may have less room than others, and be no gain.
+    long = budget >= 1.0 and hard > cost.margin * contract.latency_cap
+    long = long and not (state.prepared and guard.long)  # not measured, so not paid for yet
+    limit = _limit(contract, budget, hard if long else None, solo, welcome * solo)
     limit = _tightened(limit, streams)
     # What one application asks for does not take the floor from the others.
     if limit.seconds < hard * solo and _owed(state, guard, hard, starting=starting):
@@ -90,10 +93,9 @@ def _pasted(state: SchedulerState) -> bool:
 
 
 def _turns(guard: GuardMemory, rules: Rules) -> tuple[int, int]:
-    """Return how many ticks in a row had company, and how many are to be without, this one first.
+    """Return how many mixed ticks there were in a row, and how many isolated ones follow, this one first.
 
-    What the streams cost alone is the measure of everything, and only a tick of theirs alone shows
-    it: so some are kept free of others.
+    Every limit is a multiple of solo, and only isolated ticks measure that.
     """
     mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
     isolated_ticks = guard.isolated_ticks
@@ -117,16 +119,16 @@ def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -
 
 
 def _limit(
-    contract: Contract, credit: float, hard: float | None, solo: float, newcomer_s: float
+    contract: Contract, budget: float, hard: float | None, solo: float, newcomer_s: float
 ) -> Limit:
-    """Return the limit of a tick whose poorest stream has that much credit; a rare one is `hard`."""
+    """Return the limit of a tick whose poorest stream has that `budget`; a long one is `hard`."""
     times = contract.latency_cap
     if hard is not None:
         times, reason = hard, f"long tick: every stream can bear {hard:g}x"
-    elif credit >= EASY_DEBT:
+    elif budget >= EASY_DEBT:
         reason = f"within {times:g}x"
     else:
-        ease = max(0.0, (credit - DEEPEST_DEBT) / (EASY_DEBT - DEEPEST_DEBT))
+        ease = max(0.0, (budget - DEEPEST_DEBT) / (EASY_DEBT - DEEPEST_DEBT))
         times = 1.0 + ease * (times - 1.0)
         reason = f"within {times:.2f}x: recent gaps were late"
     return Limit(times * solo, reason, solo, hard is not None, newcomer_s)
@@ -145,11 +147,11 @@ def _tightened(limit: Limit, streams: Sequence[SequenceView]) -> Limit:
 
 
 def _owed(state: SchedulerState, guard: GuardMemory, hard: float, *, starting: bool) -> bool:
-    """Whether background work waits and has had less than its floor for too long.
+    """Whether background work is ready and has had less than its floor for too long.
 
-    While a stream is young the floor is owed rather than paid, until half of it is missing:
-    where short conversations follow each other, somebody is always young. Grants of `hard` times
-    solo come no closer than so that they add up to the floor.
+    In a start-up window it may fall to half of the floor first: not to none, as where short
+    conversations follow each other some stream is always starting. Grants of `hard` times solo come no
+    closer than they need to add up to the floor.
     """
     floor = state.contract.background_floor / (2 if starting else 1)
     return (

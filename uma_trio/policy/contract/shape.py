@@ -1,9 +1,8 @@
-"""Keep the batch's shape from tick to tick, where another shape is slow.
+"""Keep the batch's shape (tokens, logits rows) from tick to tick, where a change means a recapture.
 
-Where a backend captures graphs, a tick of another shape (tokens and logits rows) than the one
-before is slow, and the next one, too. A stream beside a long prompt would pay for each prompt that
-ends. So such a tick asks for a logits row of an unfinished prompt, as if it ended there, and for as
-many as the tick before had, if that was of the same size.
+A prompt asks for a logits row only in its last chunk, so each prompt that ends would change the shape
+twice. Instead every chunk asks for a row, as if the prompt ended there, and for as many rows as the tick
+before had, if that was of the same size.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from uma_trio.policy.state import SchedulerState
 
 
 def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
-    """Ask for rows of the last prompt, where that gives all ticks beside it one shape."""
+    """Ask for unread rows of the last prompt, so that mixed ticks have one shape."""
     cost = plan.memory.cost
     if cost is None or not plan.items:
         return plan
@@ -23,7 +22,7 @@ def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
     if len(prompts) in (0, len(plan.items)) or plan.items[-1].phase != "prefill":
         return plan
     ends = [state.views[item.key].rows(item.n_tokens) > 0 for item in prompts]
-    if ends[-1]:  # its row is read, and those that nobody reads have to come behind
+    if ends[-1]:  # its row is read, and unread rows have to come behind it
         return plan
     work, before = planned_work(state, plan), state.before
     rows = before.rows if before.tokens == work.tokens else 0
