@@ -69,6 +69,28 @@ def test_kv_types_have_short_names(name: str, full: str) -> None:
     assert kv_type_name(name) == full
 
 
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [("k=q8,v=f16", "k=q8_0,v=f16"), ("v=f16, k=q8_0", "k=q8_0,v=f16"), ("k=q8,v=q8_0", "q8_0")],
+)
+def test_k_and_v_may_have_types_of_their_own(name: str, full: str) -> None:
+    """In either order; twice the same is that one."""
+    assert kv_type_name(name) == full
+
+
+def test_each_of_k_and_v_takes_what_its_type_takes() -> None:
+    """Half of a pair's bytes are K's and half V's, where their rows are as long."""
+    pair, k, v = (kv_bytes(header(), 1024, name) for name in ("k=q8_0,v=f16", "q8_0", "f16"))
+    assert pair == (k + v) // 2
+
+
+@pytest.mark.parametrize("name", ["k=q8_0", "k=q8_0,v=f16,x=1", "k=f17,v=f16", "k=,v=f16"])
+def test_half_a_pair_is_refused(name: str) -> None:
+    """With what a whole one looks like, or what there is."""
+    with pytest.raises(ValueError, match=r"k=q8_0,v=f16|there is no KV type"):
+        kv_type_name(name)
+
+
 @pytest.mark.parametrize("name", ["q6", "q6_0", "int8", ""])
 def test_an_unknown_kv_type_lists_those_there_are(name: str) -> None:
     """The refusal is enough to choose another."""

@@ -108,7 +108,9 @@ def test_pages_that_were_only_read_to_load_are_given_back(tmp_path: Path) -> Non
     backend.close()
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl"])
+@pytest.mark.parametrize(
+    "kv_type", ["f32", "f16", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl", "k=q8_0,v=f16"]
+)
 def test_every_kv_type_computes(tiny: Path, kv_type: str) -> None:
     """Quantised caches work too, on flash attention."""
     backend = load(tiny, kv_type=kv_type)

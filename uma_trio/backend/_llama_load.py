@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as llama
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.base import ModelError
-from uma_trio.backend.kv_types import KV_TYPES
+from uma_trio.backend.kv_types import kv_pair
 
 # Logits rows beyond one for each sequence: 10 MB of a vocabulary of 152k.
 DRAFT_ROWS: Final = 16
@@ -85,7 +85,7 @@ def make_context(
     # Both, as llama.cpp uses the second for any batch of two tokens or more.
     params.n_threads = params.n_threads_batch = threads
     params.flash_attn_type = flash
-    params.type_k = params.type_v = KV_TYPES[kv_type].ggml_type
+    params.type_k, params.type_v = (kind.ggml_type for kind in kv_pair(kv_type))
     params.kv_unified = True
     # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
     params.swa_full = True

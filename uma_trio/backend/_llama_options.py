@@ -12,7 +12,7 @@ from typing import Final
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
-from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
+from uma_trio.backend.kv_types import kv_pair, kv_type_name
 from uma_trio.backend.placement import Placement
 
 MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
@@ -59,13 +59,14 @@ def chosen_flash(
     pays for cells that are not its own: it is slower where others hold nine times as many. And its
     scores need room: where there is none, it is left to llama.cpp.
     """
-    if wanted == "off" and KV_TYPES[kv_type].quantised:
+    quantised = kv_pair(kv_type)[1].quantised  # K alone may be without it
+    if wanted == "off" and quantised:
         raise ModelError(
-            f"--flash-attention off: a quantised KV cache (--kv-type {kv_type}) needs it;"
-            " leave it at auto, or take --kv-type f16."
+            f"--flash-attention off: a quantised V cache (--kv-type {kv_type}) needs it; leave it"
+            " at auto, or take --kv-type f16, or k=q8_0,v=f16."
         )
     if wanted == "auto":
-        if placement.attends_on_gpu or KV_TYPES[kv_type].quantised:
+        if placement.attends_on_gpu or quantised:
             return FLASH_LEFT
         room = available_memory()
         need = context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF)

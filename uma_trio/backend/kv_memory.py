@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from uma_trio.backend.gguf_header import GgufHeader
-from uma_trio.backend.kv_types import KV_TYPES
+from uma_trio.backend.kv_types import kv_pair
 
 #: The tokens of one decode at the most, unless a caller says otherwise.
 N_BATCH: Final = 512
@@ -28,12 +28,11 @@ def kv_bytes(header: GgufHeader, n_ctx: int, kv_type: str) -> int:
         return 0
     head_size = header.number("embedding_length") // heads
     kv_heads = sum(header.numbers("attention.head_count_kv", layers, heads))
-    row = kv_heads * (
-        header.number("attention.key_length", head_size)
-        + header.number("attention.value_length", head_size)
+    sizes = [header.number(f"attention.{part}_length", head_size) for part in ("key", "value")]
+    return sum(
+        n_ctx * kv_heads * size * kind.block_bytes // kind.block
+        for size, kind in zip(sizes, kv_pair(kv_type), strict=True)
     )
-    kind = KV_TYPES[kv_type]
-    return n_ctx * row * kind.block_bytes // kind.block
 
 
 def score_bytes(header: GgufHeader, n_ctx: int, n_batch: int) -> int:

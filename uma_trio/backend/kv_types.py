@@ -40,7 +40,28 @@ KV_ALIASES: Final = {"q8": "q8_0", "q5": "q5_0", "q4": "q4_0"}
 
 
 def kv_type_name(name: str) -> str:
-    """Return the full name of a KV type: ``q8`` is ``q8_0``. Raises ValueError with a hint."""
+    """Return the full name of a KV type, or of one for K and one for V: ``k=q8_0,v=f16``.
+
+    ``q8`` is ``q8_0``; a pair of the same is that type. Raises ValueError with a hint.
+    """
+    if "=" not in name:
+        return _one(name)
+    parts = dict(part.strip().lower().split("=", 1) for part in name.split(",") if "=" in part)
+    if parts.keys() != {"k", "v"} or name.count(",") != 1:
+        raise ValueError(f"{name!r} names no KV type for each of k and v, as k=q8_0,v=f16 does")
+    k, v = _one(parts["k"]), _one(parts["v"])
+    return k if k == v else f"k={k},v={v}"
+
+
+def kv_pair(name: str) -> tuple[KvType, KvType]:
+    """Return the types of K and of V by a full name."""
+    if "=" not in name:
+        return KV_TYPES[name], KV_TYPES[name]
+    k, v = (part.partition("=")[2] for part in name.split(","))
+    return KV_TYPES[k], KV_TYPES[v]
+
+
+def _one(name: str) -> str:
     wanted = KV_ALIASES.get(name.lower(), name.lower())
     if wanted in KV_TYPES:
         return wanted

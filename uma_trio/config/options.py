@@ -12,7 +12,7 @@ from typing import Literal, get_type_hints
 import attrs
 from attrs import frozen
 
-from uma_trio.backend.kv_types import KV_ALIASES, KV_TYPES
+from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.path import DEFAULT_SOCKET
@@ -33,7 +33,10 @@ def _kv_type(raw: object) -> object:
             f"it has {', '.join(KV_TYPES)}"
         )
         raise ValueError(message)
-    return KV_ALIASES.get(text, text)
+    try:
+        return kv_type_name(text)
+    except ValueError as error:
+        raise ValueError(f"one of {', '.join(KV_TYPES)}, or a pair: {error}") from None
 
 
 def _bandwidth(raw: object) -> object:
@@ -245,11 +248,12 @@ class Config(HttpConfig):
     kv_type: str = option(
         "f16",
         flag="--kv-type",
-        choices=tuple(KV_TYPES),
         read=_kv_type,
         metavar="TYPE",
         since="0.1",
-        help="How the KV cache is stored; q8, q5 and q4 mean q8_0, q5_0 and q4_0.",
+        help="How the KV cache is stored: f16, f32, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl, or "
+        "K and V apart, as in k=q8_0,v=f16. V quantised needs flash attention, K alone does not. q8, "
+        "q5 and q4 mean q8_0, q5_0 and q4_0.",
     )
     flash_attention: str = option(
         "auto",
