@@ -96,15 +96,23 @@ class Registry:
         return self.beside_others or self.obstructed(now)
 
     def admission(self, now: float) -> AdmissionState:
-        """Return what admission may see. Who was preempted and is still parked is not in line."""
+        """Return what admission may see. Who was preempted and is still parked is not in line.
+
+        What a request would share with running ones is looked for only where it does not fit.
+        """
+        free_cells = self.kv.free_cells
         return AdmissionState(
             waiting=tuple(
-                sequence.waiting(self.prefix.shared_with(sequence, self.running))
+                sequence.waiting(
+                    self.prefix.shared_with(sequence, self.running)
+                    if sequence.cells > free_cells
+                    else 0
+                )
                 for sequence in self._in_line()
             ),
             running=tuple(sequence.holder(now) for sequence in self.running.values()),
             free_slots=self.kv.free_slots,
-            free_cells=self.kv.free_cells,
+            free_cells=free_cells,
         )
 
     def give_credit(self, handle: int, n: int) -> None:

@@ -56,7 +56,8 @@ def _text(service: Service, uid: int | None, record: RequestRecord, token: int) 
     namespace = record.namespace
     if token < 0 or uid is None or namespace is None or not owns(f"uid {uid}", namespace):
         return None
-    return service.detokenize([token]).decode("utf-8", "replace")
+    # A control token has no text.
+    return service.detokenize([token]).decode("utf-8", "replace") or f"<token {token}>"
 
 
 def ticks_for(request: Explain) -> int:
