@@ -13,12 +13,16 @@ from cyclopts import Parameter
 
 from uma_trio import __version__
 from uma_trio.cli import checks
+from uma_trio.cli.check_http import check_http
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
 from uma_trio.config import settings
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 
+_HttpFlag = Annotated[
+    str | None, Parameter(help="The HTTP address to look at; UMA_HTTP.", metavar="[HOST:]PORT")
+]
 _MARGIN = " " * 8  # under the text beside the mark
 _LEAST_ROOM = 20  # columns
 
@@ -36,6 +40,7 @@ def doctor(
         str | None,
         Parameter(help="The slots to reckon with; each number has its own --cost.", metavar="N"),
     ] = None,
+    http: _HttpFlag = None,
     config: Annotated[
         str | None, Parameter(help="A YAML file; UMA_CONFIG.", metavar="FILE")
     ] = None,
@@ -60,6 +65,7 @@ def doctor(
         "socket": socket,
         "n_ctx": n_ctx,
         "parallel": parallel,
+        "http": http,
         "config": config,
     }
     if cost:
@@ -92,6 +98,7 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         lambda: checks.check_policy(config),
         lambda: checks.check_model(config, llama.devices),
         lambda: checks.check_socket(config.socket),
+        lambda: check_http(config),
         lambda: checks.check_limits(config),
     )
     for check in every:

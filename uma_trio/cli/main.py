@@ -27,6 +27,7 @@ _VERBS = {
     "explain": "Show how the latest requests spent their time, or why one waited.",
     "prefix": "Show, clear or pin what the daemon keeps of your prompts.",
     "metrics": "Show the daemon's figures, once or repeatedly.",
+    "launch": "Run a program that speaks OpenAI's API against the daemon's HTTP port.",
     "replay": "Plan every tick of a trace again, and say whether the plans are the same.",
     "simulate": "Compare policies in virtual time, on a modelled machine.",
     "doctor": "Look for what would keep the daemon from running, or from running fast.",
@@ -40,7 +41,7 @@ def main() -> None:
     app = _app("uma-trio", _ABOUT)
     for verb, text in _VERBS.items():
         app.command(f"uma_trio.cli.{verb}:{verb}", name=verb, help=text)
-    sys.exit(answer(app, sys.argv[1:]))
+    sys.exit(answer(app, apart(sys.argv[1:])))
 
 
 def umad() -> None:
@@ -60,6 +61,18 @@ def uma_cli() -> None:
     app = _app("uma-cli", _VERBS["run"])
     app.default(cli)
     sys.exit(answer(app, sys.argv[1:]))
+
+
+def apart(arguments: list[str]) -> list[str]:
+    """Put ``--`` before the program that `launch` runs, so that its flags stay its own."""
+    if arguments[:1] != ["launch"]:
+        return arguments
+    at = 1
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "--":
+        at += 1 if "=" in arguments[at] or arguments[at] in ("--help", "-h") else 2
+    if arguments[at : at + 1] == ["--"]:
+        return arguments
+    return [*arguments[:at], "--", *arguments[at:]]
 
 
 def answer(app: App, arguments: Sequence[str]) -> int:

@@ -1,0 +1,110 @@
+"""Write the tables of docs/HTTP.md from where endpoints and fields are declared.
+
+python docs/render_http.py            writes them
+python docs/render_http.py --check    says whether they are stale, and exits with 1 if so
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from uma_trio.http import llama_completion, llama_server, openai_chat, openai_completions, status
+from uma_trio.http.fields import Field
+from uma_trio.http.routes import ROUTES
+
+PAGE = Path(__file__).resolve().parent / "HTTP.md"
+
+_ACCESS = {
+    "open": "nobody has to show a key",
+    "key": "key, where there are keys",
+    "admin": "key or Unix socket",
+}
+
+
+def endpoints() -> str:
+    """Return the table of paths."""
+    rows = [
+        (
+            f"`{route.method}`",
+            f"`{route.path}{'NAME' if route.path.endswith('/') else ''}`",
+            _about(route.handler),
+            _ACCESS[route.access],
+        )
+        for route in ROUTES
+    ]
+    return _table(("method", "path", "what it does", "who may"), rows)
+
+
+def fields(declared: Sequence[Field]) -> str:
+    """Return the table of the fields that are honoured, and the lists of the others."""
+    rows = [
+        (f"`{field.name}`", _rule(field), field.default, field.note)
+        for field in declared
+        if field.treatment == "honoured"
+    ]
+    parts = [_table(("field", "takes", "default", "note"), rows)]
+    for treatment, said in (
+        ("refused", "Refused with 400"),
+        ("ignored", "Ignored, and named in `X-UMA-Ignored`"),
+    ):
+        names = [f"`{field.name}`" for field in declared if field.treatment == treatment]
+        if names:
+            parts.append(f"{said}: {', '.join(names)}.")
+    return "\n\n".join(parts)
+
+
+def blocks() -> Mapping[str, str]:
+    """Return every block of the page by its name."""
+    return {
+        "endpoints": endpoints(),
+        "chat": fields(openai_chat.FIELDS),
+        "completions": fields(openai_completions.FIELDS),
+        "completion": fields(llama_completion.FIELDS),
+        "tokenize": fields(llama_server.TOKENIZE),
+        "priority": fields(status.PRIORITY),
+    }
+
+
+def rendered(text: str) -> str:
+    """Return the page with every block as it is declared now."""
+    for name, block in blocks().items():
+        around = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text, n = around.subn(lambda found, block=block: f"{found[1]}\n{block}\n\n{found[2]}", text)
+        if n != 1:
+            raise ValueError(f"{PAGE.name} has {n} blocks called {name}")
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with ``--check`` only compare it."""
+    old = PAGE.read_text(encoding="utf-8")
+    new = rendered(old)
+    if arguments == ["--check"]:
+        if old != new:
+            sys.stderr.write("docs/HTTP.md is stale; run `make docs` and commit it.\n")
+        return int(old != new)
+    PAGE.write_text(new, encoding="utf-8")
+    return 0
+
+
+def _about(handler: object) -> str:
+    return (handler.__doc__ or "").splitlines()[0]
+
+
+def _rule(field: Field) -> str:
+    return field.rule.text if field.rule is not None else ""
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join((cell or "-").replace("|", "\\|") for cell in line) + " |"
+        for line in lines
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""`uma-trio launch PROGRAM ...`: run a program that speaks OpenAI's API against the daemon here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+from cyclopts import Parameter
+
+from uma_trio.cli.output import UNREACHABLE, USAGE, complain
+from uma_trio.config import settings
+from uma_trio.config.option import ConfigError
+from uma_trio.config.settings import known_env
+from uma_trio.sockets.address import Address
+
+DEFAULT_PORT = "8080"
+_NO_KEY = "none"  # clients refuse to start without any
+_OURS = ("UMA_HTTP", "UMA_HTTP_KEY_FILE", "UMA_CONFIG")
+_PATIENCE_S = 5.0
+
+
+def launch(
+    *program: Annotated[
+        str, Parameter(help="What to run, with its arguments.", allow_leading_hyphen=True)
+    ],
+    http: Annotated[
+        str | None,
+        Parameter(help="Where the daemon serves HTTP; UMA_HTTP, or 8080.", metavar="[HOST:]PORT"),
+    ] = None,
+    http_key_file: Annotated[
+        str | None, Parameter(help="Its keys; the first is used.", metavar="FILE")
+    ] = None,
+) -> int:
+    """Run a program with OPENAI_BASE_URL and the like set to the daemon.
+
+    Our own flags come before the program; what stands behind it is the program's.
+    """
+    if not program:
+        complain("Name a program to run, as in: uma-trio launch aider --model openai/local")
+        return USAGE
+    others = {*known_env()} - {*_OURS}
+    env = {name: text for name, text in os.environ.items() if name not in others}
+    config = settings.load({"http": http, "http_key_file": http_key_file}, env)
+    if config.http_address is None:
+        config = settings.load({"http": DEFAULT_PORT, "http_key_file": http_key_file}, env)
+    address = config.http_address
+    if address is None or address.path:
+        complain("Programs need a port: serve --http PORT, not a Unix socket.")
+        return USAGE
+    if (why := unreachable(address)) is not None:
+        complain(
+            f"No daemon at {address.url}: {why}. Start it: uma-trio serve --http {address.port}"
+        )
+        return UNREACHABLE
+    if shutil.which(program[0]) is None:
+        complain(f"There is no program {program[0]}; check its name and PATH.")
+        return USAGE
+    return _become(program, environment(address, config.http_key_file))
+
+
+def _become(program: tuple[str, ...], more: dict[str, str]) -> NoReturn:
+    os.execvpe(program[0], program, {**os.environ, **more})  # noqa: S606
+
+
+def environment(address: Address, key_file: Path | None) -> dict[str, str]:
+    """Return the variables by which programs find an API, by every name they have for it."""
+    from uma_trio.http.settings import KeyFileUnusable, read_keys
+
+    try:
+        keys = (_NO_KEY.encode(),) if key_file is None else read_keys(key_file)
+    except KeyFileUnusable as error:
+        raise ConfigError(str(error)) from error
+    base = f"{address.url}/v1"
+    return {
+        "OPENAI_BASE_URL": base,
+        "OPENAI_API_BASE": base,
+        "OPENAI_API_KEY": keys[0].decode("latin-1"),
+    }
+
+
+def unreachable(address: Address) -> str | None:
+    """Say why nobody serves HTTP at an address; None if the daemon does."""
+    connection = HTTPConnection(address.host, address.port, timeout=_PATIENCE_S)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return None if status in (200, 503) else f"it answers /health with {status}"
