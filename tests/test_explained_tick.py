@@ -56,9 +56,9 @@ def test_the_explanation_has_the_figures_of_its_tick(
     for figure in (
         f"Tick {traced.state.tick} ",
         f"scale {cost.scale:.4f}, T(1) {1e3 * cost.table()[1]:.3f}, error {cost.error:.4f}",
-        f"company {1e3 * cost.contended_host_s:.3f} |",
-        f"| credit {guard.budgets[5]:.3f} |",
-        f"| jitter {guard.noise:.3f} |",
+        f"contended {1e3 * cost.contended_host_s:.3f} |",
+        f"| budget {guard.budgets[5]:.3f} |",
+        f"| noise {guard.noise:.3f} |",
         f"| solo {1e3 * plan.limit.solo_s:.2f} |",
         f"| limit {1e3 * plan.limit.seconds:.2f} |",
         f"predicted {1e3 * plan.predicted_s:.2f}, moved {plan.moved_bytes / 1e6:.2f} MB",

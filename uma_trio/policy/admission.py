@@ -63,10 +63,10 @@ def _next(left: Sequence[Waiting], running: Mapping[int, int], cells: int) -> Wa
 def gives_place(state: AdmissionState) -> tuple[int, ...]:
     """Return which background requests make room for an interactive one, where `admit` found nobody.
 
-    The one of which least has to be computed again, of those whose room alone is enough: so one that
-    has just come back goes again, and the others get done. If no single one's is, several in that
-    order, as where somebody whose turn it is comes first. Who was passed over `MAX_PASSED_OVER`
-    times keeps its place until its next token. Nobody where no person would get in by it.
+    The one with the fewest computed tokens among those that free enough cells by themselves, so that one
+    that has just come back goes again and the others get done; otherwise several in that order. A
+    request that was passed over `MAX_PASSED_OVER` times is spared until its next token. Empty if no
+    interactive request would be admitted.
     """
     persons = [waiting for waiting in state.waiting if waiting.lane == "interactive"]
     could = [

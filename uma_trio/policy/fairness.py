@@ -1,19 +1,16 @@
 """Machine time, shared evenly among clients, and among lanes by their weights.
 
-Each client has a counter of the machine seconds it was given, each lane one of its seconds over
-its weight. Whoever could use nothing for a while comes back with what it had, but at the least of
-those that stayed: nobody saves up a claim by being idle, and nobody sheds what it used by leaving
-between two requests (the lift of Sheng et al., OSDI 2024). A client that was never seen starts
-where the furthest of them stands, a turn ahead of the least at the most: or clients that come new
-with every request would always be before one that waits.
+Each client has a counter of machine seconds, each lane one of its seconds over its weight; the least
+is served first. A client that returns keeps its counter, lifted to the least of those that stayed: it
+gains no claim by being idle, and loses no debt by leaving (the counter lift of VTC: Sheng et
+al., OSDI 2024). A new client starts at the greatest counter, at most a turn above the least, or
+clients that are new with every request would always be first.
 
-Who has least is served first; only prompts of different clients take turns. Half-done ones lie in
-the KV cache, where others may pay for them, so they are computed a batch at a time: that client
-first which would have least once its oldest prompt, or the batch that it is in, is done (fair
-queueing by finish, of Demers, Keshav and Shenker, 1989). So a short one passes a long one. Clients
-whose prompts could always fill a tick differ by a turn (:func:`turn_s`) and a tick at the most, also
-beside background decoders, which are served when they had less than the mean of those clients, and
-then for a burst (:mod:`uma_trio.policy.served`).
+Half-computed prompts occupy the KV cache, so prompts of different clients take turns of a batch: the
+client goes first that would have least once its oldest prompt, or the current batch of it, is done (fair
+queueing by finish: Demers, Keshav and Shenker, 1989). Clients whose prompts could fill any tick differ
+by at most a turn (:func:`turn_s`) and a tick. Background decoders are served when they had less than
+the mean of those clients, and then for a burst (:mod:`uma_trio.policy.contract.sizes`).
 """
 
 from __future__ import annotations
@@ -29,10 +26,10 @@ K = TypeVar("K")
 
 
 def turn_s(cost: CostModel, n_batch: int) -> float:
-    """Return the most machine seconds a turn takes: a full batch, at the price of the smallest ticks.
+    """Return the quantum in machine seconds: a full batch at half the price of a tick of two.
 
-    Beside a stream no token costs more than half of a tick of two, and whoever has begun must not
-    fall behind for what it costs.
+    With a stream in the tick no token costs more than that, so a client that has begun its turn can
+    finish it.
     """
     return n_batch * cost.seconds(Work(2)) / 2
 

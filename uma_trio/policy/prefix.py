@@ -33,7 +33,7 @@ def worth(uses: int, cost_s: float, n_bytes: int) -> float:
 class Prices:
     """What moving a token between the KV cache and memory takes, in seconds, and what staying does.
 
-    `crowd_s` is what one cell of anybody costs each token of a tick.
+    `used_cell_s` is what one cell of anybody costs each token of a tick.
     """
 
     save_s: float

@@ -1,15 +1,14 @@
-"""How much to add to a tick: the staircase's sweet spot, and the same decoders for a while.
+"""How much to add to a tick: the size with the best rate, and the same decoders for a while.
 
-Useful tokens per second, of all sizes that the limit allows, by the time each size took here.
-Among sizes that are nearly as good as the best the smallest is taken, since it keeps everyone
-else's next word least waiting, and a size that is in use is not given up for a small gain. Now
-and then a neighbour is tried, since only ticks of a size tell what that size costs.
+The rate of a size is its tokens per second. Of the sizes within :data:`~uma_trio.policy.cost.PLATEAU` of the best rate the
+smallest is taken, since shorter ticks delay everyone else less. A size in use is kept for small gains
+(hysteresis). Now and then a neighbour is tried, since only ticks of a size correct its step.
 
-Where graphs are captured, another size makes two ticks slow, so that it is held still: a neighbour is
-tried less often, and a size that became too long as a prompt grew is not tried again at once.
+Where graphs are captured, another size makes two ticks slow: a neighbour is tried less often, and a
+size that became too long as a prompt grew is not tried again at once.
 
-Decoders that share a tick go on together for a burst: a batch of the same shape reuses its graph,
-and fewer answers are half done.
+Background decoders that share a tick go on together for a burst: a batch of the same shape reuses its
+graph, and fewer answers are half done.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def burst(state: SchedulerState) -> frozenset[int]:
 def resized(state: SchedulerState, tokens: int, fitting: int, useful: int) -> Served:
     """Return what to remember of a tick of so many `tokens`.
 
-    Of the sizes that were `useful` at most those up to `fitting` would have been in time. If the
-    one in use was useful and is beyond that, it is held against it.
+    Sizes up to `fitting` were within the limit, up to `useful` there was work for. If the size in use
+    had work and did not fit, that is remembered.
     """
     served = state.memory.served
     if fitting < served.tokens <= useful:
