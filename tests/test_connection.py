@@ -721,6 +721,26 @@ async def test_the_deadline_is_each_frames_own(autojump_clock: MockClock) -> Non
             assert len(client.events) == n + 1
 
 
+async def test_time_in_which_nothing_is_read_is_not_the_frames(autojump_clock: MockClock) -> None:
+    """Behind answers that take long to drain, the rest of a frame may lie in the socket."""
+    async with house() as daemon:
+        client = daemon.connect()
+        frame = _frame(b'{"type":"metrics","interval_ms":1000000}')
+        half = len(frame) // 2
+        await client.send_bytes(frame[:half])
+        (connection,) = daemon.server._connections
+        asked = 0
+        while not connection._congested:
+            await client.send_bytes(frame[half:] + frame[:half])
+            asked += 1
+            await trio.sleep(0.001)
+        await trio.sleep(daemon.settings.frame_timeout_s + 5)
+        await client.send_bytes(frame[half:])
+        for _ in range(asked + 1):
+            await client.until(Metrics)
+        assert daemon.recorder.errors == []
+
+
 async def test_an_idle_client_is_closed(autojump_clock: MockClock) -> None:
     """After five minutes without a word, with a code that says so."""
     async with house() as daemon:

@@ -209,7 +209,8 @@ class Connection:
         self._watch_frame()
 
     def _watch_frame(self) -> None:
-        if not self._protocol.mid_frame:
+        # While answers pile up nobody reads: the rest of the frame may lie in the socket.
+        if self._congested or not self._protocol.mid_frame:
             self._frame_began = None
         elif self._frame_began is None:
             self._frame_began = trio.current_time()
