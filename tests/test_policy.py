@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import after, decoder, prompt, state
 
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.config.options import Config
+from uma_trio.daemon import _described
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import Work
 from uma_trio.policy.find import find_policy
-from uma_trio.policy.pipeline import PolicyError, compose
+from uma_trio.policy.pipeline import PolicyError, compose, keeps_latency_cap
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView, is_newcomer
 
@@ -255,3 +258,33 @@ def test_a_slip_in_the_name_of_a_policy_is_named(spec: str, said: str) -> None:
     """Unknown, needed, said twice, not said: each in words of its own, with what to write."""
     with pytest.raises(PolicyError, match=said):
         find_policy(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "keeps"),
+    [
+        ("contract", True),
+        ("contract,-lanes", True),
+        ("contract,-guard", False),
+        ("baseline", False),
+    ],
+)
+def test_a_promise_is_published_only_where_it_is_kept(spec: str, keeps: bool) -> None:
+    """A cap that nobody keeps would be a lie to whoever reads the metrics."""
+    policy = find_policy(spec)
+    assert keeps_latency_cap(policy) is keeps
+    told = _described(Config(), FakeBackend(), policy).snapshot()["latency_cap"]
+    assert told == (Config().latency_cap if keeps else None)
+
+
+def test_a_policy_of_another_package_declares_what_it_keeps() -> None:
+    """What says nothing promises nothing."""
+
+    class Mine:
+        keeps_latency_cap = True
+
+        def __call__(self, state_: SchedulerState) -> Plan:
+            return Plan(memory=state_.memory)
+
+    assert keeps_latency_cap(Mine())
+    assert not keeps_latency_cap(compose())

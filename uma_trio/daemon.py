@@ -32,7 +32,7 @@ from uma_trio.engine.task import EngineDied, run_engine
 from uma_trio.machine import files_needed, settle
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
-from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.service.service import Service, in_thread
 from uma_trio.sockets.listener import Listener, claim
 from uma_trio.telemetry import log
@@ -129,7 +129,7 @@ class _Daemon:
         self._config = config
         self._backend = backend
         self._log = log.get("daemon")
-        metrics = _described(config, backend, settings)
+        metrics = _described(config, backend, policy)
         self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
         self._inbox = Inbox(config.max_queue)
         outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
@@ -272,7 +272,7 @@ class _Daemon:
                 os._exit(FORCED_EXIT)
 
 
-def _described(config: Config, backend: Backend, settings: EngineSettings) -> Metrics:
+def _described(config: Config, backend: Backend, policy: Policy) -> Metrics:
     """Return metrics that know what is running, and what was promised if anything was."""
     metrics = Metrics()
     metrics.describe(
@@ -282,7 +282,7 @@ def _described(config: Config, backend: Backend, settings: EngineSettings) -> Me
         version=__version__,
         n_ctx=backend.limits.n_ctx,
         n_slots=config.parallel,
-        latency_cap=None if settings.cost is None else config.latency_cap,
+        latency_cap=config.latency_cap if keeps_latency_cap(policy) else None,
     )
     return metrics
 

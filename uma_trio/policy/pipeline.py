@@ -85,3 +85,8 @@ class Pipeline:
 def needs_cost(policy: Policy) -> bool:
     """Whether `policy` plans by a cost model; one that does not declare it may."""
     return bool(getattr(policy, "needs_cost", True))
+
+
+def keeps_latency_cap(policy: Policy) -> bool:
+    """Whether `policy` keeps the promise of ``--latency-cap``; one that does not declare it does not."""
+    return bool(getattr(policy, "keeps_latency_cap", False))

@@ -41,6 +41,11 @@ class ContractPolicy:
         return chosen(state)
 
     @property
+    def keeps_latency_cap(self) -> bool:
+        """Whether its ticks are limited by what streams were promised."""
+        return "guard" in self.captured.stages
+
+    @property
     def optional(self) -> tuple[str, ...]:
         """What it can be had without."""
         return self.captured.optional
