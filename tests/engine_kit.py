@@ -98,7 +98,12 @@ KINDS = (FakeBackend, OnDevice)
 
 
 class Bench:
-    """An engine without threads; its clock moves one millisecond each time it is read."""
+    """An engine without threads; its clock moves one millisecond each time it is read.
+
+    Streams are of the kind `sink`.
+    """
+
+    sink: type[Sink] = Sink
 
     def __init__(
         self,
@@ -148,7 +153,7 @@ class Bench:
             prompt = list(
                 self.backend.vocabulary.tokenize(prompt, add_special=True, parse_special=False)
             )
-        sink, handle = Sink(), next(self.handles)
+        sink, handle = self.sink(), next(self.handles)
         self.inbox.submit(
             Submit(
                 handle=handle,

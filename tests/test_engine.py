@@ -802,7 +802,7 @@ def test_planning_ahead_changes_no_stream(
     told = []
     for kind in KINDS:
         backend = kind(n_ctx=160, n_slots=n_slots, n_batch=n_batch, end_after=end_after)
-        streams = lived(Bench(backend), steps, credit, breaks=False)[-1]
+        streams = lived(Bench(backend, clock=lambda: 0.0), steps, credit, breaks=False)[-1]
         told.append(
             [[item for item in items if not isinstance(item, PromptDone)] for items in streams]
         )
@@ -1118,3 +1118,26 @@ def test_a_plan_made_ahead_is_the_one_that_is_remembered_and_recorded() -> None:
     assert reasons == {"decode: one token each"}
     assert [tick.tick for tick in recorded.ticks] == [8, 9, 10, 11]
     assert noting.bench.engine.memory.target_tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_publishing_counts_as_a_decodes_time_only_where_it_overlaps(
+    kind: type[FakeBackend],
+) -> None:
+    """On a CPU it comes first, and is the host's: else T(n) would learn what streams cost."""
+
+    class Slow(Sink):
+        def send_nowait(self, item: StreamItem) -> None:
+            """Take a second to publish."""
+            now[0] += 1.0
+            super().send_nowait(item)
+
+    now = [0.0]
+    bench = Bench(kind(), clock=lambda: now[0])
+    bench.sink = Slow
+    bench.submit("hello", 5)
+    bench.run()
+    middle = bench.explain(ticks=9).ticks[1:-1]
+    overlaps = bench.backend.traits.overlaps
+    assert {tick.decode_s > 0 for tick in middle} == {overlaps}
+    assert {tick.host_s > 0 for tick in middle} == {not overlaps}

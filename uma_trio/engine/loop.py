@@ -236,10 +236,12 @@ class Engine:
         return self._planner.plan(now)
 
     def _overlap(self, tick: Tick) -> None:
-        """What the engine's thread does while `tick` is computed."""
+        """What the engine's thread does while `tick` is computed, or right before if it computes."""
         self.publish()
         if self._backend.traits.overlaps:
             self._planner.prepare(tick, self._decode_began)
+        else:
+            self._decode_began = self._clock()  # publishing is no part of the decode
 
     def _commit(self) -> None:
         """Move every sequence on by the latest tick, then handle what arrived since."""
