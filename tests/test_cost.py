@@ -53,6 +53,14 @@ def test_what_passes_between_decodes_is_learnt_apart_with_and_without_company() 
     assert model.seconds(Work(4, contended=True)) == pytest.approx(0.0111 + 0.0004, rel=1e-3)
 
 
+def test_a_tick_after_an_idle_time_says_nothing_of_what_passes_between_decodes() -> None:
+    """There was no decode before it: a conversation's first tick does not lower the term."""
+    model = CostModel(STAIRS, host_s=0.0004)
+    for _ in range(10):
+        model = model.learn(Work(4), 0.0111, None)
+    assert model.between_s(Work(4)) == 0.0004
+
+
 def test_a_slower_machine_is_learnt_within_a_few_ticks() -> None:
     """When everything takes half as long again, so does the prediction."""
     model = CostModel(STAIRS)

@@ -1141,3 +1141,20 @@ def test_publishing_counts_as_a_decodes_time_only_where_it_overlaps(
     overlaps = bench.backend.traits.overlaps
     assert {tick.decode_s > 0 for tick in middle} == {overlaps}
     assert {tick.host_s > 0 for tick in middle} == {not overlaps}
+
+
+def test_a_tick_after_an_idle_time_is_learnt_without_what_passed_before_it() -> None:
+    """There was no decode before it; the trace has 0 seconds, the policy hears that it is unknown."""
+    seen: list[SchedulerState] = []
+
+    def noted(state: SchedulerState) -> Plan:
+        seen.append(state)
+        return baseline(state)
+
+    bench = Bench(policy=noted)
+    for _ in range(2):
+        bench.submit("hello", 4)
+        bench.run()
+    learnt = [tick.host_s for state in seen for tick in state.measured]
+    assert [host_s is None for host_s in learnt] == [True, False, False, False, True, False, False]
+    assert [tick.host_s for tick in bench.explain(ticks=9).ticks if tick.host_s == 0.0] == [0.0] * 2

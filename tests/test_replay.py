@@ -78,6 +78,7 @@ staircases = st.lists(numbers, max_size=4).map(
 values: dict[Any, st.SearchStrategy[Any]] = {
     Staircase: staircases,
     float: numbers,
+    float | None: st.none() | numbers,
     int: st.integers(-(2**53), 2**53),
 }
 

@@ -174,7 +174,8 @@ class Engine:
         decode_s = now - self._decode_began
         # What passed while there was nothing to do is nobody's cost.
         between_s = self._decode_began - self._decode_ended - self._moving_s
-        host_s = 0.0 if self._idle else max(0.0, between_s)
+        after_idle = self._idle
+        host_s = 0.0 if after_idle else max(0.0, between_s)
         self._moving_s = 0.0
         self._idle, self._decode_ended = False, now
         if tick.plan.ballast:
@@ -187,7 +188,9 @@ class Engine:
         choices = tick.choice(self._backend.logits(n_rows)) if n_rows else NO_CHOICES
         results = outcomes(tick.steps, choices)
         sampling_s = self._clock() - now
-        self._uncommitted = Completed(tick, results, now, decode_s, host_s, sampling_s)
+        self._uncommitted = Completed(
+            tick, results, now, decode_s, host_s, sampling_s, after_idle=after_idle
+        )
 
     def publish(self) -> None:
         """Commit what is not committed, then publish all that has happened, in order.

@@ -147,7 +147,8 @@ class Planner:
     def learn(self, completed: Completed, itl_s: Mapping[int, float]) -> None:
         """Note a tick that was computed, and the inter-token latency of its streams, by key."""
         tick = completed.tick
-        measured = as_measured(tick.plan, tick.work, completed.decode_s, completed.host_s, itl_s)
+        host_s = None if completed.after_idle else completed.host_s
+        measured = as_measured(tick.plan, tick.work, completed.decode_s, host_s, itl_s)
         self._measured = (*self._measured[len(tick.state.measured) :], measured)
         self.memory, self._before = tick.plan.memory, tick.work
 

@@ -128,7 +128,8 @@ class Tick:
 class Completed:
     """A tick that was computed until `at` (engine's clock), and how many seconds its parts took.
 
-    `messages` arrived before the next tick was launched; they are handled behind its commit.
+    `messages` arrived before the next tick was launched; they are handled behind its commit. With
+    `after_idle` there was no decode right before it, and its `host_s` is 0.
     """
 
     tick: Tick
@@ -138,6 +139,7 @@ class Completed:
     host_s: float
     sampling_s: float
     messages: tuple[InboxMessage, ...] = ()
+    after_idle: bool = False
 
 
 def outcomes(steps: Iterable[Step], choices: Choices) -> tuple[Outcome, ...]:

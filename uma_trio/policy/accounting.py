@@ -29,7 +29,7 @@ def planned_work(state: SchedulerState, plan: Plan) -> Work:
 
 
 def as_measured(
-    plan: Plan, work: Work, decode_s: float, host_s: float, itl: Mapping[int, float]
+    plan: Plan, work: Work, decode_s: float, host_s: float | None, itl: Mapping[int, float]
 ) -> MeasuredTick:
     """Return the tick of `plan` as it is to be learnt from."""
     guard = plan.memory.guard

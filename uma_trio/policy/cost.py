@@ -240,13 +240,14 @@ class CostModel:
         self,
         work: Work,
         decode_s: float,
-        host_s: float,
+        host_s: float | None,
         *,
         scale_rate: float = SCALE_RATE,
         step_rate: float = STEP_RATE,
     ) -> CostModel:
         """Return the model corrected by one measured tick.
 
+        `host_s` is None where it says nothing: before the first decode after an idle time.
         The rates say how much of a miss is the scale factor's, and how much this step's own.
         """
         expected = self._by(self.computing, work)
@@ -267,7 +268,8 @@ class CostModel:
         ) / expected
         deeper = math.exp(DEPTH_RATE * blame * miss)
         between_s = self.between_s(work)
-        between_s += SCALE_RATE * (min(host_s, decode_s) - between_s)
+        if host_s is not None:
+            between_s += SCALE_RATE * (min(host_s, decode_s) - between_s)
         return evolve(
             self,
             error=error,

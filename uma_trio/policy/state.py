@@ -116,7 +116,7 @@ class MeasuredTick:
     """
 
     decode_s: float = 0.0
-    host_s: float = 0.0  # between the decode before it and its own
+    host_s: float | None = 0.0  # between the decode before it and its own; None after an idle time
     work: Work = NO_WORK
     itl: Mapping[int, float] = field(factory=dict)
     solo_s: float = 0.0
