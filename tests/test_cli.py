@@ -45,6 +45,7 @@ from uma_protocol import (
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
+from uma_trio.cli import checks
 from uma_trio.cli.checks import (
     check_limits,
     check_model,
@@ -585,6 +586,16 @@ def test_doctor_says_where_the_layers_go(
     layers = found["layers"]
     assert (layers.weight, layers.what) == (weight, what.replace("9", str(blocks + 1)))
     assert bool(layers.fix) is (weight == "slow")
+
+
+def test_doctor_tells_how_to_compile_for_a_gpu_that_is_there(tmp_path: Path) -> None:
+    """By the device file of its driver; without one nothing is missing."""
+    assert checks._flag_for_gpu(tmp_path) is None
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "kfd").touch()
+    assert checks._flag_for_gpu(tmp_path) == "-DGGML_HIP=on"
+    (tmp_path / "dev" / "nvidiactl").touch()
+    assert checks._flag_for_gpu(tmp_path) == "-DGGML_CUDA=on"
 
 
 def test_doctor_counts_only_what_lies_in_the_machines_memory() -> None:

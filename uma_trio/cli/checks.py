@@ -44,6 +44,8 @@ _FEATURES = {
     "i8mm": "MATMUL_INT8",
     "sve": "SVE",
 }
+# Device files that only a GPU's driver makes, and how llama.cpp is compiled for it.
+_GPU_FILES = {"dev/nvidiactl": "-DGGML_CUDA=on", "dev/kfd": "-DGGML_HIP=on"}
 _REBUILD = "rm -r .venv ~/.cache/uma-trio/wheels && make setup"
 _PROBE = (
     "import attrs, json, sys\n"
@@ -102,10 +104,19 @@ def check_llama(probe: Probe) -> list[Finding]:
     backends = ", ".join(features) or "none"
     found = [Finding("llama.cpp", "ok", f"{version}; backends {backends}; can compute on {where}")]
     if info["gpu_offload"] and not gpus:
-        fix = "check the driver, or leave it: the CPU is used"
+        fix = "check the driver (nvidia-smi, vulkaninfo, rocminfo), or leave it: the CPU is used"
         what = "compiled for a GPU, and none is found"
         found.append(Finding("llama.cpp", "slow", what, fix))
+    if not info["gpu_offload"] and (flag := _flag_for_gpu()):
+        what = "compiled for the CPU alone, and this machine has a GPU's device file"
+        fix = f"export CMAKE_ARGS={flag} && make setup (README, GPU)"
+        found.append(Finding("llama.cpp", "slow", what, fix))
     return [*found, *compare_features(features.get("CPU", {}), cpu_features())]
+
+
+def _flag_for_gpu(root: Path = Path("/")) -> str | None:
+    """Return what llama.cpp would be compiled with for a GPU whose driver is here."""
+    return next((flag for name, flag in _GPU_FILES.items() if (root / name).exists()), None)
 
 
 def compare_features(compiled: Mapping[str, str], present: frozenset[str]) -> list[Finding]:
