@@ -70,7 +70,7 @@ class Publisher:
         for publication in queue:
             match publication:
                 case Delivery():
-                    items += _items(publication)
+                    _add_items(publication, items)
                 case Ending(sequence, finished):
                     text = sequence.text.finish()
                     items.append((sequence.submit.sink, evolve(finished, text=text)))
@@ -122,14 +122,12 @@ class Publisher:
             self._metrics.promise.startup_itl(worst)
 
 
-def _items(delivery: Delivery) -> list[tuple[Sink, StreamItem]]:
-    """Return what a stream is sent; decode the text of its tokens if that is still to be done."""
+def _add_items(delivery: Delivery, items: list[tuple[Sink, StreamItem]]) -> None:
+    """Add what a stream is sent; decode the text of its tokens if that is still to be done."""
     sink, push = delivery.sequence.submit.sink, delivery.sequence.text.push
-    items: list[tuple[Sink, StreamItem]] = []
     if delivery.first:
         items.append((sink, PromptDone(delivery.at)))
     texts = delivery.texts
     for n, drawn in enumerate(delivery.tokens):
         text = push(drawn.token) if texts is None else texts[n]
         items.append((sink, TokenOut(drawn.token, text, drawn.logprobs)))
-    return items

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from attrs import frozen
 
 from uma_trio.engine.messages import FinishReason, SequenceReport, SequenceState, Submit
 from uma_trio.engine.sampling import Sampler
@@ -28,8 +29,7 @@ def cells_needed(known: int, remaining: int, lane: Lane, *, preempted: bool) -> 
     return known + remaining
 
 
-@frozen(eq=False)
-class Delivery:
+class Delivery(NamedTuple):
     """What one committed outcome gives to the stream of `sequence`, as the `nth` token and on.
 
     `texts` is None if the texts of `tokens` are still to be found. `itl_s` is the time since the
@@ -157,48 +157,58 @@ class Sequence:
 
         This alone makes progress. Tokens behind one that ends the request are dropped.
         """
-        self.draft((), ())
+        if self.drafts:
+            self.draft((), ())
         self.sampler.settle(len(outcome.tokens))
         view = self.view
-        kept = outcome.step.start + outcome.kept
+        known = view.computed + view.pending
         if not outcome.tokens:
-            self.view = evolve(view, computed=kept, pending=self.known - kept)
+            kept = outcome.step.start + outcome.kept
+            self.view = evolve(view, computed=kept, pending=known - kept)
             return Delivery(self, (), (), now, self.n_generated, None, view.lane, False, None)
-        given, texts, reason = self._take(outcome.tokens)
-        known = self.known
-        self.view = after_tokens(view, known + len(given), len(given), now)
-        if given:
+        given, texts, reason = self._take(outcome.tokens, known)
+        n, last = len(given), view.last_token_at
+        self.view = after_tokens(view, known + n, n, now)
+        if n:
             self.forgiven = self.passed_over
         return Delivery(
             self,
             given,
             texts,
             now,
-            self.n_generated,
-            None if view.last_token_at is None or not given else now - view.last_token_at,
+            known + n - len(self.submit.prompt),
+            now - last if n and last is not None else None,
             view.lane,
             view.first_token_at is None,
             reason,
         )
 
     def _take(
-        self, drawn: tuple[Drawn, ...]
+        self, drawn: tuple[Drawn, ...], known: int
     ) -> tuple[tuple[Drawn, ...], tuple[str, ...] | None, FinishReason | None]:
         """Write down sampled tokens up to one that ends the request; return those, and why."""
-        known, most = self.known, len(self.tokens)
+        sampler, tokens = self.sampler, self.tokens
         texts: list[str] | None = [] if self.submit.stop else None
-        for n, (token, *_) in enumerate(drawn):
-            if token in self.sampler.ends:
-                return drawn[:n], None if texts is None else tuple(texts), "stop"
-            self.tokens[known + n] = token
-            self.sampler.accept(token)
+        reason: FinishReason | None = None
+        given = 0
+        for one in drawn:
+            token = one.token
+            if token in sampler.ends:
+                reason = "stop"
+                break
+            tokens[known + given] = token
+            given += 1
+            sampler.accept(token)
             if texts is not None:  # only its text tells whether it has ended
                 texts.append(self.text.push(token))
                 if self.text.stopped:
-                    return drawn[: n + 1], tuple(texts), "stop"
-            if known + n + 1 >= most:
-                return drawn[: n + 1], None if texts is None else tuple(texts), "length"
-        return drawn, None if texts is None else tuple(texts), None
+                    reason = "stop"
+                    break
+            if known + given >= len(tokens):
+                reason = "length"
+                break
+        found = None if texts is None else tuple(texts)
+        return (drawn if given == len(drawn) else drawn[:given]), found, reason
 
     def draft(self, tokens: tuple[int, ...], survival: tuple[float, ...]) -> None:
         """Guess how its answer goes on; the guesses are checked in its next step, and then gone.
@@ -288,14 +298,20 @@ def after_tokens(view: SequenceView, known: int, n: int, now: float) -> Sequence
     All are computed but the last of those. With `n` 0 it was sampled that nothing follows.
     """
     pending = min(n, 1)
-    return evolve(
-        view,
+    return SequenceView(
+        key=view.key,
+        lane=view.lane,
         pending=pending,
         computed=known - pending,
         started=True,
         credit=view.credit - n,
+        arrived=view.arrived,
+        client=view.client,
         first_token_at=now if view.first_token_at is None else view.first_token_at,
         last_token_at=now if n else view.last_token_at,
+        target_ttft_s=view.target_ttft_s,
+        target_itl_s=view.target_itl_s,
+        cached=view.cached,
     )
 
 

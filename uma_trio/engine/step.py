@@ -79,8 +79,7 @@ FAULTS: Final = {
 """What :class:`Choice` answers in place of a token, and what that says."""
 
 
-@frozen
-class Outcome:
+class Outcome(NamedTuple):
     """What came of `step`: `kept` of its tokens stay in the KV cache, the rest were wrong drafts.
 
     `tokens` were sampled, in order: one for each row, up to the first draft that differs from what
