@@ -105,17 +105,13 @@ def test_cells_are_placed_as_by_a_search_one_by_one(operations: list[tuple[objec
             assert cells.exclusive(seq).tolist() == alone
 
 
-def test_the_mark_falls_by_what_only_the_top_holder_holds() -> None:
-    """Nobody else's going moves it, nor that of one of two who share the top."""
+def test_shared_cells_are_counted_once() -> None:
+    """Three that hold two sequences' cells hold so many fewer together."""
     cells = CellMap(N_CELLS, N_SEQ)
-    for seq, n in ((0, 6), (1, 4), (2, 3)):
+    for seq, n in ((0, 6), (2, 3)):
         cells.place(np.full(n, seq, np.int32), np.arange(n, dtype=np.int32))
-    assert [cells.excess((seq,)) for seq in range(N_SEQ)] == [0, 0, 3, 0]
-    cells.drop(1)
-    assert cells.excess((2,)) == 7, "the hole below it counts"
     cells.share(2, 3, 0, 3)
-    assert (cells.excess((2,)), cells.excess((2, 3))) == (0, 7)
-    assert cells.shared((0, 2, 3)) == 3
+    assert (cells.shared((0, 2, 3)), cells.shared((0, 2)), cells.used) == (3, 0, 9)
 
 
 def test_runs_are_counted() -> None:

@@ -258,6 +258,21 @@ def test_durations_take_units(written: str, seconds: float) -> None:
     assert load({"drain": written}, {}).drain_s == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("written", "n_bytes"),
+    [("0", 0), ("1000", 1000), ("512MiB", 512 << 20), ("2 G", 2 << 30), ("1.5gb", 3 << 29)],
+)
+def test_sizes_take_units(written: str, n_bytes: int) -> None:
+    """Powers of 1,024, however they are spelt; without a unit it is bytes."""
+    assert load({"prefix_ram": written}, {}).prefix_ram == n_bytes
+
+
+@pytest.mark.parametrize("written", ["lots", "5TB", "GiB", "1..5M"])
+def test_what_is_no_size_is_refused(written: str) -> None:
+    """With how one looks."""
+    assert "a number of bytes, such as 512MiB" in refusal({"prefix_ram": written})
+
+
 @pytest.mark.parametrize("kv_type", [*KV_TYPES, "q8", "Q8_0"])
 def test_every_kv_type_of_llama_cpp_is_taken(kv_type: str) -> None:
     """What llama.cpp offers can be asked for, and the seeds' q8 is its q8_0."""

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.machine import cpu_features, cpu_quota, identity, limit_spinning, physical_cores
+from uma_trio.machine import (
+    cpu_features,
+    cpu_quota,
+    identity,
+    limit_spinning,
+    physical_cores,
+    total_memory,
+)
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -54,6 +61,18 @@ def test_a_quota_below_the_cores_is_what_counts(tmp_path: Path) -> None:
     """More threads than processor time only wait for each other."""
     write(tmp_path, "sys/fs/cgroup/cpu.max", "100000 100000\n")
     assert physical_cores(tmp_path) == 1
+
+
+def test_the_memory_is_what_the_cgroup_leaves_of_the_machines(tmp_path: Path) -> None:
+    """A limit below the machine's memory counts; no limit, or none there, does not."""
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    whole = total_memory(tmp_path)
+    assert whole == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (group / "memory.max").write_text("max\n")
+    assert total_memory(tmp_path) == whole
+    (group / "memory.max").write_text("1048576\n")
+    assert total_memory(tmp_path) == 1 << 20
 
 
 def test_features_are_read_from_the_kernel(tmp_path: Path) -> None:

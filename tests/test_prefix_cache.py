@@ -10,7 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefix import PAGE
+from uma_trio.policy.state import SchedulerState
 
 MIB = 1 << 20
 MINE = "1000"
@@ -242,6 +246,83 @@ def test_leaves_give_their_cells_to_who_computes() -> None:
     for n in range(1, 12):
         ask(made, letters(n, 200))
     ask(made, letters(50, 500))
+
+
+def priced(used_cell_s: float) -> EngineSettings:
+    """Return settings with a cost model in which a cell of anybody costs each token `used_cell_s`."""
+    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), used_cell_s=used_cell_s)
+    return EngineSettings(prefix_bytes=MIB, cost=cost)
+
+
+@pytest.mark.parametrize(("used_cell_s", "stays"), [(1e-3, False), (0.0, True)])
+def test_a_leaf_pays_rent_while_others_compute(used_cell_s: float, stays: bool) -> None:
+    """Where its cells cost readers more than the way back, it leaves, and comes back when asked for."""
+    made = Bench(FakeBackend(n_ctx=2048, n_slots=4, n_batch=64), settings=priced(used_cell_s))
+    made.submit(letters(2, 40), 60, namespace="2")
+    ask_on = letters(1, 200)
+    made.submit(ask_on, 4, namespace=MINE)
+    made.run()
+    save_all(made)
+    prefix = made.engine.prefix
+    assert prefix.rent_s > 0 or stays
+    made.submit(letters(3, 30), 60, namespace="3")
+    made.run()
+    leaves = [leaf for leaf in prefix.leaves if leaf.namespace == MINE]
+    assert bool(leaves) is stays
+    assert ask(made, ask_on).end.cached_tokens == 199
+
+
+def test_predictions_follow_the_mark_only_while_leaves_hold_cells() -> None:
+    """Without any, a plan's state is what it is without a cache."""
+    states: list[SchedulerState] = []
+
+    def watched(state: SchedulerState) -> Plan:
+        states.append(state)
+        return baseline(state)
+
+    made = bench(policy=watched)
+    ask(made, letters(1, 100))
+    assert all(state.high_water is None for state in states)
+    states.clear()
+    ask(made, letters(2, 50))
+    assert states[0].high_water == 103
+    assert states[0].used_cells == 103
+    assert all(state.high_water is not None for state in states)
+
+
+def test_beside_a_reader_cells_are_moved_in_slices() -> None:
+    """A restore that would take longer than a part of a tick is spread over several."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    prompt = letters(1, 640)
+    ask(made, prompt)
+    save_all(made)
+    forget_cells(made)
+    _, reader = made.submit(letters(2, 40), 200, namespace="2")
+    made.ticks(6)
+    assert reader.tokens
+    made.engine.prefix.saving.token_s = 1e-6
+    before, _ = len(reader.tokens), made.submit(prompt, 4, namespace=MINE)
+    made.ticks(2)
+    (held,) = made.engine.prefix.held.values()
+    assert 0 < len(held.pages) < 10
+    made.ticks(4)
+    assert len(reader.tokens) >= before + 5, "every tick gave the reader its token"
+    made.run()
+    assert made.engine.prefix.hits["saved"] == 1
+
+
+def test_a_session_is_kept_when_others_are_evicted() -> None:
+    """Its latest turn is pinned, so that a flood of single prompts leaves it."""
+    made = bench(budget=60_000)
+    prompt = letters(1, 150)
+    ask(made, prompt, session="s")
+    save_all(made)
+    for n in range(2, 60):
+        ask(made, letters(n, 200), client=n)
+        save_all(made)
+    forget_cells(made)
+    assert made.engine.prefix.store.evicted > 0
+    assert ask(made, prompt).end.cached_tokens == 149
 
 
 def test_clear_leaves_nothing() -> None:

@@ -106,10 +106,6 @@ class CacheMemory:
         """Return how many cells fewer `seqs` hold together than one by one."""
         return 0 if self.map is None else self.map.shared(seqs)
 
-    def excess(self, seq: int) -> int:
-        """Return how far the high-water mark would fall without `seq`."""
-        return 0 if self.map is None else self.map.excess(self._ids(seq))
-
     def runs(self, seq: int, first: int, last: int) -> int:
         """Return in how many runs of cells a part lies."""
         return 0 if self.map is None else self.map.runs(seq, first, last)

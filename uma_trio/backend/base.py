@@ -271,9 +271,6 @@ class Backend(Protocol):
     def kv_shared(self, slots: Sequence[int]) -> int:
         """Return how many cells fewer `slots` hold than each would alone."""
 
-    def kv_excess(self, slot: int) -> int:
-        """Return how far :meth:`kv_high_water` would fall if `slot` held nothing."""
-
     def kv_runs(self, slot: int, first: int, last: int) -> int:
         """Return in how many runs of neighbouring cells positions ``[first, last)`` lie.
 

@@ -62,19 +62,6 @@ class CellMap:
             total += len(cells)
         return total - int(np.count_nonzero(held))
 
-    def excess(self, seqs: Sequence[int]) -> int:
-        """Return how far the high-water mark would fall without `seqs`, which hold the same cells."""
-        held = self._where[seqs[0], : self._lengths[seqs[0]]]
-        if not len(held) or int(held.max()) + 1 < self.high_water:
-            return 0
-        others = self._holders[: self.high_water].copy()
-        for seq in seqs:
-            others[self._where[seq, : self._lengths[seq]]] -= 1
-        if others[-1]:
-            return 0
-        left = np.flatnonzero(others)
-        return self.high_water - (int(left[-1]) + 1 if len(left) else 0)
-
     def only(self, cells: list[int]) -> int:
         """Return how many of these cells have one holder."""
         return int(np.count_nonzero(self._holders[cells] == 1))

@@ -377,10 +377,6 @@ class FakeBackend:
         """Return how many cells fewer `slots` hold together."""
         return self._map.shared(slots)
 
-    def kv_excess(self, slot: int) -> int:
-        """Return how far the mark would fall without `slot`."""
-        return self._map.excess((slot,))
-
     def kv_runs(self, slot: int, first: int, last: int) -> int:
         """Return in how many runs a part lies."""
         return self._map.runs(slot, first, last)

@@ -296,10 +296,6 @@ class LlamaBackend:
         """Return how many cells fewer `slots` hold than each would alone."""
         return self._kv.shared(slots)
 
-    def kv_excess(self, slot: int) -> int:
-        """Return how far the high-water mark would fall without `slot`."""
-        return self._kv.excess(slot)
-
     def kv_runs(self, slot: int, first: int, last: int) -> int:
         """Return in how many runs of cells a part of `slot` lies."""
         return self._kv.runs(slot, first, last)

@@ -16,7 +16,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
@@ -77,9 +77,6 @@ class PrefixCache:
         self.tokens_saved = 0
         self.rent_s = 0.0
         self._lent: dict[int, Lane] = {}
-        self._top: Leaf | None = None
-        self._excess = 0
-        self._moved = True  # cells changed hands since the topmost leaf was looked for
 
     # --- a request comes ---
 
@@ -91,6 +88,7 @@ class PrefixCache:
         self._note_miss(sequence, found)
         if not self._waits(sequence, found):
             self._take(sequence, found)
+        self._make_way(sequence.known - max(found.resident, found.saved))
         return found
 
     def _note_miss(self, sequence: Sequence, found: Found) -> None:
@@ -130,7 +128,6 @@ class PrefixCache:
         if found.leaf is not None and n:
             self.leaves.use(found.leaf, self._clock())
         kind: Source = source or ("leaf" if found.leaf is not None else "running")
-        self._moved = True
         if pages:
             for page in pages:
                 page.locked += 1
@@ -222,7 +219,6 @@ class PrefixCache:
         done = page.saved is not None and self._backend.kv_restore(held.sequence.slot, page.saved)
         page.locked -= 1
         took_s = self._clock() - began
-        self._moved = True
         if done:
             self.saving.restored(page, took_s)
             self.store.used((page,))
@@ -257,7 +253,6 @@ class PrefixCache:
             if held.leader is not None:
                 self._return_lane(held, running)
         self._lent.pop(sequence.handle, None)
-        self._moved = True
         namespace, n = sequence.submit.namespace, sequence.computed
         if not keep or held is not None or namespace is None or n < LEAST_HIT:
             return
@@ -312,34 +307,47 @@ class PrefixCache:
         """Take a leaf out of the KV cache."""
         self.saving.forget(leaf)
         self.leaves.drop(leaf)
-        self._moved = True
 
     def charge(self, n_tokens: int, cost: CostModel | None) -> None:
-        """Let the topmost leaf pay for a tick of `n_tokens`, and go when it has paid enough."""
-        if not len(self.leaves) or cost is None:
-            return
+        """Let each leaf pay for a tick of `n_tokens`, and go when it has paid enough."""
         self.saving.cost = cost
-        if not cost.used_cell_s:
+        prices = self._prices()
+        if prices is None:
             return
-        leaf = self._topmost()
-        if leaf is None:
-            return
-        prices = Prices(self.saving.save_s, self.saving.token_s, cost.used_cell_s * cost.scale)
-        leaf.paid_s += (paid := rent(prices, n_tokens, self._excess))
-        self.rent_s += paid
-        if moves_out(prices, leaf.paid_s, len(leaf.tokens)):
-            leaf.leaving = True
-            if not leaf.unsaved:
-                self.drop_leaf(leaf)
-            else:
+        for leaf in self.leaves:
+            leaf.paid_s += (paid := rent(prices, n_tokens, len(leaf.tokens)))
+            self.rent_s += paid
+            if not leaf.leaving and moves_out(prices, leaf.paid_s, len(leaf.tokens)):
+                leaf.leaving = True
                 self.saving.first(leaf)
+        self._let_go()
 
-    def _topmost(self) -> Leaf | None:
-        if self._moved:
-            self._moved = False
-            excess = [(self._backend.kv_excess(leaf.seq), leaf) for leaf in self.leaves]
-            self._excess, self._top = max(excess, key=lambda e: e[0], default=(0, None))
-        return self._top if self._excess > 0 else None
+    def _make_way(self, n_tokens: int) -> None:
+        """Take saved leaves out before a request computes so much that they would go anyway.
+
+        What it computes then lies below where they were, and so does the high-water mark.
+        """
+        prices = self._prices()
+        if prices is None:
+            return
+        ahead = evolve(prices, save_s=0.0)
+        for leaf in self.leaves:
+            due = rent(ahead, n_tokens, len(leaf.tokens))
+            leaf.leaving = leaf.leaving or moves_out(ahead, due, len(leaf.tokens))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop the leaves that are to go, as soon as they are saved."""
+        for leaf in self.leaves:
+            if leaf.leaving and not leaf.unsaved:
+                self.drop_leaf(leaf)
+
+    def _prices(self) -> Prices | None:
+        """Return what a leaf costs, None if there is none or it costs nothing."""
+        cost = self.saving.cost
+        if not len(self.leaves) or cost is None or not cost.used_cell_s:
+            return None
+        return Prices(self.saving.save_s, self.saving.token_s, cost.used_cell_s * cost.scale)
 
     def high_water(self, shared: int) -> int | None:
         """Return how many cells a tick spans; None if each is one running request's alone."""

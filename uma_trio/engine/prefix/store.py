@@ -171,14 +171,19 @@ class PageStore:
         self._end_pins()
         once, again = self._segments
         first = again if again.n_bytes > AGAIN_SHARE * self.budget else once
+        over = self._over_share()
+        last: Page | None = None  # pinned, if there is nothing else
         for segment in (first, again if first is once else once):
             entries = [e for owner in tuple(segment.heaps) if (e := self._top(segment, owner))]
-            over = self._over_share()
-            greedy = [e for e in entries if e[4].owner in over]
-            if chosen := min(greedy or entries, default=None, key=lambda e: e[:3]):
+            greedy = [e for e in entries if e[4].owner in over and not e[0]]
+            chosen = min(greedy or entries, default=None, key=lambda e: e[:3])
+            if chosen is None:
+                continue
+            if not chosen[0]:
                 segment.level = max(segment.level, chosen[1])
                 return chosen[4]
-        return None
+            last = last or chosen[4]
+        return last
 
     def _over_share(self) -> frozenset[int]:
         """Return which clients hold more than their part of the budget, when several hold any."""
