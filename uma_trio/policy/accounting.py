@@ -14,8 +14,8 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import GuardMemory, MeasuredTick, Memory, SchedulerState, is_newcomer
 
 
-def planned_work(state: SchedulerState, plan: Plan) -> Work:
-    """Return what of `plan` costs time, ballast included."""
+def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -> Work:
+    """Return what of `plan` costs time, ballast included; as if its shape was `captured` already."""
     views = state.views
     tokens, rows, context_cells = plan.ballast, plan.ballast + plan.extra_rows, 0
     for item in plan.items:
@@ -23,9 +23,8 @@ def planned_work(state: SchedulerState, plan: Plan) -> Work:
         tokens += n
         rows += view.rows(n, item.n_drafts)
         context_cells += n * view.computed
-    return Work(
-        tokens, rows, context_cells, state.used_cells, bool(state.best_effort), state.before.shape
-    )
+    after = None if captured else state.before.shape
+    return Work(tokens, rows, context_cells, state.used_cells, bool(state.best_effort), after)
 
 
 def as_measured(

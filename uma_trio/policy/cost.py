@@ -26,6 +26,7 @@ import math
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from attrs import Factory, field, frozen
 
@@ -65,6 +66,11 @@ class Staircase:
 
     at: tuple[int, ...]
     seconds: tuple[float, ...]
+
+    @cached_property
+    def lowest(self) -> float:
+        """The least seconds of any count, and no more than 0."""
+        return min(0.0, *self.seconds)
 
     def __call__(self, n: float) -> float:
         """Return the seconds of `n`; 0 for nothing."""
@@ -109,7 +115,7 @@ class Staircase:
         seconds = list(self.seconds)
         for j in touched:
             if 0 <= j < len(seconds):
-                known_s = measured(self.at[j])
+                known_s = measured.seconds[j] if measured.at is self.at else measured(self.at[j])
                 seconds[j] = min(max(seconds[j] * factor, known_s / FURTHEST), known_s * FURTHEST)
         return Staircase(self.at, tuple(seconds))
 
@@ -203,13 +209,12 @@ class CostModel:
     def at_least(self, tokens: int) -> float:
         """Return what a tick of so many tokens takes at the least, whatever else is in it.
 
-        Nothing to look back at, and the number of rows that costs least: where four are quicker
-        than one, that is less than nothing.
+        No context, and the number of logits rows that costs least, which may be less than nothing.
         """
         table = self.measured if self.fell_back else self.computing
         between_s = min(self.host_s or self.contended_host_s, self.contended_host_s or self.host_s)
         computing_s = table(tokens)
-        saved_s = max(min(0.0, *self.output.seconds), -MOST_SAVED * computing_s)
+        saved_s = max(self.output.lowest, -MOST_SAVED * computing_s)
         return self.scale * (computing_s + saved_s) + between_s
 
     @property
@@ -220,11 +225,8 @@ class CostModel:
     def _by(
         self, table: Staircase, work: Work, tokens: int = 0, rows: int = 0, context_cells: int = 0
     ) -> float:
-        tokens, rows, context_cells = (
-            work.tokens + tokens,
-            work.rows + rows,
-            work.context_cells + context_cells,
-        )
+        tokens, rows = work.tokens + tokens, work.rows + rows
+        context_cells += work.context_cells
         context_cell_s = self.wide_context_cell_s if tokens >= WIDE_ROWS else self.context_cell_s
         computing_s = table(tokens)
         seconds = computing_s + (
@@ -233,7 +235,8 @@ class CostModel:
         if self.recapture_s and work.after is not None and work.after != (tokens, rows):
             seconds += self.recapture_s
         if rows > 1:
-            seconds += max(self.output(rows), -MOST_SAVED * computing_s)
+            output_s = self.output(rows)
+            seconds += output_s if output_s >= 0.0 else max(output_s, -MOST_SAVED * computing_s)
         return seconds
 
     def learn(

@@ -248,6 +248,11 @@ class SchedulerState:
         read = {view.key for view in self.protected}
         return {v.key: v for v in self.sequences if v.credit > 0 and v.key not in read}
 
+    @property
+    def drafting(self) -> bool:
+        """Whether a sequence has drafts."""
+        return max([view.drafted for view in self.sequences], default=0) > 0
+
     @cached_property
     def clients(self) -> frozenset[int]:
         """Whose sequences can use machine time now."""

@@ -31,10 +31,10 @@ class Candidates:
         if not math.isinf(within):
             most = [int(within) - view.uncached for view in views]
             self._uses = list(map(min, self._uses, most))
-        self._ends = list(accumulate(self._uses, initial=0))
         uses = list(zip(views, self._uses, strict=True))
-        self._rows = list(accumulate((view.rows(n) for view, n in uses), initial=0))
-        self._looked = list(accumulate((n * view.computed for view, n in uses), initial=0))
+        self._ends = list(accumulate(self._uses, initial=0))
+        self._rows = list(accumulate([view.rows(n) for view, n in uses], initial=0))
+        self._context = list(accumulate([n * view.computed for view, n in uses], initial=0))
 
     @property
     def demand(self) -> int:
@@ -44,7 +44,7 @@ class Candidates:
     def adds(self, n: int) -> tuple[int, int, int]:
         """Return what the first `n` tokens add to the tick: tokens, rows, context cells."""
         whole = bisect_right(self._ends, n) - 1  # so many sequences get all they can use
-        context_cells = self._looked[whole]
+        context_cells = self._context[whole]
         if whole < len(self.views):
             context_cells += (n - self._ends[whole]) * self.views[whole].computed
         return n, self._rows[whole], context_cells

@@ -31,7 +31,7 @@ LONGEST = 2.0  # times the time of a tick without, where everybody in it has dra
 def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
     """Give rows of the tick to the likeliest guesses of its decoders."""
     cost = plan.memory.cost
-    if cost is None:
+    if cost is None or not state.drafting:
         return plan
     guesses = _likeliest_first(state, plan)
     if not guesses:

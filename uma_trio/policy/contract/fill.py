@@ -37,7 +37,7 @@ def fill_within_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHA
     if not newcomers and not rest:
         return plan
     # Sizes are chosen by what they cost again and again, not by what the first such tick costs.
-    tick = evolve(planned_work(state, plan), after=None)
+    tick = planned_work(state, plan, captured=True)
     # With streams to protect, the rest of a long prompt is scheduled as background work.
     within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
     if math.isinf(limit.seconds):
