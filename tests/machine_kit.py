@@ -69,5 +69,9 @@ class Machine(FakeBackend):
             seconds += self.captures_s
         self.shapes.append(work.shape)
         self.took.append(seconds)
-        self.clock.now += seconds
-        return super().decode(n_tokens, while_computing)
+
+        def first() -> None:
+            while_computing()
+            self.clock.now += seconds
+
+        return super().decode(n_tokens, first)
