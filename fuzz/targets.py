@@ -24,6 +24,8 @@ from uma_protocol import (
 )
 from uma_protocol.testing import EVENTS, REQUESTS, bytewise, cuts, feed, whole
 
+from .http_target import http, requests
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -153,5 +155,9 @@ streams = st.lists(
     max_size=6,
 ).map(b"".join)
 
-TARGETS = {"framing": Target(framing, streams), "codec": Target(codec, documents)}
+TARGETS = {
+    "framing": Target(framing, streams),
+    "codec": Target(codec, documents),
+    "http": Target(http, requests),
+}
 """Every target by the name of its folder in the corpus."""

@@ -133,7 +133,8 @@ class Connection:
             cors = guard.enter(head, self._settings, by_socket=self._by_socket)
             headers = (*headers, *cors)
             if head.method == "OPTIONS":
-                await self._read_body(head)
+                with self._holding_body():
+                    await self._read_body(head)
                 self._reply(self._options(head), headers[:1])
                 return
             route = self._router.find(head)
@@ -206,6 +207,7 @@ class Connection:
     async def _read_head(self) -> Head | None:
         """Return the head of the next request; None at the end of the connection."""
         deadline = trio.current_time() + self._settings.idle_timeout_s
+        self._is_head = False
         begun = bool(self._http.trailing_data[0])
         if begun:
             deadline = trio.current_time() + self._settings.head_timeout_s
