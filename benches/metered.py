@@ -119,6 +119,7 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--parallel", type=int)
     parser.add_argument("--policy", default="baseline")
+    parser.add_argument("--http", default="off")
     options, _ = parser.parse_known_args(arguments)
     # A byte is a token here, so prompts are long: there must be room for them. As in the real one,
     # a policy that knows what ticks cost has a slot more, for rows that are thrown away.
@@ -135,7 +136,11 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     backend.decode = meter = Meter(path, paced)  # type: ignore[assignment,method-assign]
     _time_choosing(meter)
     config = Config(
-        socket=options.socket, parallel=options.parallel, n_ctx=1 << 16, policy=options.policy
+        socket=options.socket,
+        parallel=options.parallel,
+        n_ctx=1 << 16,
+        policy=options.policy,
+        http=options.http,
     )
 
     async def serve() -> None:

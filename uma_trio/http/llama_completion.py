@@ -117,9 +117,17 @@ class _Chunks(Encoder):
     def __init__(self, shared: Shared, model: str) -> None:
         self._service = shared.service
         self._model = model
+        self._n = 0
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        chunk = {"index": 0, "content": item.text, "tokens": [item.token_id], "stop": False}
+        self._n += 1
+        chunk: dict[str, Any] = {
+            "index": 0,
+            "content": item.text,
+            "tokens": [item.token_id],
+            "stop": False,
+            "tokens_predicted": self._n,
+        }
         found = chat_logprobs([item], self._service)
         if found is not None:
             chunk["completion_probabilities"] = found["content"]
