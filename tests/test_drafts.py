@@ -126,8 +126,9 @@ def drafts_of(plan: Plan) -> list[int]:
 
 
 def test_rows_that_cost_nothing_are_always_taken() -> None:
-    """However unlikely the guesses are."""
-    assert drafts_of(planned(FLAT, drafting(1, 0.02, 0.01), paid=False)) == [2]
+    """Unlikely guesses, too, but not if they give next to nothing."""
+    assert drafts_of(planned(FLAT, drafting(1, 0.2, 0.1), paid=False)) == [2]
+    assert drafts_of(planned(FLAT, drafting(1, 0.02, 0.01), paid=False)) == [0]
 
 
 def test_rows_that_cost_are_taken_where_tokens_come_quicker_by_them() -> None:

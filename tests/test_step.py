@@ -62,10 +62,12 @@ def test_drafts_are_kept_up_to_the_first_that_was_not_sampled(
 
 
 def test_a_row_that_is_no_number_is_a_fault_only_if_it_is_reached() -> None:
-    """What would have been sampled behind a wrong draft concerns nobody."""
-    step = Step(1, start=20, n_tokens=2, first_row=0, n_rows=2, drafts=(5,))
-    assert outcome(step, [8, NOT_FINITE]).fault is None
-    assert outcome(step, [5, NOT_FINITE]).fault is FAULTS[NOT_FINITE]
+    """What would have been sampled behind a wrong draft concerns nobody; what came before is given."""
+    step = Step(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
+    assert outcome(step, [8, NOT_FINITE, NOT_FINITE]).fault is None
+    reached = outcome(step, [5, 6, NOT_FINITE])
+    assert (reached.kept, tokens_of(reached), reached.fault) == (2, [5, 6], None)
+    assert outcome(step, [NOT_FINITE, 6, 7]).fault is NOT_A_NUMBER
 
 
 class Drafting(Engine):

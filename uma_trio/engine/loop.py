@@ -259,8 +259,8 @@ class Engine:
             if outcome.step.drafts and self._drafter is not None:
                 self._drafter.learn(outcome)
             since = self.registry.commit(outcome, now)
-            if since is not None:  # drafts that were right come at once: the reader's time a token
-                itl_s[outcome.step.key] = since / len(outcome.tokens)
+            if since is not None:
+                itl_s[outcome.step.key] = since
         self._planner.learn(completed, itl_s)
         self.prefix.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))

@@ -152,8 +152,8 @@ class Registry:
     def commit(self, outcome: Outcome, now: float) -> float | None:
         """Move one sequence on by what came of its step, and end its request if this was the last.
 
-        Returns the inter-token latency of a stream that goes on or is complete, None if there is
-        none. What its reader is to hear waits for the publisher.
+        Returns the inter-token latency of a stream that goes on or is complete, for each of its
+        tokens, None if there is none. What its reader is to hear waits for the publisher.
         """
         sequence = self.running[outcome.step.key]
         delivery = sequence.advance(outcome, now)
@@ -175,7 +175,7 @@ class Registry:
                 self._reserve(sequence, sequence.known)
         if delivery.reason is not None:
             self.end(sequence, delivery.reason, now)
-        return delivery.itl_s
+        return None if delivery.itl_s is None else delivery.itl_s / len(delivery.tokens)
 
     def preempt(self, handle: int, reason: str) -> None:
         """Take the slot and the cells of a running sequence; it goes back to the queue.

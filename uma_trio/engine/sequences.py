@@ -326,7 +326,8 @@ def foreseen(sequence: Sequence, step: Step | None, now: float) -> SequenceView 
         return view
     if not step.n_rows:
         computed = step.start + step.n_tokens
-        return evolve(view, computed=computed, pending=sequence.known - computed)
+        pending = sequence.known - computed
+        return evolve(view, computed=computed, pending=pending, drafted=0, survival=())
     if step.drafts or sequence.known + 1 >= len(sequence.tokens):
         return None
     return after_tokens(view, sequence.known + 1, 1, now)

@@ -159,6 +159,9 @@ def _outcome(step: Step, choices: Choices) -> Outcome:
         right += 1
     kept, drawn = step.n_tokens - len(drafts) + right, tokens[row : row + right + 1]
     if drawn[-1] in FAULTS:
-        return Outcome(step, kept, fault=FAULTS[drawn[-1]])
+        if not right:
+            return Outcome(step, kept, fault=FAULTS[drawn[-1]])
+        # What came before it is given first; the next step finds the fault again.
+        kept, drawn = kept - 1, drawn[:-1]
     described = choices.logprobs
     return Outcome(step, kept, tuple([Drawn(t, row + n, described) for n, t in enumerate(drawn)]))

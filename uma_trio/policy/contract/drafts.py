@@ -24,6 +24,7 @@ from uma_trio.policy.state import SchedulerState, SequenceView
 
 MOST_DRAFTS = 31  # a tick; beyond 32 rows no size paid in any staircase that was measured
 FREE = 1.001  # a tick that is expected to take this many times as long takes as long
+LEAST_GAIN = 0.1  # tokens: to compute and to check guesses for less costs more than it gives
 WORTH = 1.05  # so much must paid rows gain: predictions are no finer
 LONGEST = 2.0  # times the time of a tick without, where everybody in it has drafts
 
@@ -71,20 +72,26 @@ def _how_many(
     ballast = min(state.spare_rows, MOST_BALLAST)
     context = [0, *accumulate(view.computed for _, view in guesses)]
     gains = [0.0, *accumulate(chance for chance, _ in guesses)]
-    took = [
-        ballast_for(cost, work.plus(n, n, context[n]), ballast)[1] for n in range(len(guesses) + 1)
+    # Only what fills the tick up to a size that was measured is worth its time.
+    counts = [
+        n for n in range(len(guesses) + 1) if n <= MOST_BALLAST or plan.n_tokens + n in cost.steps
     ]
-    free = max(n for n, seconds in enumerate(took) if seconds <= FREE * took[0])
+    took = {
+        n: ballast_for(cost, work.plus(n, n, context[n]), ballast)[1]
+        for n in counts
+        if n == 0 or gains[n] >= LEAST_GAIN
+    }
+    free = max(n for n, seconds in took.items() if seconds <= FREE * took[0])
     if not state.contract.paid_drafts or plan.limit.isolated:
         return free
     longest = _longest_s(state, plan, took[0])
-    rates = [
-        (plan.n_tokens + gain) / seconds if seconds <= longest else 0.0
-        for gain, seconds in zip(gains, took, strict=True)
-    ]
-    best = max(range(len(rates)), key=rates.__getitem__)
-    without = (plan.n_tokens + gains[free]) / took[free]
-    return best if rates[best] >= WORTH * without else free
+    rates = {
+        n: (plan.n_tokens + gains[n]) / seconds
+        for n, seconds in took.items()
+        if seconds <= longest or n == free
+    }
+    best = max(rates, key=rates.__getitem__)
+    return best if rates[best] >= WORTH * rates[free] else free
 
 
 def _longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
