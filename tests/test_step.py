@@ -67,7 +67,7 @@ def test_a_row_that_is_no_number_is_a_fault_only_if_it_is_reached() -> None:
     assert outcome(step, [8, NOT_FINITE, NOT_FINITE]).fault is None
     reached = outcome(step, [5, 6, NOT_FINITE])
     assert (reached.kept, tokens_of(reached), reached.fault) == (2, [5, 6], None)
-    assert outcome(step, [NOT_FINITE, 6, 7]).fault is NOT_A_NUMBER
+    assert outcome(step, [NOT_FINITE, 6, 7]).fault is FAULTS[NOT_FINITE]
 
 
 class Drafting(Engine):
