@@ -311,6 +311,34 @@ def test_beside_a_reader_cells_are_moved_in_slices() -> None:
     assert made.engine.prefix.hits["saved"] == 1
 
 
+def test_a_restore_that_is_slower_than_a_tick_comes_about_beside_a_reader() -> None:
+    """What each tick may spend on moving cells adds up until a page fits."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    prompt = letters(1, 128)
+    ask(made, prompt)
+    save_all(made)
+    forget_cells(made)
+    made.submit(letters(2, 40), 400, namespace="2")
+    made.ticks(6)
+    made.engine.prefix.saving.token_s = 0.002 / PAGE  # a page takes as long as some decodes
+    _, sink = made.submit(prompt, 4, namespace=MINE)
+    made.ticks(200)
+    assert sink.end.cached_tokens == 127
+
+
+def test_an_unsaved_leaf_goes_when_those_who_come_pay_more_than_it_is_worth() -> None:
+    """Nobody had time to save it, and what is computed beside it pays for its cells."""
+    made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-3))
+    made.submit(letters(1, 200), 4, namespace=MINE)
+    made.submit(letters(2, 40), 30, namespace="2")
+    made.run()
+    (mine,) = (leaf for leaf in made.engine.prefix.leaves if leaf.namespace == MINE)
+    made.submit(letters(3, 100), 300, namespace="3")
+    made.ticks(1)
+    assert mine.unsaved
+    assert mine not in tuple(made.engine.prefix.leaves)
+
+
 def test_a_session_is_kept_when_others_are_evicted() -> None:
     """Its latest turn is pinned, so that a flood of single prompts leaves it."""
     made = bench(budget=60_000)

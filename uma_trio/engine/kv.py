@@ -2,7 +2,7 @@
 
 Slots (the KV sequence ids that a batch may name) are few and reused; cells are shared by all.
 Admission reserves cells before a sequence computes anything, so that what was promised to one
-request cannot be taken by another. Everything that drops cells goes through here.
+request cannot be taken by another. A slot gives up its cells here and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Entry:
 
 
 class KvCache:
-    """The books of one backend's KV cache, and the only caller of its ``kv_*`` verbs.
+    """The books of one backend's KV cache; what is shared, saved and restored is the prefix cache's.
 
     `scratch` keeps the last slot for ballast rows (:attr:`scratch_slot`). `keeps_high_water`: cells
     are dropped such that the cache's high-water mark stays where it is until :meth:`settle`, for

@@ -45,10 +45,12 @@ class Recovery:
     def suspect(self) -> int | None:
         """The sequence to compute alone, None in normal times."""
         while self._suspects:
-            sequence = self._registry.running.get(self._suspects[0])
-            # One that is gone or parked cannot be tried, and must not hold the others up.
-            if sequence is not None and sequence.credit > 0:
-                return self._suspects[0]
+            key = self._suspects[0]
+            sequence = self._registry.running.get(key)
+            # One that is gone, parked or held cannot be tried, and must not hold the others up.
+            held = key in self._registry.prefix.held
+            if sequence is not None and sequence.credit > 0 and not held:
+                return key
             self._suspects.popleft()
         return None
 

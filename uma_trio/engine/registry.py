@@ -166,6 +166,8 @@ class Registry:
         if not outcome.tokens:
             return None
         self._publisher.add(delivery)
+        if delivery.first:
+            self._declined = False  # its prompt can be shared with those who wait
         if delivery.tokens:
             self._recorder.sampled(sequence.handle, delivery.itl_s)
             if sequence.credit <= 0:

@@ -15,7 +15,7 @@ from uma_trio.policy.state import Holder, SequenceView, Waiting
 from uma_trio.text.stream import TokenText
 
 # A background request reserves its prompt and this part of what it may generate; the rest it
-# takes while there is room, and gives back by being preempted (design.md, "KV room").
+# takes while there is room, and gives back by being preempted (docs/SCHEDULER.md).
 BACKGROUND_SHARE = 4
 
 NO_SLOT = -1  # a backend refuses it, so that a sequence without a slot can harm nobody

@@ -31,6 +31,10 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.prefix import LEAST_HIT, Prices, moves_out, rent
 from uma_trio.telemetry.prefix import PrefixFigures
 
+# How often a beginning is used again: 54 to 62 % of tokens in traces of chats and programs (Alibaba,
+# ATC 2025).
+REUSED = 0.5
+
 
 @define(eq=False)
 class _Held:
@@ -76,6 +80,7 @@ class PrefixCache:
         self.failures: Counter[str] = Counter()
         self.tokens_saved = 0
         self.rent_s = 0.0
+        self._put_by_s = 0.0  # of the allowance for restores
         self._lent: dict[int, Lane] = {}
 
     # --- a request comes ---
@@ -88,7 +93,7 @@ class PrefixCache:
         self._note_miss(sequence, found)
         if not self._waits(sequence, found):
             self._take(sequence, found)
-        self._make_way(sequence.known - max(found.resident, found.saved))
+        self._make_way(len(sequence.tokens) - max(found.resident, found.saved))
         return found
 
     def _note_miss(self, sequence: Sequence, found: Found) -> None:
@@ -175,10 +180,15 @@ class PrefixCache:
         for held in tuple(self.held.values()):
             if held.leader is not None:
                 self._follow(held, running)
-        left_s = math.inf if alone else allowance_s
+        # What was too little for a page adds up, or a slow restore would never come about.
+        left_s = math.inf if alone else allowance_s + self._put_by_s
+        self._put_by_s = 0.0
         while self.held and left_s > 0:
             first = next((h for h in self.held.values() if h.leader is None), None)
-            if first is None or left_s < self.saving.restore_s(first.pages[0]):
+            if first is None:
+                break
+            if left_s < self.saving.restore_s(first.pages[0]):
+                self._put_by_s = left_s
                 break
             left_s -= self._restore(first)
         if self.saving.due and not alone:
@@ -320,12 +330,15 @@ class PrefixCache:
             if not leaf.leaving and moves_out(prices, leaf.paid_s, len(leaf.tokens)):
                 leaf.leaving = True
                 self.saving.first(leaf)
+            if leaf.leaving:
+                self.saving.earn(paid)
         self._let_go()
 
     def _make_way(self, n_tokens: int) -> None:
-        """Take saved leaves out before a request computes so much that they would go anyway.
+        """Take leaves out before a request computes so many tokens, where they would go anyway.
 
-        What it computes then lies below where they were, and so does the high-water mark.
+        What it computes then lies below where they were, and so does the high-water mark. One that
+        is not saved is given up if the requests that begin pay more for it than it is worth.
         """
         prices = self._prices()
         if prices is None:
@@ -333,7 +346,10 @@ class PrefixCache:
         ahead = evolve(prices, save_s=0.0)
         for leaf in self.leaves:
             due = rent(ahead, n_tokens, len(leaf.tokens))
+            leaf.ahead_s += due
             leaf.leaving = leaf.leaving or moves_out(ahead, due, len(leaf.tokens))
+            if leaf.unsaved and leaf.ahead_s > REUSED * self.saving.worth_s(len(leaf.tokens)):
+                self.drop_leaf(leaf)
         self._let_go()
 
     def _let_go(self) -> None:

@@ -15,7 +15,7 @@ class Leaf:
     """`tokens` whose cells the KV sequence `seq` holds, for a namespace and the client it was of.
 
     The first `saved` of them are in pages, of which `page` is the last. `paid_s` is the rent that
-    it has paid since it was used last.
+    it has paid since it was used last, `ahead_s` what the requests that began since will make it pay.
     """
 
     seq: int
@@ -27,6 +27,7 @@ class Leaf:
     saved: int = 0
     page: Page | None = None
     paid_s: float = 0.0
+    ahead_s: float = 0.0
     leaving: bool = False
 
     @property

@@ -36,6 +36,7 @@ class Saving:
         self._sessions: OrderedDict[tuple[str, str], Page] = OrderedDict()
         self._queue: list[Leaf] = []
         self._put_by_s = 0.0
+        self._earned_s = 0.0
         self._last = clock() if store.budget else 0.0
         self._saved_s = {False: _FIRST_S, True: 20 * _FIRST_S}  # a token, by whether scattered
         self.token_s = _FIRST_S  # restoring one
@@ -84,6 +85,10 @@ class Saving:
         if leaf in self._queue:
             self._queue.remove(leaf)
 
+    def earn(self, seconds: float) -> None:
+        """Allow so much more saving: it is what an unsaved leaf costs while it has to stay."""
+        self._earned_s += seconds
+
     def some(self, most_s: float) -> float:
         """Save as many pages as fit into their share of the time since the last call.
 
@@ -92,7 +97,8 @@ class Saving:
         now = self._clock()
         self._put_by_s = min(_MOST_S, self._put_by_s + SAVING_SHARE * (now - self._last))
         self._last = now
-        spent_s = 0.0
+        self._put_by_s += self._earned_s
+        self._earned_s = spent_s = 0.0
         while self._queue and (need_s := self._next_s()) <= min(self._put_by_s, most_s - spent_s):
             took_s = self._save()
             self._put_by_s -= max(took_s, need_s)
