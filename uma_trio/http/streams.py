@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -18,28 +19,28 @@ Indexed = tuple[int, StreamItem]
 Deal = Callable[[Sequence[Indexed]], Awaitable[None]]
 
 
-class Encoder:
+class Encoder(ABC):
     """How an API writes a stream. Each method returns the bytes of whole events."""
 
     def opening(self) -> bytes:
         """Return what goes out once the requests are accepted."""
         return b""
 
+    @abstractmethod
     def token(self, index: int, item: TokenOut) -> bytes:
         """Return what says a token of answer `index`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, index: int, finished: Finished) -> bytes:
         """Return what says that answer `index` is whole."""
-        raise NotImplementedError
 
     def closing(self, every: Sequence[Finished]) -> bytes:
         """Return what goes out behind the last answer."""
         return b""
 
+    @abstractmethod
     def failure(self, fault: Fault, finished: Finished) -> bytes:
         """Return what says that there will be no answer, and how it ended instead."""
-        raise NotImplementedError
 
 
 @asynccontextmanager
