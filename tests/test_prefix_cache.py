@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from engine_kit import Bench, Sink
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from uma_trio.backend.base import Traits
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.baseline import baseline
@@ -324,6 +326,33 @@ def test_a_restore_that_is_slower_than_a_tick_comes_about_beside_a_reader() -> N
     _, sink = made.submit(prompt, 4, namespace=MINE)
     made.ticks(200)
     assert sink.end.cached_tokens == 127
+
+
+class Captured(FakeBackend):
+    """A backend whose attention reads every cell up to the mark, as on CUDA."""
+
+    @property
+    def traits(self) -> Traits:
+        """Another shape of a batch costs."""
+        return evolve(super().traits, shape_costs=True)
+
+
+@pytest.mark.parametrize(("kind", "stays"), [(Captured, False), (FakeBackend, True)])
+def test_on_a_gpu_an_idle_cell_costs_what_a_read_one_does(
+    kind: type[FakeBackend], stays: bool
+) -> None:
+    """So that a saved leaf makes way there although cells of others seemed to cost nothing."""
+    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), context_cell_s=1e-3)
+    made = Bench(
+        kind(n_ctx=2048, n_slots=4, n_batch=64),
+        settings=EngineSettings(prefix_bytes=MIB, cost=cost),
+    )
+    made.submit(letters(1, 200), 4, namespace=MINE)
+    made.run()
+    save_all(made)
+    made.submit(letters(3, 30), 60, namespace="3")
+    made.run()
+    assert any(leaf.namespace == MINE for leaf in made.engine.prefix.leaves) is stays
 
 
 def test_an_unsaved_leaf_goes_when_those_who_come_pay_more_than_it_is_worth() -> None:

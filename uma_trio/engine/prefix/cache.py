@@ -361,9 +361,15 @@ class PrefixCache:
     def _prices(self) -> Prices | None:
         """Return what a leaf costs, None if there is none or it costs nothing."""
         cost = self.saving.cost
-        if not len(self.leaves) or cost is None or not cost.used_cell_s:
+        if not len(self.leaves) or cost is None:
             return None
-        return Prices(self.saving.save_s, self.saving.token_s, cost.used_cell_s * cost.scale)
+        cell_s = cost.used_cell_s
+        if self._backend.traits.shape_costs:
+            # CUDA's attention reads masked cells below the high-water mark like any other.
+            cell_s = max(cell_s, cost.context_cell_s)
+        if not cell_s:
+            return None
+        return Prices(self.saving.save_s, self.saving.token_s, cell_s * cost.scale)
 
     def high_water(self, shared: int) -> int | None:
         """Return how many cells a tick spans; None if each is one running request's alone."""
