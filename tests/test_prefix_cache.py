@@ -368,6 +368,20 @@ def test_an_unsaved_leaf_goes_when_those_who_come_pay_more_than_it_is_worth() ->
     assert mine not in tuple(made.engine.prefix.leaves)
 
 
+def test_a_leaf_that_is_used_again_owes_nothing_for_what_came_before() -> None:
+    """Rent, past and to come, is counted from its latest use."""
+    made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-6))
+    made.submit(letters(1, 200), 4, namespace=MINE)
+    made.run()
+    made.submit(letters(2, 40), 30, namespace="2")
+    made.ticks(3)
+    prefix = made.engine.prefix
+    (mine,) = (leaf for leaf in prefix.leaves if leaf.namespace == MINE)
+    assert mine.ahead_s > 0
+    prefix.leaves.use(mine, made.clock())
+    assert (mine.paid_s, mine.ahead_s, mine.leaving) == (0.0, 0.0, False)
+
+
 def test_a_session_is_kept_when_others_are_evicted() -> None:
     """Its latest turn is pinned, so that a flood of single prompts leaves it."""
     made = bench(budget=60_000)

@@ -66,7 +66,7 @@ class Leaves:
     def use(self, leaf: Leaf, now: float) -> None:
         """Note that a request began with it."""
         self._leaves[leaf.seq] = self._leaves.pop(leaf.seq)
-        leaf.used_at, leaf.paid_s, leaf.leaving = now, 0.0, False
+        leaf.used_at, leaf.paid_s, leaf.ahead_s, leaf.leaving = now, 0.0, 0.0, False
 
     def drop(self, leaf: Leaf) -> None:
         """Give its cells up; what is in pages stays there."""
