@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from attrs import field, frozen
@@ -64,6 +65,8 @@ class Plan:
     `ballast` rows are computed and thrown away, where more rows cost less than fewer.
     The last of `extra_rows` tokens of the last item ask for logits that nobody reads, to keep the
     batch's shape.
+    `paces` says by key how many seconds after the token before it a stream's next token is shown, at
+    the earliest. A stream that is not in it is shown all that there is at once.
     `predicted_s` is what the cost model expects and `moved_bytes` what the tick reads and
     writes by the model's own numbers; 0 where unknown.
     """
@@ -76,6 +79,7 @@ class Plan:
     predicted_s: float = 0.0
     moved_bytes: float = 0.0
     memory: Memory = field(factory=Memory)
+    paces: Mapping[int, float] = field(factory=dict)
 
     @property
     def n_tokens(self) -> int:

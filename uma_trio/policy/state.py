@@ -38,6 +38,7 @@ class SequenceView:
     drafted: int = 0
     cached: int = 0
     survival: tuple[float, ...] = ()
+    shown_at: float | None = None  # when its latest token is, or will be, shown to its reader
 
     @property
     def due(self) -> int:
@@ -136,7 +137,8 @@ class Contract:
     The p95 of an interactive stream's inter-token latency stays within `latency_cap` times solo, which
     is what the interactive streams alone would cost. No tick is planned for more than `startup_cap`
     times solo in the first `startup_s` of a stream, `pause_cap` times solo later. Background work
-    gets at least `background_floor` of the machine's time.
+    gets at least `background_floor` of the machine's time. A token that is paced is shown at most
+    `playout_s` after it was computed.
     """
 
     latency_cap: float = 1.2
@@ -149,6 +151,7 @@ class Contract:
     background_weight: float = 1.0
     bmt_budget: float | None = None  # bytes per second; None is no limit
     paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
+    playout_s: float = 0.4
 
 
 @frozen
