@@ -11,8 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uma_trio.http import llama_completion, llama_server, openai_chat, openai_completions, status
+from uma_trio.http import llama_server, status
 from uma_trio.http.fields import Field
+from uma_trio.http.llama_completion import Completion
+from uma_trio.http.openai_chat import ChatCompletions
+from uma_trio.http.openai_completions import Completions
 from uma_trio.http.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent / "HTTP.md"
@@ -60,9 +63,9 @@ def blocks() -> Mapping[str, str]:
     """Return every block of the page by its name."""
     return {
         "endpoints": endpoints(),
-        "chat": fields(openai_chat.FIELDS),
-        "completions": fields(openai_completions.FIELDS),
-        "completion": fields(llama_completion.FIELDS),
+        "chat": fields(ChatCompletions.fields),
+        "completions": fields(Completions.fields),
+        "completion": fields(Completion.fields),
         "tokenize": fields(llama_server.TOKENIZE),
         "priority": fields(status.PRIORITY),
     }

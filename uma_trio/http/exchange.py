@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from email.utils import formatdate
 
 import h11
 import trio
 
-from uma_trio.http import sse
 from uma_trio.http.message import Headers, Request
 from uma_trio.sockets.writer import Writer
 
@@ -38,11 +38,13 @@ class Answering:
         self._keep_alive_s = keep_alive_s
         self._opening = trio.Event()
         self._said = 0.0
+        self._sign_of_life: Callable[[], bytes] = bytes
 
-    def open(self, headers: Headers = ()) -> None:
+    def open(self, headers: Headers, keep_alive: Callable[[], bytes]) -> None:
         """Send the head of an event stream. From here on there is no other status to answer."""
         every = [("Date", formatdate(usegmt=True)), *_STREAM, *headers, *self._headers]
         self.opened = True
+        self._sign_of_life = keep_alive
         self._put(self._http.send(h11.Response(status_code=200, headers=every)))
         self._opening.set()
 
@@ -71,7 +73,7 @@ class Answering:
             if self._writer.waiting_bytes:
                 self._said = trio.current_time()  # the silence is the reader's
             else:
-                self.write(sse.KEEP_ALIVE)
+                self.write(self._sign_of_life())
 
     def _put(self, data: bytes | None) -> None:
         self._said = trio.current_time()

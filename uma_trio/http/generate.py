@@ -35,9 +35,9 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
         if asked.stream:
             await stream(exchange, shared, generations, _Events(asked, handle, shared), ())
             return None
-        ((tokens, end),) = await whole(shared, generations)
-    text = "".join([*(token.text for token in tokens), end.text])
-    return Reply(200, sse.unsplit(encode_event(eos_event(asked, handle, end, text))))
+        (answer,) = await whole(shared, generations)
+    event = eos_event(asked, handle, answer.end, answer.text)
+    return Reply(200, sse.unsplit(encode_event(event)))
 
 
 def _asked(request: Request, shared: Shared) -> Generate:

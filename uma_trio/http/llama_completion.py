@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from attrs import evolve
-
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.accounts import timings
+from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import (
     CACHE,
     MODEL,
@@ -20,103 +18,91 @@ from uma_trio.http.asking import (
     SAMPLING,
     URGENCY,
     Anything,
-    lane_of,
-    model_of,
-    origin_of,
-    sampling_of,
-    stops_of,
-    targets_of,
 )
 from uma_trio.http.errors import Fault, invalid
-from uma_trio.http.fields import Body, Field, decode, document_of, honoured, ignored, ignored_header
+from uma_trio.http.fields import honoured, ignored
 from uma_trio.http.logprobs import chat_logprobs
-from uma_trio.http.message import Exchange, Reply, Request
+from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai_completions import prompts_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.shapes import shape_of
-from uma_trio.http.streams import Encoder, started, stream, whole
+from uma_trio.http.streams import Answer, Encoder
 from uma_trio.service.ask import Ask
-
-FIELDS: tuple[Field, ...] = (
-    MODEL,
-    honoured("prompt", Anything("a text or tokens"), "one", required=True),
-    honoured(
-        "n_predict",
-        Integer(-2, MAX_INT32),
-        "below 0: the room in the context",
-        default="--max-tokens",
-    ),
-    honoured("max_tokens", Integer(-2, MAX_INT32), "another name of n_predict"),
-    honoured("stream", Flag(), "server-sent events", default="false"),
-    honoured(
-        "n_probs", Integer(0, 20), "each token's probability and so many alternatives'", default="0"
-    ),
-    *SAMPLING,
-    *URGENCY,
-    CACHE,
-    *SHAPES,
-    *NOT_HERE,
-    *NO_MATTER,
-    *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="of llama-server alone"),
-    *ignored("timings_per_token", "return_progress", "return_tokens", note="of llama-server alone"),
-    *ignored("post_sampling_probs", "response_fields", "lora", note="of llama-server alone"),
-)
-# What llama-server takes where nothing is said.
-DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 
 async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
     """Continue a text, whole or as a stream."""
-    request = exchange.request
-    body = decode(FIELDS, document_of(request.body), strict=shared.settings.strict)
-    ask = _ask(body, request, shared)
-    name = f"completion-{shared.name}-{request.number}"
-    model = model_of(body, shared)[0]
-    headers = ignored_header(body)
-    async with started(shared, [ask], origin_of(request, shared, name)) as generations:
-        if body.get("stream", False):
-            await stream(exchange, shared, generations, _Chunks(shared, model), headers)
-            return None
-        ((tokens, end),) = await whole(shared, generations)
-    text = "".join([*(token.text for token in tokens), end.text])
-    document = _last(text, [token.token_id for token in tokens], end, model)
-    found = chat_logprobs(tokens, shared.service)
-    if found is not None:
-        document["completion_probabilities"] = found["content"]
-    return Reply(200, msgspec.json.encode(document), headers=headers)
+    return await answered(Completion, exchange, shared)
 
 
-def _ask(body: Body, request: Request, shared: Shared) -> Ask:
-    prompts = prompts_of(body.get("prompt"), shared)
-    if len(prompts) != 1:
-        raise invalid("prompt", "must be one text or one list of tokens")
-    asked: int | None = body.get("n_predict", body.get("max_tokens"))
-    if asked is not None and asked < 0:
-        asked = shared.service.bounds.n_ctx_seq
-    if asked == 0:
-        raise invalid("n_predict", "must be 1 or more, or -1")
-    return Ask(
-        prompt=prompts[0],
-        sampling=evolve(sampling_of(body, DEFAULTS), logprobs=body.get("n_probs") or None),
-        max_tokens=asked,
-        clamp=True,
-        stop=stops_of(body),
-        lane=lane_of(body, request.head),
-        targets=targets_of(request.head),
-        model=model_of(body, shared)[1],
-        cache=body.get("cache_salt"),
-        shape=shape_of(body),
-        streamed=body.get("stream", False),
+class Completion(Api):
+    """A text that is continued."""
+
+    prefix = "completion-"
+    # What llama-server takes where nothing is said.
+    defaults = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+    fields = (
+        MODEL,
+        honoured("prompt", Anything("a text or tokens"), "one", required=True),
+        honoured(
+            "n_predict",
+            Integer(-2, MAX_INT32),
+            "below 0: the room in the context",
+            default="--max-tokens",
+        ),
+        honoured("max_tokens", Integer(-2, MAX_INT32), "another name of n_predict"),
+        honoured("stream", Flag(), "server-sent events", default="false"),
+        honoured(
+            "n_probs",
+            Integer(0, 20),
+            "each token's probability and so many alternatives'",
+            default="0",
+        ),
+        *SAMPLING,
+        *URGENCY,
+        CACHE,
+        *SHAPES,
+        *NOT_HERE,
+        *NO_MATTER,
+        *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
+        *ignored("timings_per_token", "return_progress", "return_tokens", note="llama-server's"),
+        *ignored("post_sampling_probs", "response_fields", "lora", note="llama-server's"),
     )
+
+    def asks(self) -> list[Ask]:
+        """Return the one prompt."""
+        body, shared = self.body, self.shared
+        prompts = prompts_of(body.get("prompt"), shared)
+        if len(prompts) != 1:
+            raise invalid("prompt", "must be one text or one list of tokens")
+        asked: int | None = body.get("n_predict", body.get("max_tokens"))
+        if asked is not None and asked < 0:
+            asked = shared.service.bounds.n_ctx_seq
+        if asked == 0:
+            raise invalid("n_predict", "must be 1 or more, or -1")
+        return [self.ask(prompts[0], max_tokens=asked, logprobs=body.get("n_probs") or None)]
+
+    def encoder(self, asks: Sequence[Ask]) -> Encoder:
+        """Return what writes the text in parts."""
+        return _Chunks(self)
+
+    def document(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return the whole text, and all about it."""
+        (answer,) = answers
+        tokens = [token.token_id for token in answer.tokens]
+        document = _last(answer.text, tokens, answer.end, self.model)
+        found = chat_logprobs(answer.tokens, self.shared.service)
+        if found is not None:
+            document["completion_probabilities"] = found["content"]
+        return document
 
 
 class _Chunks(Encoder):
     """Chunks as llama-server writes them; the last one says all about the answer."""
 
-    def __init__(self, shared: Shared, model: str) -> None:
-        self._service = shared.service
-        self._model = model
+    def __init__(self, api: Completion) -> None:
+        self._service = api.shared.service
+        self._model = api.model
         self._n = 0
 
     def token(self, index: int, item: TokenOut) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from attrs import field, frozen
@@ -61,8 +61,11 @@ class Exchange(Protocol):
 
     request: Request
 
-    def open(self, headers: Headers = ()) -> None:
-        """Send the head of an event stream. From here on there is no other status to answer."""
+    def open(self, headers: Headers, keep_alive: Callable[[], bytes]) -> None:
+        """Send the head of an event stream. From here on there is no other status to answer.
+
+        What `keep_alive` returns breaks every long silence.
+        """
 
     async def send(self, data: bytes) -> None:
         """Send a part of the stream; wait while the client reads slower than we write."""

@@ -1,55 +1,71 @@
-"""What OpenAI's two text endpoints have in common: what every object repeats, and how a stream ends."""
+"""What OpenAI's two older text endpoints have in common: what every object repeats, how a stream ends."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from attrs import evolve, frozen
-
-from uma_protocol.rules import MAX_INT64
 from uma_trio import __version__
 from uma_trio.engine.messages import Finished
 from uma_trio.http import sse
 from uma_trio.http.accounts import timings, usage
+from uma_trio.http.api import Api
+from uma_trio.http.asking import answers_of, wants_usage
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.fields import Body
+from uma_trio.http.message import Request
 from uma_trio.http.settings import Shared
-from uma_trio.http.streams import Encoder
+from uma_trio.http.streams import Answer, Encoder
 from uma_trio.service.ask import Ask
 
 FINGERPRINT = f"uma-trio-{__version__}"
 
 
-def numbered(first: Ask, n: int) -> list[Ask]:
-    """Return `n` times the same request, each with a seed of its own."""
-    seed = first.sampling.seed
-    return [
-        evolve(first, sampling=evolve(first.sampling, seed=(seed + i) & MAX_INT64))
-        for i in range(n)
-    ]
+class Choices(Api):
+    """An API whose answers are `choices`, `n` of them to a prompt.
 
+    `kind` is what it calls an answer, `chunk` what it calls a part of one.
+    """
 
-def max_tokens_of(body: Body, shared: Shared) -> int | None:
-    """Return how long an answer may be; None for the daemon's default."""
-    asked: int | None = body.get("max_completion_tokens", body.get("max_tokens"))
-    if asked == -1:
-        return shared.service.bounds.n_ctx_seq
-    if asked == 0:
-        raise invalid("max_tokens", "must be 1 or more")
-    return asked
+    kind: ClassVar[str]
+    chunk: ClassVar[str]
 
+    def __init__(self, body: Body, request: Request, shared: Shared) -> None:
+        super().__init__(body, request, shared)
+        self.n = answers_of(body, shared)
+        self.includes_usage = wants_usage(body)
 
-@frozen
-class Shown:
-    """What every part of an answer repeats."""
+    def max_tokens(self) -> int | None:
+        """Return how long an answer may be; None for the daemon's default."""
+        asked: int | None = self.body.get("max_completion_tokens", self.body.get("max_tokens"))
+        if asked == -1:
+            return self.shared.service.bounds.n_ctx_seq
+        if asked == 0:
+            raise invalid("max_tokens", "must be 1 or more")
+        return asked
 
-    id: str
-    created: int
-    model: str
+    def part(self, choices: Sequence[Any]) -> dict[str, Any]:
+        """Return a chunk with these choices."""
+        return self._around(self.chunk, choices)
 
-    def document(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
-        """Return an object of the API with these choices."""
+    @abstractmethod
+    def choice(self, index: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+        """Return a whole answer as a choice."""
+
+    def document(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return all answers, what they took, and where the time of the first one went."""
+        choices = [
+            self.choice(index, ask, answer)
+            for index, (ask, answer) in enumerate(zip(asks, answers, strict=True))
+        ]
+        return self._around(self.kind, choices) | self.account([answer.end for answer in answers])
+
+    def account(self, every: Sequence[Finished]) -> dict[str, Any]:
+        """Return what the answers took."""
+        return {"usage": usage(every, len(every) // self.n), "timings": timings(every[0])}
+
+    def _around(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -63,16 +79,12 @@ class Shown:
 class Chunks(Encoder):
     """A stream of chunks: the usage if it was asked for, then ``[DONE]``.
 
-    `kind` is what the API calls a chunk. The last one before ``[DONE]`` has the timings.
+    The last one before ``[DONE]`` has the timings.
     """
 
-    kind: ClassVar[str]
-
-    def __init__(self, shown: Shown, n: int, *, includes_usage: bool, n_prompts: int = 1) -> None:
-        self.shown = shown
-        self._n_prompts = n_prompts
-        self._includes_usage = includes_usage
-        self._timed = n == 1 and not includes_usage
+    def __init__(self, api: Choices, n_answers: int) -> None:
+        self.api = api
+        self._timed = n_answers == 1 and not api.includes_usage
 
     def last(self, chunk: dict[str, Any], finished: Finished) -> dict[str, Any]:
         """Return the last chunk of one answer, with its timings where no other has them."""
@@ -82,11 +94,9 @@ class Chunks(Encoder):
         """Return the usage, if it was asked for, and ``[DONE]``; nothing behind an error."""
         if any(end.code is not None or end.reason == "cancelled" for end in every):
             return b""  # an error was the last that the client reads
-        if not self._includes_usage:
+        if not self.api.includes_usage:
             return sse.DONE
-        chunk = self.shown.document(self.kind, [])
-        chunk |= {"usage": usage(every, self._n_prompts), "timings": timings(every[0])}
-        return sse.event(chunk) + sse.DONE
+        return sse.event(self.api.part([]) | self.api.account(every)) + sse.DONE
 
     def failure(self, fault: Fault, finished: Finished) -> bytes:
         """Return the error as an event, which the SDKs raise."""

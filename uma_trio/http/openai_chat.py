@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from attrs import evolve
-
 from uma_protocol.rules import MAX_INT32, Flag, Integer
-from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
+from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.accounts import timings, usage
+from uma_trio.http.api import answered, numbered
 from uma_trio.http.asking import (
     CACHE,
     MODEL,
@@ -23,84 +19,77 @@ from uma_trio.http.asking import (
     TEMPLATE,
     URGENCY,
     Anything,
-    answers_of,
-    lane_of,
-    model_of,
-    origin_of,
-    sampling_of,
-    stops_of,
-    targets_of,
-    wants_usage,
 )
 from uma_trio.http.chats import messages_of
 from uma_trio.http.errors import invalid
-from uma_trio.http.fields import Body, Field, decode, document_of, honoured, ignored_header
+from uma_trio.http.fields import Body, honoured
 from uma_trio.http.logprobs import chat_logprobs
-from uma_trio.http.message import Exchange, Reply, Request
-from uma_trio.http.openai import Chunks, Shown, max_tokens_of, numbered
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.shapes import shape_of
-from uma_trio.http.streams import started, stream, whole
+from uma_trio.http.streams import Answer
 from uma_trio.service.ask import Ask, Chat, Manner
-
-FIELDS: tuple[Field, ...] = (
-    MODEL,
-    honoured("messages", Anything("a list of messages"), "text parts only", required=True),
-    honoured("max_completion_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"),
-    honoured("max_tokens", Integer(-1, MAX_INT32), "the same, by its older name; -1: the room"),
-    *STREAM,
-    *SAMPLING,
-    honoured("logprobs", Flag(), "each token's probability, of the model's own distribution"),
-    honoured("top_logprobs", Integer(0, 20), "and of so many alternatives; only with logprobs"),
-    *TEMPLATE,
-    *URGENCY,
-    CACHE,
-    *SHAPES,
-    *NOT_HERE,
-    *NO_MATTER,
-)
-DEFAULTS = SamplingParams(temperature=1.0)
 
 
 async def chat_completions(exchange: Exchange, shared: Shared) -> Reply | None:
     """Answer a chat, whole or as a stream."""
-    request = exchange.request
-    body = decode(FIELDS, document_of(request.body), strict=shared.settings.strict)
-    includes_usage = wants_usage(body)
-    asks = asks_of(body, request, shared)
-    shown = Shown(
-        id=f"chatcmpl-{shared.name}-{request.number}",
-        created=int(time.time()),
-        model=model_of(body, shared)[0],
-    )
-    headers = ignored_header(body)
-    async with started(shared, asks, origin_of(request, shared, shown.id)) as generations:
-        if body.get("stream", False):
-            encoder = _Chunks(shown, shared, len(asks), includes_usage=includes_usage)
-            await stream(exchange, shared, generations, encoder, headers)
-            return None
-        answers = await whole(shared, generations)
-    return Reply(200, _completion(shown, answers, shared), headers=headers)
+    return await answered(ChatCompletions, exchange, shared)
 
 
-def asks_of(body: Body, request: Request, shared: Shared) -> list[Ask]:
-    """Return what is asked, once for each answer that is wanted; they differ by their seeds."""
-    n = answers_of(body, shared)
-    first = Ask(
-        prompt=Chat(messages_of(body.get("messages")), manner_of(body)),
-        sampling=evolve(sampling_of(body, DEFAULTS), logprobs=logprobs_of(body)),
-        max_tokens=max_tokens_of(body, shared),
-        clamp=True,
-        stop=stops_of(body),
-        lane=lane_of(body, request.head),
-        targets=targets_of(request.head),
-        model=model_of(body, shared)[1],
-        cache=body.get("cache_salt"),
-        shape=shape_of(body),
-        streamed=body.get("stream", False),
+class ChatCompletions(Choices):
+    """A chat whose answers are messages."""
+
+    prefix = "chatcmpl-"
+    kind = "chat.completion"
+    chunk = "chat.completion.chunk"
+    fields = (
+        MODEL,
+        honoured("messages", Anything("a list of messages"), "text parts only", required=True),
+        honoured(
+            "max_completion_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"
+        ),
+        honoured("max_tokens", Integer(-1, MAX_INT32), "the same, by its older name; -1: the room"),
+        *STREAM,
+        *SAMPLING,
+        honoured("logprobs", Flag(), "each token's probability, of the model's own distribution"),
+        honoured("top_logprobs", Integer(0, 20), "and of so many alternatives; only with logprobs"),
+        *TEMPLATE,
+        *URGENCY,
+        CACHE,
+        *SHAPES,
+        *NOT_HERE,
+        *NO_MATTER,
     )
-    return numbered(first, n)
+
+    def asks(self) -> list[Ask]:
+        """Return the chat, once for each answer that is wanted; they differ by their seeds."""
+        chat = Chat(messages_of(self.body.get("messages")), manner_of(self.body))
+        first = self.ask(chat, max_tokens=self.max_tokens(), logprobs=self._logprobs())
+        return numbered(first, self.n)
+
+    def encoder(self, asks: Sequence[Ask]) -> Chunks:
+        """Return what writes the messages in parts."""
+        return _Chunks(self)
+
+    def choice(self, index: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+        """Return a whole message."""
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(answer.tokens, self.shared.service),
+            "finish_reason": answer.end.reason,
+        }
+
+    def _logprobs(self) -> int | None:
+        """Return how many alternatives each token comes with; None for no probabilities."""
+        if self.body.get("logprobs", False):
+            top: int = self.body.get("top_logprobs", 0)
+            return top
+        if self.body.get("top_logprobs"):
+            raise invalid("top_logprobs", "goes with logprobs true only")
+        return None
 
 
 def manner_of(body: Body) -> Manner:
@@ -115,25 +104,13 @@ def manner_of(body: Body) -> Manner:
     return manner
 
 
-def logprobs_of(body: Body) -> int | None:
-    """Return how many alternatives each token comes with; None for no probabilities."""
-    if body.get("logprobs", False):
-        top: int = body.get("top_logprobs", 0)
-        return top
-    if body.get("top_logprobs"):
-        raise invalid("top_logprobs", "goes with logprobs true only")
-    return None
-
-
 class _Chunks(Chunks):
     """Chunks of a chat. The first of each answer names the role, the last only its end."""
 
-    kind = "chat.completion.chunk"
-
-    def __init__(self, shown: Shown, shared: Shared, n: int, *, includes_usage: bool) -> None:
-        super().__init__(shown, n, includes_usage=includes_usage)
-        self._service = shared.service
-        self._frames = [sse.Frame(self._chunk(i, {"content": sse.HOLE})) for i in range(n)]
+    def __init__(self, api: ChatCompletions) -> None:
+        super().__init__(api, api.n)
+        self._service = api.shared.service
+        self._frames = [sse.Frame(self._chunk(i, {"content": sse.HOLE})) for i in range(api.n)]
 
     def opening(self) -> bytes:
         role = {"role": "assistant", "content": ""}
@@ -155,26 +132,4 @@ class _Chunks(Chunks):
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": reason}
         if logprobs is not None:
             choice["logprobs"] = logprobs
-        return self.shown.document(self.kind, [choice])
-
-
-def _completion(
-    shown: Shown, answers: Sequence[tuple[list[TokenOut], Finished]], shared: Shared
-) -> bytes:
-    choices = [
-        {
-            "index": index,
-            "message": {
-                "role": "assistant",
-                "content": "".join([*(token.text for token in tokens), end.text]),
-                "refusal": None,
-            },
-            "logprobs": chat_logprobs(tokens, shared.service),
-            "finish_reason": end.reason,
-        }
-        for index, (tokens, end) in enumerate(answers)
-    ]
-    every = [end for _, end in answers]
-    document = shown.document("chat.completion", choices)
-    document |= {"usage": usage(every), "timings": timings(every[0])}
-    return msgspec.json.encode(document)
+        return self.api.part([choice])

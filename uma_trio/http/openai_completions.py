@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf
-from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
+from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.accounts import timings, usage
+from uma_trio.http.api import answered, numbered
 from uma_trio.http.asking import (
     CACHE,
     MODEL,
@@ -23,86 +21,88 @@ from uma_trio.http.asking import (
     STREAM,
     URGENCY,
     Anything,
-    answers_of,
-    lane_of,
-    model_of,
-    origin_of,
-    sampling_of,
-    stops_of,
-    targets_of,
-    wants_usage,
 )
 from uma_trio.http.errors import invalid
-from uma_trio.http.fields import Body, Field, decode, document_of, honoured, ignored_header, refused
+from uma_trio.http.fields import honoured, refused
 from uma_trio.http.logprobs import text_logprobs
-from uma_trio.http.message import Exchange, Reply, Request
-from uma_trio.http.openai import Chunks, Shown, max_tokens_of, numbered
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.shapes import shape_of
-from uma_trio.http.streams import started, stream, whole
-from uma_trio.service.ask import Ask, Prompt
+from uma_trio.http.streams import Answer
+from uma_trio.service.ask import Ask, Chat, Prompt
 
-FIELDS: tuple[Field, ...] = (
-    MODEL,
-    honoured(
-        "prompt", Anything("a text, tokens, or a list of these"), "each is answered", required=True
-    ),
-    honoured("max_tokens", Integer(-1, MAX_INT32), "-1: the room in the context", default="16"),
-    *STREAM,
-    *SAMPLING,
-    honoured("logprobs", Integer(0, 20), "each token's probability and so many alternatives'"),
-    honoured(
-        "echo", Flag(), "the prompt goes before the answer; not with logprobs", default="false"
-    ),
-    refused("suffix", "text is only continued, not filled in", ""),
-    *URGENCY,
-    CACHE,
-    *SHAPES,
-    *NOT_HERE,
-    *NO_MATTER,
-)
-DEFAULTS = SamplingParams(temperature=1.0)
 _DEFAULT_TOKENS = 16  # the API's own
 _TOKENS = ListOf(1, 1 << 24, Integer(0, MAX_INT32), "token ids")
-_KIND = "text_completion"
 
 
 async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
     """Continue texts, whole or as a stream."""
-    request = exchange.request
-    body = decode(FIELDS, document_of(request.body), strict=shared.settings.strict)
-    includes_usage = wants_usage(body)
-    prompts = prompts_of(body.get("prompt"), shared)
-    asks = _asks(body, prompts, request, shared)
-    shown = Shown(
-        id=f"cmpl-{shared.name}-{request.number}",
-        created=int(time.time()),
-        model=model_of(body, shared)[0],
+    return await answered(Completions, exchange, shared)
+
+
+class Completions(Choices):
+    """Texts that are continued."""
+
+    prefix = "cmpl-"
+    kind = chunk = "text_completion"
+    fields = (
+        MODEL,
+        honoured(
+            "prompt",
+            Anything("a text, tokens, or a list of these"),
+            "each is answered",
+            required=True,
+        ),
+        honoured("max_tokens", Integer(-1, MAX_INT32), "-1: the room in the context", default="16"),
+        *STREAM,
+        *SAMPLING,
+        honoured("logprobs", Integer(0, 20), "each token's probability and so many alternatives'"),
+        honoured(
+            "echo", Flag(), "the prompt goes before the answer; not with logprobs", default="false"
+        ),
+        refused("suffix", "text is only continued, not filled in", ""),
+        *URGENCY,
+        CACHE,
+        *SHAPES,
+        *NOT_HERE,
+        *NO_MATTER,
     )
-    heads = [_echo(prompt, shared) if body.get("echo", False) else "" for prompt in prompts]
-    per_prompt = len(asks) // len(prompts)
-    echoes = [head for head in heads for _ in range(per_prompt)]
-    headers = ignored_header(body)
-    async with started(shared, asks, origin_of(request, shared, shown.id)) as generations:
-        if body.get("stream", False):
-            encoder = _Chunks(shown, shared, echoes, len(prompts), includes_usage=includes_usage)
-            await stream(exchange, shared, generations, encoder, headers)
-            return None
-        answers = await whole(shared, generations)
-    choices = [
-        _choice(
-            index,
-            "".join([echo, *(token.text for token in tokens), end.text]),
-            end.reason,
-            text_logprobs(tokens, shared.service, len(echo)),
+
+    def asks(self) -> list[Ask]:
+        """Return each prompt, once for each answer to it that is wanted."""
+        body = self.body
+        prompts = prompts_of(body.get("prompt"), self.shared)
+        slots = self.shared.service.slots
+        if self.n * len(prompts) > slots:
+            raise invalid("n", f"times the prompts must be at most {slots}")
+        if body.get("echo", False) and body.get("logprobs") is not None:
+            raise invalid("echo", "does not go with logprobs: the prompt's are not computed")
+        max_tokens = self.max_tokens()
+        first = self.ask(
+            "",
+            max_tokens=_DEFAULT_TOKENS if max_tokens is None else max_tokens,
+            logprobs=body.get("logprobs"),
         )
-        for index, (echo, (tokens, end)) in enumerate(zip(echoes, answers, strict=True))
-    ]
-    every = [end for _, end in answers]
-    document = shown.document(_KIND, choices)
-    document |= {"usage": usage(every, len(prompts)), "timings": timings(every[0])}
-    return Reply(200, msgspec.json.encode(document), headers=headers)
+        return [ask for prompt in prompts for ask in numbered(evolve(first, prompt=prompt), self.n)]
+
+    def encoder(self, asks: Sequence[Ask]) -> Chunks:
+        """Return what writes the texts in parts."""
+        return _Chunks(self, [self.echo(ask) for ask in asks])
+
+    def choice(self, index: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+        """Return a whole text."""
+        echo = self.echo(ask)
+        found = text_logprobs(answer.tokens, self.shared.service, len(echo))
+        return _choice(index, echo + answer.text, answer.end.reason, found)
+
+    def echo(self, ask: Ask) -> str:
+        """Return what goes before an answer: nothing, or its prompt."""
+        if not self.body.get("echo", False) or isinstance(ask.prompt, Chat):
+            return ""
+        if isinstance(ask.prompt, str):
+            return ask.prompt
+        return self.shared.service.detokenize(ask.prompt.tolist()).decode("utf-8", "replace")
 
 
 def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
@@ -131,51 +131,12 @@ def _prompt(value: Any, path: str) -> Prompt:
     return np.array(value, np.int32)
 
 
-def _asks(body: Body, prompts: Sequence[Prompt], request: Request, shared: Shared) -> list[Ask]:
-    n = answers_of(body, shared)
-    if n * len(prompts) > shared.service.slots:
-        raise invalid("n", f"times the prompts must be at most {shared.service.slots}")
-    if body.get("echo", False) and body.get("logprobs") is not None:
-        raise invalid("echo", "does not go with logprobs: the prompt's are not computed")
-    max_tokens = max_tokens_of(body, shared)
-    first = Ask(
-        prompt="",
-        sampling=evolve(sampling_of(body, DEFAULTS), logprobs=body.get("logprobs")),
-        max_tokens=_DEFAULT_TOKENS if max_tokens is None else max_tokens,
-        clamp=True,
-        stop=stops_of(body),
-        lane=lane_of(body, request.head),
-        targets=targets_of(request.head),
-        model=model_of(body, shared)[1],
-        cache=body.get("cache_salt"),
-        shape=shape_of(body),
-        streamed=body.get("stream", False),
-    )
-    return [ask for prompt in prompts for ask in numbered(evolve(first, prompt=prompt), n)]
-
-
-def _echo(prompt: Prompt, shared: Shared) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return shared.service.detokenize(np.asarray(prompt).tolist()).decode("utf-8", "replace")
-
-
 class _Chunks(Chunks):
     """Chunks of a text."""
 
-    kind = _KIND
-
-    def __init__(
-        self,
-        shown: Shown,
-        shared: Shared,
-        echoes: Sequence[str],
-        n_prompts: int,
-        *,
-        includes_usage: bool,
-    ) -> None:
-        super().__init__(shown, len(echoes), includes_usage=includes_usage, n_prompts=n_prompts)
-        self._service = shared.service
+    def __init__(self, api: Completions, echoes: Sequence[str]) -> None:
+        super().__init__(api, len(echoes))
+        self._service = api.shared.service
         self._echoes = echoes
         self._frames = [sse.Frame(self._chunk(i, sse.HOLE)) for i in range(len(echoes))]
         self._offsets = [len(echo) for echo in echoes]
@@ -198,7 +159,7 @@ class _Chunks(Chunks):
     def _chunk(
         self, index: int, text: str, reason: str | None = None, logprobs: Any = None
     ) -> dict[str, Any]:
-        return self.shown.document(_KIND, [_choice(index, text, reason, logprobs)])
+        return self.api.part([_choice(index, text, reason, logprobs)])
 
 
 def _choice(index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:

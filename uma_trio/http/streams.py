@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
+from attrs import frozen
 
 from uma_trio.engine.messages import Finished, StreamItem, TokenOut
+from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.message import Exchange, Headers
 from uma_trio.http.settings import Shared
@@ -17,6 +19,19 @@ from uma_trio.service.generation import Generation
 
 Indexed = tuple[int, StreamItem]
 Deal = Callable[[Sequence[Indexed]], Awaitable[None]]
+
+
+@frozen
+class Answer:
+    """An answer that is whole."""
+
+    tokens: Sequence[TokenOut]
+    end: Finished
+
+    @property
+    def text(self) -> str:
+        """Everything the model said."""
+        return "".join([*(token.text for token in self.tokens), self.end.text])
 
 
 class Encoder(ABC):
@@ -42,6 +57,10 @@ class Encoder(ABC):
     def failure(self, fault: Fault, finished: Finished) -> bytes:
         """Return what says that there will be no answer, and how it ended instead."""
 
+    def keep_alive(self) -> bytes:
+        """Return what breaks a long silence, so that nobody takes the stream for dead."""
+        return sse.KEEP_ALIVE
+
 
 @asynccontextmanager
 async def started(
@@ -66,7 +85,7 @@ async def stream(
     headers: Headers,
 ) -> None:
     """Send the answers as events, to the end. The requests are accepted, so the head goes first."""
-    exchange.open(headers)
+    exchange.open(headers, encoder.keep_alive)
     ends: dict[int, Finished] = {}
     opening = encoder.opening()
     if opening:
@@ -92,10 +111,8 @@ async def stream(
     await each_burst(generations, deal)
 
 
-async def whole(
-    shared: Shared, generations: Sequence[Generation]
-) -> list[tuple[list[TokenOut], Finished]]:
-    """Return each answer's tokens and its end.
+async def whole(shared: Shared, generations: Sequence[Generation]) -> list[Answer]:
+    """Return each answer, once all of them are at their end.
 
     Raises:
         Fault: one of them failed.
@@ -114,7 +131,7 @@ async def whole(
     for end in ends.values():
         if (fault := failure_of(end, shared)) is not None:
             raise fault
-    return [(tokens[index], ends[index]) for index in range(len(generations))]
+    return [Answer(tokens[index], ends[index]) for index in range(len(generations))]
 
 
 async def each_burst(generations: Sequence[Generation], deal: Deal) -> None:

@@ -1,0 +1,124 @@
+"""An endpoint that gives text: from its decoded body to what is asked, from the answers to bytes.
+
+Every API has the same way through: decode the fields, read what is asked, submit it, write the
+answers as a stream or whole. :func:`answered` is that way; a subclass of :class:`Api` says what is
+the API's own.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+from attrs import evolve
+
+from uma_protocol.rules import MAX_INT64
+from uma_trio.engine.messages import SamplingParams
+from uma_trio.http import sse
+from uma_trio.http.asking import lane_of, model_of, origin_of, sampling_of, stops_of, targets_of
+from uma_trio.http.fields import Body, Field, decode, document_of, ignored_header
+from uma_trio.http.message import Exchange, Headers, Reply, Request
+from uma_trio.http.settings import Shared
+from uma_trio.http.shapes import shape_of
+from uma_trio.http.streams import Answer, Encoder, started, stream, whole
+from uma_trio.service.ask import Ask, Prompt
+
+
+class Api(ABC):
+    """One request to an endpoint that gives text.
+
+    `fields` is what its body may have, `prefix` what its ids begin with, and `defaults` how tokens
+    are chosen where nothing is said. :meth:`asks` is called first, and finds everything that a
+    client can get wrong; the answers are in the order of what it returns.
+    """
+
+    fields: ClassVar[tuple[Field, ...]]
+    prefix: ClassVar[str]
+    defaults: ClassVar[SamplingParams] = SamplingParams(temperature=1.0)
+
+    def __init__(self, body: Body, request: Request, shared: Shared) -> None:
+        self.body = body
+        self.request = request
+        self.shared = shared
+        self.id = f"{self.prefix}{shared.name}-{request.number}"
+        self.created = int(time.time())
+        self.model, self._required_model = model_of(body, shared)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answers are sent as they come."""
+        return bool(self.body.get("stream", False))
+
+    @property
+    def headers(self) -> Headers:
+        """What is said of the request beside its answer."""
+        return ignored_header(self.body)
+
+    @abstractmethod
+    def asks(self) -> Sequence[Ask]:
+        """Return what is asked of the service.
+
+        Raises:
+            Fault: the body asks for what is not to be had.
+        """
+
+    @abstractmethod
+    def encoder(self, asks: Sequence[Ask]) -> Encoder:
+        """Return what writes the answers as a stream."""
+
+    @abstractmethod
+    def document(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> Any:
+        """Return all answers as one JSON document."""
+
+    def ask(self, prompt: Prompt, *, max_tokens: int | None, logprobs: int | None = None) -> Ask:
+        """Return what is asked of one prompt, as far as all APIs ask it alike.
+
+        Raises:
+            Fault: a field is wrong.
+        """
+        body, head = self.body, self.request.head
+        return Ask(
+            prompt=prompt,
+            sampling=evolve(sampling_of(body, self.defaults), logprobs=logprobs),
+            max_tokens=max_tokens,
+            clamp=True,
+            stop=stops_of(body),
+            lane=lane_of(body, head),
+            targets=targets_of(head),
+            model=self._required_model,
+            cache=body.get("cache_salt"),
+            shape=shape_of(body),
+            streamed=self.streams,
+        )
+
+
+async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply | None:
+    """Answer a request as `api` does, whole or as a stream.
+
+    Raises:
+        Fault: the request is wrong, or its answer failed before any of it was sent.
+        Refusal: the service does not take it.
+    """
+    request = exchange.request
+    body = decode(api.fields, document_of(request.body), strict=shared.settings.strict)
+    asked = api(body, request, shared)
+    asks = asked.asks()
+    async with started(shared, asks, origin_of(request, shared, asked.id)) as generations:
+        if asked.streams:
+            await stream(exchange, shared, generations, asked.encoder(asks), asked.headers)
+            return None
+        answers = await whole(shared, generations)
+    document = msgspec.json.encode(asked.document(asks, answers))
+    return Reply(200, sse.unsplit(document), headers=asked.headers)
+
+
+def numbered(first: Ask, n: int) -> list[Ask]:
+    """Return `n` times the same request, each with a seed of its own."""
+    seed = first.sampling.seed
+    return [
+        evolve(first, sampling=evolve(first.sampling, seed=(seed + i) & MAX_INT64))
+        for i in range(n)
+    ]
