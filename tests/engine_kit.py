@@ -13,7 +13,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
-    Abort,
+    Cancel,
     Constraint,
     Credit,
     Explain,
@@ -187,9 +187,9 @@ class Bench:
             self.engine.tick()
         self.engine.publish()
 
-    def abort(self, handle: int) -> None:
+    def cancel(self, handle: int) -> None:
         """Ask for an end."""
-        self.inbox.put(Abort(handle))
+        self.inbox.put(Cancel(handle))
 
     def credit(self, handle: int, n: int) -> None:
         """Give credit back."""

@@ -18,7 +18,7 @@ from engine_kit import Bench
 from uma_trio.backend.base import Interrupt, Overlap, Traits, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.messages import (
-    Abort,
+    Cancel,
     Credit,
     Finished,
     SamplingParams,
@@ -233,7 +233,7 @@ class Client:
         )
         change = draw.random()
         if change < 0.1:
-            self._later(draw.uniform(0.05, 1.0), Abort(handle))
+            self._later(draw.uniform(0.05, 1.0), Cancel(handle))
         elif change < 0.2:
             other: Lane = "background" if person else "interactive"
             self._later(draw.uniform(0.05, 0.5), SetLane(handle, other))
@@ -249,7 +249,7 @@ class Client:
             pause = 0.0 if self.hasty else self.draw.uniform(0.05, 1.0)
             self.stage.world.after(pause, self.ask)
 
-    def _later(self, seconds: float, message: Abort | SetLane | Credit) -> None:
+    def _later(self, seconds: float, message: Cancel | SetLane | Credit) -> None:
         self.stage.world.after(seconds, lambda: self.stage.bench.inbox.put(message))
 
 

@@ -211,7 +211,7 @@ def test_a_retired_slot_begins_anew_and_changes_nobody(backend: Backend) -> None
         assert_same(feed(backend, 0, text(1, 12)), fresh)
     backend.kv_retire(1)
     assert_same(feed(backend, 1, text(3, 20)), other)
-    backend.kv_settle()
+    backend.kv_lower_high_water()
     assert (backend.kv_length(0), backend.kv_length(1)) == (12, 20)
     assert_same(feed(backend, 2, text(3, 20)), other)
 
@@ -254,7 +254,7 @@ def test_all_cells_of_retired_slots_are_there_for_others(backend: Backend) -> No
 def test_retiring_an_empty_slot_is_allowed(backend: Backend) -> None:
     """A request that is cancelled before its first tick holds nothing."""
     backend.kv_retire(2)
-    backend.kv_settle()
+    backend.kv_lower_high_water()
     assert backend.kv_length(2) == 0
 
 

@@ -108,7 +108,7 @@ def test_a_machine_that_stays_slow_is_believed_in_the_end() -> None:
 def test_what_was_learnt_can_be_stored() -> None:
     """The factor of the day becomes part of the table."""
     model = CostModel(STAIRS, scale=1.5)
-    assert model.settled().seconds(Work(8)) == pytest.approx(model.seconds(Work(8)))
+    assert model.for_storage().seconds(Work(8)) == pytest.approx(model.seconds(Work(8)))
 
 
 def test_looking_back_and_a_full_cache_cost_their_share() -> None:

@@ -191,7 +191,7 @@ def test_an_abort_ends_with_one_terminal_item_and_frees_everything(ticks: int) -
     bench = Bench(FakeBackend(n_batch=16, n_ctx=2048))
     handle, sink = bench.submit(LONG, 500)
     bench.ticks(ticks)
-    bench.abort(handle)
+    bench.cancel(handle)
     bench.engine.tick()
     assert sink.end.reason == "cancelled"
     assert bench.backend.used_cells == 0
@@ -204,7 +204,7 @@ def test_a_late_abort_hits_nothing() -> None:
     handle, sink = bench.submit("hello", 3)
     bench.run()
     _, other = bench.submit("other", 5)
-    bench.abort(handle)
+    bench.cancel(handle)
     bench.run()
     assert len(sink.ends) == 1
     assert other.end.reason == "length"
@@ -446,7 +446,7 @@ def test_what_came_while_nothing_was_told_is_told_with_it() -> None:
     bench.submit("goes on", 20)
     handle, sink = bench.submit("hello", 20)
     bench.ticks(3)
-    bench.abort(handle)
+    bench.cancel(handle)
     answers: list[object] = []
     bench.inbox.put(Inspect(answers.append))
     seen: list[tuple[int, int]] = []
@@ -551,7 +551,7 @@ def test_whatever_happens_every_request_ends_once_with_its_own_text(
                 lane = "background" if background else "interactive"
                 submitted.append((prompt, n, *bench.submit(prompt, n, lane=lane)))
             case ("abort", int(index)) if index < len(submitted):
-                bench.abort(submitted[index][2])
+                bench.cancel(submitted[index][2])
             case ("tick", int(n)):
                 bench.ticks(n)
     bench.run()
@@ -617,7 +617,7 @@ def lived(
                 lane = "background" if background else "interactive"
                 sinks.append(bench.submit(prompt, n, lane=lane, credit=credit)[1])
             case ("abort", int(index)):
-                bench.abort(index + 1)
+                bench.cancel(index + 1)
             case ("credit", int(index), int(n)):
                 bench.credit(index + 1, n)
             case ("tick", int(n)):
@@ -738,7 +738,7 @@ def test_a_tick_is_planned_anew_once_somebody_is_not_where_was_foreseen() -> Non
     assert noting.asked_in(1) == [(False, 2), (True, 1)], "its next token would have no place"
     bench.credit(handle, 9)
     assert noting.asked_in(1) == [(False, 2), (True, 2)]
-    bench.abort(handle)
+    bench.cancel(handle)
     assert noting.asked_in(1) == [(False, 1), (True, 1)]
 
 
@@ -918,7 +918,7 @@ def test_what_may_change_a_plan_finds_everything_booked(what: str) -> None:
         case "submit":
             bench.submit("third", max_tokens=2)
         case "abort":
-            bench.abort(other)
+            bench.cancel(other)
         case "lane":
             bench.inbox.put(SetLane(other, "background"))
         case _:
@@ -1005,7 +1005,7 @@ def test_room_that_was_kept_for_one_who_left_is_given_to_the_others_at_once() ->
     _, last = bench.submit([1] * 5, max_tokens=1, lane="background")
     bench.ticks(3)
     assert not last.items
-    bench.abort(large)
+    bench.cancel(large)
     bench.ticks(1)
     assert last.ends
 
@@ -1065,7 +1065,7 @@ def test_tokens_that_were_chosen_reach_their_streams_though_the_next_decode_kill
     assert stream.end.code == "E_RUNTIME_004"
 
 
-def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> None:
+def test_the_high_water_mark_is_lowered_when_only_streams_are_left_and_when_nobody_is() -> None:
     """As long as others come and go it may stay as large as it was, where graphs are captured."""
     noting = Noting()
     bench, backend = noting.bench, noting.backend
@@ -1074,37 +1074,37 @@ def test_the_cache_settles_when_only_streams_are_left_and_when_nobody_is() -> No
         bench.submit("another", max_tokens=2, lane="background")
     bench.submit("long", max_tokens=9, lane="background")
     bench.ticks(3)
-    assert not backend.settled, "the first two have ended, the long one goes on"
+    assert not backend.lowered, "the first two have ended, the long one goes on"
     bench.ticks(12)
-    assert backend.settled
+    assert backend.lowered
     bench.run()
-    assert backend.settled
+    assert backend.lowered
 
 
-def test_the_cache_keeps_its_extent_for_who_asks_again_at_once() -> None:
+def test_the_cache_keeps_its_high_water_mark_for_who_asks_again_at_once() -> None:
     """They hear of their answer beside the next decode, when everybody else is already planned."""
     noting = Noting()
     bench, backend = noting.bench, noting.backend
     bench.submit(max_tokens=60)
-    settled = []
+    lowered = []
     for _ in range(5):
         _, asked = bench.submit("another", max_tokens=2, lane="background")
         while not asked.ends:
             bench.ticks(1)
         bench.ticks(1)  # beside which a client would hear of it
-        settled.append(backend.settled)
-    assert not any(settled)
+        lowered.append(backend.lowered)
+    assert not any(lowered)
     bench.ticks(1)
-    assert backend.settled
+    assert backend.lowered
 
 
-def test_where_no_graphs_are_captured_the_cache_is_settled_all_the_time() -> None:
+def test_where_no_graphs_are_captured_the_high_water_mark_is_always_lowered() -> None:
     """There a smaller cache costs nothing, and a larger one is looked through by every token."""
     bench = Bench()
     for n in range(3):
         bench.submit(max_tokens=2 + 3 * n)
     while bench.engine.tick():
-        assert bench.backend.settled
+        assert bench.backend.lowered
 
 
 def test_a_plan_made_ahead_is_the_one_that_is_remembered_and_recorded() -> None:

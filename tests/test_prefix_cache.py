@@ -177,7 +177,7 @@ def test_a_leader_that_goes_harms_nobody(after: int) -> None:
     prompts = [[*shared, *letters(n, 20)] for n in (2, 3, 4)]
     handles = [made.submit(prompt, 4, namespace=MINE) for prompt in prompts]
     made.ticks(after)
-    made.abort(handles[0][0])
+    made.cancel(handles[0][0])
     made.run()
     for prompt, (_, sink) in list(zip(prompts, handles, strict=True))[1:]:
         assert sink.tokens == made.backend.continuation(prompt, 4)
@@ -196,7 +196,7 @@ def test_a_leader_whose_reader_is_behind_is_not_waited_for() -> None:
         made.engine.tick()
     made.engine.publish()
     assert sink.tokens == made.backend.continuation(prompt, 4)
-    made.abort(leader)
+    made.cancel(leader)
     made.run()
 
 
@@ -503,7 +503,7 @@ class Answers(RuleBasedStateMachine):
         """End one early."""
         handle = data.draw(st.sampled_from(sorted(self.asked)))
         self.cancelled.add(handle)
-        self.made.abort(handle)
+        self.made.cancel(handle)
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())

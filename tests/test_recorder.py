@@ -225,7 +225,7 @@ def test_one_that_is_cancelled_in_the_queue_has_a_story_too() -> None:
     bench.submit("hello", 5)
     handle, _ = bench.submit("hello", 5)
     bench.ticks(2)
-    bench.abort(handle)
+    bench.cancel(handle)
     bench.run()
     record = story(bench, handle)
     assert (record.reason, record.admitted, record.prefill.ticks) == ("cancelled", None, 0)

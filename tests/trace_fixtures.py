@@ -150,7 +150,7 @@ def play_real(policy: str, most: int = 250) -> list[TracedTick]:
                 )
             if tick % 60 == 59:
                 bench.credit(handles[-1], 10)
-                bench.abort(handles[-2])
+                bench.cancel(handles[-2])
             bench.engine.tick()
         bench.engine.publish()
     finally:

@@ -29,7 +29,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.task import EngineDied, run_engine
-from uma_trio.machine import files_needed, settle
+from uma_trio.machine import files_needed, tune_interpreter
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
@@ -106,7 +106,7 @@ async def serve(
             settings = await trio.to_thread.run_sync(engine_settings, config, backend)
             with recorder(config, backend, settings) as record:
                 daemon = _Daemon(config, backend, policy, settings, record, table, port)
-                settle()
+                tune_interpreter()
                 with name.listen() as listener:
                     await daemon.run(listener, on_ready)
         finally:
@@ -188,7 +188,9 @@ class _Daemon:
             nursery.cancel_scope.cancel()
         learnt = self._engine.memory.cost
         if learnt is not None and learnt.trusted and self._died is None:
-            remember(cost_file(self._backend), learnt.settled(), self._backend.model.weight_bytes)
+            remember(
+                cost_file(self._backend), learnt.for_storage(), self._backend.model.weight_bytes
+            )
         if self._died is not None:
             raise self._died
         if self._forced:

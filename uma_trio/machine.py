@@ -143,7 +143,7 @@ def limit_spinning(environ: MutableMapping[str, str] = os.environ) -> None:
         environ["GOMP_SPINCOUNT"] = "1000"
 
 
-def settle() -> None:
+def tune_interpreter() -> None:
     """Make this process ready to serve, once everything long-lived is loaded.
 
     The garbage collector leaves alone what is there now, so that a collection in the middle of a

@@ -173,11 +173,11 @@ class CacheMemory:
         if not self._keeps or self.map is None or last < 0:
             return
         if self.kept == MOST_KEPT:
-            self.settle()
+            self.lower_high_water()
         lib.seq_cp(self._memory, slot, _KEEPER, last, last + 1)
         self._kept.append(self.map.hold_last(slot))
 
-    def settle(self) -> bool:
+    def lower_high_water(self) -> bool:
         """Drop all cells that stayed; False if that is none."""
         if not self._kept or self.map is None:
             return False

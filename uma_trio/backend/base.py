@@ -232,11 +232,11 @@ class Backend(Protocol):
         """Drop all cells of `slot`, as at the end of a sequence that others go on beside.
 
         A backend whose ticks are slow when its cache shrinks may keep it as large as it is, until
-        :meth:`kv_settle` or until a decode needs the room.
+        :meth:`kv_lower_high_water` or until a decode needs the room.
         """
 
-    def kv_settle(self) -> None:
-        """Let the cache be as small as what it holds. Costs nothing where it is."""
+    def kv_lower_high_water(self) -> None:
+        """Let the high-water mark fall to the cells in use. Costs nothing where it is."""
 
     def kv_length(self, slot: int) -> int:
         """Return how many positions `slot` holds, counted from 0."""

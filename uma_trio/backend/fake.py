@@ -179,7 +179,7 @@ class FakeBackend:
         self.last_cost_s = 0.0
         self.decodes = 0
         self.closed = False
-        self.settled = True  # since the last sequence was retired
+        self.lowered = True  # since the last sequence was retired
         self.meanwhile: Callable[[], object] = lambda: None
         self.computed: dict[int, int] = {}  # tokens computed by slot, for tests of wasted work
         self._key = key
@@ -315,12 +315,12 @@ class FakeBackend:
 
     def kv_retire(self, slot: int) -> None:
         """Drop all cells of `slot`."""
-        self.settled = False
+        self.lowered = False
         self.kv_remove(slot)
 
-    def kv_settle(self) -> None:
+    def kv_lower_high_water(self) -> None:
         """Note that it was asked for."""
-        self.settled = True
+        self.lowered = True
 
     def kv_length(self, slot: int) -> int:
         """Return how many cells `slot` holds."""

@@ -214,7 +214,7 @@ class LlamaBackend:
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
         status = self._compute(context, self._struct, while_computing)
-        if status == DecodeStatus.NO_KV_ROOM and self._kv.settle():
+        if status == DecodeStatus.NO_KV_ROOM and self._kv.lower_high_water():
             status = self._compute(context, self._struct, nothing)
         if status == DecodeStatus.OK:
             self._kv.placed(slots, self.batch.pos[:n_tokens])
@@ -253,10 +253,10 @@ class LlamaBackend:
         self._kv.retire(slot)
         self.kv_remove(slot)
 
-    def kv_settle(self) -> None:
+    def kv_lower_high_water(self) -> None:
         """Let the high-water mark fall to what the cache holds."""
         if self._context is not None:
-            self._kv.settle()
+            self._kv.lower_high_water()
 
     def kv_length(self, slot: int) -> int:
         """Return how many positions llama.cpp holds for `slot`."""

@@ -100,7 +100,7 @@ class Inbox:
                     came(message)
 
     def left_queue(self, waited_s: float) -> None:
-        """Note that a request left the queue, by admission or abort, after `waited_s`."""
+        """Note that a request left the queue, by admission or cancelled, after `waited_s`."""
         self._left_queue += 1
         self._queue_s = waited_s
 

@@ -26,7 +26,7 @@ class KvCache:
     """The books of one backend's KV cache; what is shared, saved and restored is the prefix cache's.
 
     `scratch` keeps the last slot for ballast rows (:attr:`scratch_slot`). `keeps_high_water`: cells
-    are dropped such that the cache's high-water mark stays where it is until :meth:`settle`, for
+    are dropped such that the cache's high-water mark stays where it is until :meth:`lower_high_water`, for
     backends on which its change makes ticks slow.
 
     Invariant: every slot is free or owned by exactly one key, and `reserved_cells` is the sum of
@@ -118,9 +118,9 @@ class KvCache:
         """Drop what ballast rows left behind."""
         self._backend.kv_remove(self.scratch_slot)
 
-    def settle(self) -> None:
+    def lower_high_water(self) -> None:
         """Let the high-water mark fall to the cells in use."""
-        self._backend.kv_settle()
+        self._backend.kv_lower_high_water()
 
     def check(self) -> None:
         """Raise :class:`KvError` unless the books balance (tests, and when idle)."""

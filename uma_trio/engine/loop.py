@@ -3,12 +3,14 @@
 The engine owns the backend, the sequences and the KV cache, and runs on one thread. It knows nothing
 of sockets, clients or trio: requests come in through the inbox, everything that happens to them
 leaves through the publisher. A tick has three parts so that a test can put virtual time between
-them: :meth:`Engine.prepare`, :meth:`Engine.compute`, :meth:`Engine.finish`.
+them: :meth:`Engine.next_tick`, :meth:`Engine.compute`, :meth:`Engine.finish`.
 
 Nothing is computed between two decodes, so as little as possible happens there. On a CPU that is the
-commit of one tick (sequences move on or end) and the plan of the next. Where a decode overlaps with
-the host (a GPU), the next tick is prepared meanwhile (:mod:`uma_trio.engine.prepared`), and between
-two decodes only its missing tokens are sampled. Publishing overlaps with the decode in both cases.
+commit of one tick (sequences move on or end), the plan of the next, and publishing: that comes right
+before the decode, so that trio's thread writes the tokens to sockets during it. Where a decode
+overlaps with the host (a GPU), publishing and the commit run during the decode, the next tick is
+prepared meanwhile (:mod:`uma_trio.engine.prepared`), and between two decodes only its missing tokens
+are sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import (
-    Abort,
+    Cancel,
     Credit,
     Explain,
     InboxMessage,
@@ -138,13 +140,13 @@ class Engine:
 
     def tick(self) -> bool:
         """Do one tick. False if there was nothing to compute, and then all has been published."""
-        tick = self.prepare()
+        tick = self.next_tick()
         if tick is None:
             return False
         self.finish(tick, self.compute(tick))
         return True
 
-    def prepare(self) -> Tick | None:
+    def next_tick(self) -> Tick | None:
         """Take in what arrived, plan, and fill the batch.
 
         None if there is nothing to compute; then nothing is left to publish.
@@ -154,7 +156,7 @@ class Engine:
         tick = self._prepared(messages) or self._planned(messages, began)
         # Whoever had the last answer hears of it during the next decode, and may ask again.
         if tick is None or not (tick.state.best_effort or tick.state.before.contended):
-            self._kv.settle()
+            self._kv.lower_high_water()
         if tick is None:
             self.publish()
             self._idle = True
@@ -292,8 +294,8 @@ class Engine:
                 registry.give_credit(handle, n)
             case Submit():
                 registry.enqueue(self._sequence(message))
-            case Abort(handle, code, text):
-                registry.abort(handle, now, code, text)
+            case Cancel(handle, code, text):
+                registry.cancel(handle, now, code, text)
             case SetLane(handle, lane):
                 registry.set_lane(handle, lane)
             case Inspect(reply):

@@ -1,8 +1,8 @@
 """The words that pass the two doors. All frozen: values cross borders, objects do not.
 
-Into the engine: :class:`Submit`, :class:`Abort`, :class:`SetLane`, :class:`Credit`,
-:class:`Inspect`, :class:`Explain`, :class:`Prefix`. Out of it, on a request's own stream: :class:`PromptDone`, any number of
-:class:`TokenOut`, and exactly one :class:`Finished`.
+Into the engine: :class:`Submit`, :class:`Cancel`, :class:`SetLane`, :class:`Credit`,
+:class:`Inspect`, :class:`Explain`, :class:`Prefix`. Out of it, on a request's own stream:
+:class:`PromptDone`, any number of :class:`TokenOut`, and exactly one :class:`Finished`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Submit:
 
 
 @frozen
-class Abort:
+class Cancel:
     """End this request now, whatever it is doing; unknown handles are ignored.
 
     Without a code it ends as cancelled, with one as an error.
@@ -173,7 +173,7 @@ class Prefix:
     pin_s: float = 0.0
 
 
-InboxMessage = Submit | Abort | SetLane | Credit | Inspect | Explain | Prefix
+InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix
 
 
 @frozen

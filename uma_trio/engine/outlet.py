@@ -12,7 +12,7 @@ import trio
 
 from uma_trio.engine.messages import Sink, StreamItem
 
-Delivery = Callable[[], None]
+Call = Callable[[], None]
 
 
 class Outlet:
@@ -22,12 +22,10 @@ class Outlet:
     threads, or a plain call when the engine runs inline.
     """
 
-    def __init__(self, post: Callable[[Delivery], object]) -> None:
+    def __init__(self, post: Callable[[Call], object]) -> None:
         self._post = post
 
-    def deliver(
-        self, items: Sequence[tuple[Sink, StreamItem]], calls: Sequence[Delivery] = ()
-    ) -> None:
+    def deliver(self, items: Sequence[tuple[Sink, StreamItem]], calls: Sequence[Call] = ()) -> None:
         """Put each item into its stream, then run each of `calls`; all on trio's thread, in order.
 
         Called on the engine's thread. Nothing is woken when there is nothing to deliver.

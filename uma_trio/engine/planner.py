@@ -39,9 +39,9 @@ from uma_trio.policy.traffic import Traffic
 
 @frozen
 class EngineSettings:
-    """What the engine hands to its policy unchanged.
+    """How an engine is set up, for its whole life.
 
-    `drafts` says whether tokens are guessed ahead where the backend has rows to check them.
+    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed ahead where the backend has rows to check them.
     `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
     measured staircase and `traffic` what the model moves, if they are known. `prefix_bytes` is the
     budget of saved pages; 0 keeps no prefix at all. Those of a session go last for `session_ttl_s`.

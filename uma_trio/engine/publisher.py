@@ -1,8 +1,10 @@
 """The way out: what the outside is to hear of the engine waits in one queue for `publish`.
 
-Between two decodes the machine computes nothing, so a commit only puts frozen values into this
+Between two decodes the machine computes nothing, so a commit only puts what happened into this
 queue. Text is decoded, streams are woken, metrics and the trace are written by
-:meth:`Publisher.publish`, which runs while the next tick is computed.
+:meth:`Publisher.publish`, which runs while the next tick is computed, or right before on a CPU. An
+entry refers to its sequence for what does not change any more, and for the text decoder, which is the
+publisher's alone unless the stream has stop strings.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Recorder:
             timeline.parked_at = None
 
     def sampled(self, handle: int, itl_s: float | None) -> None:
-        """The latest tick gave it a token, `gap_s` after the one before."""
+        """The latest tick gave it a token, `itl_s` after the one before."""
         timeline = self._live[handle]
         if itl_s is not None and (timeline.worst is None or itl_s > timeline.worst.seconds):
             tick = self._ticks[-1]

@@ -192,7 +192,7 @@ class Registry:
         self._recorder.preempted(handle, self._clock(), reason)
         self._metrics.preempted()
 
-    def abort(self, handle: int, now: float, code: str | None, message: str | None) -> None:
+    def cancel(self, handle: int, now: float, code: str | None, message: str | None) -> None:
         """End a request from outside; one that is unknown has ended already."""
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is not None:

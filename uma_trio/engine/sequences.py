@@ -159,7 +159,7 @@ class Sequence:
         """
         if self.drafts:
             self.draft((), ())
-        self.sampler.settle(len(outcome.tokens))
+        self.sampler.return_unused(len(outcome.tokens))
         view = self.view
         known = view.computed + view.pending
         if not outcome.tokens:

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from attrs import frozen
 
-from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import InboxMessage, TokenLogprobs
 from uma_trio.engine.sampling import IMPOSSIBLE, NOT_FINITE, Choice, Choices
 from uma_trio.policy.accounting import planned_work
@@ -83,14 +82,12 @@ class Outcome(NamedTuple):
     """What came of `step`: `kept` of its tokens stay in the KV cache, the rest were wrong drafts.
 
     `tokens` were sampled, in order: one for each row, up to the first draft that differs from what
-    was sampled for the row before it. `vector` is what an embedding gives instead. A `fault` means
-    that there is neither.
+    was sampled for the row before it. A `fault` means that there are none.
     """
 
     step: Step
     kept: int
     tokens: tuple[Drawn, ...] = ()
-    vector: FloatArray | None = None
     fault: Fault | None = None
 
 

@@ -45,7 +45,7 @@ async def run_inline(
     """
     try:
         while not inbox.closed:
-            tick = engine.prepare()
+            tick = engine.next_tick()
             if tick is None:
                 await wakeup.wait()
                 continue

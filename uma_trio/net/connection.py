@@ -6,7 +6,7 @@ spot and hands `generate` requests to the request task. That task follows one re
 other from its frame to its terminal event. The writer half sends what the kernel would not take.
 
 How it ends: everything that ends a connection calls :meth:`Connection.end` or ``_gone``, which
-cancel the tasks. What runs is then aborted, what was said is flushed, and the socket is closed.
+cancel the tasks. What runs is then cancelled, what was said is flushed, and the socket is closed.
 What it must not know: tokens, models, plans.
 """
 
@@ -102,7 +102,7 @@ class Connection:
     async def run(self) -> None:
         """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
 
-        Cancelled, it aborts what runs and closes the socket without a further word.
+        Cancelled, it ends what runs and closes the socket without a further word.
         """
         try:
             try:

@@ -330,7 +330,7 @@ class CostModel:
         between_s = self.contended_host_s or self.host_s
         return {n: n / (self.computing(n) + between_s) for n in counts}
 
-    def settled(self) -> CostModel:
+    def for_storage(self) -> CostModel:
         """Return the model with today's factor written into its figures, to be stored."""
         now = self.times(self.scale)
         return evolve(

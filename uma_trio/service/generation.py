@@ -13,7 +13,7 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.inbox import EngineStopped, Inbox, QueueFull
 from uma_trio.engine.messages import (
-    Abort,
+    Cancel,
     Constraint,
     Credit,
     Finished,
@@ -140,7 +140,7 @@ class Generation:
     def end(self, code: str | None = None, message: str | None = None) -> None:
         """Bring it to its terminal item: cancelled, or an error with a code."""
         if self._submitted:
-            self._service.inbox.put(Abort(self.handle, code, message))
+            self._service.inbox.put(Cancel(self.handle, code, message))
         elif not self._ended_early:
             self._ended_early = True
             self._preparing.cancel()

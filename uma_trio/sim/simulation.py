@@ -126,7 +126,7 @@ class Simulation(World):
 
     def tick(self) -> bool:
         """Do one tick of the engine, in the machine's time. False if there was nothing to do."""
-        job = self.engine.prepare()
+        job = self.engine.next_tick()
         if job is None:
             self.machine.idle()
             return False

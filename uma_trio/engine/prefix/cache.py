@@ -81,7 +81,7 @@ class PrefixCache:
         self.tokens_saved = 0
         self.rent_s = 0.0
         self._put_by_s = 0.0  # of the allowance for restores
-        self._lent: dict[int, Lane] = {}
+        self._promoted: dict[int, Lane] = {}  # leaders of persons, by what their own lane is
 
     # --- a request comes ---
 
@@ -117,7 +117,7 @@ class PrefixCache:
         held = _Held(sequence, "fork", found, leader=leader.handle, coming=found.coming)
         self.held[sequence.handle] = held
         if sequence.lane == "interactive" and leader.lane == "background":
-            self._lent[leader.handle] = leader.lane
+            self._promoted[leader.handle] = leader.lane
             leader.move_to("interactive")
         return True
 
@@ -138,9 +138,9 @@ class PrefixCache:
                 page.locked += 1
             self.held[sequence.handle] = _Held(sequence, source or "saved", found, deque(pages))
         else:
-            self._settle(sequence, n, kind, found)
+            self._begin_from(sequence, n, kind, found)
 
-    def _settle(self, sequence: Sequence, n: int, source: Source, found: Found) -> None:
+    def _begin_from(self, sequence: Sequence, n: int, source: Source, found: Found) -> None:
         """Let a request go on from what its slot holds, if that is whole."""
         backend, slot, window = self._backend, sequence.slot, self._limits.window
         n = min(n, sequence.known - 1)
@@ -214,11 +214,11 @@ class PrefixCache:
 
     def _return_lane(self, held: _Held, running: Mapping[int, Sequence]) -> None:
         """Give a leader its own lane back when nobody waits for it any more."""
-        if held.leader not in self._lent or any(
+        if held.leader not in self._promoted or any(
             h.leader == held.leader for h in self.held.values()
         ):
             return
-        lane = self._lent.pop(held.leader)
+        lane = self._promoted.pop(held.leader)
         if held.leader in running:
             running[held.leader].move_to(lane)
 
@@ -241,7 +241,7 @@ class PrefixCache:
             n = min(
                 n, common(page.path[-1].tokens, held.sequence.tokens[page.start :]) + page.start
             )
-            self._settle(held.sequence, n, held.source, held.found)
+            self._begin_from(held.sequence, n, held.source, held.found)
         return took_s
 
     def _release(self, held: _Held) -> None:
@@ -262,7 +262,7 @@ class PrefixCache:
             self._release(held)
             if held.leader is not None:
                 self._return_lane(held, running)
-        self._lent.pop(sequence.handle, None)
+        self._promoted.pop(sequence.handle, None)
         namespace, n = sequence.submit.namespace, sequence.computed
         if not keep or held is not None or namespace is None or n < LEAST_HIT:
             return
@@ -296,7 +296,7 @@ class PrefixCache:
 
     def lane_set(self, handle: int) -> None:
         """Note that somebody chose the lane of a request: it is its own from now on."""
-        self._lent.pop(handle, None)
+        self._promoted.pop(handle, None)
 
     # --- room and rent ---
 

@@ -66,10 +66,6 @@ class PageStore:
         """How many pages are saved."""
         return self._n
 
-    def bytes_of(self, owner: int) -> int:
-        """Return what the pages of one client take."""
-        return self._by_owner.get(owner, 0)
-
     def match(self, namespace: str, tokens: IntArray) -> tuple[Page | None, int]:
         """Return the page that the longest saved beginning ends in, and its length."""
         return self.trie.match(namespace, tokens)

@@ -129,7 +129,7 @@ class Sampler:
         if self._numbers is None and not self.greedy:
             self._numbers = []
 
-    def settle(self, used: int) -> None:
+    def return_unused(self, used: int) -> None:
         """Note that the first `used` numbers since the last call were those of tokens.
 
         The others are drawn again: the tokens that a seed gives do not depend on drafts.

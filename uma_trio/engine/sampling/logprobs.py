@@ -42,7 +42,7 @@ class Described(Mapping[int, TokenLogprobs]):
         self._logits, self._rows, self._tokens, self._tops = logits, rows, tokens, tops
         self._found: dict[int, TokenLogprobs] | None = None
 
-    def settle(self) -> dict[int, TokenLogprobs]:
+    def compute(self) -> dict[int, TokenLogprobs]:
         """Return all descriptions; from then on the logits may change."""
         if self._found is None:
             each = zip(
@@ -56,7 +56,7 @@ class Described(Mapping[int, TokenLogprobs]):
         return self._found
 
     def __getitem__(self, row: int) -> TokenLogprobs:
-        return self.settle()[row]
+        return self.compute()[row]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._rows)
@@ -85,7 +85,7 @@ class Describer:
         The row of any other holds no NaN and no +inf, and the token's logit is finite.
         """
         if self._latest is not None:
-            self._latest.settle()
+            self._latest.compute()
         rows = [row for row in self._tops if tokens[row] >= 0]
         kept = self._kept[: len(rows)]
         for place, row in enumerate(rows):
