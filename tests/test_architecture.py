@@ -84,6 +84,7 @@ ALLOWED = {
         *("attrs", "h11", "msgspec", "numpy", "trio", "uma_trio.service", "uma_trio.sockets"),
         *("uma_protocol.errors", "uma_protocol.events", "uma_protocol.rules"),
         *("uma_trio.engine.messages", "uma_trio.lanes", "uma_trio.telemetry.exposition"),
+        "uma_trio.text.replies",
     },
     "uma_trio.http.generate": {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),

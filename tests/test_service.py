@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from uma_protocol import Code
 from uma_trio.backend.fake import N_VOCAB, FakeBackend, linear_cost
 from uma_trio.engine.messages import Credit, Finished, PromptDone, StreamItem, TokenOut
-from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal
+from uma_trio.service.ask import Ask, Chat, Door, Message, Origin, Refusal
 from uma_trio.service.stream import Pipe
 
 DOOR = Door(max_prompt_bytes=100, option="--door-bytes")
@@ -62,7 +62,7 @@ async def test_text_tokens_and_chats_are_asked_the_same_way(autojump_clock: Mock
         assert text == daemon.expected("hello", 6)
         tokens = daemon.backend.vocabulary.tokenize("hello", add_special=True, parse_special=False)
         assert (await answer(daemon, Ask(prompt=tokens, max_tokens=6)))[0] == text
-        _, end = await answer(daemon, Ask(prompt=Chat((("user", "hi"),)), max_tokens=6))
+        _, end = await answer(daemon, Ask(prompt=Chat((Message("user", "hi"),)), max_tokens=6))
         assert end.reason == "length"
 
 
@@ -71,7 +71,7 @@ async def test_a_chat_is_refused_where_the_model_has_no_template(
 ) -> None:
     """The message says what to send instead."""
     async with house(FakeBackend(chat_template=None)) as daemon:
-        refusal = await refused(daemon, prompt=Chat((("user", "hi"),)))
+        refusal = await refused(daemon, prompt=Chat((Message("user", "hi"),)))
         assert (refusal.code, refusal.field) == (Code.E_MODEL_002, "messages")
         assert "`prompt`" in refusal.message
 
@@ -86,7 +86,11 @@ async def test_a_chat_is_refused_where_the_model_has_no_template(
         ({"prompt": np.array([3, N_VOCAB], np.int32)}, Code.E_PROTO_003, "prompt"),
         ({"prompt": np.array([-1, 3], np.int32)}, Code.E_PROTO_003, "prompt"),
         ({"prompt": "é" * 51}, Code.E_LIMIT_001, "prompt"),
-        ({"prompt": Chat((("user", "x" * 60), ("user", "x" * 41)))}, Code.E_LIMIT_001, "messages"),
+        (
+            {"prompt": Chat((Message("user", "x" * 60), Message("user", "x" * 41)))},
+            Code.E_LIMIT_001,
+            "messages",
+        ),
         ({"prompt": "x", "max_tokens": 11}, Code.E_PROTO_003, "max_tokens"),
     ],
 )
@@ -208,7 +212,7 @@ async def test_texts_are_looked_at_without_a_request(autojump_clock: MockClock) 
         service = daemon.service
         tokens = await service.tokenize("héllo", add_special=False, parse_special=False)
         assert service.detokenize(tokens).decode() == "héllo"
-        assert "hi" in await service.render(Chat((("user", "hi"),)))
+        assert "hi" in await service.render(Chat((Message("user", "hi"),)))
         with pytest.raises(Refusal) as caught:
             service.detokenize([N_VOCAB])
         assert caught.value.field == "tokens"

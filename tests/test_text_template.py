@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from uma_trio.text.chat import Message
 from uma_trio.text.sandbox import CPU_SECONDS
 from uma_trio.text.template import ChatTemplate, Manner, Part, Unrenderable, problem_of
 
@@ -34,7 +35,7 @@ def whole(parts: list[Part]) -> str:
 
 def test_contents_and_template_come_apart() -> None:
     """Parts alternate between the template's text and the contents."""
-    parts = ChatTemplate(CHATML).render([("system", "Be brief."), ("user", "Hi")])
+    parts = ChatTemplate(CHATML).render([Message("system", "Be brief."), Message("user", "Hi")])
     assert parts == [
         Part("<|im_start|>system\n", is_content=False),
         Part("Be brief.", is_content=True),
@@ -50,7 +51,7 @@ def test_contents_and_template_come_apart() -> None:
 )
 def test_nothing_a_person_writes_becomes_template(content: str) -> None:
     """Special tokens, template code and control characters come back as content."""
-    assert contents(ChatTemplate(CHATML).render([("user", content)])) == [content]
+    assert contents(ChatTemplate(CHATML).render([Message("user", content)])) == [content]
 
 
 @pytest.mark.parametrize(
@@ -66,20 +67,20 @@ def test_nothing_a_person_writes_becomes_template(content: str) -> None:
 )
 def test_contents_are_stripped_as_the_template_does(code: str, expected: str) -> None:
     """A template that strips its contents gives stripped contents, on that side."""
-    parts = ChatTemplate(around(code)).render([("user", " \n a b \n\n ")])
+    parts = ChatTemplate(around(code)).render([Message("user", " \n a b \n\n ")])
     assert contents(parts) == [expected]
 
 
 def test_line_ends_alone_are_stripped_where_only_they_are() -> None:
     """Stripping line ends leaves spaces alone, in the template and in our copy of it."""
-    parts = ChatTemplate(around("m.content.strip('\\n')")).render([("user", "\n\n a \n")])
+    parts = ChatTemplate(around("m.content.strip('\\n')")).render([Message("user", "\n\n a \n")])
     assert contents(parts) == [" a "]
 
 
 def test_a_line_end_before_a_stripped_content_stays() -> None:
     """The template's own line end is not taken for padding."""
     parts = ChatTemplate("{% for m in messages %}u\n{{ m.content|trim }}\n{% endfor %}").render(
-        [("user", " a ")]
+        [Message("user", " a ")]
     )
     assert whole(parts) == "u\na\n"
 
@@ -87,13 +88,16 @@ def test_a_line_end_before_a_stripped_content_stays() -> None:
 def test_an_empty_content_is_empty_for_the_template() -> None:
     """A template that leaves out an empty system message does so."""
     source = "{% for m in messages %}{% if m.content %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
-    assert whole(ChatTemplate(source).render([("system", ""), ("user", "a")])) == "<user>a"
+    assert (
+        whole(ChatTemplate(source).render([Message("system", ""), Message("user", "a")]))
+        == "<user>a"
+    )
 
 
 def test_more_than_ten_messages_keep_their_order() -> None:
     """Word 1 is not mistaken for the beginning of word 10."""
-    said = [("user" if i % 2 == 0 else "assistant", f"m{i}") for i in range(25)]
-    assert contents(ChatTemplate(CHATML).render(said)) == [content for _, content in said]
+    said = [Message("user" if i % 2 == 0 else "assistant", f"m{i}") for i in range(25)]
+    assert contents(ChatTemplate(CHATML).render(said)) == [message.content for message in said]
 
 
 def test_contents_may_change_places() -> None:
@@ -102,7 +106,7 @@ def test_contents_may_change_places() -> None:
     source = (
         "{% if messages|length > 1 %}" + source + "{% else %}{{ messages[0].content }}{% endif %}"
     )
-    parts = ChatTemplate(source).render([("system", "s"), ("user", "u")])
+    parts = ChatTemplate(source).render([Message("system", "s"), Message("user", "u")])
     assert whole(parts) == "u|s"
 
 
@@ -134,14 +138,14 @@ def test_a_message_that_this_template_leaves_out_is_refused() -> None:
     """A template without tools drops them; saying so beats answering without."""
     source = "{% for m in messages if m.role != 'tool' %}{{ m.content }};{% endfor %}"
     with pytest.raises(Unrenderable, match="'tool'"):
-        ChatTemplate(source).render([("user", "a"), ("tool", "b")])
+        ChatTemplate(source).render([Message("user", "a"), Message("tool", "b")])
 
 
 def test_the_templates_own_objection_is_passed_on() -> None:
     """What the template raises is what the client reads."""
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}"
     with pytest.raises(Unrenderable, match="System role not supported"):
-        ChatTemplate(source).render([("system", "a")])
+        ChatTemplate(source).render([Message("system", "a")])
 
 
 def test_what_templates_use_is_there() -> None:
@@ -154,7 +158,10 @@ def test_what_templates_use_is_there() -> None:
         "{{ strftime_now('%Y') | length }}{{ tools is none }}{{ [1, 2] | join('-') }}"
     )
     template = ChatTemplate(source, bos_text="<s>")
-    assert whole(template.render([("user", "x")])) == '<s>x1{"b": "<é>", "a": null}<f>a1b4True1-2'
+    assert (
+        whole(template.render([Message("user", "x")]))
+        == '<s>x1{"b": "<é>", "a": null}<f>a1b4True1-2'
+    )
 
 
 NEST = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
@@ -209,9 +216,9 @@ def test_each_thread_has_its_own_budget() -> None:
     wrong: list[object] = []
 
     def chat(name: str) -> None:
-        said = [("user", f"{name}{i}") for i in range(20)]
+        said = [Message("user", f"{name}{i}") for i in range(20)]
         for _ in range(20):
-            if contents(template.render(said)) != [content for _, content in said]:
+            if contents(template.render(said)) != [message.content for message in said]:
                 wrong.append(name)
 
     interval = sys.getswitchinterval()
@@ -230,7 +237,7 @@ def test_each_thread_has_its_own_budget() -> None:
 def test_a_final_message_is_continued_where_it_ends() -> None:
     """Nothing of the template follows it: neither its end marker nor the next turn's beginning."""
     parts = ChatTemplate(CHATML).render(
-        [("user", "Count."), ("assistant", "One, two,")], Manner(continue_final=True)
+        [Message("user", "Count."), Message("assistant", "One, two,")], Manner(continue_final=True)
     )
     assert whole(parts) == ("<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\nOne, two,")
     assert parts[-1] == Part("One, two,", is_content=True)
@@ -239,14 +246,19 @@ def test_a_final_message_is_continued_where_it_ends() -> None:
 def test_a_continued_message_is_stripped_as_the_template_does() -> None:
     """Its end is where the template would have gone on."""
     template = ChatTemplate(around("m.content | trim"))
-    parts = template.render([("assistant", " One, ")], Manner(continue_final=True))
+    parts = template.render([Message("assistant", " One, ")], Manner(continue_final=True))
     assert whole(parts) == "[One,"
 
 
 @pytest.mark.parametrize(
-    "messages", [[("user", "Hi")], [("assistant", "x"), ("user", "Hi")], [("assistant", " ")]]
+    "messages",
+    [
+        [Message("user", "Hi")],
+        [Message("assistant", "x"), Message("user", "Hi")],
+        [Message("assistant", " ")],
+    ],
 )
-def test_only_an_answer_that_was_begun_can_be_continued(messages: list[tuple[str, str]]) -> None:
+def test_only_an_answer_that_was_begun_can_be_continued(messages: list[Message]) -> None:
     """Another speaker's message, or none, is refused with a sentence."""
     with pytest.raises(Unrenderable, match="must be the assistant's, and not empty"):
         ChatTemplate(CHATML).render(messages, Manner(continue_final=True))
@@ -256,7 +268,9 @@ def test_a_template_that_writes_the_last_message_first_cannot_continue_it() -> N
     """What follows it in the text would be continued instead."""
     template = ChatTemplate("{% for m in messages | reverse %}{{ m.content }};{% endfor %}")
     with pytest.raises(Unrenderable, match="does not write the last message last"):
-        template.render([("user", "a"), ("assistant", "b")], Manner(continue_final=True))
+        template.render(
+            [Message("user", "a"), Message("assistant", "b")], Manner(continue_final=True)
+        )
 
 
 def test_arguments_are_variables_of_the_template() -> None:
@@ -264,7 +278,7 @@ def test_arguments_are_variables_of_the_template() -> None:
     source = around("m.content") + "{{ effort if deep else 'no' }}{{ levels | d([]) | last }}"
     manner = Manner(arguments={"effort": "high", "deep": True, "levels": [1, 2], "unknown": None})
     template = ChatTemplate(source)
-    assert whole(template.render([("user", "x")], manner)) == "[x]high2"
+    assert whole(template.render([Message("user", "x")], manner)) == "[x]high2"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +294,7 @@ def test_arguments_are_variables_of_the_template() -> None:
 def test_the_effort_is_told_to_templates_that_know_it(manner: Manner, expected: str) -> None:
     """By name, and as no thinking at all where it is none; what is told outright goes first."""
     source = around("m.content") + "{{ reasoning_effort or '-' }},{{ enable_thinking | d('-') }}"
-    assert whole(ChatTemplate(source).render([("user", "x")], manner)) == f"[x]{expected}"
+    assert whole(ChatTemplate(source).render([Message("user", "x")], manner)) == f"[x]{expected}"
 
 
 @pytest.mark.parametrize(

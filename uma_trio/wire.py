@@ -20,7 +20,7 @@ from uma_protocol import (
 )
 from uma_trio.engine.messages import Finished, SamplingParams, Targets, TokenLogprobs
 from uma_trio.engine.records import PrefixReport
-from uma_trio.service.ask import Ask, Chat, Door, Manner, Origin, Refusal, Shape, seeded
+from uma_trio.service.ask import Ask, Chat, Door, Manner, Message, Origin, Refusal, Shape, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def ask_of(generate: Generate) -> Ask:
 
 def _chat(generate: Generate) -> Chat:
     return Chat(
-        tuple((message.role, message.content) for message in generate.messages or ()),
+        tuple(Message(message.role, message.content) for message in generate.messages or ()),
         Manner(
             continue_final=generate.continue_final_message,
             arguments=generate.chat_template_kwargs,

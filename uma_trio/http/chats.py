@@ -1,10 +1,11 @@
-"""The messages of a chat, from what clients send to (role, content) pairs. Pure."""
+"""The messages of a chat, from what clients send to neutral ones. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from uma_trio.http.errors import invalid
+from uma_trio.service.ask import Message
 
 MAX_MESSAGES = 8192
 # What the API calls a role, and what chat templates call it.
@@ -18,8 +19,8 @@ _ROLES = {
 }
 
 
-def messages_of(value: Any) -> tuple[tuple[str, str], ...]:
-    """Return the (role, content) pairs of a chat.
+def messages_of(value: Any) -> tuple[Message, ...]:
+    """Return the messages of a chat.
 
     Raises:
         Fault: it is no list of messages, or one of them holds more than text.
@@ -29,7 +30,7 @@ def messages_of(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
 
 
-def _message(value: Any, path: str) -> tuple[str, str]:
+def _message(value: Any, path: str) -> Message:
     if not isinstance(value, dict):
         raise invalid(path, "must be an object with role and content")
     role = value.get("role")
@@ -43,7 +44,7 @@ def _message(value: Any, path: str) -> tuple[str, str]:
     content = value.get("content")
     if content is None and role == "assistant":
         content = ""
-    return _ROLES[role], _text(content, f"{path}.content")
+    return Message(_ROLES[role], _text(content, f"{path}.content"))
 
 
 def _text(content: Any, path: str) -> str:

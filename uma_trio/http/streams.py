@@ -16,6 +16,8 @@ from uma_trio.http.message import Exchange, Headers
 from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Ask, Origin
 from uma_trio.service.generation import Generation
+from uma_trio.service.reading import Reading
+from uma_trio.text.replies import Said, collect
 
 Indexed = tuple[int, StreamItem]
 Deal = Callable[[Sequence[Indexed]], Awaitable[None]]
@@ -132,6 +134,12 @@ async def whole(shared: Shared, generations: Sequence[Generation]) -> list[Answe
         if (fault := failure_of(end, shared)) is not None:
             raise fault
     return [Answer(tokens[index], ends[index]) for index in range(len(generations))]
+
+
+def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:
+    """Return what one answer says, of which `whole` returned the items."""
+    events = [event for token in tokens for event in reading.token(token)]
+    return collect([*events, *reading.end(end)])
 
 
 async def each_burst(generations: Sequence[Generation], deal: Deal) -> None:

@@ -14,20 +14,27 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.lanes import Lane
-from uma_trio.text.shape import Shape as Shape  # this and the next are words of the fronts, too
+from uma_trio.text.chat import AUTO, ToolChoice
+from uma_trio.text.chat import Call as Call  # these are words of the fronts, too
+from uma_trio.text.chat import Message as Message
+from uma_trio.text.chat import Tool as Tool
+from uma_trio.text.shape import Shape as Shape
 from uma_trio.text.template import PLAINLY
 from uma_trio.text.template import Manner as Manner
 
 
 @frozen
 class Chat:
-    """A conversation to be rendered by the model's template: (role, content) pairs.
+    """A conversation to be rendered by the model's template.
 
     `manner` is how; its arguments are checked by :meth:`Service.generate`, like everything else.
+    `tools` are what the model may ask for, by `choice`.
     """
 
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[Message, ...]
     manner: Manner = PLAINLY
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = AUTO
 
 
 Prompt = str | Chat | IntArray
@@ -40,7 +47,8 @@ class Ask:
 
     `max_tokens` None is the daemon's default, trimmed to the room in the context; with `clamp`
     a larger wish is trimmed as well instead of refused. `model` None is the loaded one.
-    `shape` is what the answer has to look like, from its first token on. What was computed for the
+    `shape` is what the answer has to look like, from its first token on behind the reasoning, which
+    gets at most `reasoning_budget` tokens (None: no bound of its own). What was computed for the
     same user before may be used again: with `cache` "private" only for this client, with any other
     text for whoever gives the same (a salt). `streamed` says that the tokens are passed on as they
     come, so that the time to the first one means something to the metrics.
@@ -57,6 +65,7 @@ class Ask:
     session: str | None = None
     cache: str | None = None
     shape: Shape | None = None
+    reasoning_budget: int | None = None
     streamed: bool = True
 
 

@@ -179,5 +179,14 @@ def _prompt_bytes(ask: Ask) -> tuple[str, int]:
     if isinstance(prompt, str):
         return "prompt", len(prompt.encode())
     if isinstance(prompt, Chat):
-        return "messages", sum(len(content.encode()) for _, content in prompt.messages)
+        return "messages", _chat_bytes(prompt)
     return "prompt", prompt.nbytes
+
+
+def _chat_bytes(chat: Chat) -> int:
+    """Return how many bytes somebody wrote of a conversation, its tools included."""
+    said = sum(len(text.encode()) for message in chat.messages for text in message.texts)
+    return said + sum(
+        len(tool.name.encode()) + len(tool.description.encode()) + len(json.dumps(tool.parameters))
+        for tool in chat.tools
+    )

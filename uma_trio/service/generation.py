@@ -27,6 +27,7 @@ from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Origin, Refusal, namespace
 from uma_trio.service.checks import Bounds, check_untokenised, max_tokens_for
 from uma_trio.service.directory import Directory
+from uma_trio.service.reading import Reading
 from uma_trio.service.stream import Pipe
 from uma_trio.service.telemetry import Telemetry
 
@@ -72,6 +73,8 @@ class Generation:
         self.ask = ask
         self.origin = origin
         self.lane: Lane = ask.lane
+        #: What reads the answer; there once it is entered.
+        self.reading = Reading()
         self._service = service
         self._arrived = service.clock()
         self._pipe = Pipe()

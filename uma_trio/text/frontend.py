@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from uma_trio.backend.base import IntArray, Vocabulary
+from uma_trio.text.chat import Message
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner, Part, Unrenderable
 
 if TYPE_CHECKING:
@@ -70,10 +71,8 @@ class FrontEnd:
         """
         return self._finished(self._plain(text))
 
-    def prepare_messages(
-        self, messages: Sequence[tuple[str, str]], manner: Manner = PLAINLY
-    ) -> IntArray:
-        """Return the tokens (int32) of a chat of (role, content), ready for the answer.
+    def prepare_messages(self, messages: Sequence[Message], manner: Manner = PLAINLY) -> IntArray:
+        """Return the tokens (int32) of a chat, ready for the answer.
 
         What looks like a special token in a content stays text. Raises :class:`Unrenderable` if
         the template refuses these messages, or there is none that can be used.
@@ -95,7 +94,7 @@ class FrontEnd:
         """Return the bytes of tokens of the vocabulary; control tokens have none."""
         return b"".join([self._pieces[token] for token in tokens])
 
-    def render(self, messages: Sequence[tuple[str, str]], manner: Manner = PLAINLY) -> str:
+    def render(self, messages: Sequence[Message], manner: Manner = PLAINLY) -> str:
         """Return a chat as the template writes it. Raises :class:`Unrenderable`."""
         return "".join(part.text for part in self._parts(messages, manner))
 
@@ -109,7 +108,7 @@ class FrontEnd:
 
         return Grammarian(self._vocabulary)
 
-    def _parts(self, messages: Sequence[tuple[str, str]], manner: Manner) -> list[Part]:
+    def _parts(self, messages: Sequence[Message], manner: Manner) -> list[Part]:
         if self._template is None:
             raise Unrenderable(self.chat_problem or "the model has no chat template")
         return self._template.render(messages, manner)

@@ -27,6 +27,7 @@ from typing import Any, Final
 from attrs import field, frozen
 from jinja2 import Template
 
+from uma_trio.text.chat import Message
 from uma_trio.text.sandbox import Sandbox
 
 MAX_SOURCE: Final = 256 << 10  # characters; the longest published template has 20,000
@@ -120,10 +121,10 @@ class ChatTemplate:
             self._template: Template = _SANDBOX.from_string(source)
         except Exception as error:  # a compiler of foreign code; it may raise anything
             raise Unrenderable(f"it does not compile: {_one_line(error)}") from error
-        self.render([("user", "Hello")])
+        self.render([Message("user", "Hello")])
 
-    def render(self, messages: Sequence[tuple[str, str]], manner: Manner = PLAINLY) -> list[Part]:
-        """Render (role, content) pairs, ready for the assistant's answer.
+    def render(self, messages: Sequence[Message], manner: Manner = PLAINLY) -> list[Part]:
+        """Render messages, ready for the assistant's answer.
 
         Raises :class:`Unrenderable` if the template refuses these messages, takes too long, or
         does not bring every content back exactly once; or if there is no final message to go on
@@ -134,15 +135,15 @@ class ChatTemplate:
                 "the last message to continue must be the assistant's, and not empty"
             )
         word = f"q{secrets.token_hex(12)}n"
-        contents = [content for _, content in messages]
+        contents = [message.content for message in messages]
         wanted = [i for i, content in enumerate(contents) if content.strip() or _VT in content]
         shown = list(contents)
         for index in wanted:
             shown[index] = f"{_PAD}{word}{index}q{_PAD}"
         rendered = self._run(
             [
-                {"role": role, "content": content}
-                for (role, _), content in zip(messages, shown, strict=True)
+                {"role": message.role, "content": content}
+                for message, content in zip(messages, shown, strict=True)
             ],
             manner,
         )
@@ -151,7 +152,7 @@ class ChatTemplate:
         if sorted(found) != wanted:
             missing = sorted(set(wanted) - set(found))
             if missing:
-                role = messages[missing[0]][0]
+                role = messages[missing[0]].role
                 raise Unrenderable(f"it leaves out or alters the message of {role!r}")
             raise Unrenderable("it repeats a message")
         joined = _joined(parts[0::2], [contents[index] for index in found])
@@ -179,9 +180,9 @@ class ChatTemplate:
             raise Unrenderable(_one_line(error)) from error
 
 
-def _can_go_on(messages: Sequence[tuple[str, str]]) -> bool:
-    role, content = messages[-1] if messages else ("", "")
-    return role == "assistant" and bool(content.strip())
+def _can_go_on(messages: Sequence[Message]) -> bool:
+    last = messages[-1] if messages else Message("")
+    return last.role == "assistant" and bool(last.content.strip())
 
 
 def _joined(outside: Sequence[str], contents: Sequence[str]) -> list[Part]:

@@ -1,0 +1,60 @@
+"""From the items of one answer to what it says: the one place where replies are parsed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from uma_trio.engine.messages import Finished, FinishReason, TokenOut
+from uma_trio.text.replies import CallStart, Content, Event, Reasoning, ReplyParser
+
+Reason = FinishReason | Literal["tool_calls"]
+
+
+class Reading:
+    """Reads one answer, item by item. Without a parser everything is content.
+
+    The events of a token need not be of its own text: what may be part of a marker is held back.
+    """
+
+    __slots__ = ("_parser", "loosened", "n_calls", "reasoning_tokens")
+
+    def __init__(self, parser: ReplyParser | None = None, loosened: tuple[str, ...] = ()) -> None:
+        self._parser = parser
+        #: The tools whose arguments are not held to their whole schema.
+        self.loosened = loosened
+        #: How many calls have begun.
+        self.n_calls: int = 0
+        #: How many tokens were reasoning.
+        self.reasoning_tokens: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the answer is its text, so that nobody has to ask what it says."""
+        return self._parser is None
+
+    def token(self, item: TokenOut) -> list[Event]:
+        """Return what is said for certain with this token."""
+        if self._parser is None:
+            return [Content(item.text)] if item.text else []
+        events = self._parser.feed(item.text)
+        self._count(events, 1)
+        return events
+
+    def end(self, finished: Finished) -> list[Event]:
+        """Return what was held back until the end."""
+        if self._parser is None:
+            return [Content(finished.text)] if finished.text else []
+        events = [*self._parser.feed(finished.text), *self._parser.finish()]
+        self._count(events, 0)
+        return events
+
+    def reason(self, finished: Finished) -> Reason:
+        """Return why the answer ended: "tool_calls" where it did so by itself behind a call."""
+        return "tool_calls" if self.n_calls and finished.reason == "stop" else finished.reason
+
+    def _count(self, events: list[Event], n_tokens: int) -> None:
+        for event in events:
+            if isinstance(event, CallStart):
+                self.n_calls += 1
+        if events and isinstance(events[-1], Reasoning):
+            self.reasoning_tokens += n_tokens
