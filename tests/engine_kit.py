@@ -35,6 +35,7 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio.speculation import Speculation
 from uma_trio.telemetry.metrics import Metrics
 
 
@@ -146,6 +147,7 @@ class Bench:
         constraint: Constraint | None = None,
         namespace: str | None = None,
         session: str | None = None,
+        speculation: Speculation = "auto",
         **params: object,
     ) -> tuple[int, Sink]:
         """Submit a request; return its handle and its sink."""
@@ -169,6 +171,7 @@ class Bench:
                 constraint=constraint,
                 namespace=namespace,
                 session=session,
+                speculation=speculation,
             )
         )
         return handle, sink

@@ -24,8 +24,9 @@ ALLOWED = {
     "uma_trio.machine": set(),
     "uma_trio.spelling": set(),
     "uma_trio.lanes": set(),
+    "uma_trio.speculation": set(),
     "uma_trio.config": {
-        *("attrs", "cattrs", "uma_trio.spelling"),
+        *("attrs", "cattrs", "uma_trio.spelling", "uma_trio.speculation"),
         *("uma_trio.backend.kv_types", "uma_trio.sockets.path", "uma_trio.sockets.address"),
     },
     "uma_trio.config.settings": {"yaml", "uma_trio.config", "uma_trio.spelling"},
@@ -48,7 +49,7 @@ ALLOWED = {
     "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry", "uma_trio.spelling"},
     "uma_trio.backend.llama": {"attrs", "numpy", "llama_cpp", "uma_trio.backend"},
     "uma_trio.engine": {
-        "uma_trio.lanes",
+        *("uma_trio.lanes", "uma_trio.speculation"),
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
         *("uma_trio.policy", "uma_trio.backend.base", "uma_trio.costing.refine"),
     },
@@ -57,7 +58,7 @@ ALLOWED = {
     "uma_trio.engine.task": {"trio", "uma_trio.engine", "uma_trio.telemetry"},
     "uma_trio.sockets": {"attrs", "trio"},
     "uma_trio.service": {
-        "uma_trio.lanes",
+        *("uma_trio.lanes", "uma_trio.speculation"),
         *(
             "attrs",
             "numpy",

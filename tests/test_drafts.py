@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder
 
+from uma_protocol import Generate
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Lookup, Survival
 from uma_trio.engine.planner import EngineSettings
@@ -21,8 +22,10 @@ from uma_trio.policy.contract.ballast import MOST_BALLAST, ballast_for
 from uma_trio.policy.contract.drafts import FREE, add_drafts
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.decode import one_token_each
-from uma_trio.policy.plan import Limit, Plan
+from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
+from uma_trio.speculation import Speculation
+from uma_trio.wire import ask_of
 
 SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 # Fours and eights are quick, what lies one above them is not: as measured with Q4_0 on two cores.
@@ -142,6 +145,15 @@ def test_free_means_that_no_tick_gets_longer() -> None:
     assert drafts_of(planned(STAIRS, drafting(1, 0.9, 0.8, 0.7), paid=False)) == [0]
 
 
+def test_a_request_may_ask_for_free_rows_only() -> None:
+    """Rows that cost go to others' guesses, however likely its own are."""
+    modest = evolve(drafting(1, 0.9, 0.8, 0.7), pays_for_drafts=False)
+    assert drafts_of(planned(STAIRS, modest)) == [0]
+    assert drafts_of(planned(FLAT, modest)) == [3]
+    both = planned(STAIRS, modest, drafting(2, *[0.95] * 6), limit=NO_LIMIT)
+    assert both.items[0].n_drafts == 0
+
+
 def test_where_each_row_costs_as_much_as_a_token_there_is_no_draft() -> None:
     """Not even a certain one."""
     assert drafts_of(planned(STEEP, drafting(1, 0.99, 0.98))) == [0]
@@ -194,13 +206,19 @@ def test_drafts_keep_every_rule_of_a_plan(
         assert takes_s <= FREE * took_s
 
 
+def test_what_a_request_says_of_speculation_reaches_the_engine() -> None:
+    """By the socket's words; without a word it is what the daemon allows."""
+    assert ask_of(Generate("a", speculation="off", prompt="Hi")).speculation == "off"
+    assert ask_of(Generate("a", prompt="Hi")).speculation == "auto"
+
+
 # --- the engine ---
 
 
-def speaking(*, drafts: bool) -> Bench:
+def speaking(*, drafts: bool, cost: CostModel = FLAT) -> Bench:
     """Return an engine with a cost model, on a backend with rows for drafts."""
     backend = FakeBackend(n_slots=5, n_ctx=4000, n_rows=24)
-    given = EngineSettings(cost=FLAT, scratch_slots=1, drafts=drafts)
+    given = EngineSettings(cost=cost, scratch_slots=1, drafts=drafts)
     return Bench(backend, contract, settings=given)
 
 
@@ -248,6 +266,20 @@ def test_who_has_room_for_one_token_gets_no_drafts() -> None:
     _, sink = bench.submit("to be or not to be or not", 30, credit=1)
     bench.ticks(4)
     assert len(sink.tokens) == 1
+
+
+@pytest.mark.parametrize(("asked", "drafted"), [("off", False), ("free", False), ("auto", True)])
+def test_a_request_narrows_what_is_drafted_for_it(asked: Speculation, drafted: bool) -> None:
+    """Its answer is the same; here no row is free."""
+    rows, texts = [], []
+    for speculation in (asked, "off"):
+        bench = speaking(drafts=True, cost=STAIRS)
+        _, sink = bench.submit("to be or not to be or not to be", 60, speculation=speculation)
+        bench.run()
+        rows.append(bench.metrics.snapshot()["draft_rows_total"])
+        texts.append(sink.text)
+    assert (rows[0] > 0, rows[1]) == (drafted, 0)
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("asked", [{"logprobs": 1}, {"frequency_penalty": 0.5}])

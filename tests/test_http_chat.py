@@ -169,6 +169,7 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         ({"previous_response_id": "r"}, "previous_response_id"),
         ({"priority": "high"}, "priority"),
         ({"reasoning_effort": "some"}, "reasoning_effort"),
+        ({"speculation": "on"}, "speculation"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
         ({"model": "\n"}, "model"),

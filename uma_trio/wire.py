@@ -46,6 +46,7 @@ def ask_of(generate: Generate) -> Ask:
         model=generate.model,
         session=generate.session,
         cache=generate.cache,
+        speculation=generate.speculation,
         streamed=generate.stream,
     )
 

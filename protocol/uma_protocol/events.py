@@ -23,6 +23,9 @@ Reason = Literal["stop", "length", "cancelled", "error"]
 Speaker = Literal["system", "user", "assistant", "tool"]
 """Who speaks in a chat message."""
 
+Speculation = Literal["off", "free", "auto"]
+"""Which guesses at an answer are computed ahead: none, those that cost nothing, or those that pay."""
+
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """How much a model should think before it answers, where its template knows."""
 
@@ -237,6 +240,7 @@ class Generate(_Request, frozen=True, tag="generate"):
     grammar: str | None = None
     stream: bool = True
     ignore_eos: bool = False
+    speculation: Speculation = "auto"
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Effort | None = None

@@ -140,6 +140,12 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field("stream", Flag(), "default true; false sends all text in the terminal event"),
             Field("ignore_eos", Flag(), "default false; true never samples end of generation"),
             Field(
+                "speculation",
+                Choice(get_args(events.Speculation)),
+                "which guesses at the answer are computed ahead, none that the daemon does not allow: "
+                "`off`, `free` where a tick takes no longer, default `auto`; it changes no answer",
+            ),
+            Field(
                 "continue_final_message",
                 Flag(),
                 "default false; true goes on with the last of `messages`, the assistant's",

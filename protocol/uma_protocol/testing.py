@@ -83,6 +83,7 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
             min_tokens=5,
             stream=False,
             ignore_eos=True,
+            speculation="free",
             continue_final_message=True,
             chat_template_kwargs={"enable_thinking": False},
             reasoning_effort="low",
@@ -95,7 +96,7 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         '"min_p":0.05,"presence_penalty":0.5,"frequency_penalty":-0.25,"repeat_penalty":1.1,'
         '"repeat_last_n":-1,"logit_bias":{"15043":-100.0,"7":2.5},"seed":7,'
         '"stop":["\\n","User:"],"stop_token_ids":[2,3],"min_tokens":5,"stream":false,'
-        '"ignore_eos":true,"continue_final_message":true,'
+        '"ignore_eos":true,"speculation":"free","continue_final_message":true,'
         '"chat_template_kwargs":{"enable_thinking":false},"reasoning_effort":"low",'
         '"slo":{"target_ttft_ms":250.0,"target_tbt_ms":40.0},'
         '"metadata":{"trace":["x",1,null,{"deep":0.5}]},'

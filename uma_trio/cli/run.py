@@ -31,6 +31,7 @@ from uma_trio.cli.output import (
 )
 from uma_trio.config.option import ConfigError
 from uma_trio.lanes import Lane
+from uma_trio.speculation import Speculation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -106,6 +107,12 @@ class Asking:
             "text is shared with who gives the same; the default is all of this user's."
         ),
     ] = None
+    speculation: Annotated[
+        Speculation,
+        Parameter(
+            help="Which guesses at the answer are computed ahead, of those that the daemon allows."
+        ),
+    ] = "auto"
     app: Annotated[str | None, Parameter(help="A label that `ps` shows.")] = None
     socket: SocketFlag = None
     metrics: Annotated[
@@ -140,6 +147,7 @@ class Asking:
             "priority": self.priority,
             "session": self.session,
             "cache": self.cache,
+            "speculation": self.speculation,
             "app": self.app or "uma-cli",
         }
 

@@ -16,9 +16,9 @@ from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.path import DEFAULT_SOCKET
+from uma_trio.speculation import SPECULATIONS
 
 FLASH_ATTENTION = ("auto", "on", "off")
-SPECULATION = ("off", "free", "auto")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -293,11 +293,11 @@ class Config(HttpConfig):
     speculation: str = option(
         "auto",
         flag="--speculation",
-        choices=SPECULATION,
+        choices=SPECULATIONS,
         since="0.1",
         help="Guess the next tokens of an answer from the text before it and check them together "
         "(contract policy, on a CPU): off, free (only where a tick takes no longer), or auto (also "
-        "where that gives more tokens a second). It changes no answer.",
+        "where that gives more tokens a second). A request may ask for less. It changes no answer.",
     )
     mlock: bool = option(
         False,

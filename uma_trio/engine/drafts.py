@@ -137,7 +137,8 @@ class Drafter:
         is sampled of a row depends on the tokens before it there.
         """
         for sequence in running.values():
-            if sequence.view.decoding and sequence.sampler.plain:
+            asked = sequence.submit.speculation != "off"
+            if asked and sequence.view.decoding and sequence.sampler.plain:
                 self._propose(sequence)
         if len(self._guessed) > len(running):
             self._guessed = {key: kept for key, kept in self._guessed.items() if key in running}

@@ -18,6 +18,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.policy.abort import Newcomer
+from uma_trio.speculation import Speculation
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]
@@ -87,7 +88,8 @@ class Submit:
     names the peer for fairness and is never an authority. `submitted` is on the engine's clock.
     `constraint` belongs to this request alone.
     What was computed in its `namespace` may be used for it, and what is computed for it there again;
-    None: neither. `session` names the conversation that it is a turn of.
+    None: neither. `session` names the conversation that it is a turn of. `speculation` says which
+    guesses at its answer are computed ahead.
     """
 
     handle: int
@@ -104,6 +106,7 @@ class Submit:
     constraint: Constraint | None = None
     namespace: str | None = None
     session: str | None = None
+    speculation: Speculation = "auto"
 
     @property
     def newcomer(self) -> Newcomer:

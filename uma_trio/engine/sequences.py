@@ -92,6 +92,7 @@ class Sequence:
             client=submit.client,
             target_ttft_s=submit.targets.ttft_s,
             target_itl_s=submit.targets.itl_s,
+            pays_for_drafts=submit.speculation == "auto",
         )
         self.drafts: tuple[int, ...] = ()
         self.slot = NO_SLOT
@@ -312,6 +313,7 @@ def after_tokens(view: SequenceView, known: int, n: int, now: float) -> Sequence
         target_ttft_s=view.target_ttft_s,
         target_itl_s=view.target_itl_s,
         cached=view.cached,
+        pays_for_drafts=view.pays_for_drafts,
     )
 
 

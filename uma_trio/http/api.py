@@ -90,6 +90,7 @@ class Api(ABC):
             targets=targets_of(head),
             model=self._required_model,
             cache=body.get("cache_salt"),
+            speculation=body.get("speculation", "auto"),
             shape=shape_of(body),
             streamed=self.streams,
         )

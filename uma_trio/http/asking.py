@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from attrs import evolve
 
-from uma_protocol.events import Effort
+from uma_protocol.events import Effort, Speculation
 from uma_protocol.rules import (
     MAX_INT32,
     MAX_INT64,
@@ -121,6 +121,13 @@ STREAM: tuple[Field, ...] = (
 )
 
 CACHE = honoured("cache_salt", _LABEL, "only who gives the same shares what is computed of prompts")
+
+SPECULATION = honoured(
+    "speculation",
+    Choice(get_args(Speculation)),
+    "which guesses at the answer are computed ahead; no more than the daemon's --speculation",
+    default="auto",
+)
 
 TEMPLATE: tuple[Field, ...] = (
     honoured("chat_template_kwargs", Object(4096), "variables of the chat template"),

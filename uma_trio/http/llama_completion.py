@@ -16,6 +16,7 @@ from uma_trio.http.asking import (
     NO_MATTER,
     NOT_HERE,
     SAMPLING,
+    SPECULATION,
     URGENCY,
     Anything,
 )
@@ -61,6 +62,7 @@ class Completion(Api):
         *SAMPLING,
         *URGENCY,
         CACHE,
+        SPECULATION,
         *SHAPES,
         *NOT_HERE,
         *NO_MATTER,

@@ -39,6 +39,7 @@ class SequenceView:
     cached: int = 0
     survival: tuple[float, ...] = ()
     shown_at: float | None = None  # when its latest token is, or will be, shown to its reader
+    pays_for_drafts: bool = True  # a tick may take longer for its guesses
 
     @property
     def due(self) -> int:

@@ -14,6 +14,7 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.lanes import Lane
+from uma_trio.speculation import Speculation
 from uma_trio.text.chat import AUTO, ToolChoice
 from uma_trio.text.chat import Call as Call  # these are words of the fronts, too
 from uma_trio.text.chat import Message as Message
@@ -50,7 +51,8 @@ class Ask:
     `shape` is what the answer has to look like, from its first token on behind the reasoning, which
     gets at most `reasoning_budget` tokens (None: no bound of its own). What was computed for the
     same user before may be used again: with `cache` "private" only for this client, with any other
-    text for whoever gives the same (a salt). `streamed` says that the tokens are passed on as they
+    text for whoever gives the same (a salt). `speculation` says which guesses at its answer are
+    computed ahead, if the daemon computes any. `streamed` says that the tokens are passed on as they
     come, so that the time to the first one means something to the metrics.
     """
 
@@ -66,6 +68,7 @@ class Ask:
     cache: str | None = None
     shape: Shape | None = None
     reasoning_budget: int | None = None
+    speculation: Speculation = "auto"
     streamed: bool = True
 
 

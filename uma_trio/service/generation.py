@@ -195,6 +195,7 @@ class Generation:
                     targets=ask.targets,
                     namespace=namespace(ask, self.origin),
                     session=ask.session,
+                    speculation=ask.speculation,
                     constraint=constraint,
                 )
             )

@@ -9,6 +9,7 @@ by that, and as many are taken as give the most tokens a second:
 - *Paid* rows make the tick longer. They are taken where tokens a second rise by :data:`WORTH`, within what
   the streams of the tick can bear: a reader's own drafts may take its tick to twice the time of one
   without, since it gets more tokens in it; a tick with anybody else's work stays within its limit.
+  Guesses of requests that asked for `speculation` free get no paid row.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ LEAST_GAIN = 0.1  # tokens: to compute and to check guesses for less costs more 
 WORTH = 1.05  # so much must paid rows gain: predictions are no finer
 LONGEST = 2.0  # times the time of a tick without, where everybody in it has drafts
 
+Guess = tuple[
+    float, SequenceView
+]  # the chance that it and all before it are right, and whose it is
+
 
 def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
     """Give rows of the tick to the likeliest guesses of its decoders."""
@@ -44,11 +49,11 @@ def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
         state.n_rows - work.rows - MOST_BALLAST,
         min(state.n_batch, state.empty_cells) - plan.n_tokens - MOST_BALLAST,
     )
-    n = _how_many(state, plan, cost, work, guesses[: max(0, room)])
-    return _with_drafts(plan, guesses[:n]) if n else plan
+    chosen = _chosen(state, plan, cost, work, guesses[: max(0, room)])
+    return _with_drafts(plan, chosen) if chosen else plan
 
 
-def _likeliest_first(state: SchedulerState, plan: Plan) -> list[tuple[float, SequenceView]]:
+def _likeliest_first(state: SchedulerState, plan: Plan) -> list[Guess]:
     """Return the chance of each guess with whose it is; one behind another is never before it."""
     views = [state.views[item.key] for item in plan.items]
     found = [
@@ -61,37 +66,45 @@ def _likeliest_first(state: SchedulerState, plan: Plan) -> list[tuple[float, Seq
     return [(chance, view) for chance, _, view in found]
 
 
-def _how_many(
-    state: SchedulerState,
-    plan: Plan,
-    cost: CostModel,
-    work: Work,
-    guesses: list[tuple[float, SequenceView]],
-) -> int:
-    """Return how many of `guesses` to take."""
+def _chosen(
+    state: SchedulerState, plan: Plan, cost: CostModel, work: Work, guesses: list[Guess]
+) -> list[Guess]:
+    """Return those of `guesses` that get a row."""
     ballast = min(state.spare_rows, MOST_BALLAST)
+    plain_s = ballast_for(cost, work, ballast)[1]
+    offers = _offers(plan, cost, work, guesses, ballast)
+    free = max([n for n, (_, seconds) in offers.items() if seconds <= FREE * plain_s], default=0)
+    gain, seconds = offers.get(free, (0.0, plain_s))
+    rate = (plan.n_tokens + gain) / seconds
+    if not state.contract.paid_drafts or plan.limit.isolated:
+        return guesses[:free]
+    paying = [guess for guess in guesses if guess[1].pays_for_drafts]
+    if len(paying) < len(guesses):
+        offers = _offers(plan, cost, work, paying, ballast)
+    longest = _longest_s(state, plan, plain_s)
+    rates = {
+        n: (plan.n_tokens + gain) / seconds
+        for n, (gain, seconds) in offers.items()
+        if seconds <= longest
+    }
+    best = max(rates, key=rates.__getitem__, default=0)
+    return paying[:best] if best and rates[best] >= WORTH * rate else guesses[:free]
+
+
+def _offers(
+    plan: Plan, cost: CostModel, work: Work, guesses: list[Guess], ballast: int
+) -> dict[int, tuple[float, float]]:
+    """Return by how many of `guesses` are taken the tokens that they give, and the tick's seconds.
+
+    Only what fills the tick up to a size that was measured is worth its time.
+    """
     context = [0, *accumulate(view.computed for _, view in guesses)]
     gains = [0.0, *accumulate(chance for chance, _ in guesses)]
-    # Only what fills the tick up to a size that was measured is worth its time.
-    counts = [
-        n for n in range(len(guesses) + 1) if n <= MOST_BALLAST or plan.n_tokens + n in cost.steps
-    ]
-    took = {
-        n: ballast_for(cost, work.plus(n, n, context[n]), ballast)[1]
-        for n in counts
-        if n == 0 or gains[n] >= LEAST_GAIN
+    return {
+        n: (gains[n], ballast_for(cost, work.plus(n, n, context[n]), ballast)[1])
+        for n in range(1, len(guesses) + 1)
+        if gains[n] >= LEAST_GAIN and (n <= MOST_BALLAST or plan.n_tokens + n in cost.steps)
     }
-    free = max(n for n, seconds in took.items() if seconds <= FREE * took[0])
-    if not state.contract.paid_drafts or plan.limit.isolated:
-        return free
-    longest = _longest_s(state, plan, took[0])
-    rates = {
-        n: (plan.n_tokens + gains[n]) / seconds
-        for n, seconds in took.items()
-        if seconds <= longest or n == free
-    }
-    best = max(rates, key=rates.__getitem__)
-    return best if rates[best] >= WORTH * rates[free] else free
 
 
 def _longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
@@ -102,12 +115,12 @@ def _longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
         return plan.limit.seconds  # infinite, but for who waits for a first word
     if len(readers) < len(plan.items):
         return max(plain_s, plan.limit.seconds)
-    if all(view.drafted for view in readers):
+    if all(view.drafted and view.pays_for_drafts for view in readers):
         return min(LONGEST, state.contract.pause_cap) * plain_s
     return state.contract.latency_cap * plain_s
 
 
-def _with_drafts(plan: Plan, guesses: list[tuple[float, SequenceView]]) -> Plan:
+def _with_drafts(plan: Plan, guesses: list[Guess]) -> Plan:
     counts: dict[int, int] = {}
     for _, view in guesses:
         counts[view.key] = counts.get(view.key, 0) + 1
