@@ -24,7 +24,8 @@ from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import Answer, Encoder, started, stream, whole
-from uma_trio.service.ask import Ask, Prompt
+from uma_trio.service.ask import Ask, Prompt, Shape
+from uma_trio.service.generation import Generation
 
 
 class Api(ABC):
@@ -66,12 +67,20 @@ class Api(ABC):
         """
 
     @abstractmethod
-    def encoder(self, asks: Sequence[Ask]) -> Encoder:
+    def encoder(self, generations: Sequence[Generation]) -> Encoder:
         """Return what writes the answers as a stream."""
 
     @abstractmethod
-    def document(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> Any:
+    def document(self, generations: Sequence[Generation], answers: Sequence[Answer]) -> Any:
         """Return all answers as one JSON document."""
+
+    def shape(self) -> Shape | None:
+        """Return what the answer has to look like.
+
+        Raises:
+            Fault: it is said in a wrong way.
+        """
+        return shape_of(self.body)
 
     def ask(self, prompt: Prompt, *, max_tokens: int | None, logprobs: int | None = None) -> Ask:
         """Return what is asked of one prompt, as far as all APIs ask it alike.
@@ -91,7 +100,7 @@ class Api(ABC):
             model=self._required_model,
             cache=body.get("cache_salt"),
             speculation=body.get("speculation", "auto"),
-            shape=shape_of(body),
+            shape=self.shape(),
             streamed=self.streams,
         )
 
@@ -109,10 +118,11 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
     asks = asked.asks()
     async with started(shared, asks, origin_of(request, shared, asked.id)) as generations:
         if asked.streams:
-            await stream(exchange, shared, generations, asked.encoder(asks), asked.headers)
+            encoder = asked.encoder(generations)
+            await stream(exchange, shared, generations, encoder, asked.headers)
             return None
         answers = await whole(shared, generations)
-    document = msgspec.json.encode(asked.document(asks, answers))
+    document = msgspec.json.encode(asked.document(generations, answers))
     return Reply(200, sse.unsplit(document), headers=asked.headers)
 
 

@@ -29,6 +29,7 @@ from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, Encoder
 from uma_trio.service.ask import Ask
+from uma_trio.service.generation import Generation
 
 
 async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
@@ -84,11 +85,13 @@ class Completion(Api):
             raise invalid("n_predict", "must be 1 or more, or -1")
         return [self.ask(prompts[0], max_tokens=asked, logprobs=body.get("n_probs") or None)]
 
-    def encoder(self, asks: Sequence[Ask]) -> Encoder:
+    def encoder(self, generations: Sequence[Generation]) -> Encoder:
         """Return what writes the text in parts."""
         return _Chunks(self)
 
-    def document(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> dict[str, Any]:
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[Answer]
+    ) -> dict[str, Any]:
         """Return the whole text, and all about it."""
         (answer,) = answers
         tokens = [token.token_id for token in answer.tokens]

@@ -17,7 +17,7 @@ from uma_trio.http.fields import Body
 from uma_trio.http.message import Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.streams import Answer, Encoder
-from uma_trio.service.ask import Ask
+from uma_trio.service.generation import Generation
 
 FINGERPRINT = f"uma-trio-{__version__}"
 
@@ -50,14 +50,16 @@ class Choices(Api):
         return self._around(self.chunk, choices)
 
     @abstractmethod
-    def choice(self, index: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole answer as a choice."""
 
-    def document(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> dict[str, Any]:
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[Answer]
+    ) -> dict[str, Any]:
         """Return all answers, what they took, and where the time of the first one went."""
         choices = [
-            self.choice(index, ask, answer)
-            for index, (ask, answer) in enumerate(zip(asks, answers, strict=True))
+            self.choice(index, generation, answer)
+            for index, (generation, answer) in enumerate(zip(generations, answers, strict=True))
         ]
         return self._around(self.kind, choices) | self.account([answer.end for answer in answers])
 

@@ -31,6 +31,7 @@ from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer
 from uma_trio.service.ask import Ask, Chat, Manner
+from uma_trio.service.generation import Generation
 
 
 async def chat_completions(exchange: Exchange, shared: Shared) -> Reply | None:
@@ -70,11 +71,11 @@ class ChatCompletions(Choices):
         first = self.ask(chat, max_tokens=self.max_tokens(), logprobs=self._logprobs())
         return numbered(first, self.n)
 
-    def encoder(self, asks: Sequence[Ask]) -> Chunks:
+    def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the messages in parts."""
         return _Chunks(self)
 
-    def choice(self, index: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole message."""
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         return {

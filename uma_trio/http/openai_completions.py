@@ -32,6 +32,7 @@ from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer
 from uma_trio.service.ask import Ask, Chat, Prompt
+from uma_trio.service.generation import Generation
 
 _DEFAULT_TOKENS = 16  # the API's own
 _TOKENS = ListOf(1, 1 << 24, Integer(0, MAX_INT32), "token ids")
@@ -88,13 +89,13 @@ class Completions(Choices):
         )
         return [ask for prompt in prompts for ask in numbered(evolve(first, prompt=prompt), self.n)]
 
-    def encoder(self, asks: Sequence[Ask]) -> Chunks:
+    def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the texts in parts."""
-        return _Chunks(self, [self.echo(ask) for ask in asks])
+        return _Chunks(self, [self.echo(generation.ask) for generation in generations])
 
-    def choice(self, index: int, ask: Ask, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole text."""
-        echo = self.echo(ask)
+        echo = self.echo(generation.ask)
         found = text_logprobs(answer.tokens, self.shared.service, len(echo))
         return _choice(index, echo + answer.text, answer.end.reason, found)
 
