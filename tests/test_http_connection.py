@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import struct
 from typing import Any
 
+import h11
 import pytest
 import trio
-from http_kit import Client, HttpHouse, http_house
+from http_kit import Client, HttpHouse, events_of, http_house, tcp_pair
 from net_kit import TICK_S, slowly
 from trio.testing import MockClock
 
 from uma_protocol import Code
 from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.http.exchange import Answering
+from uma_trio.http.message import Caller, Head, Request
+from uma_trio.sockets.transport import Transport
+from uma_trio.sockets.writer import Writer
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 900, "temperature": 0}
@@ -29,6 +35,11 @@ async def streaming(daemon: HttpHouse, *, by_socket: bool = False) -> Client:
     await client.piece()
     await client.piece()
     return client
+
+
+def texts(event: Any) -> Any:
+    """Return what of an event is the same in every answer to one question."""
+    return event if isinstance(event, str) else event["choices"]
 
 
 async def test_one_connection_serves_one_request_after_the_other(
@@ -126,6 +137,50 @@ async def test_silence_is_broken_by_a_comment(autojump_clock: MockClock) -> None
         assert answer.events[-1] == "[DONE]"
     async with http_house() as daemon:
         assert b"keep-alive" not in (await daemon.ask("POST", CHAT, STREAM)).body
+
+
+async def test_a_client_of_the_older_version_reads_a_stream_to_the_end_of_the_connection(
+    autojump_clock: MockClock,
+) -> None:
+    """HTTP/1.0 has no chunks; the text is the same."""
+    body = json.dumps({**STREAM, "max_tokens": 20}).encode()
+    async with http_house() as daemon:
+        chunked = await daemon.ask("POST", CHAT, body)
+        client = daemon.connect()
+        head = f"POST {CHAT} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        await client.send_bytes(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        said = b""
+        while data := await client.transport.receive_some():
+            said += data
+        older = events_of(said.partition(b"\r\n\r\n")[2])
+        assert b"chunked" not in said
+        assert [texts(event) for event in older] == [texts(event) for event in chunked.events]
+
+
+async def test_no_part_of_a_stream_ends_it_but_the_last(autojump_clock: MockClock) -> None:
+    """A part without a byte is no chunk: one of length 0 would be the end of the answer."""
+    ours, theirs = tcp_pair()
+    transport = Transport(theirs)
+    server = h11.Connection(h11.SERVER)
+    server.receive_data(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    server.next_event()
+    request = Request(Head("GET", "/", {}, {}), b"", Caller(1), 1)
+    writer = Writer(transport, stall_timeout_s=1, lost=lambda: None, stalled=lambda: None)
+    exchange = Answering(request, server, writer, (), 15)
+    client = Client(ours)
+    await client.send_bytes(
+        client.http.send(h11.Request(method="GET", target="/", headers=[("Host", "localhost")]))
+        or b""
+    )
+    client.http.send(h11.EndOfMessage())
+    exchange.open((), bytes, b"")
+    parts = [b"", b"a", b"", b"\r\n0\r\n\r\n", b"x" * 5000]
+    for part in parts:
+        await exchange.send(part)
+    await exchange.close(b"")
+    assert (await client.answer()).body == b"".join(parts)
+    client.close()
+    transport.close()
 
 
 # --- clients that leave ---

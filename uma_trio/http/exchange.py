@@ -1,4 +1,9 @@
-"""The way back of one request: an event stream, a piece at a time, over h11 and the writer."""
+"""The way back of one request: an event stream, a piece at a time, over h11 and the writer.
+
+h11 writes the head and the end of the answer. The chunks between them are written here: h11 takes
+2.5 µs for one, which is more than all else that a token costs in Python, and keeps no account of
+them. What is sent as a chunk leaves h11 in its state SEND_BODY.
+"""
 
 from __future__ import annotations
 
@@ -39,28 +44,29 @@ class Answering:
         self._opening = trio.Event()
         self._said = 0.0
         self._sign_of_life: Callable[[], bytes] = bytes
+        # A client of HTTP/1.0 reads to the end of the connection instead.
+        self._chunked = request.head.version == "1.1"
 
-    def open(self, headers: Headers, keep_alive: Callable[[], bytes]) -> None:
-        """Send the head of an event stream. From here on there is no other status to answer."""
+    def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
+        """Send the head of an event stream and its first part.
+
+        From here on there is no other status to answer.
+        """
         every = [("Date", formatdate(usegmt=True)), *_STREAM, *headers, *self._headers]
         self.opened = True
         self._sign_of_life = keep_alive
-        self._put(self._http.send(h11.Response(status_code=200, headers=every)))
+        head = self._http.send(h11.Response(status_code=200, headers=every)) or b""
+        self._put(head + self._chunk(data))
         self._opening.set()
 
     async def send(self, data: bytes) -> None:
         """Send a part of the stream; wait while the client reads slower than we write."""
-        self.write(data)
-        await self._writer.flushed()
-
-    def write(self, data: bytes) -> None:
-        """Send a part of the stream from beside the handler, without waiting."""
-        self._put(self._http.send(h11.Data(data=data)))
+        if not self._put(self._chunk(data)):
+            await self._writer.flushed()
 
     async def close(self, data: bytes) -> None:
         """Send the last part of the stream and its end, in one piece."""
-        last = self._http.send(h11.Data(data=data)) or b""
-        self._put(last + (self._http.send(h11.EndOfMessage()) or b""))
+        self._put(self._chunk(data) + (self._http.send(h11.EndOfMessage()) or b""))
         await self._writer.flushed()
 
     async def keep_alive(self) -> None:
@@ -73,9 +79,15 @@ class Answering:
             if self._writer.waiting_bytes:
                 self._said = trio.current_time()  # the silence is the reader's
             else:
-                self.write(self._sign_of_life())
+                self._put(self._chunk(self._sign_of_life()))
 
-    def _put(self, data: bytes | None) -> None:
+    def _chunk(self, data: bytes) -> bytes:
+        """Return `data` as the body has it; a chunk of nothing would be its end (RFC 9112, 7.1)."""
+        if not self._chunked or not data:
+            return data
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def _put(self, data: bytes) -> bool:
+        """Write; True if the kernel has it all."""
         self._said = trio.current_time()
-        if data:
-            self._writer.write(data)
+        return self._writer.write(data)

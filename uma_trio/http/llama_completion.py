@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
 from uma_trio.http import sse
@@ -102,6 +104,17 @@ class Completion(Api):
         return document
 
 
+class _Chunk(msgspec.Struct, omit_defaults=True):
+    """A token, in llama-server's order of fields."""
+
+    index: int
+    content: str
+    tokens: tuple[int, ...]
+    stop: bool
+    tokens_predicted: int
+    completion_probabilities: list[Any] | None = None
+
+
 class _Chunks(Encoder):
     """Chunks as llama-server writes them; the last one says all about the answer."""
 
@@ -112,16 +125,9 @@ class _Chunks(Encoder):
 
     def token(self, index: int, item: TokenOut) -> bytes:
         self._n += 1
-        chunk: dict[str, Any] = {
-            "index": 0,
-            "content": item.text,
-            "tokens": [item.token_id],
-            "stop": False,
-            "tokens_predicted": self._n,
-        }
-        found = chat_logprobs([item], self._service)
-        if found is not None:
-            chunk["completion_probabilities"] = found["content"]
+        chunk = _Chunk(0, item.text, (item.token_id,), False, self._n)
+        if (found := chat_logprobs([item], self._service)) is not None:
+            chunk.completion_probabilities = found["content"]
         return sse.event(chunk)
 
     def end(self, index: int, finished: Finished) -> bytes:

@@ -61,17 +61,15 @@ class Exchange(Protocol):
 
     request: Request
 
-    def open(self, headers: Headers, keep_alive: Callable[[], bytes]) -> None:
-        """Send the head of an event stream. From here on there is no other status to answer.
+    def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
+        """Send the head of an event stream and its first part.
 
-        What `keep_alive` returns breaks every long silence.
+        From here on there is no other status to answer. What `keep_alive` returns breaks every long
+        silence.
         """
 
     async def send(self, data: bytes) -> None:
         """Send a part of the stream; wait while the client reads slower than we write."""
-
-    def write(self, data: bytes) -> None:
-        """Send a part of the stream from beside the handler, without waiting."""
 
     async def close(self, data: bytes) -> None:
         """Send the last part of the stream and its end, in one piece."""

@@ -19,8 +19,10 @@ from uma_trio.service.generation import Generation
 from uma_trio.service.reading import Reading
 from uma_trio.text.replies import Said, collect
 
-Indexed = tuple[int, StreamItem]
-Deal = Callable[[Sequence[Indexed]], Awaitable[None]]
+Burst = tuple[int, Sequence[StreamItem]]
+"""Which answer, and the items of it that came together."""
+
+Deal = Callable[[Sequence[Burst]], Awaitable[None]]
 
 
 @frozen
@@ -87,27 +89,23 @@ async def stream(
     headers: Headers,
 ) -> None:
     """Send the answers as events, to the end. The requests are accepted, so the head goes first."""
-    exchange.open(headers, encoder.keep_alive)
+    exchange.open(headers, encoder.keep_alive, encoder.opening())
     ends: dict[int, Finished] = {}
-    opening = encoder.opening()
-    if opening:
-        await exchange.send(opening)
+    write_token = encoder.token
 
-    async def deal(items: Sequence[Indexed]) -> None:
+    async def deal(bursts: Sequence[Burst]) -> None:
         parts: list[bytes] = []
-        for index, item in items:
-            if isinstance(item, TokenOut):
-                parts.append(encoder.token(index, item))
-            elif isinstance(item, Finished):
-                ends[index] = item
-                if (fault := failure_of(item, shared)) is not None:
-                    parts.append(encoder.failure(fault, item))
-                else:
-                    parts.append(encoder.end(index, item))
+        for index, items in bursts:
+            for item in items:
+                if isinstance(item, TokenOut):
+                    parts.append(write_token(index, item))
+                elif isinstance(item, Finished):
+                    ends[index] = item
+                    parts.append(_last_words(encoder, index, item, shared))
         if len(ends) == len(generations):
             every = [ends[index] for index in range(len(generations))]
             await exchange.close(b"".join([*parts, encoder.closing(every)]))
-        elif data := b"".join(parts):
+        elif data := parts[0] if len(parts) == 1 else b"".join(parts):
             await exchange.send(data)
 
     await each_burst(generations, deal)
@@ -122,12 +120,13 @@ async def whole(shared: Shared, generations: Sequence[Generation]) -> list[Answe
     tokens: list[list[TokenOut]] = [[] for _ in generations]
     ends: dict[int, Finished] = {}
 
-    async def deal(items: Sequence[Indexed]) -> None:
-        for index, item in items:
-            if isinstance(item, TokenOut):
-                tokens[index].append(item)
-            elif isinstance(item, Finished):
-                ends[index] = item
+    async def deal(bursts: Sequence[Burst]) -> None:
+        for index, items in bursts:
+            for item in items:
+                if isinstance(item, TokenOut):
+                    tokens[index].append(item)
+                elif isinstance(item, Finished):
+                    ends[index] = item
 
     await each_burst(generations, deal)
     for end in ends.values():
@@ -150,7 +149,7 @@ async def each_burst(generations: Sequence[Generation], deal: Deal) -> None:
     if len(generations) == 1:
         (generation,) = generations
         while not generation.finished:
-            await deal([(0, item) for item in await generation.burst()])
+            await deal(((0, await generation.burst()),))
         return
     rounds = _Rounds()
     left = len(generations)
@@ -158,10 +157,16 @@ async def each_burst(generations: Sequence[Generation], deal: Deal) -> None:
         for index, generation in enumerate(generations):
             nursery.start_soon(rounds.feed, index, generation)
         while left:
-            items, dealt = await rounds.take()
-            await deal(items)
-            left -= sum(isinstance(item, Finished) for _, item in items)
+            bursts, dealt = await rounds.take()
+            await deal(bursts)
+            left -= sum(isinstance(items[-1], Finished) for _, items in bursts)
             dealt.set()
+
+
+def _last_words(encoder: Encoder, index: int, finished: Finished, shared: Shared) -> bytes:
+    """Return the event that ends an answer."""
+    fault = failure_of(finished, shared)
+    return encoder.end(index, finished) if fault is None else encoder.failure(fault, finished)
 
 
 def failure_of(finished: Finished, shared: Shared) -> Fault | None:
@@ -178,22 +183,22 @@ class _Rounds:
     """Several streams as one: those that were woken together are taken together."""
 
     def __init__(self) -> None:
-        self._items: list[Indexed] = []
+        self._bursts: list[Burst] = []
         self._came = trio.Event()
         self._dealt = trio.Event()
 
     async def feed(self, index: int, generation: Generation) -> None:
         """Pass a request's items on to its end, each burst when the one before is dealt with."""
         while not generation.finished:
-            burst = await generation.burst()
-            self._items += [(index, item) for item in burst]
+            items = await generation.burst()
+            self._bursts.append((index, items))
             self._came.set()
             await self._dealt.wait()
 
-    async def take(self) -> tuple[list[Indexed], trio.Event]:
+    async def take(self) -> tuple[list[Burst], trio.Event]:
         """Return what has come, and the event that says that it is dealt with."""
         await self._came.wait()
-        items, self._items = self._items, []
+        bursts, self._bursts = self._bursts, []
         dealt, self._dealt = self._dealt, trio.Event()
         self._came = trio.Event()
-        return items, dealt
+        return bursts, dealt
