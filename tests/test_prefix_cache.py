@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from uma_trio.backend.base import Traits
 from uma_trio.backend.fake import FakeBackend, Fault
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Plan
@@ -49,7 +50,7 @@ def save_all(made: Bench) -> None:
 
 def forget_cells(made: Bench) -> None:
     """Take all leaves out of the KV cache; only what is saved is left."""
-    made.engine.prefix.drop_all()
+    made.engine.prefix.room.drop_all()
     assert made.backend.kv_used() == 0
 
 
@@ -266,7 +267,7 @@ def test_a_leaf_pays_rent_while_others_compute(used_cell_s: float, stays: bool) 
     made.run()
     save_all(made)
     prefix = made.engine.prefix
-    assert prefix.rent_s > 0 or stays
+    assert prefix.room.rent_s > 0 or stays
     made.submit(letters(3, 30), 60, namespace="3")
     made.run()
     leaves = [leaf for leaf in prefix.leaves if leaf.namespace == MINE]
@@ -355,17 +356,81 @@ def test_on_a_gpu_an_idle_cell_costs_what_a_read_one_does(
     assert any(leaf.namespace == MINE for leaf in made.engine.prefix.leaves) is stays
 
 
-def test_an_unsaved_leaf_goes_when_those_who_come_pay_more_than_it_is_worth() -> None:
-    """Nobody had time to save it, and what is computed beside it pays for its cells."""
+def costly_leaf() -> tuple[Bench, Leaf]:
+    """Return an engine with an unsaved leaf whose cells cost everybody else a lot."""
     made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-3))
     made.submit(letters(1, 200), 4, namespace=MINE)
     made.submit(letters(2, 40), 30, namespace="2")
     made.run()
     (mine,) = (leaf for leaf in made.engine.prefix.leaves if leaf.namespace == MINE)
+    return made, mine
+
+
+def test_an_unsaved_leaf_is_saved_before_those_compute_who_would_pay_more_for_it() -> None:
+    """Nobody had time to save it before; it comes back when it is asked for."""
+    made, mine = costly_leaf()
+    made.submit(letters(3, 100), 300, namespace="3")
+    made.ticks(1)
+    assert mine not in tuple(made.engine.prefix.leaves)
+    made.run()
+    assert ask(made, letters(1, 200)).end.cached_tokens == 199
+
+
+def test_an_unsaved_leaf_goes_when_it_cannot_be_saved_and_costs_more_than_it_is_worth() -> None:
+    """Saving it failed, and what is computed beside it pays for its cells."""
+    made, mine = costly_leaf()
+    made.backend.kv_fails = lambda verb: verb == "save"
+    save_all(made)
     made.submit(letters(3, 100), 300, namespace="3")
     made.ticks(1)
     assert mine.unsaved
     assert mine not in tuple(made.engine.prefix.leaves)
+
+
+def test_only_quick_pages_are_saved_at_once() -> None:
+    """One that lies scattered may delay who comes, and waits until the machine has been idle."""
+    made = bench()
+    made.submit(letters(1, 128), 40, namespace=MINE)
+    made.submit(letters(2, 128), 40, namespace="2")
+    made.run()
+    prefix = made.engine.prefix
+    # What was computed in one piece is quick, and what was generated in turn is scattered.
+    prefix.saving._saved_s = {False: 1e-6, True: 1e-3}
+    while prefix.idle(1e-3):
+        pass
+    assert [leaf.unsaved for leaf in prefix.leaves] == [39, 39]
+    save_all(made)
+    assert [leaf.unsaved for leaf in prefix.leaves] == [0, 0]
+
+
+@pytest.mark.parametrize(("used_cell_s", "moves"), [(1e-6, True), (0.0, False)])
+def test_a_reader_above_cells_that_went_is_moved_down(used_cell_s: float, moves: bool) -> None:
+    """When the free cells below it have cost as much as moving it would; its text stays the same."""
+    made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(used_cell_s))
+    made.submit(letters(1, 600), 4, namespace=MINE)
+    _, reader = made.submit(letters(2, 90), 400, namespace="2")
+    made.ticks(40)
+    backend, prefix = made.backend, made.engine.prefix
+    prefix.room.drop_all()
+    assert backend.kv_high_water() > backend.kv_used() + 500
+    made.ticks(200)
+    assert (backend.kv_high_water() - backend.kv_used() < 256) is moves
+    assert (prefix.room.compaction.moved > 0) is moves
+    made.run()
+    assert reader.tokens == backend.continuation(letters(2, 90), 400)
+
+
+def test_a_move_that_fails_changes_nothing() -> None:
+    """It is counted, and the reader stays where it is."""
+    made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-6))
+    made.submit(letters(1, 600), 4, namespace=MINE)
+    _, reader = made.submit(letters(2, 90), 200, namespace="2")
+    made.ticks(40)
+    made.backend.kv_fails = lambda verb: verb == "move"
+    made.engine.prefix.room.drop_all()
+    made.run()
+    assert made.engine.prefix.room.compaction.failures > 0
+    assert reader.tokens == made.backend.continuation(letters(2, 90), 200)
 
 
 def test_a_leaf_that_is_used_again_owes_nothing_for_what_came_before() -> None:
@@ -521,9 +586,18 @@ class Answers(RuleBasedStateMachine):
         """Take a leaf out of the cache."""
         leaves = list(self.made.engine.prefix.leaves)
         if leaves:
-            self.made.engine.prefix.drop_leaf(data.draw(st.sampled_from(leaves)))
+            self.made.engine.prefix.room.drop(data.draw(st.sampled_from(leaves)))
 
-    @rule(verbs=st.sets(st.sampled_from(["copy", "save", "restore"])))
+    @rule(most=st.integers(1, 100))
+    def compact(self, most: int) -> None:
+        """Move the highest cells down."""
+        part = self.made.backend.kv_highest(most)
+        if part is not None:
+            before = self.made.backend.kv_high_water()
+            self.made.backend.kv_move(*part)
+            assert self.made.backend.kv_high_water() <= before
+
+    @rule(verbs=st.sets(st.sampled_from(["copy", "save", "restore", "move"])))
     def fail(self, verbs: set[str]) -> None:
         """Let some verbs fail from now on."""
         self.made.backend.kv_fails = lambda verb: verb in verbs

@@ -58,7 +58,7 @@ def disturb_it(made: Bench, rng: random.Random) -> None:
     prefix, running = made.engine.prefix, made.engine.registry.running
     match rng.randrange(40):
         case 0:
-            prefix.drop_all()
+            prefix.room.drop_all()
         case 1 | 2 | 3:
             prefix.idle()
         case 4:

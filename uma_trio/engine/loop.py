@@ -61,6 +61,8 @@ from uma_trio.text.stream import TokenText
 # How long the engine is idle before the staircase is refined, and between two decodes of that:
 # others may have waited for the processor.
 IDLE_S, BREATH_S = 0.5, 0.01
+# A page that is saved within so long is saved as soon as nothing is computed: who comes waits for it.
+QUICK_S = 1e-3
 # What of the tick before it moving cells may take beside a tick, where streams are read.
 MOVING_SHARE = 0.25
 
@@ -131,11 +133,17 @@ class Engine:
         """Tick until the inbox is closed, sleeping while there is nothing to do.
 
         Idle time is used to save prefixes, a page at a time, and then to refine the staircase, a
-        decode at a time: whoever comes is noticed before the next one.
+        decode at a time: whoever comes is noticed before the next one. What delays nobody for long
+        is saved at once, since the next request may come soon.
         """
         idle: float | None = IDLE_S
         while not self._inbox.closed:
-            idle = IDLE_S if self.tick() or self._inbox.wait(idle) else self._use_idle_time()
+            if self.tick():
+                idle = IDLE_S
+            elif self.prefix.idle(QUICK_S):
+                continue
+            else:
+                idle = IDLE_S if self._inbox.wait(idle) else self._use_idle_time()
         self.publish()
 
     def tick(self) -> bool:
@@ -264,7 +272,7 @@ class Engine:
             if since is not None:
                 itl_s[outcome.step.key] = since
         self._planner.learn(completed, itl_s)
-        self.prefix.charge(tick.n_tokens, self.memory.cost)
+        self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))
         for message in completed.messages:
             self._handle(message, now)
@@ -338,7 +346,7 @@ class Engine:
         last_s = self._decode_ended - self._decode_began
         allowance_s = MOVING_SHARE * last_s if read else math.inf
         self._moving_s += self.prefix.advance(running, allowance_s)
-        self.prefix.make_room(self._backend.limits.n_batch)
+        self.prefix.room.make(self._backend.limits.n_batch)
 
     def _use_idle_time(self) -> float | None:
         """Do a little of what can wait; return how long to be idle then, None if that was all."""
@@ -355,7 +363,10 @@ class Engine:
         if self._refinement is None or cost is None:
             return None
         interruptible = self._backend.traits.interruptible
-        if not self._refinement.due(cost, interruptible=interruptible) or self.prefix.lingers():
+        if (
+            not self._refinement.due(cost, interruptible=interruptible)
+            or self.prefix.room.lingers()
+        ):
             return None
         interrupt = self._backend.arm()
         if interrupt is not None:

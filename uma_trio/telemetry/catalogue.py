@@ -132,7 +132,8 @@ METRICS: tuple[Metric, ...] = (
         "prefix_failures_total",
         "counter",
         "events",
-        "Copies, saves and restores that failed, and beginnings that were incomplete: misses.",
+        "Copies, saves, restores and moves that failed, and beginnings that were incomplete; what "
+        "was not there is computed.",
         "what",
     ),
     _m(
@@ -140,6 +141,12 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "seconds",
         "What ticks took longer for cells of leaves, by the cost model.",
+    ),
+    _m(
+        "prefix_moved_cells_total",
+        "counter",
+        "cells",
+        "Cells of running requests and leaves that were moved down, so that ticks span fewer.",
     ),
     _m("prefix_evicted_total", "counter", "pages", "Saved pages that went to make room."),
     _m(

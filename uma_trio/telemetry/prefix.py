@@ -15,6 +15,7 @@ class PrefixFigures:
     failures: Mapping[str, int] = field(factory=dict)  # by what failed; each is a miss
     tokens: int = 0
     rent_s: float = 0.0
+    moved: int = 0
     evicted: int = 0
     ghost_hits: int = 0
     bytes: int = 0
@@ -29,6 +30,7 @@ class PrefixFigures:
             "prefix_tokens_total": self.tokens,
             "prefix_failures_total": dict(self.failures),
             "prefix_rent_seconds_total": self.rent_s,
+            "prefix_moved_cells_total": self.moved,
             "prefix_evicted_total": self.evicted,
             "prefix_ghost_hits_total": self.ghost_hits,
             "prefix_bytes": self.bytes,

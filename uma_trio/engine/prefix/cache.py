@@ -6,8 +6,8 @@ pages are restored a slice at a time, between ticks. Who finds another that is a
 what it needs waits for that one and shares then (a fork). Until then the request is *held*: it has
 its slot, and no plan has it. When a request ends, is cancelled or preempted, its cells become a leaf.
 
-Leaves are saved in slices, and leave the KV cache when they have paid as much rent as coming back
-would cost, or when their cells are needed. Any failure is a miss.
+Leaves are saved in slices, and leave the KV cache when they cost more than coming back would
+(:mod:`uma_trio.engine.prefix.room`). Any failure is a miss.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from uma_trio.backend.base import Backend
+from uma_trio.engine.prefix.compaction import Compaction
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
 from uma_trio.engine.prefix.pages import Page, common
+from uma_trio.engine.prefix.room import Room
 from uma_trio.engine.prefix.saving import Saving
 from uma_trio.engine.prefix.search import Found, Source, search, shared_with
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.engine.records import Beginning
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.lanes import Lane
-from uma_trio.policy.cost import CostModel
-from uma_trio.policy.prefix import LEAST_HIT, Prices, moves_out, rent
+from uma_trio.policy.prefix import LEAST_HIT
 from uma_trio.telemetry.prefix import PrefixFigures
-
-# How often a beginning is used again: 54 to 62 % of tokens in traces of chats and programs (Alibaba,
-# ATC 2025).
-REUSED = 0.5
 
 
 @define(eq=False)
@@ -75,11 +72,11 @@ class PrefixCache:
         self.store = PageStore(budget, clock)
         self.leaves = Leaves(backend)
         self.saving = Saving(backend, self.store, clock, session_ttl_s)
+        self.room = Room(backend, self.leaves, self.saving, Compaction(backend, clock))
         self.held: dict[int, _Held] = {}
         self.hits: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.tokens_saved = 0
-        self.rent_s = 0.0
         self._put_by_s = 0.0  # of the allowance for restores
         self._promoted: dict[int, Lane] = {}  # leaders of persons, by what their own lane is
 
@@ -93,7 +90,7 @@ class PrefixCache:
         self._note_miss(sequence, found)
         if not self._waits(sequence, found):
             self._take(sequence, found)
-        self._make_way(len(sequence.tokens) - max(found.resident, found.saved))
+        self.room.make_way(len(sequence.tokens) - max(found.resident, found.saved), found.leaf)
         return found
 
     def _note_miss(self, sequence: Sequence, found: Found) -> None:
@@ -175,29 +172,38 @@ class PrefixCache:
         Where streams are read, no more than `allowance_s` as far as can be foreseen. Where nobody
         else has anything to compute, all restores are done at once.
         """
-        began = self._clock() if self.held or self.saving.due else 0.0
+        began = self._clock()
         alone = len(self.held) >= len(running)
         for held in tuple(self.held.values()):
             if held.leader is not None:
                 self._follow(held, running)
         # What was too little for a page adds up, or a slow restore would never come about.
         left_s = math.inf if alone else allowance_s + self._put_by_s
-        self._put_by_s = 0.0
+        unread, short = math.isinf(left_s), False
+        if self.saving.due and running and unread:  # first, so that others take the place of these
+            self.saving.some(left_s, share=not alone)
+            self.room.let_go()
         while self.held and left_s > 0:
             first = next((h for h in self.held.values() if h.leader is None), None)
             if first is None:
                 break
             if left_s < self.saving.restore_s(first.pages[0]):
-                self._put_by_s = left_s
+                short = True
                 break
             left_s -= self._restore(first)
-        if self.saving.due and not alone:
+        if self.saving.due and not unread:
             left_s -= self.saving.some(left_s)
-        return self._clock() - began if began else 0.0
+            self.room.let_go()
+        ready = (s.view.due for key, s in running.items() if key not in self.held)
+        if running and self.room.gap_costs(sum(ready)):
+            left_s -= self.room.compaction.some(left_s)
+            short = short or self.room.compaction.under_way
+        self._put_by_s = left_s if short and not unread else 0.0
+        return self._clock() - began
 
-    def idle(self) -> bool:
-        """Save one page while nothing is computed; False if there is none left to save."""
-        return self.on and self.saving.one()
+    def idle(self, most_s: float = math.inf) -> bool:
+        """Save one page while nothing is computed; False if none is left that takes `most_s`."""
+        return self.on and self.saving.one(most_s)
 
     def _follow(self, held: _Held, running: Mapping[int, Sequence]) -> None:
         """Fork as soon as the leader has computed what is shared, or will not."""
@@ -225,7 +231,7 @@ class PrefixCache:
     def _restore(self, held: _Held) -> float:
         """Restore the next page of a request; return the seconds that it took."""
         began, page = self._clock(), held.pages.popleft()
-        self._make_room(len(page.tokens))
+        self.room.make(len(page.tokens))
         done = page.saved is not None and self._backend.kv_restore(held.sequence.slot, page.saved)
         page.locked -= 1
         took_s = self._clock() - began
@@ -272,7 +278,7 @@ class PrefixCache:
         seq = self.leaves.free_id()
         if seq is None:
             oldest = next(iter(self.leaves))
-            self.drop_leaf(oldest)
+            self.room.drop(oldest)
             seq = oldest.seq
         submit, now = sequence.submit, self._clock()
         leaf = Leaf(seq, tokens, namespace, submit.client, submit.session, now)
@@ -280,96 +286,12 @@ class PrefixCache:
             self.failures["copy"] += 1
             return
         for other in self.leaves.within(leaf):
-            self.drop_leaf(other)
+            self.room.drop(other)
         self.saving.add(leaf)
-
-    def lingers(self) -> bool:
-        """Take all leaves out of the KV cache, which has to be empty; whether one is not saved yet."""
-        for leaf in self.leaves:
-            if not leaf.unsaved:
-                self.drop_leaf(leaf)
-        return len(self.leaves) > 0
-
-    def drop_all(self) -> bool:
-        """Give up all leaves, because a decode found no room; False if there were none."""
-        return self._make_room(self._limits.n_ctx)
 
     def lane_set(self, handle: int) -> None:
         """Note that somebody chose the lane of a request: it is its own from now on."""
         self._promoted.pop(handle, None)
-
-    # --- room and rent ---
-
-    def make_room(self, n_tokens: int) -> None:
-        """See to it that so many cells are free, as far as leaves hold them."""
-        if len(self.leaves):
-            self._make_room(n_tokens)
-
-    def _make_room(self, n_tokens: int) -> bool:
-        dropped = False
-        while len(self.leaves) and self._limits.n_ctx - self._backend.kv_used() < n_tokens:
-            order = sorted(self.leaves, key=lambda leaf: (leaf.unsaved > 0, leaf.used_at))
-            self.drop_leaf(order[0])
-            dropped = True
-        return dropped
-
-    def drop_leaf(self, leaf: Leaf) -> None:
-        """Take a leaf out of the KV cache."""
-        self.saving.forget(leaf)
-        self.leaves.drop(leaf)
-
-    def charge(self, n_tokens: int, cost: CostModel | None) -> None:
-        """Let each leaf pay for a tick of `n_tokens`, and go when it has paid enough."""
-        self.saving.cost = cost
-        prices = self._prices()
-        if prices is None:
-            return
-        for leaf in self.leaves:
-            leaf.paid_s += (paid := rent(prices, n_tokens, len(leaf.tokens)))
-            self.rent_s += paid
-            if not leaf.leaving and moves_out(prices, leaf.paid_s, len(leaf.tokens)):
-                leaf.leaving = True
-                self.saving.first(leaf)
-            if leaf.leaving:
-                self.saving.earn(paid)
-        self._let_go()
-
-    def _make_way(self, n_tokens: int) -> None:
-        """Take leaves out before a request computes so many tokens, where they would go anyway.
-
-        What it computes then lies below where they were, and so does the high-water mark. One that
-        is not saved is given up if the requests that begin pay more for it than it is worth.
-        """
-        prices = self._prices()
-        if prices is None:
-            return
-        ahead = evolve(prices, save_s=0.0)
-        for leaf in self.leaves:
-            due = rent(ahead, n_tokens, len(leaf.tokens))
-            leaf.ahead_s += due
-            leaf.leaving = leaf.leaving or moves_out(ahead, due, len(leaf.tokens))
-            if leaf.unsaved and leaf.ahead_s > REUSED * self.saving.worth_s(len(leaf.tokens)):
-                self.drop_leaf(leaf)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Drop the leaves that are to go, as soon as they are saved."""
-        for leaf in self.leaves:
-            if leaf.leaving and not leaf.unsaved:
-                self.drop_leaf(leaf)
-
-    def _prices(self) -> Prices | None:
-        """Return what a leaf costs, None if there is none or it costs nothing."""
-        cost = self.saving.cost
-        if not len(self.leaves) or cost is None:
-            return None
-        cell_s = cost.used_cell_s
-        if self._backend.traits.shape_costs:
-            # CUDA's attention reads masked cells below the high-water mark like any other.
-            cell_s = max(cell_s, cost.context_cell_s)
-        if not cell_s:
-            return None
-        return Prices(self.saving.save_s, self.saving.token_s, cell_s * cost.scale)
 
     def high_water(self, shared: int) -> int | None:
         """Return how many cells a tick spans; None if each is one running request's alone."""
@@ -377,12 +299,14 @@ class PrefixCache:
 
     def figures(self) -> PrefixFigures:
         """Return what is counted."""
-        failures = self.failures + Counter({"save": self.saving.failures})
+        failed = {"save": self.saving.failures, "move": self.room.compaction.failures}
+        failures = self.failures + Counter(failed)
         return PrefixFigures(
             hits=dict(self.hits),
             failures=dict(failures),
             tokens=self.tokens_saved,
-            rent_s=self.rent_s,
+            rent_s=self.room.rent_s,
+            moved=self.room.compaction.moved,
             evicted=self.store.evicted,
             ghost_hits=self.store.ghost_hits,
             bytes=self.store.n_bytes,
@@ -397,6 +321,6 @@ class PrefixCache:
         for leaf in self.leaves:
             if mine(leaf.namespace):
                 n += len(leaf.tokens)
-                self.drop_leaf(leaf)
+                self.room.drop(leaf)
         self.store.clear([name for name in self.store.trie.namespaces if mine(name)])
         return n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -80,6 +81,10 @@ class Saving:
             self._queue.remove(leaf)
             self._queue.insert(0, leaf)
 
+    def will_save(self, leaf: Leaf) -> bool:
+        """Whether a leaf is still to be saved, and not given up."""
+        return leaf in self._queue
+
     def forget(self, leaf: Leaf) -> None:
         """Do not save what has gone."""
         if leaf in self._queue:
@@ -89,31 +94,51 @@ class Saving:
         """Allow so much more saving: it is what an unsaved leaf costs while it has to stay."""
         self._earned_s += seconds
 
-    def some(self, most_s: float) -> float:
-        """Save as many pages as fit into their share of the time since the last call.
+    def price_s(self, leaf: Leaf) -> float:
+        """Return what saving the rest of a leaf should take, by how scattered its cells lie."""
+        n = leaf.unsaved
+        runs = self._backend.kv_runs(leaf.seq, leaf.saved, len(leaf.tokens)) - 1
+        share = min(1.0, runs * PAGE / (_SCATTERED * n)) if n else 0.0
+        return n * (share * self._saved_s[True] + (1.0 - share) * self._saved_s[False])
+
+    def some(self, most_s: float, *, share: bool = True) -> float:
+        """Save pages for as long as was earned, and for saving's `share` of the time since the last call.
 
         No page that should take longer than `most_s`. Return the seconds that it took.
         """
         now = self._clock()
         self._put_by_s = min(_MOST_S, self._put_by_s + SAVING_SHARE * (now - self._last))
         self._last = now
-        self._put_by_s += self._earned_s
-        self._earned_s = spent_s = 0.0
-        while self._queue and (need_s := self._next_s()) <= min(self._put_by_s, most_s - spent_s):
-            took_s = self._save()
-            self._put_by_s -= max(took_s, need_s)
-            spent_s += took_s
-        return spent_s
+        allowed_s = self._earned_s + (self._put_by_s if share else 0.0)
+        spent_s = took_s = 0.0
+        while self._queue and (need_s := self._next_s()) <= min(
+            allowed_s - spent_s, most_s - took_s
+        ):
+            page_s = self._save()
+            took_s += page_s
+            spent_s += max(page_s, need_s)
+        self._put_by_s -= max(0.0, spent_s - self._earned_s)
+        self._earned_s = max(0.0, self._earned_s - spent_s) if self._queue else 0.0
+        return took_s
 
-    def one(self) -> bool:
-        """Save the next page; False if there is none."""
+    def one(self, most_s: float = math.inf) -> bool:
+        """Save a page; False if there is none that should take no longer than `most_s`."""
+        if self._queue and not self._next_s() <= most_s:
+            quick = (leaf for leaf in self._queue if self._page_s(leaf) <= most_s)
+            first = next(quick, None)
+            if first is None:
+                return False
+            self.first(first)
         if not self._queue:
             return False
         self._save()
         return True
 
     def _next_s(self) -> float:
-        leaf = self._queue[0]
+        return self._page_s(self._queue[0])
+
+    def _page_s(self, leaf: Leaf) -> float:
+        """Return how long saving the next page of a leaf should take."""
         first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
         return self._saved_s[self._scattered(leaf, first, last)] * (last - first)
 

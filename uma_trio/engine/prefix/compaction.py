@@ -1,0 +1,86 @@
+"""Moving cells down into free ones, so that decodes span fewer.
+
+A decode spans all cells up to the highest one in use (:mod:`uma_trio.backend.cell_map`). Where leaves
+have left, what lies above them keeps that mark up, and each token pays for the free cells below it.
+When those have cost as much as moving would (ski rental, as with leaves), the highest cells are moved,
+a slice at a time. The numbers in them stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, field
+
+from uma_trio.backend.base import Backend
+from uma_trio.policy.prefix import PAGE
+
+#: llama.cpp rounds the cells that a decode spans up to this (`get_n_kv`), so that fewer change nothing.
+LEAST_GAP: Final = 256
+_RATE: Final = 0.2  # how quickly the measured seconds a token follow
+_FIRST_S: Final = 4e-6  # a token, until one was measured: saved and restored
+_SCATTERED: Final = 8  # runs of cells in a slice from which on it counts as scattered
+
+
+@define(eq=False)
+class Compaction:
+    """Decides when cells are moved, and moves them. `moved` counts cells, `failures` moves.
+
+    `under_way` says that it was decided and is not done.
+    """
+
+    backend: Backend
+    clock: Callable[[], float]
+    moved: int = 0
+    failures: int = 0
+    under_way: bool = False
+    _paid_s: float = 0.0  # what free cells below the mark have cost since they last were few
+    _token_s: dict[bool, float] = field(factory=lambda: {False: _FIRST_S, True: 20 * _FIRST_S})
+
+    @property
+    def gap(self) -> int:
+        """How many free cells a decode spans."""
+        return self.backend.kv_high_water() - self.backend.kv_used()
+
+    def charge(self, n_tokens: int, cell_s: float) -> None:
+        """Note a tick of `n_tokens`, each of which pays `cell_s` for every cell that it spans."""
+        gap = self.gap
+        self._paid_s = self._paid_s + cell_s * n_tokens * gap if gap >= LEAST_GAP else 0.0
+
+    def due(self, n_tokens: int, cell_s: float) -> bool:
+        """Whether moving pays for itself, with so many tokens to be computed now."""
+        if self.under_way:
+            return True
+        gap = self.gap
+        if gap < LEAST_GAP or not cell_s:
+            return False
+        cells = min(gap, self.backend.kv_used())  # no more than these lie above a free one
+        self.under_way = self._paid_s + cell_s * n_tokens * gap >= self._token_s[False] * cells
+        return self.under_way
+
+    def some(self, most_s: float) -> float:
+        """Move slices that should take no longer than `most_s`; return the seconds that it took."""
+        spent_s = 0.0
+        while self.under_way:
+            part = self.backend.kv_highest(PAGE)
+            if part is None:
+                self._stop()
+                break
+            seq, first, last = part
+            n, scattered = last - first, self.backend.kv_runs(*part) >= _SCATTERED
+            if spent_s + n * self._token_s[scattered] > most_s:
+                break
+            began = self.clock()
+            if self.backend.kv_move(seq, first, last):
+                self.moved += n
+            else:
+                self.failures += 1
+                self._stop()
+            took_s = self.clock() - began
+            self._token_s[scattered] += _RATE * (took_s / n - self._token_s[scattered])
+            spent_s += took_s
+        return spent_s
+
+    def _stop(self) -> None:
+        self.under_way, self._paid_s = False, 0.0
