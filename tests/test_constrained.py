@@ -45,6 +45,10 @@ class Only:
         """Note what the answer got."""
         self.accepted.append(token)
 
+    def take_back(self) -> None:
+        """Forget the latest."""
+        self.accepted.pop()
+
 
 def rows(seed: int, n: int = 1, spread: float = 3.0) -> FloatArray:
     """Return `n` rows of logits."""

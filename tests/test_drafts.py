@@ -5,35 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attrs import evolve
-from engine_kit import Bench
+from drafts_kit import FLAT, STAIRS, STEEP, speaking
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder
 
 from uma_protocol import Generate
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Lookup, Survival
-from uma_trio.engine.planner import EngineSettings
 from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
-from uma_trio.policy.contract import contract
 from uma_trio.policy.contract.ballast import MOST_BALLAST, ballast_for
 from uma_trio.policy.contract.drafts import FREE, add_drafts
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
 from uma_trio.speculation import Speculation
 from uma_trio.wire import ask_of
-
-SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
-# Fours and eights are quick, what lies one above them is not: as measured with Q4_0 on two cores.
-STAIRS = CostModel(
-    Staircase(SIZES, (0.020, 0.024, 0.032, 0.028, 0.044, 0.045, 0.060, 0.062, 0.090, 0.100))
-)
-FLAT = CostModel(Staircase((1, 32), (0.020, 0.020)))
-STEEP = CostModel(Staircase((1, 2, 32), (0.020, 0.040, 0.640)))
 
 
 def guess(text: str, most: int = 6) -> tuple[str, int]:
@@ -215,13 +204,6 @@ def test_what_a_request_says_of_speculation_reaches_the_engine() -> None:
 # --- the engine ---
 
 
-def speaking(*, drafts: bool, cost: CostModel = FLAT) -> Bench:
-    """Return an engine with a cost model, on a backend with rows for drafts."""
-    backend = FakeBackend(n_slots=5, n_ctx=4000, n_rows=24)
-    given = EngineSettings(cost=cost, scratch_slots=1, drafts=drafts)
-    return Bench(backend, contract, settings=given)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     temperature=st.sampled_from([0.0, 0.3, 1.0]),
@@ -280,12 +262,3 @@ def test_a_request_narrows_what_is_drafted_for_it(asked: Speculation, drafted: b
         texts.append(sink.text)
     assert (rows[0] > 0, rows[1]) == (drafted, 0)
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("asked", [{"logprobs": 1}, {"frequency_penalty": 0.5}])
-def test_rows_that_depend_on_the_token_before_are_not_drafted(asked: dict[str, object]) -> None:
-    """Penalties and logprobs are of one row at a time."""
-    bench = speaking(drafts=True)
-    bench.submit("to be or not to be or not to be", 40, **asked)
-    bench.run()
-    assert bench.metrics.snapshot()["draft_rows_total"] == 0

@@ -116,6 +116,10 @@ class Cycle:
         """Go on."""
         self._told.append(token)
 
+    def take_back(self) -> None:
+        """Go back."""
+        self._told.pop()
+
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -203,3 +203,33 @@ def test_any_number_of_threads_may_compile() -> None:
         shapes = [Shape("regex", f"y{number % 5}") for number in range(40)]
         followers = list(pool.map(grammarian.follow, shapes))
     assert all(accepts(f, f"y{n % 5}") for n, f in enumerate(followers))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("schema", json.dumps(PERSON)),
+        ("choice", '["abc", "abd"]'),
+        ("grammar", 'root ::= "a" [0-9]{3}'),
+    ],
+)
+def test_what_was_accepted_can_be_taken_back(
+    grammarian: Grammarian, kind: Kind, shape: str
+) -> None:
+    """From anywhere, also from the end of a whole answer: it is as if it had not been accepted."""
+    chance = random.Random(7)
+    for _ in range(30):
+        follower, other = (grammarian.follow(Shape(kind, shape)) for _ in range(2))
+        kept = chance.randrange(12)
+        for n in range(kept + chance.randrange(1, 9)):
+            ways = [token for token in follower.allowed().tolist() if token not in ENDS]
+            if not ways:
+                break
+            token = chance.choice(ways)
+            follower.accept(token)
+            if n < kept:
+                other.accept(token)
+        for _ in range(max(0, n - kept + bool(ways))):
+            follower.take_back()
+        assert follower.allowed().tolist() == other.allowed().tolist()
+        assert follower.allows(EOS) == other.allows(EOS)

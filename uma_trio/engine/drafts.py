@@ -77,6 +77,13 @@ def _matched(tokens: IntArray, known: int, place: int, at_least: int) -> int:
     return length
 
 
+def _before_an_end(drafts: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:
+    """Return `drafts` up to what would end the answer: nothing is computed behind that."""
+    if ends.isdisjoint(drafts):
+        return drafts
+    return drafts[: next(n for n, token in enumerate(drafts) if token in ends)]
+
+
 class Survival:
     """How often guesses were right, by the length of their match; counts fade with each guess.
 
@@ -131,14 +138,9 @@ class Drafter:
         self._guessed: dict[int, _Guessed] = {}
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
-        """Draft for each sequence that decodes.
-
-        Sequences whose rows are changed or described for their requests are left out, since what
-        is sampled of a row depends on the tokens before it there.
-        """
+        """Draft for each sequence that decodes and whose request allows it."""
         for sequence in running.values():
-            asked = sequence.submit.speculation != "off"
-            if asked and sequence.view.decoding and sequence.sampler.plain:
+            if sequence.view.decoding and sequence.submit.speculation != "off":
                 self._propose(sequence)
         if len(self._guessed) > len(running):
             self._guessed = {key: kept for key, kept in self._guessed.items() if key in running}
@@ -154,6 +156,7 @@ class Drafter:
             sequence.draft((), ())
             return
         drafts, match = guessed.lookup.propose(tokens, known, most)
+        drafts = _before_an_end(drafts, sequence.sampler.ends)
         guessed.match = match
         guessed.survival.forget(REST)
         sequence.draft(drafts, self._survival(guessed, match, len(drafts)))

@@ -195,7 +195,7 @@ class Engine:
             return
         self._recovery.succeeded()
         n_rows = tick.n_rows
-        choices = tick.choice(self._backend.logits(n_rows)) if n_rows else NO_CHOICES
+        choices = tick.choice(self._backend.logits(n_rows), tick.guesses) if n_rows else NO_CHOICES
         results = outcomes(tick.steps, choices)
         sampling_s = self._clock() - now
         self._uncommitted = Completed(

@@ -64,6 +64,9 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Go on behind `token`, which is no end."""
 
+    def take_back(self) -> None:
+        """Go back to before the latest `accept`. As many can be taken back as were accepted."""
+
 
 @frozen
 class Targets:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from attrs import frozen
 
 from uma_trio.engine.messages import InboxMessage, TokenLogprobs
-from uma_trio.engine.sampling import IMPOSSIBLE, NOT_FINITE, Choice, Choices
+from uma_trio.engine.sampling import IMPOSSIBLE, NO_GUESS, NOT_FINITE, Choice, Choices
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import Work
 from uma_trio.policy.plan import Plan
@@ -113,6 +113,13 @@ class Tick:
     def n_rows(self) -> int:
         """How many rows of logits are sampled."""
         return sum([step.n_rows for step in self.steps])
+
+    @property
+    def guesses(self) -> list[int]:
+        """For each row the draft that follows it, or `NO_GUESS`; empty if there is no draft."""
+        if not any(step.drafts for step in self.steps):
+            return []
+        return [guess for step in self.steps if step.n_rows for guess in (*step.drafts, NO_GUESS)]
 
     @cached_property
     def work(self) -> Work:

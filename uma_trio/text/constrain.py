@@ -134,6 +134,10 @@ class Follower:
         """Go on behind `token`."""
         self._matcher.consume_token(token)
 
+    def take_back(self) -> None:
+        """Go back to before the latest `accept`."""
+        self._matcher.rollback(1)
+
 
 class _Words:
     """A vocabulary as llguidance asks for one. Control tokens are marked as no text."""

@@ -7,7 +7,9 @@ penalties, masks), `logprobs` describes it as the model gave it; both only where
 
 from uma_trio.engine.sampling.choice import (
     IMPOSSIBLE,
+    NO_GUESS,
     NOT_FINITE,
+    UNREACHED,
     Choice,
     Choices,
     NonFinite,
@@ -19,6 +21,8 @@ from uma_trio.engine.sampling.choice import (
 __all__ = [
     "IMPOSSIBLE",
     "NOT_FINITE",
+    "NO_GUESS",
+    "UNREACHED",
     "Choice",
     "Choices",
     "NonFinite",

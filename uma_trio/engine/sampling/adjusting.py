@@ -44,6 +44,7 @@ class Adjuster:
         "_presence",
         "_recent",
         "_repeat",
+        "_supposed",
     )
 
     def __init__(
@@ -62,6 +63,7 @@ class Adjuster:
             self._generated = Bag()
         self._ends = np.array(sorted(set(ends)), np.intp)
         self._n_left = params.min_tokens if len(self._ends) else 0
+        self._supposed: list[tuple[int, int | None, int]] = []  # token, what left, what was left
 
     @staticmethod
     def needed(params: SamplingParams) -> bool:
@@ -83,6 +85,24 @@ class Adjuster:
         if self._n_left:
             self._n_left -= 1
 
+    def suppose(self, token: int) -> None:
+        """Go on as if `token` was accepted, until `take_back`."""
+        left = None if self._recent is None else self._recent.add(token)
+        self._supposed.append((token, left, self._n_left))
+        if self._generated is not None:
+            self._generated.add(token)
+        if self._n_left:
+            self._n_left -= 1
+
+    def take_back(self) -> None:
+        """Go back to what was accepted."""
+        while self._supposed:
+            token, left, self._n_left = self._supposed.pop()
+            if self._recent is not None:
+                self._recent.take_back(token, left)
+            if self._generated is not None:
+                self._generated.remove(token)
+
     def apply(self, row: FloatArray) -> Edits:
         """Edit one row of logits in place; `undo` takes what is returned.
 
@@ -94,15 +114,17 @@ class Adjuster:
             edits.append((self._biased, values))
             row[self._biased] = values + self._bias
         if self._recent is not None and (bag := self._recent.bag):
-            values = row[bag.ids]
-            edits.append((bag.ids, values))
+            ids = bag.ids.copy()  # what is supposed next changes the bag
+            values = row[ids]
+            edits.append((ids, values))
             with np.errstate(over="ignore"):
-                row[bag.ids] = np.where(values > 0, values / self._repeat, values * self._repeat)
+                row[ids] = np.where(values > 0, values / self._repeat, values * self._repeat)
         if self._generated:
             bag = self._generated
-            values = row[bag.ids]
-            edits.append((bag.ids, values))
-            row[bag.ids] = values - (bag.counts * self._frequency + self._presence)
+            ids = bag.ids.copy()
+            values = row[ids]
+            edits.append((ids, values))
+            row[ids] = values - (bag.counts * self._frequency + self._presence)
         if self._n_left:
             values = row[self._ends]
             edits.append((self._ends, values))
@@ -185,13 +207,26 @@ class _Recent:
             self._tokens = deque(known.tolist())
             self._left = n - len(self._tokens)
 
-    def add(self, token: int) -> None:
-        """Add the latest; the oldest leaves if there are too many."""
+    def add(self, token: int) -> int | None:
+        """Add the latest; the oldest leaves if there are too many, and is returned."""
         self.bag.add(token)
         if self._tokens is None:
-            return
+            return None
         self._tokens.append(token)
         if self._left:
             self._left -= 1
-        else:
-            self.bag.remove(self._tokens.popleft())
+            return None
+        oldest = self._tokens.popleft()
+        self.bag.remove(oldest)
+        return oldest
+
+    def take_back(self, token: int, left: int | None) -> None:
+        """Undo the latest `add`, which was of `token` and returned `left`."""
+        if self._tokens is not None:
+            self._tokens.pop()
+            if left is None:
+                self._left += 1
+            else:
+                self._tokens.appendleft(left)
+                self.bag.add(left)
+        self.bag.remove(token)

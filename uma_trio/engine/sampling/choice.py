@@ -18,6 +18,10 @@ any other and looked at then; only if it is refused the row is chosen from again
 tokens and with a number of another stream. Rows that are to be described by `logprobs` are copied as
 the model gave them. Rows that use neither take no other path than without such
 company.
+
+Several rows of one sequence are a chain: each but the first is the row behind a guess at the token of
+the row before it. What changes with each token (penalties, constraints) goes on along the chain as if
+the guesses were right, and is taken back. A row behind a wrong guess is not reached.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, lar
 
 NOT_FINITE: Final = -1  # what is answered for a row that has no sane maximum
 IMPOSSIBLE: Final = -2  # and for one of which no token is allowed
+UNREACHED: Final = -3  # and for one behind a guess that was wrong: nobody asks what would follow
+NO_GUESS: Final = -1
 _NO_MAXIMUM: Final = "the row has no finite maximum"
 
 # With fewer rows to draw from short lists, `largest` is quicker: it takes fewer calls of numpy.
@@ -110,11 +116,6 @@ class Sampler:
             self.adjuster.accept(token)
         if self.constraint is not None:
             self.constraint.accept(token)
-
-    @property
-    def plain(self) -> bool:
-        """Whether a row is chosen from without regard to what was chosen before it."""
-        return self.adjuster is None and self.constraint is None and self.params.logprobs is None
 
     def random(self) -> float:
         """Draw the next number of [0, 1) of this sequence."""
@@ -232,7 +233,8 @@ class Choices:
     """The tokens of a tick, and what the model thought of those whose requests asked, by row.
 
     `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn,
-    `IMPOSSIBLE` for one whose constraint leaves no token; these have no logprobs. These are computed when the first of them is looked at, or when the same
+    `IMPOSSIBLE` for one whose constraint leaves no token, `UNREACHED` for one behind a wrong guess;
+    these have no logprobs. Logprobs are computed when the first of them is looked at, or when the same
     :class:`Choice` is used again.
     """
 
@@ -260,6 +262,11 @@ class Choice:
         else:
             listed = []
         drawn = set(listed)
+        # Rows that follow a row of their own sequence, in order, and the same as a set.
+        self._chained = [
+            row for row in range(1, len(samplers)) if samplers[row] is samplers[row - 1]
+        ]
+        self._follows = frozenset(self._chained)
         self._apart = [
             (row, s) for row, s in enumerate(samplers) if not s.greedy and row not in drawn
         ]
@@ -278,40 +285,67 @@ class Choice:
         tops = {row: n_top for row, n_top in wanted if n_top is not None}
         self._describe = Describer(tops, n_vocab) if tops else None
 
-    def __call__(self, logits: FloatArray) -> Choices:
+    def __call__(self, logits: FloatArray, guesses: Sequence[int] = ()) -> Choices:
         """Return the next token of each row; the rows are left as they were.
 
         The tokens are those that each sampler gives for its row alone, in whatever company; a row
-        without a sane maximum concerns no other.
+        without a sane maximum concerns no other. `guesses` are, if there are any, for each row the
+        token behind it that the next row was computed with, or `NO_GUESS`.
         """
         changed = self._adjusted or self._constrained
-        tokens = self._changed_tokens(logits) if changed else self._tokens(logits)
+        tokens = self._changed_tokens(logits, guesses) if changed else self._tokens(logits, guesses)
+        if guesses:
+            for row in self._chained:
+                if tokens[row - 1] != guesses[row - 1]:
+                    tokens[row] = UNREACHED
         if self._describe is None:
             return Choices(tokens)
         return Choices(tokens, self._describe(logits, tokens))
 
-    def _changed_tokens(self, logits: FloatArray) -> list[int]:
+    def _changed_tokens(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
         """Return the tokens of rows of which some are edited for the choice, or constrained."""
-        edits = [(row, adjuster.apply(logits[row])) for row, adjuster in self._adjusted]
+        edits = []
         try:
-            tokens = self._tokens(logits)
-            for row, sampler in self._constrained:
-                if tokens[row] != NOT_FINITE:
-                    tokens[row] = sampler.checked(logits[row], tokens[row])
+            for row, adjuster in self._adjusted:
+                if guesses and row in self._follows:
+                    adjuster.suppose(guesses[row - 1])
+                edits.append((row, adjuster.apply(logits[row])))
+            tokens = self._tokens(logits, guesses)
+            self._check(logits, tokens, guesses)
             return tokens
         finally:
             for row, changed in edits:
                 Adjuster.undo(logits[row], changed)
+            for _, adjuster in self._adjusted:
+                adjuster.take_back()
 
-    def _tokens(self, logits: FloatArray) -> list[int]:
+    def _check(self, logits: FloatArray, tokens: list[int], guesses: Sequence[int]) -> None:
+        """Replace tokens that constraints refuse, along each chain up to its first wrong guess."""
+        ahead: list[Constraint] = []
+        try:
+            for row, sampler in self._constrained:
+                constraint = sampler.constraint
+                if guesses and row in self._follows and constraint is not None:
+                    if tokens[row - 1] != guesses[row - 1] or tokens[row - 1] in sampler.ends:
+                        tokens[row] = UNREACHED
+                        continue
+                    constraint.accept(guesses[row - 1])
+                    ahead.append(constraint)
+                if tokens[row] != NOT_FINITE:
+                    tokens[row] = sampler.checked(logits[row], tokens[row])
+        finally:
+            for constraint in ahead:
+                constraint.take_back()
+
+    def _tokens(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
         """Return the tokens of rows that are edited where they have to be."""
         masked = self._masked
         if masked is None:
-            return self._choose(logits)
+            return self._choose(logits, guesses)
         hidden = logits[masked]
         logits[masked] = -np.inf  # cheaper than a copy of the rows, and undone
         try:
-            tokens = self._choose(logits)
+            tokens = self._choose(logits, guesses)
         finally:
             logits[masked] = hidden
         sane = hidden < np.inf
@@ -320,14 +354,18 @@ class Choice:
                 tokens[row] = NOT_FINITE
         return tokens
 
-    def _choose(self, logits: FloatArray) -> list[int]:
+    def _choose(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
         """Return the tokens where what must not be drawn is -inf already, or the row is greedy."""
         tokens = self._lists(logits) if self._lists else greedy(logits).tolist()
         for row, ids, never in self._checked:
             if tokens[row] in never:
                 tokens[row] = _likeliest_but(logits[row], ids)
         for row, sampler in self._apart:
-            if tokens[row] != NOT_FINITE:
+            # A token that a constraint may replace later says nothing yet.
+            final = bool(guesses) and row in self._follows and sampler.constraint is None
+            if final and tokens[row - 1] != guesses[row - 1]:
+                tokens[row] = UNREACHED  # to draw for it would take time
+            elif tokens[row] != NOT_FINITE:
                 tokens[row] = sampler.pick(logits[row], tokens[row])
         return tokens
 

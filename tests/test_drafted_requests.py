@@ -1,0 +1,174 @@
+"""What a request may ask for beside drafts: its answer is the same with them and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from drafts_kit import Babbler, speaking
+from engine_kit import Sink
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from uma_trio.backend.fake import EOS
+from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
+from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
+from uma_trio.engine.sampling.adjusting import Adjuster
+
+PROMPT = "abba baba abba baba ab"
+
+
+class Turns:
+    """Allows "a" and "b", never three of one kind in a row, and an end behind `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._told: list[int] = []
+
+    def allows(self, token: int) -> bool:
+        """Whether it may come next."""
+        return token in self.allowed()
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return what may come next."""
+        told = self._told
+        if len(told) >= self._most:
+            return np.array([EOS], np.intp)
+        twice = told[-1] if len(told) > 1 and told[-1] == told[-2] else None
+        return np.array([token for token in (97, 98) if token != twice], np.intp)
+
+    def accept(self, token: int) -> None:
+        """Go on."""
+        self._told.append(token)
+
+    def take_back(self) -> None:
+        """Go back."""
+        self._told.pop()
+
+
+def told(
+    asked: dict[str, object], drafts: bool, constraint: Callable[[], Constraint] | None = None
+) -> tuple[list[Sink], float]:
+    """Return the streams of three equal requests, and how many guesses were right."""
+    bench = speaking(drafts=drafts, kind=Babbler)
+    sinks = []
+    for n in range(3):
+        follows = None if constraint is None else constraint()
+        sinks.append(bench.submit(PROMPT + "ab"[n % 2] * n, 50, constraint=follows, **asked)[1])
+    bench.run()
+    return sinks, bench.metrics.snapshot()["draft_accepted_total"]
+
+
+def same(with_drafts: list[Sink], without: list[Sink]) -> bool:
+    """Whether the streams say the same, logprobs included."""
+    return all(
+        [(i.token_id, i.text, i.logprobs) for i in one.items if isinstance(i, TokenOut)]
+        == [(i.token_id, i.text, i.logprobs) for i in other.items if isinstance(i, TokenOut)]
+        and one.end.reason == other.end.reason
+        for one, other in zip(with_drafts, without, strict=True)
+    )
+
+
+ASKED: dict[str, st.SearchStrategy[object]] = {
+    "presence_penalty": st.sampled_from([-0.5, 1.5]),
+    "frequency_penalty": st.sampled_from([-0.2, 0.7]),
+    "repeat_penalty": st.sampled_from([0.8, 1.3]),
+    "repeat_last_n": st.sampled_from([-1, 1, 5]),
+    "logit_bias": st.just(((97, 1.0), (98, -0.5))),
+    "logprobs": st.integers(0, 3),
+    "min_tokens": st.sampled_from([3, 30]),
+    "stop_token_ids": st.just((101, 116)),
+    "stop": st.just(("abbab", "bb")),
+    "credit": st.sampled_from([10_000, 60]),
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    asked=st.fixed_dictionaries({}, optional=ASKED),
+    temperature=st.sampled_from([0.0, 0.5, 1.5]),
+    top_k=st.sampled_from([0, 3]),
+    seed=st.integers(0, 99),
+)
+def test_what_changes_or_describes_rows_gives_the_same_with_drafts(
+    asked: dict[str, object], temperature: float, top_k: int, seed: int
+) -> None:
+    """Penalties count the guesses before a row; logprobs are of rows that were reached."""
+    asked |= {"temperature": temperature, "top_k": top_k, "seed": seed}
+    without, _ = told(asked, drafts=False)
+    drafted, _ = told(asked, drafts=True)
+    assert same(drafted, without)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    most=st.integers(1, 45),
+    temperature=st.sampled_from([0.0, 0.5, 1.5]),
+    top_k=st.sampled_from([0, 3]),
+    penalty=st.sampled_from([0.0, 0.9]),
+    seed=st.integers(0, 99),
+)
+def test_a_constrained_answer_is_the_same_with_drafts(
+    most: int, temperature: float, top_k: int, penalty: float, seed: int
+) -> None:
+    """Each token is looked at behind those before it, refused ones are drawn again in order."""
+    asked: dict[str, object] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "seed": seed,
+        "frequency_penalty": penalty,
+    }
+    without, _ = told(asked, drafts=False, constraint=lambda: Turns(most))
+    drafted, _ = told(asked, drafts=True, constraint=lambda: Turns(most))
+    assert same(drafted, without)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"logprobs": 2}, {"frequency_penalty": 0.01}, {"repeat_penalty": 1.01}], ids=str
+)
+@pytest.mark.parametrize("constraint", [None, lambda: Turns(40)], ids=["free", "constrained"])
+def test_guesses_are_kept_whatever_is_asked(
+    asked: dict[str, object], constraint: Callable[[], Constraint] | None
+) -> None:
+    """Or the properties above would hold of nothing."""
+    _, right = told(asked, drafts=True, constraint=constraint)
+    assert right > 10
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=30),
+    st.lists(st.integers(0, 9), max_size=15),
+    st.sampled_from([-1, 1, 4, 20]),
+)
+def test_what_was_supposed_is_taken_back_whole(
+    known: list[int], guesses: list[int], last: int
+) -> None:
+    """The row behind it is edited as if nothing had been supposed."""
+    params = SamplingParams(
+        repeat_penalty=1.3, repeat_last_n=last, frequency_penalty=0.5, min_tokens=20
+    )
+    prompt = np.array(known[:10], np.int32)
+    one, other = (Adjuster(params, (3,), prompt) for _ in range(2))
+    for adjuster in (one, other):
+        for token in known[10:]:
+            adjuster.accept(token)
+    for token in guesses:
+        one.suppose(token)
+    one.take_back()
+    rows = np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 12)
+    rows[1] = rows[0]
+    one.apply(rows[0])
+    other.apply(rows[1])
+    assert rows[0].tolist() == rows[1].tolist()
+
+
+def test_a_row_behind_a_wrong_guess_is_neither_drawn_nor_described() -> None:
+    """It would take the time of a row, and a number that is another token's."""
+    logits = np.eye(4, 8, dtype=np.float32) * 9
+    sampler = Sampler(SamplingParams(1.0, seed=3, logprobs=1), ())
+    chosen = Choice([sampler] * 4, 8)(logits, [0, 5, 2, -1])
+    assert chosen.tokens[:2] == [0, 1]
+    assert chosen.tokens[2:] == [UNREACHED] * 2
+    assert list(chosen.logprobs) == [0, 1]
