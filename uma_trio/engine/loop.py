@@ -264,13 +264,9 @@ class Engine:
         tick, now = completed.tick, completed.at
         self._planner.tried()
         self._record(tick, DecodeStatus.OK, completed.decode_s, completed.host_s, now)
-        itl_s: dict[int, float] = {}
-        for outcome in completed.outcomes:
-            if outcome.step.drafts and self._drafter is not None:
-                self._drafter.learn(outcome)
-            since = self.registry.commit(outcome, now)
-            if since is not None:
-                itl_s[outcome.step.key] = since
+        if self._drafter is not None:
+            self._drafter.learn(completed.outcomes)
+        itl_s = self.registry.commit(completed.outcomes, now)
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))

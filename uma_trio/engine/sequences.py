@@ -62,6 +62,7 @@ class Sequence:
         "drafts",
         "forgiven",
         "lent",
+        "n_prompt",
         "parked_since",
         "passed_over",
         "preempted",
@@ -76,6 +77,7 @@ class Sequence:
 
     def __init__(self, submit: Submit, sampler: Sampler, text: TokenText) -> None:
         n_prompt = len(submit.prompt)
+        self.n_prompt = n_prompt
         self.submit = submit
         self.sampler = sampler
         self.text = text
@@ -138,14 +140,9 @@ class Sequence:
         return self.view.first_token_at
 
     @property
-    def n_prompt(self) -> int:
-        """How long its prompt is."""
-        return len(self.submit.prompt)
-
-    @property
     def n_generated(self) -> int:
         """How many tokens were sampled."""
-        return self.known - len(self.submit.prompt)
+        return self.known - self.n_prompt
 
     @property
     def cells(self) -> int:
@@ -177,7 +174,7 @@ class Sequence:
             given,
             texts,
             now,
-            known + n - len(self.submit.prompt),
+            known + n - self.n_prompt,
             now - last if n and last is not None else None,
             view.lane,
             view.first_token_at is None,
@@ -199,7 +196,8 @@ class Sequence:
                 break
             tokens[known + given] = token
             given += 1
-            sampler.accept(token)
+            if sampler.has_history:
+                sampler.accept(token)
             if texts is not None:  # only its text tells whether it has ended
                 texts.append(self.text.push(token))
                 if self.text.stopped:

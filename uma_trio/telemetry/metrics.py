@@ -150,13 +150,13 @@ class Metrics:
         """Record how long a first token took from its logits to its connection."""
         self._first_chunk = seconds * 1e3
 
-    def inter_token(self, seconds: float, lane: str = "") -> None:
-        """Record the time between two tokens of one stream, of a lane if it is known."""
+    def inter_token(self, seconds: float, lane: str = "", streams: int = 1) -> None:
+        """Record the time between two tokens of one or more streams, of a lane if it is known."""
         milliseconds = seconds * 1e3
-        self._itl_ms.record(milliseconds)
+        self._itl_ms.record(milliseconds, streams)
         if lane == "interactive":
-            self.interactive_itl_ms.record(milliseconds)
-        self._recent_itl.record(milliseconds)
+            self.interactive_itl_ms.record(milliseconds, streams)
+        self._recent_itl.record(milliseconds, streams)
 
     def finished(self, outcome: str, queue_s: float) -> None:
         """Record the end of an accepted request."""
