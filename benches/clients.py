@@ -191,15 +191,10 @@ class FramedWire:
 
 
 class SseWire:
-    """llama-server's own: ``POST /completion`` answered with server-sent events.
+    """llama-server's own: ``POST /completion`` answered with server-sent events."""
 
-    With `lanes` a job's priority is said, as only the daemon understands it.
-    """
-
-    def __init__(self, port: int, host: str = "127.0.0.1", *, lanes: bool = False) -> None:
-        self.port = port
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._address = (host, port)
-        self._lanes = lanes
 
     def connect(self) -> socket.socket:
         """Connect to the server."""
@@ -217,7 +212,6 @@ class SseWire:
                 **job.choosing,
                 "stream": True,
                 **({"return_progress": True} if job.progress else {}),
-                **({"priority": job.priority} if self._lanes and job.priority else {}),
             }
         ).encode()
         head = (

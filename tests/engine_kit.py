@@ -148,6 +148,7 @@ class Bench:
         namespace: str | None = None,
         session: str | None = None,
         speculation: Speculation = "auto",
+        smooth: bool = False,
         **params: object,
     ) -> tuple[int, Sink]:
         """Submit a request; return its handle and its sink."""
@@ -172,6 +173,7 @@ class Bench:
                 namespace=namespace,
                 session=session,
                 speculation=speculation,
+                smooth=smooth,
             )
         )
         return handle, sink

@@ -36,6 +36,8 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.task import Wakeup, run_inline
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Settings, Shared
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.pipeline import Policy
 from uma_trio.service.checks import Bounds
 from uma_trio.service.service import Answer, RunBlocking, Service
 from uma_trio.sockets.listener import Listener
@@ -54,6 +56,8 @@ class Recorder:
     failed_accepts: int = 0
     first_chunks: list[float] = Factory(list)
     errors: list[str] = Factory(list)
+    gaps: list[float] = Factory(list)
+    n_held: int = 0
 
     def session_opened(self) -> None:
         """Count it."""
@@ -70,6 +74,14 @@ class Recorder:
     def first_chunk(self, seconds: float) -> None:
         """Keep how long the first token took to get out."""
         self.first_chunks.append(seconds)
+
+    def shown(self, seconds: float, lane: str) -> None:
+        """Keep how long a reader waited between tokens."""
+        self.gaps.append(seconds)
+
+    def held(self, change: int) -> None:
+        """Count the tokens that are held."""
+        self.n_held += change
 
     def accept_failed(self) -> None:
         """Count it."""
@@ -214,12 +226,14 @@ class House:
         max_waiting: int,
         settings: dict[str, Any],
         prefix_bytes: int = 0,
+        policy: Policy = baseline,
     ) -> None:
         self.nursery = nursery
         self.wakeup = Wakeup()
         self.backend = backend
         self.bench = Bench(
             backend,
+            policy,
             max_waiting=max_waiting,
             clock=trio.current_time,
             wake=self.wakeup.set,
@@ -285,6 +299,7 @@ async def house(
     max_waiting: int = 256,
     listener: Listener | None = None,
     prefix_bytes: int = 0,
+    policy: Policy = baseline,
     **settings: Any,
 ) -> AsyncIterator[House]:
     """Run a daemon in virtual time; at the end the clients leave, and it must be idle.
@@ -293,7 +308,7 @@ async def house(
     """
     backend = backend or FakeBackend(cost=linear_cost(TICK_S, 0.0))
     async with trio.open_nursery() as nursery:
-        daemon = House(nursery, backend, run_blocking, max_waiting, settings, prefix_bytes)
+        daemon = House(nursery, backend, run_blocking, max_waiting, settings, prefix_bytes, policy)
         nursery.start_soon(
             run_inline,
             daemon.bench.engine,

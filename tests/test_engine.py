@@ -393,7 +393,7 @@ def test_what_runs_and_waits_and_is_computed_is_counted_by_lane() -> None:
     bench.run()
     computed = bench.metrics.totals().lanes
     assert computed["background"] - computed["interactive"] == len("hello") + 5
-    assert sum(bench.metrics.totals().itl) == 19
+    assert bench.metrics.interactive_itl_ms.count == 19
 
 
 def test_a_short_streams_worst_pause_counts_too() -> None:

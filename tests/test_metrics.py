@@ -319,6 +319,7 @@ def test_the_scorecard_of_a_busy_machine_has_a_value_in_every_column(tmp_path: P
     busy = Busy(contract)
     while busy.clock.now < 8.0:
         busy.engine.tick()
+        busy.metrics.shown(0.03, "interactive")  # which a front would have done
     card = busy.card.update(2_000_000_000)
     assert card is not None
     shown = json.loads(json.dumps(busy.metrics.snapshot()["scorecard"], allow_nan=False))

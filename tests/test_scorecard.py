@@ -56,7 +56,7 @@ class Machine:
             cost=COST,
         )
         self.metrics.promise.tick(promise, took_s)
-        self.metrics.inter_token(itl_s, "interactive")
+        self.metrics.shown(itl_s, "interactive")
 
     def passes(self, seconds: float) -> dict[str, Any] | None:
         """Let time pass; return the line of the interval, if that is over."""

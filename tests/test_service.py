@@ -223,7 +223,7 @@ async def test_texts_are_looked_at_without_a_request(autojump_clock: MockClock) 
 
 async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None:
     """In order; a reader that waits is woken by the first and finds those that came with it."""
-    pipe = Pipe()
+    pipe = Pipe(trio.current_time)
     got: list[list[StreamItem]] = []
 
     async def read() -> None:
@@ -243,7 +243,7 @@ async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None
 
 async def test_a_reader_that_is_cancelled_loses_nothing(autojump_clock: MockClock) -> None:
     """The next one to ask gets what came meanwhile."""
-    pipe = Pipe()
+    pipe = Pipe(trio.current_time)
     with trio.move_on_after(1):
         await pipe.take()
     pipe.send_nowait(PromptDone())
@@ -255,7 +255,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing(autojump_clock: MockCloc
 
 async def test_a_closed_pipe_drops_what_comes(autojump_clock: MockClock) -> None:
     """The engine may still be on its way with a token."""
-    pipe = Pipe()
+    pipe = Pipe(trio.current_time)
     pipe.close()
     pipe.send_nowait(PromptDone())
     with trio.move_on_after(1) as scope:

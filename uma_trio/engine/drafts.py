@@ -8,7 +8,7 @@ at a given distance is right, by the length of the match.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.sequences import Sequence
@@ -170,13 +170,12 @@ class Drafter:
         chance = guessed.survival.chance(match, shared, OWN_WEIGHT)
         return tuple([chance ** (distance + 1) for distance in range(n)])
 
-    def learn(self, outcomes: Iterable[Outcome]) -> None:
-        """Note what became of the drafts of a tick."""
-        for outcome in outcomes:
-            tried = len(outcome.step.drafts)
-            guessed = self._guessed.get(outcome.step.key) if tried else None
-            if guessed is None:
-                continue
-            right = outcome.kept - (outcome.step.n_tokens - tried)
-            guessed.survival.learn(guessed.match, right, tried, FADE)
-            self._shared.learn(guessed.match, right, tried, SHARED_FADE)
+    def learn(self, outcome: Outcome) -> None:
+        """Note what became of the drafts of a step, if it had any."""
+        tried = len(outcome.step.drafts)
+        guessed = self._guessed.get(outcome.step.key)
+        if not tried or guessed is None:
+            return
+        right = outcome.kept - (outcome.step.n_tokens - tried)
+        guessed.survival.learn(guessed.match, right, tried, FADE)
+        self._shared.learn(guessed.match, right, tried, SHARED_FADE)

@@ -264,9 +264,20 @@ class Engine:
         tick, now = completed.tick, completed.at
         self._planner.tried()
         self._record(tick, DecodeStatus.OK, completed.decode_s, completed.host_s, now)
-        if self._drafter is not None:
-            self._drafter.learn(completed.outcomes)
-        itl_s = self.registry.commit(completed.outcomes, now)
+        itl_s: dict[int, float] = {}
+        paces, playout_s = tick.plan.paces, tick.state.contract.playout_s
+        if paces:
+            dues = tick_metrics.dues(self.registry.running, completed)
+            self._publisher.add(
+                Figures(partial(tick_metrics.slack, self._metrics, completed, dues))
+            )
+        for outcome in completed.outcomes:
+            if outcome.step.drafts and self._drafter is not None:
+                self._drafter.learn(outcome)
+            pace = paces.get(outcome.step.key, 0.0)
+            since = self.registry.commit(outcome, now, pace, playout_s)
+            if since is not None:
+                itl_s[outcome.step.key] = since
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))

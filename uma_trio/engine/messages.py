@@ -90,6 +90,7 @@ class Submit:
     `credit` is how many tokens its stream takes before the first :class:`Credit`. `client`
     names the peer for fairness and is never an authority. `submitted` is on the engine's clock.
     `constraint` belongs to this request alone.
+    With `smooth` its tokens may be held back so that they come evenly, while it is interactive.
     What was computed in its `namespace` may be used for it, and what is computed for it there again;
     None: neither. `session` names the conversation that it is a turn of. `speculation` says which
     guesses at its answer are computed ahead.
@@ -110,6 +111,7 @@ class Submit:
     namespace: str | None = None
     session: str | None = None
     speculation: Speculation = "auto"
+    smooth: bool = False
 
     @property
     def newcomer(self) -> Newcomer:
@@ -208,12 +210,14 @@ class TokenLogprobs:
 class TokenOut:
     """One sampled token. `text` is valid UTF-8 and may be empty (held back).
 
-    `logprobs` is there if the request asked for it.
+    `logprobs` is there if the request asked for it. Its reader is shown it at `show_at` on the
+    engine's clock, and no later than what follows it; at 0 it is shown at once.
     """
 
     token_id: int
     text: str
     logprobs: TokenLogprobs | None = None
+    show_at: float = 0.0
 
 
 @frozen

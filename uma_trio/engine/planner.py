@@ -109,11 +109,12 @@ class Planner:
         now = began + computing.plan.predicted_s
         steps = {step.key: step for step in computing.steps}
         views = []
-        held = self._registry.prefix.held
+        held, playout_s = self._registry.prefix.held, self._settings.contract.playout_s
         for key, sequence in self._registry.running.items():
             if key in held:
                 continue
-            view = foreseen(sequence, steps.get(key), now)
+            pace = computing.plan.paces.get(key, 0.0)
+            view = foreseen(sequence, steps.get(key), now, pace, playout_s)
             if view is None:
                 return
             views.append(view)
@@ -240,39 +241,23 @@ class Planner:
             extra_rows=plan.extra_rows,
             ballast=plan.ballast,
         )
-        sampled = _sampled(steps)
+        sampled = tuple([step.key for step in steps for _ in range(step.n_rows)])
         if sampled != self._choice.keys:
             self._choice = _Compiled.of(sampled, self._registry, self._n_vocab)
-        choice = self._choice
-        n_tokens = plan.n_tokens + plan.ballast
-        return Tick(state, plan, steps, choice.choice, choice.in_place, n_tokens, len(sampled))
+        return Tick(state, plan, steps, self._choice.choice, self._choice.in_place)
 
 
 def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -> tuple[Step, ...]:
     """Return what each item of `plan` computes, and which rows of logits are its."""
     views, steps, row = state.views, [], 0
     for item in plan.items:
-        key, n, n_drafts = item.key, item.n_tokens, item.n_drafts
+        key, n = item.key, item.n_tokens
         view = views[key]
-        drafts: tuple[int, ...] = ()
-        if n_drafts:
-            n_rows, drafts = view.rows(n, n_drafts), running[key].drafts[:n_drafts]
-        else:
-            n_rows = 1 if n == view.pending - view.drafted else 0
+        n_rows = view.rows(n, item.n_drafts)
+        drafts = running[key].drafts[: item.n_drafts] if item.n_drafts else ()
         steps.append(Step(key, view.computed, n, row, n_rows, drafts))
         row += n_rows
     return tuple(steps)
-
-
-def _sampled(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Return whose each row of logits is."""
-    keys: list[int] = []
-    for step in steps:
-        if step.n_rows == 1:
-            keys.append(step.key)
-        else:
-            keys += [step.key] * step.n_rows
-    return tuple(keys)
 
 
 @frozen(eq=False)

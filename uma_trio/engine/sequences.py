@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from uma_trio.engine.messages import FinishReason, SequenceReport, SequenceState, Submit
+from uma_trio.engine.playout import PLACES_IN_FLIGHT, show_times
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import Drawn, Outcome, Step
 from uma_trio.lanes import Lane
@@ -34,7 +36,9 @@ class Delivery(NamedTuple):
 
     `texts` is None if the texts of `tokens` are still to be found. `itl_s` is the time since the
     token before, None for the first one. `first` says that the prompt was done with this tick, and
-    `reason` why the request has ended, if it has.
+    `reason` why the request has ended, if it has. `shows` is when each token is shown, if that is not
+    at once, and `gap_s` the longest time between two that are shown, as `itl_s` is between two that
+    are computed.
     """
 
     sequence: Sequence
@@ -46,6 +50,13 @@ class Delivery(NamedTuple):
     lane: Lane
     first: bool
     reason: FinishReason | None
+    shows: tuple[float, ...] | None = None
+    gap_s: float | None = None
+
+    @property
+    def held_s(self) -> float:
+        """How long the last of its tokens is held back."""
+        return 0.0 if self.shows is None else self.shows[-1] - self.at
 
 
 class Sequence:
@@ -62,7 +73,6 @@ class Sequence:
         "drafts",
         "forgiven",
         "lent",
-        "n_prompt",
         "parked_since",
         "passed_over",
         "preempted",
@@ -77,7 +87,6 @@ class Sequence:
 
     def __init__(self, submit: Submit, sampler: Sampler, text: TokenText) -> None:
         n_prompt = len(submit.prompt)
-        self.n_prompt = n_prompt
         self.submit = submit
         self.sampler = sampler
         self.text = text
@@ -140,9 +149,19 @@ class Sequence:
         return self.view.first_token_at
 
     @property
+    def n_prompt(self) -> int:
+        """How long its prompt is."""
+        return len(self.submit.prompt)
+
+    @property
     def n_generated(self) -> int:
         """How many tokens were sampled."""
-        return self.known - self.n_prompt
+        return self.known - len(self.submit.prompt)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether its tokens may be held back, so that they come evenly."""
+        return self.submit.smooth and self.view.lane == "interactive"
 
     @property
     def cells(self) -> int:
@@ -150,10 +169,13 @@ class Sequence:
         remaining = self.submit.max_tokens - self.n_generated
         return cells_needed(self.known, remaining, self.lane, preempted=self.preempted)
 
-    def advance(self, outcome: Outcome, now: float) -> Delivery:
+    def advance(
+        self, outcome: Outcome, now: float, pace: float = 0.0, playout_s: float = 0.0
+    ) -> Delivery:
         """Move on by what came of a step, and return what its stream is to be given.
 
-        This alone makes progress. Tokens behind one that ends the request are dropped.
+        This alone makes progress. Tokens behind one that ends the request are dropped. With a `pace`
+        tokens are shown so many seconds after one another, none more than `playout_s` from `now`.
         """
         if self.drafts:
             self.draft((), ())
@@ -166,7 +188,15 @@ class Sequence:
             return Delivery(self, (), (), now, self.n_generated, None, view.lane, False, None)
         given, texts, reason = self._take(outcome.tokens, known)
         n, last = len(given), view.last_token_at
-        self.view = after_tokens(view, known + n, n, now)
+        itl_s = now - last if n and last is not None else None
+        times: tuple[float, ...] | None = None
+        shown_at, gap_s = now, itl_s
+        if n and reason is None and (pace or (view.shown_at or now) > now):  # else all is shown now
+            times = self.show_times(n, now, pace, playout_s)
+            shown_at = times[-1]
+            if self.smooth:
+                gap_s = _longest_gap(view, times)
+        self.view = after_tokens(view, known + n, n, now, shown_at)
         if n:
             self.forgiven = self.passed_over
         return Delivery(
@@ -174,11 +204,27 @@ class Sequence:
             given,
             texts,
             now,
-            known + n - self.n_prompt,
-            now - last if n and last is not None else None,
+            known + n - len(self.submit.prompt),
+            itl_s,
             view.lane,
             view.first_token_at is None,
             reason,
+            times if self.smooth else None,
+            gap_s,
+        )
+
+    def show_times(self, n: int, now: float, pace: float, playout_s: float) -> tuple[float, ...]:
+        """Return when `n` tokens are shown that were sampled `now`, none of them the last."""
+        view, places = self.view, self.submit.credit
+        return show_times(
+            view.shown_at,
+            now,
+            n,
+            pace=pace,
+            since_s=0.0 if view.last_token_at is None else now - view.last_token_at,
+            held=places - view.credit,  # or just on their way
+            most=places - PLACES_IN_FLIGHT,
+            most_s=playout_s,
         )
 
     def _take(
@@ -196,8 +242,7 @@ class Sequence:
                 break
             tokens[known + given] = token
             given += 1
-            if sampler.has_history:
-                sampler.accept(token)
+            sampler.accept(token)
             if texts is not None:  # only its text tells whether it has ended
                 texts.append(self.text.push(token))
                 if self.text.stopped:
@@ -291,10 +336,20 @@ class Sequence:
         return "decode" if self.view.decoding else "prefill"
 
 
-def after_tokens(view: SequenceView, known: int, n: int, now: float) -> SequenceView:
+def _longest_gap(view: SequenceView, times: tuple[float, ...]) -> float | None:
+    """Return the longest time between two tokens shown, the one before `times` among them."""
+    if view.last_token_at is None or view.shown_at is None:
+        return None  # there is none, or its reader was away
+    return max([at - before for before, at in pairwise((view.shown_at, *times))])
+
+
+def after_tokens(
+    view: SequenceView, known: int, n: int, now: float, shown_at: float
+) -> SequenceView:
     """Return where a sequence of `known` tokens stands, the last `n` of which were sampled `now`.
 
-    All are computed but the last of those. With `n` 0 it was sampled that nothing follows.
+    All are computed but the last of those, which is shown at `shown_at`. With `n` 0 it was sampled
+    that nothing follows.
     """
     pending = min(n, 1)
     return SequenceView(
@@ -312,13 +367,16 @@ def after_tokens(view: SequenceView, known: int, n: int, now: float) -> Sequence
         target_itl_s=view.target_itl_s,
         cached=view.cached,
         pays_for_drafts=view.pays_for_drafts,
+        shown_at=shown_at if n else view.shown_at,
     )
 
 
-def foreseen(sequence: Sequence, step: Step | None, now: float) -> SequenceView | None:
+def foreseen(
+    sequence: Sequence, step: Step | None, now: float, pace: float = 0.0, playout_s: float = 0.0
+) -> SequenceView | None:
     """Return where `sequence` stands if `step` gives it one token at the time `now`.
 
-    None if that token is the last that it may have, or if `step` holds drafts: how many of those
+    It is shown as in :meth:`Sequence.advance`. None if that token is the last that it may have, or if `step` holds drafts: how many of those
     are kept nobody can foresee. The sequence may end with any other token, too.
     """
     view = sequence.view
@@ -330,7 +388,8 @@ def foreseen(sequence: Sequence, step: Step | None, now: float) -> SequenceView 
         return evolve(view, computed=computed, pending=pending, drafted=0, survival=())
     if step.drafts or sequence.known + 1 >= len(sequence.tokens):
         return None
-    return after_tokens(view, sequence.known + 1, 1, now)
+    (shown_at,) = sequence.show_times(1, now, pace, playout_s)
+    return after_tokens(view, sequence.known + 1, 1, now, shown_at)
 
 
 def same_place(view: SequenceView, planned: SequenceView) -> bool:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
 from uma_trio.engine.registry import Registry
+from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Tick
-from uma_trio.lanes import LANES
 from uma_trio.policy.contract.limit import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED
-from uma_trio.policy.state import SequenceView
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.telemetry.playout import Cause
 from uma_trio.telemetry.promise import NO_PROMISE, Promise
+
+TOLERANCE_S: Final = 0.001  # what no reader sees: timers are no finer
 
 
 def record(metrics: Metrics, completed: Completed) -> None:
     """Record a tick that was computed."""
-    tick, plan, views = completed.tick, completed.tick.plan, completed.tick.state.views
-    n_tokens = decoders = drafts = right = 0
-    lane_tokens: dict[str, int] = dict.fromkeys(LANES, 0)
+    tick, plan = completed.tick, completed.tick.plan
+    decoders = sum(item.phase == "decode" for item in plan.items)
+    drafts = sum(item.n_drafts for item in plan.items)
+    right = sum([o.kept - o.step.n_tokens for o in completed.outcomes]) + drafts
+    lanes = {view.key: view.lane for view in tick.state.sequences}
+    lane_tokens: Counter[str] = Counter()
     for item in plan.items:
-        n_tokens += item.n_tokens
-        decoders += item.phase == "decode"
-        drafts += item.n_drafts
-        lane_tokens[views[item.key].lane] += item.n_tokens
-    if drafts:
-        right = sum([o.kept - o.step.n_tokens for o in completed.outcomes]) + drafts
+        lane_tokens[lanes[item.key]] += item.n_tokens
     metrics.tick(
         decode_tokens=decoders + right,
-        prefill_tokens=n_tokens - decoders - drafts,
+        prefill_tokens=plan.n_tokens - decoders - drafts,
         drafts=drafts,
         drafts_right=right,
         decode_s=completed.decode_s,
@@ -40,12 +44,48 @@ def record(metrics: Metrics, completed: Completed) -> None:
     metrics.promise.tick(promise(tick), completed.decode_s + completed.host_s)
 
 
+class Due(NamedTuple):
+    """When a stream's next token was to be shown, and when the one before it was sampled."""
+
+    at: float
+    last_token_at: float
+
+
+def dues(running: Mapping[int, Sequence], completed: Completed) -> list[Due]:
+    """Return when the tokens of a tick were due that is not committed yet."""
+    paces, found = completed.tick.plan.paces, []
+    for outcome in completed.outcomes:
+        pace = paces.get(outcome.step.key)
+        if pace and outcome.tokens:
+            view = running[outcome.step.key].view
+            if view.shown_at is not None and view.last_token_at is not None:
+                found.append(Due(view.shown_at + pace, view.last_token_at))
+    return found
+
+
+def slack(metrics: Metrics, completed: Completed, found: Iterable[Due]) -> None:
+    """Record how long before they were due the tokens of a tick were there, and why they were not."""
+    at, plan = completed.at, completed.tick.plan
+    began = at - completed.decode_s - completed.host_s
+    for due in found:
+        left_s = due.at - at
+        metrics.playout.slack(left_s)
+        if left_s >= -TOLERANCE_S:
+            continue
+        if due.last_token_at < began - TOLERANCE_S:
+            cause: Cause = "left_out"
+        else:
+            cause = "planned" if began + plan.predicted_s > due.at else "mispredicted"
+        metrics.playout.ran_dry(cause)
+
+
 def promise(tick: Tick) -> Promise:
     """Put what the plan promised into the words of the metrics."""
     state, plan, guard = tick.state, tick.plan, tick.plan.memory.guard
     cost = plan.memory.cost
     if cost is None:
         return NO_PROMISE
+    prompts = {view.key for view in state.sequences if not view.decoding and view.credit > 0}
     deepest = max(state.protected, key=lambda view: view.computed, default=None)
     return Promise(
         limit_s=plan.limit.seconds,
@@ -56,7 +96,7 @@ def promise(tick: Tick) -> Promise:
         moved_bytes=plan.moved_bytes,
         tokens=plan.n_tokens,
         ballast=plan.ballast,
-        held_back=sum([_held_back(state.views.get(skip.key)) for skip in plan.skipped]),
+        held_back=sum(skip.key in prompts for skip in plan.skipped),
         floor_grants=guard.floor_grants,
         infeasible=guard.infeasible,
         background_share=guard.share,
@@ -68,28 +108,19 @@ def promise(tick: Tick) -> Promise:
 
 def publish_load(metrics: Metrics, registry: Registry) -> None:
     """Publish who runs, who waits, and how full the KV cache is."""
+    running = registry.running.values()
     if registry.prefix.on:
         metrics.prefix = registry.prefix.figures()
-    active: dict[str, int] = dict.fromkeys(LANES, 0)
-    queued, parked, cells = dict(active), 0, 0
-    for sequence in registry.running.values():
-        view = sequence.view
-        active[view.lane] += 1
-        parked += view.credit <= 0
-        cells += view.computed
-    for sequence in registry.waiting.values():
-        queued[sequence.lane] += 1
     metrics.load(
         running=len(registry.running),
         waiting=len(registry.waiting),
-        parked=parked,
-        cells_used=cells - registry.kv.shared_cells,
+        parked=sum(sequence.credit <= 0 for sequence in running),
+        cells_used=sum(sequence.computed for sequence in running) - registry.kv.shared_cells,
         cells_reserved=registry.kv.reserved_cells,
-        active=active,
-        queued=queued,
+        active=_by_lane(running),
+        queued=_by_lane(registry.waiting.values()),
     )
 
 
-def _held_back(view: SequenceView | None) -> bool:
-    """Whether one that got nothing is a prompt that could have been computed."""
-    return view is not None and not view.decoding and view.credit > 0
+def _by_lane(sequences: Iterable[Sequence]) -> dict[str, int]:
+    return Counter(sequence.lane for sequence in sequences)

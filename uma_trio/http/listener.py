@@ -6,9 +6,8 @@ import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Protocol, Self
 
-from uma_trio.service.front import Listener
 from uma_trio.sockets import listener as unix
 from uma_trio.sockets.accepting import BACKLOG, accept_forever
 from uma_trio.sockets.address import Address
@@ -16,6 +15,18 @@ from uma_trio.sockets.address import Address
 
 class PortUnusable(Exception):
     """The daemon cannot listen there; the message is one sentence for the operator."""
+
+
+class Listener(Protocol):
+    """Accepts clients until it is stopped."""
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Hand each new client to `handle`, which must not block; never returns."""
+
+    def stop(self) -> None:
+        """Accept no more. Idempotent."""
 
 
 class TcpListener:

@@ -68,8 +68,11 @@ class Exchange(Protocol):
         silence.
         """
 
-    async def send(self, data: bytes) -> None:
-        """Send a part of the stream; wait while the client reads slower than we write."""
+    async def send(self, data: bytes) -> bool:
+        """Send a part of the stream; wait while the client reads slower than we write.
+
+        False if it had to wait.
+        """
 
     async def close(self, data: bytes) -> None:
         """Send the last part of the stream and its end, in one piece."""

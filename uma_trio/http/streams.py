@@ -105,8 +105,11 @@ async def stream(
         if len(ends) == len(generations):
             every = [ends[index] for index in range(len(generations))]
             await exchange.close(b"".join([*parts, encoder.closing(every)]))
-        elif data := parts[0] if len(parts) == 1 else b"".join(parts):
-            await exchange.send(data)
+            return
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if data and not await exchange.send(data):
+            for generation in generations:
+                generation.reader_was_behind()
 
     await each_burst(generations, deal)
 

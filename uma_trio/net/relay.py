@@ -74,6 +74,7 @@ async def _stream(
                 frames.append(frame)
         if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
             await writer.flushed()
+            generation.reader_was_behind()
         protocol.flushed()
     return finished
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState, SequenceView
@@ -12,7 +14,7 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
 
     At most one item a sequence; every item's sequence exists, has credit and has that many
     tokens pending; drafts follow the last token that is known. Tokens are within ``n_batch`` and
-    logits rows within ``n_rows``, ballast included. The engine checks every plan with it, since a
+    logits rows within ``n_rows``, ballast included. Paces are finite, and not negative. The engine checks every plan with it, since a
     policy may come from another package.
     """
     views = dict(state.views)
@@ -21,12 +23,10 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
         view = views.pop(item.key, None)
         if view is None:
             raise PolicyError(f"sequence {item.key} is planned twice, or does not exist")
-        n, due = item.n_tokens, view.pending - view.drafted
-        if item.n_drafts or not 0 < n <= due or view.credit <= 0:
-            _check_item(view, item)
-        asked = view.rows(n, item.n_drafts) if item.n_drafts else n == due
-        tokens, rows = tokens + n, rows + asked
-        unread = 0 if asked else n
+        _check_item(view, item)
+        asked = view.rows(item.n_tokens, item.n_drafts)
+        tokens, rows = tokens + item.n_tokens, rows + asked
+        unread = 0 if asked else item.n_tokens
     if not 0 <= plan.extra_rows <= unread:
         raise PolicyError(f"the plan asks for {plan.extra_rows} extra rows, and can for {unread}")
     if not 0 <= plan.ballast <= state.spare_rows:
@@ -35,6 +35,9 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
         raise PolicyError(f"the plan has {tokens} tokens, the batch holds {state.n_batch}")
     if rows > state.n_rows:
         raise PolicyError(f"the plan asks for {rows} logits rows, a batch may for {state.n_rows}")
+    for key, pace in plan.paces.items():
+        if not 0 <= pace < math.inf:
+            raise PolicyError(f"sequence {key} is paced at {pace} s, which is no number of seconds")
 
 
 def _check_item(view: SequenceView, item: PlanItem) -> None:

@@ -8,13 +8,12 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from uma_trio.policy.evolving import value
 from uma_trio.policy.state import Memory
 
 Phase = Literal["decode", "prefill"]
 
 
-@value
+@frozen
 class PlanItem:
     """`n_tokens` of the sequence `key`; `reason` is one phrase for a person.
 
@@ -28,7 +27,7 @@ class PlanItem:
     n_drafts: int = 0
 
 
-@value
+@frozen
 class Skip:
     """A sequence that gets nothing this tick, and why."""
 
@@ -59,7 +58,7 @@ NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")
 UNGUARDED = Limit(float("inf"), "this policy sets no limit")
 
 
-@value
+@frozen
 class Plan:
     """One tick's work, in batch order: at most one item a sequence, within ``n_batch``.
 

@@ -10,11 +10,10 @@ from attrs import field, frozen
 
 from uma_trio.lanes import Lane
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
 
 
-@value
+@frozen
 class SequenceView:
     """One sequence that owns a slot, as the policy sees it.
 
@@ -109,7 +108,7 @@ class Holder:
 NO_WORK = Work(0, 0)
 
 
-@value
+@frozen
 class MeasuredTick:
     """A tick that was computed, for the policy to learn from.
 
@@ -156,7 +155,7 @@ class Contract:
     playout_s: float = 0.4
 
 
-@value
+@frozen
 class GuardMemory:
     """What the latency guard remembers.
 
@@ -181,7 +180,7 @@ class GuardMemory:
     infeasible: int = 0
 
 
-@value
+@frozen
 class Served:
     """Which background decoders had a row last, since which tick, and how large that tick was.
 
@@ -196,7 +195,7 @@ class Served:
     held_until: int = 0
 
 
-@value
+@frozen
 class Memory:
     """What a policy remembers between ticks; it returns the next one in its plan."""
 
@@ -211,7 +210,7 @@ class Memory:
     same_shape: int = 0  # ticks in a row that had the shape of the one before
 
 
-@value
+@frozen
 class SchedulerState:
     """Everything a plan may depend on. Same state, same plan.
 

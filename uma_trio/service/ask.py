@@ -13,7 +13,7 @@ from attrs import field, frozen
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Lane, Pace
 from uma_trio.speculation import Speculation
 from uma_trio.text.chat import AUTO, ToolChoice
 from uma_trio.text.chat import Call as Call  # these are words of the fronts, too
@@ -53,7 +53,8 @@ class Ask:
     same user before may be used again: with `cache` "private" only for this client, with any other
     text for whoever gives the same (a salt). `speculation` says which guesses at its answer are
     computed ahead, if the daemon computes any. `streamed` says that the tokens are passed on as they
-    come, so that the time to the first one means something to the metrics.
+    come, so that the times between them mean something to the metrics. With `pace` "smooth" those of
+    an interactive request may be held back so that they come evenly.
     """
 
     prompt: Prompt
@@ -70,6 +71,7 @@ class Ask:
     reasoning_budget: int | None = None
     speculation: Speculation = "auto"
     streamed: bool = True
+    pace: Pace = "smooth"
 
 
 @frozen(kw_only=True)

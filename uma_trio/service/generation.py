@@ -77,13 +77,14 @@ class Generation:
         self.reading = Reading()
         self._service = service
         self._arrived = service.clock()
-        self._pipe = Pipe()
+        self._pipe = Pipe(service.clock, service.telemetry.held)
         self._preparing = trio.CancelScope()
         self._submitted = False
         self._ended_early = False
         self._ahead: deque[StreamItem] = deque()
         self._taken = 0
         self._logits_at: float | None = None
+        self._shown_at: float | None = None
         self._finished = False
 
     async def __aenter__(self) -> Self:
@@ -139,6 +140,10 @@ class Generation:
             else:
                 self._finished = True
         return items
+
+    def reader_was_behind(self) -> None:
+        """Note that what it was given last had to wait for its reader: that is no gap of ours."""
+        self._shown_at = None
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
         """Bring it to its terminal item: cancelled, or an error with a code."""
@@ -197,6 +202,7 @@ class Generation:
                     session=ask.session,
                     speculation=ask.speculation,
                     constraint=constraint,
+                    smooth=ask.streamed and ask.pace == "smooth",
                 )
             )
         except QueueFull as full:
@@ -210,13 +216,21 @@ class Generation:
         if not self._taken:
             return
         service = self._service
-        if self._logits_at is not None:
-            if self.ask.streamed:
-                service.telemetry.first_chunk(service.clock() - self._logits_at)
-            self._logits_at = None
+        if self.ask.streamed:
+            self._shown(service.clock())
         if not self._finished:
             service.inbox.put(Credit(self.handle, self._taken))
         self._taken = 0
+
+    def _shown(self, now: float) -> None:
+        """Record that the kernel has the bytes of what was taken."""
+        telemetry = self._service.telemetry
+        if self._logits_at is not None:
+            telemetry.first_chunk(now - self._logits_at)
+            self._logits_at = None
+        if self._shown_at is not None:
+            telemetry.shown(now - self._shown_at, self.lane)
+        self._shown_at = now
 
     def _never_submitted(self, code: str | None, message: str | None) -> Finished:
         waited = self._service.clock() - self._arrived

@@ -21,6 +21,12 @@ class Telemetry(Protocol):
     def first_chunk(self, seconds: float) -> None:
         """A first token went out, this long after its logits were there."""
 
+    def shown(self, seconds: float, lane: str) -> None:
+        """Tokens of a stream went out, this long after the ones before."""
+
+    def held(self, change: int) -> None:
+        """So many tokens more, or fewer, are held back until they are due."""
+
     def accept_failed(self) -> None:
         """A client could not be accepted for want of descriptors or memory."""
 

@@ -109,8 +109,21 @@ METRICS: tuple[Metric, ...] = (
     _m("p95_ms", "gauge", "ms", "The same, 95th percentile."),
     _m("p99_ms", "gauge", "ms", "The same, 99th percentile."),
     _m("ttft_ms", "histogram", "ms", "From a request's arrival to its first token."),
-    _m("inter_token_ms", "histogram", "ms", "Inter-token latency."),
+    _m(
+        "inter_token_ms",
+        "histogram",
+        "ms",
+        "Inter-token latency, from the end of one computation to the end of the next.",
+    ),
     _m("interactive_gap_ms", "histogram", "ms", "The same, of the interactive lane alone."),
+    _m(
+        "interactive_shown_ms",
+        "histogram",
+        "ms",
+        "Time between two writes of a streamed request's tokens to its connection, interactive "
+        "lane: what a reader sees. A wait for the reader is left out.",
+    ),
+    _m("background_shown_ms", "histogram", "ms", "The same, of the background lane."),
     _m("decode_ms", "histogram", "ms", "Time inside llama_decode, each batch."),
     _m("queue_ms", "histogram", "ms", "From a request's arrival to its KV slot."),
     _m("batch_size", "histogram", "tokens", "Tokens in each batch."),
@@ -292,6 +305,26 @@ METRICS: tuple[Metric, ...] = (
         "The longest inter-token latency of each interactive stream's first 3 s.",
     ),
     _m("ttf5_ms", "histogram", "ms", "From submitting an interactive request to its fifth token."),
+    # The playout buffer; empty under a policy that paces nobody.
+    _m("held_tokens", "gauge", "tokens", "Tokens that are held back until they are due."),
+    _m("held_tokens_total", "counter", "tokens", "Tokens that were ever held back."),
+    _m(
+        "slack_ms_least",
+        "gauge",
+        "ms",
+        "How long before it was due a paced stream's token was there, least of the latest 1,024; "
+        "below 0 it was late.",
+    ),
+    _m("slack_ms_p5", "gauge", "ms", "The same, 5th percentile."),
+    _m(
+        "ran_dry_total",
+        "counter",
+        "tokens",
+        "Paced tokens that were not there when they were due, by cause: `planned`, the policy let "
+        "the tick take longer; `mispredicted`, it took longer than expected; `left_out`, the stream "
+        "had no part in the ticks before.",
+        "cause",
+    ),
     _m("slots_total", "gauge", "slots", "KV slots there are."),
     _m(
         "scorecard",
@@ -315,7 +348,12 @@ SCORECARD: tuple[Metric, ...] = (
         "tokens/s",
         "All tokens of its ticks that had a limit, over the time of these ticks.",
     ),
-    _m("interactive_gaps", "gauge", "gaps", "Inter-token latencies of interactive streams in it."),
+    _m(
+        "interactive_gaps",
+        "gauge",
+        "gaps",
+        "Times between tokens in it as interactive readers were shown them: `interactive_shown_ms`.",
+    ),
     _m("interactive_p95_ms", "gauge", "ms", "95th percentile of these, right to 1 %."),
     _m("interactive_p99_ms", "gauge", "ms", "99th percentile of these, right to 1 %."),
     _m("ticks_over_budget", "gauge", "ticks", "Ticks in it that took longer than their limit."),

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from uma_trio.lanes import LANES
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import resident_bytes
+from uma_trio.telemetry.playout import PlayoutFigures
 from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 
@@ -27,8 +28,8 @@ _OUTCOMES = ("stop", "length", "cancelled", "error")
 class Totals:
     """What has added up since the start; two of them make an interval. Times in seconds.
 
-    `itl` counts interactive inter-token latencies by step of their histogram. `lanes` is empty while nobody
-    said which lane tokens were of.
+    `shown` counts the times between tokens that interactive readers were shown, by step of their
+    histogram. `lanes` is empty while nobody said which lane tokens were of.
     """
 
     at: float
@@ -37,7 +38,7 @@ class Totals:
     in_place: int
     busy_s: float
     lanes: Mapping[str, int]
-    itl: list[int]
+    shown: list[int]
     promise: PromiseTotals = field(factory=PromiseTotals)
 
 
@@ -71,6 +72,7 @@ class Metrics:
         self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
         self._recent_itl = Recent(_RECENT_TOKENS)
         self.promise = PromiseFigures()
+        self.playout = PlayoutFigures()
         self.prefix = PrefixFigures()  # replaced by the engine's thread
         self._outcomes = dict.fromkeys(_OUTCOMES, 0)
         # Written by trio's thread.
@@ -150,13 +152,21 @@ class Metrics:
         """Record how long a first token took from its logits to its connection."""
         self._first_chunk = seconds * 1e3
 
-    def inter_token(self, seconds: float, lane: str = "", streams: int = 1) -> None:
-        """Record the time between two tokens of one or more streams, of a lane if it is known."""
+    def inter_token(self, seconds: float, lane: str = "") -> None:
+        """Record the time between two tokens of one stream, of a lane if it is known."""
         milliseconds = seconds * 1e3
-        self._itl_ms.record(milliseconds, streams)
+        self._itl_ms.record(milliseconds)
         if lane == "interactive":
-            self.interactive_itl_ms.record(milliseconds, streams)
-        self._recent_itl.record(milliseconds, streams)
+            self.interactive_itl_ms.record(milliseconds)
+        self._recent_itl.record(milliseconds)
+
+    def shown(self, seconds: float, lane: str) -> None:
+        """Record the time between two writes of a stream's tokens to its connection."""
+        self.playout.shown(seconds, lane)
+
+    def held(self, change: int) -> None:
+        """Record that so many tokens more, or fewer, are held back."""
+        self.playout.held(change)
 
     def finished(self, outcome: str, queue_s: float) -> None:
         """Record the end of an accepted request."""
@@ -230,7 +240,7 @@ class Metrics:
             in_place=self._in_place,
             busy_s=self._decode_s + self._host_s,
             lanes=dict(self._lane_tokens),
-            itl=self.interactive_itl_ms.counts(),
+            shown=self.playout.shown_ms["interactive"].counts(),
             promise=self.promise.totals(),
         )
 
@@ -247,6 +257,7 @@ class Metrics:
             "latency_cap": self._latency_cap,
             **self.prefix.values(),
             **self.promise.values(),
+            **self.playout.values(),
             "scorecard": self.scorecard,
         }
 

@@ -62,8 +62,8 @@ class Scorecard:
 
     def _card(self, since: Totals, now: Totals, pss_bytes: int | None) -> Card:
         seconds = now.at - since.at
-        itl = [late - early for late, early in zip(now.itl, since.itl, strict=True)]
-        histogram = self._metrics.interactive_itl_ms
+        shown = [late - early for late, early in zip(now.shown, since.shown, strict=True)]
+        histogram = self._metrics.playout.shown_ms["interactive"]
         lanes = {
             f"{lane}_tokens_per_s": ratio(
                 now.lanes.get(lane, 0) - since.lanes.get(lane, 0), seconds
@@ -79,9 +79,9 @@ class Scorecard:
             "tokens_per_s": ratio(now.tokens - since.tokens, seconds),
             **lanes,
             "tokens_generated_per_s": ratio(now.sampled - since.sampled, seconds),
-            "interactive_gaps": sum(itl),
-            "interactive_p95_ms": histogram.quantile(0.95, itl),
-            "interactive_p99_ms": histogram.quantile(0.99, itl),
+            "interactive_gaps": sum(shown),
+            "interactive_p95_ms": histogram.quantile(0.95, shown),
+            "interactive_p99_ms": histogram.quantile(0.99, shown),
             "copy_free_ratio": ratio(now.in_place - since.in_place, now.sampled - since.sampled),
             **_promised(now.promise.since(since.promise)),
             "rss_gb": resident_bytes() / 1e9,

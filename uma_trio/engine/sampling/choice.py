@@ -74,10 +74,8 @@ class Sampler:
         "ends",
         "filters",
         "greedy",
-        "has_history",
         "never",
         "params",
-        "plain",
     )
 
     def __init__(
@@ -100,10 +98,6 @@ class Sampler:
         if params.ignore_eos and end_tokens:
             self.never = np.array(sorted(set(end_tokens)), np.intp)
         self.filters = Filters.of(params)
-        #: Whether what is sampled of a row depends on the tokens before it.
-        self.has_history = self.adjuster is not None or constraint is not None
-        #: Whether a row is chosen from without regard to them, and not described.
-        self.plain = not self.has_history and params.logprobs is None
         self._random = random.Random(params.seed)
         self._numbers: list[float] | None = None  # while rows may be chosen in vain
         self._unused: list[float] = []

@@ -1,0 +1,57 @@
+"""When each token of a stream is shown to its reader.
+
+A policy may pace a stream while somebody else has a use for the machine: its tokens are then shown
+one pace after another, although they were computed sooner. What lies between is the stream's slack,
+which one long tick may spend. The engine says when a token is to be shown; trio's thread holds it
+until then (:mod:`uma_trio.service.stream`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# So many of a stream's places are for tokens on their way to and from its connection. Without one
+# left it would be parked as if its reader were away, so tokens that are held do not take them.
+PLACES_IN_FLIGHT: Final = 4
+# Once nobody else is there, what is held is shown at twice the rate at which it is computed. At once
+# it would be a jump of up to the longest hold; and where others come and go, the slack would be lost
+# in every moment between them.
+CATCHING_UP: Final = 2.0
+
+
+def show_times(
+    shown_at: float | None,
+    now: float,
+    n: int,
+    *,
+    pace: float,
+    since_s: float,
+    held: int,
+    most: int,
+    most_s: float,
+) -> tuple[float, ...]:
+    """Return when `n` tokens are shown that were computed until `now`. Ascending, none before `now`.
+
+    The token before them is shown at `shown_at`, None if there is none; `since_s` is the time since
+    that was computed. With a `pace` they come so many seconds after one another. Without, they come
+    at once or, while tokens are `held`, soon after those. None comes more than `most_s` after `now`;
+    and where `most` tokens are held, one goes for each that comes.
+
+    A time before `shown_at` moves the tokens that are held forward, see
+    :class:`uma_trio.service.stream.Pipe`.
+    """
+    if shown_at is None or (shown_at <= now and not pace):
+        return (now,) * n
+    latest, at, times = now + most_s, shown_at, []
+    each_s = since_s / n
+    for ahead in range(held, held + n):
+        if not pace:
+            step = each_s / CATCHING_UP
+            at = min(now + (ahead + 1) * step, at + step)
+        elif ahead < most:
+            at += pace
+        else:
+            at = min(now + ahead * each_s, at + pace)
+        at = min(max(at, times[-1] if times else now), latest)
+        times.append(at)
+    return tuple(times)
