@@ -10,12 +10,13 @@ from importlib.metadata import EntryPoint, entry_points
 
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.spelling import nearest
 
 ENTRY_POINT_GROUP = "uma_trio.policies"
 
-BUILT_IN: dict[str, Policy] = {"baseline": baseline, "contract": contract}
+BUILT_IN: dict[str, Policy] = {"baseline": baseline, "contract": contract, "deadline": deadline}
 
 
 def find_policy(spec: str) -> Policy:

@@ -43,6 +43,7 @@ class Limit:
     `solo_s` is what the interactive streams alone would cost. A `long` tick is paid for by the error
     budget or is a `grant`; it is filled to its limit and must not exceed it. Newcomers' prompts may take
     a tick to `newcomer_s`, but have no part in a grant. An `isolated` tick holds streams alone.
+    `reach_s` is what `seconds` may become if the streams are served alone for a while.
     """
 
     seconds: float
@@ -52,6 +53,8 @@ class Limit:
     newcomer_s: float = math.inf
     isolated: bool = False
     grant: bool = False
+    reach_s: float = math.inf
+    step_s: float = 0.0
 
 
 NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")

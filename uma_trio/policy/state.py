@@ -178,6 +178,7 @@ class GuardMemory:
     long: bool = False
     floor_grants: int = 0
     infeasible: int = 0
+    company_at: float | None = None
 
 
 @frozen

@@ -25,14 +25,15 @@ def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
     return best, takes_s
 
 
-def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
+def add_ballast(state: SchedulerState, plan: Plan, *, captured: bool = False) -> Plan:
     """Add rows in a scratch slot where the staircase goes down.
 
-    Useful rows were added before, as far as there were any and the limit allowed.
+    Useful rows were added before, as far as there were any and the limit allowed. With `captured`
+    rows are not added only to keep the shape of the tick before, which would then be kept for ever.
     """
     cost = plan.memory.cost
     if cost is None or not plan.items:
         return plan
     room = min(state.spare_rows, min(state.n_batch, state.empty_cells) - plan.n_tokens)
-    best, _ = ballast_for(cost, planned_work(state, plan), room)
+    best, _ = ballast_for(cost, planned_work(state, plan, captured=captured), room)
     return evolve(plan, ballast=best) if best and state.tick % TRY_WITHOUT else plan

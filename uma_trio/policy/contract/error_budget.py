@@ -51,15 +51,22 @@ def _entered(
     noise = guard.noise
     if counts and not tick.mixed and tick.solo_s > 0:
         noise = _followed(noise, [tick.itl.get(v.key) for v in state.protected], tick.solo_s)
+    return evolve(
+        shared(guard, tick),
+        budgets=budgets,
+        noise=noise,
+        infeasible=guard.infeasible + (late and not tick.mixed),
+    )
+
+
+def shared(guard: GuardMemory, tick: MeasuredTick, over_s: float = SHARE_SECONDS) -> GuardMemory:
+    """Return the memory with the machine time of one tick in the shares."""
     took_s = tick.decode_s
     # What others added to the tick, as a part of it.
     added = max(0.0, 1.0 - tick.solo_s / took_s) if tick.mixed and took_s > 0 else 0.0
     return evolve(
         guard,
-        budgets=budgets,
-        noise=noise,
-        infeasible=guard.infeasible + (late and not tick.mixed),
-        share=_moved(guard.share, added * tick.background, took_s, SHARE_SECONDS),
+        share=_moved(guard.share, added * tick.background, took_s, over_s),
         newcomers=_moved(
             guard.newcomers, added * (1.0 - tick.background), took_s, NEWCOMER_SECONDS
         ),

@@ -87,7 +87,7 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
     seconds = max(limit.seconds, limit.newcomer_s)
     if math.isinf(seconds):
         return min(most, cost.quickest(state.n_batch))
-    return max(_fitting(cost, line, most, AIM * seconds, careful=False), default=0)
+    return max(fitting(cost, line, most, AIM * seconds, careful=False), default=0)
 
 
 def _size(
@@ -107,15 +107,15 @@ def _size(
     seconds = limit.seconds if limit.long else AIM * limit.seconds
     if beside_newcomers and math.isinf(seconds):
         seconds = cost.seconds(line.tick)
-    took = _fitting(cost, line, most, seconds, careful=limit.long)
+    took = fitting(cost, line, most, seconds, careful=limit.long)
     longest = max(took, default=0)
     if limit.long:
         return longest, longest
     return sweet_spot(state, took, line.tick.tokens, rules), longest
 
 
-def _fitting(
-    cost: CostModel, line: Candidates, most: int, limit_s: float, *, careful: bool
+def fitting(
+    cost: CostModel, line: Candidates, most: int, limit_s: float, *, careful: bool = False
 ) -> dict[int, float]:
     """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
 

@@ -44,7 +44,7 @@ def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
     solo = alone_s(cost, streams, room_alone(state, len(streams)))
-    mixed_ticks, isolated_ticks = _turns(guard, rules)
+    mixed_ticks, isolated_ticks = turns(guard, rules)
     guard = evolve(
         guard,
         mixed_ticks=mixed_ticks,
@@ -56,11 +56,11 @@ def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
             solo, "alone: to measure what the streams cost by themselves", solo, isolated=True
         )
         return _with(plan, limit, guard)
-    starting = _youngest_s(streams, state.now) < contract.startup_s
+    starting = youngest_s(streams, state.now) < contract.startup_s
     hard = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
     # Few long ticks serve a newcomer sooner than many of twice solo, and make fewer tokens late. Where
     # newcomers are frequent, or one pastes a document and waits anyway, ticks stay shorter.
-    odd = guard.newcomers < MANY_NEWCOMERS and not _pasted(state)
+    odd = guard.newcomers < MANY_NEWCOMERS and not pasted(state)
     welcome = hard if odd else min(hard, contract.startup_cap)
     budget = 0.0
     if rules.spends_budget:
@@ -70,8 +70,9 @@ def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     long = long and not (state.prepared and guard.long)  # not measured, so not paid for yet
     limit = _limit(contract, budget, hard if long else None, solo, welcome * solo)
     limit = _tightened(limit, streams)
+    floor = contract.background_floor / (2 if starting else 1)
     # What one application asks for does not take the floor from the others.
-    if limit.seconds < hard * solo and _owed(state, guard, hard, starting=starting):
+    if limit.seconds < hard * solo and is_owed(state, guard, hard, floor):
         limit = evolve(
             limit,
             seconds=hard * solo,
@@ -83,7 +84,7 @@ def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     return _with(plan, limit, guard)
 
 
-def _pasted(state: SchedulerState) -> bool:
+def pasted(state: SchedulerState) -> bool:
     """Whether somebody is at the beginning of more than a newcomer's prompt."""
     most = state.contract.newcomer_tokens
     return any(
@@ -92,7 +93,7 @@ def _pasted(state: SchedulerState) -> bool:
     )
 
 
-def _turns(guard: GuardMemory, rules: Rules) -> tuple[int, int]:
+def turns(guard: GuardMemory, rules: Rules) -> tuple[int, int]:
     """Return how many mixed ticks there were in a row, and how many isolated ones follow, this one first.
 
     Every limit is a multiple of solo, and only isolated ticks measure that.
@@ -146,14 +147,13 @@ def _tightened(limit: Limit, streams: Sequence[SequenceView]) -> Limit:
     return evolve(limit, seconds=asked, reason="within a request's own slo", newcomer_s=newcomer_s)
 
 
-def _owed(state: SchedulerState, guard: GuardMemory, hard: float, *, starting: bool) -> bool:
-    """Whether background work is ready and has had less than its floor for too long.
+def is_owed(state: SchedulerState, guard: GuardMemory, hard: float, floor: float) -> bool:
+    """Whether background work is ready and has had less than its `floor` for too long.
 
     In a start-up window it may fall to half of the floor first: not to none, as where short
     conversations follow each other some stream is always starting. Grants of `hard` times solo come no
     closer than they need to add up to the floor.
     """
-    floor = state.contract.background_floor / (2 if starting else 1)
     return (
         guard.share < floor
         and guard.since_grant >= min(TOKENS_BETWEEN_GRANTS, (hard - 1.0) * (1.0 / floor - 1.0))
@@ -163,7 +163,7 @@ def _owed(state: SchedulerState, guard: GuardMemory, hard: float, *, starting: b
     )
 
 
-def _youngest_s(streams: Sequence[SequenceView], now: float) -> float:
+def youngest_s(streams: Sequence[SequenceView], now: float) -> float:
     """Return how long ago the last of them began to be read."""
     return now - max([now if v.first_token_at is None else v.first_token_at for v in streams])
 

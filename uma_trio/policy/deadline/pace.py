@@ -1,0 +1,29 @@
+"""How quickly tokens are shown: evenly while somebody else has a use for the machine.
+
+Then each token of a stream is shown a step after the one before it, and what is computed sooner
+waits. So a reader is ahead when a long tick comes, and does not see it. With nobody else
+everything is shown at once.
+"""
+
+from __future__ import annotations
+
+from uma_trio.policy.deadline.slack import reading, step_s
+from uma_trio.policy.evolving import evolve
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import SchedulerState
+
+# Whoever asks again and again is away for a moment between two requests. What readers are ahead would be
+# shown in it, and missing behind it.
+LINGER_S = 0.5
+
+
+def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
+    """Say how far apart the tokens of each stream are shown."""
+    guard, solo_s = plan.memory.guard, plan.limit.solo_s
+    if state.best_effort:
+        guard = evolve(guard, company_at=state.now)
+        plan = evolve(plan, memory=evolve(plan.memory, guard=guard))
+    if guard.company_at is None or state.now - guard.company_at > LINGER_S or solo_s <= 0:
+        return plan
+    contract = state.contract
+    return evolve(plan, paces={v.key: step_s(v, contract, solo_s) for v in reading(state)})

@@ -1,0 +1,170 @@
+"""How long a tick may take: until the next token of a reader is due.
+
+Each token of a stream is due one *step* after the token before it was shown: `latency_cap` times solo, or
+what its request asked for. A stream whose tokens are computed sooner is *ahead* of its reader. Its
+*slack* is the time until the first token that is not computed is due: what it is ahead, and a step. A tick
+may take as long as the least slack of all readers, less a margin for how far predictions are off.
+
+Exceptions, in the order in which they are looked at:
+
+- an isolated tick, without other work, after many mixed ones: it measures solo;
+- no limit, while a newcomer waits that came before the first token of every stream: prompts that wait
+  together are computed together;
+- newcomers' prompts: where slack does not suffice, a token may be shown `startup_cap` or `pause_cap` times
+  solo after the one before it;
+- a grant, as long as that, where background work had less than its floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from uma_trio.policy.contract.limit import (
+    MANY_NEWCOMERS,
+    alone_s,
+    is_owed,
+    pasted,
+    room_alone,
+    turns,
+    youngest_s,
+)
+from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
+from uma_trio.policy.cost import CostModel
+from uma_trio.policy.evolving import evolve
+from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
+from uma_trio.policy.state import (
+    Contract,
+    GuardMemory,
+    SchedulerState,
+    SequenceView,
+    is_newcomer,
+)
+
+# Slack is spent on a tick that is longer by so many times the mean error of predictions, within bounds.
+# The margin costs little: what is left of it keeps readers ahead.
+MARGIN_ERRORS, LEAST_ERROR, MOST_ERROR = 4.0, 0.02, 0.25
+ENOUGH = 1.1  # a floor that is above what readers leave by less than this is met by that
+
+
+def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
+    """Say how long this tick may take."""
+    cost, guard, readers = plan.memory.cost, plan.memory.guard, reading(state)
+    if not readers or cost is None:
+        return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
+    contract = state.contract
+    solo = alone_s(cost, readers, room_alone(state, len(readers)))
+    mixed_ticks, isolated_ticks = turns(guard, rules)
+    guard = evolve(
+        guard,
+        mixed_ticks=mixed_ticks,
+        isolated_ticks=max(0, isolated_ticks - 1),
+        since_grant=guard.since_grant + 1,
+    )
+    if isolated_ticks > 0:
+        reason = "alone: to measure what the streams cost by themselves"
+        return _with(plan, Limit(solo, reason, solo, isolated=True), guard)
+    bound = _with_deadlines(state, readers)
+    if not bound:
+        together = evolve(NO_LIMIT, reason="who came together begins together", solo_s=solo)
+        return _with(plan, together, guard)
+    starting = youngest_s(bound, state.now) < contract.startup_s
+    hard = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
+    many = guard.newcomers >= MANY_NEWCOMERS or pasted(state)
+    welcome = min(hard, contract.startup_cap) if many else hard
+    limit = _limit(state, bound, solo, welcome * solo, margin(cost))
+    granted_s = min([_ahead_s(view, state.now) for view in bound]) + hard * solo
+    if limit.seconds < granted_s and is_owed(state, guard, hard, _floor(contract)):
+        reason = "floor grant: background got too little"
+        limit = evolve(limit, seconds=granted_s, reason=reason, grant=True)
+        guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
+    return _with(plan, limit, guard)
+
+
+def reading(state: SchedulerState) -> tuple[SequenceView, ...]:
+    """Return the streams that somebody reads: what they show next is due at some time.
+
+    Those are the protected ones, and those without credit that hold tokens which are not due yet.
+    """
+    if all(view.credit > 0 for view in state.sequences):
+        return state.protected
+    return tuple([v for v in state.sequences if v.protected or _holds(v, state.now)])
+
+
+def step_s(view: SequenceView, contract: Contract, solo_s: float) -> float:
+    """Return how many seconds after one token of a stream the next one is due."""
+    if view.target_itl_s is None:
+        return contract.latency_cap * solo_s
+    return max(view.target_itl_s, solo_s)
+
+
+def margin(cost: CostModel) -> float:
+    """Return how many times its prediction a tick is taken to be that spends slack."""
+    return math.exp(MARGIN_ERRORS * min(max(cost.error, LEAST_ERROR), MOST_ERROR))
+
+
+def _limit(
+    state: SchedulerState,
+    readers: Sequence[SequenceView],
+    solo_s: float,
+    welcome_s: float,
+    careful: float,
+) -> Limit:
+    """Return the limit of a tick that no reader notices, and that of one for newcomers."""
+    now, contract = state.now, state.contract
+    slack = reach = newcomer = least = math.inf
+    for view in readers:
+        ahead, step = _ahead_s(view, now), step_s(view, contract, solo_s)
+        slack, least = min(slack, ahead + step), min(least, step)
+        room = max(ahead, 0.0) + view.credit * step
+        reach = min(reach, min(contract.playout_s, room) + step)
+        asked = view.target_itl_s is not None
+        newcomer = min(newcomer, ahead + (step if asked else max(step, welcome_s)))
+    seconds = slack / careful
+    return Limit(
+        seconds,
+        f"the next token is due in {1e3 * max(slack, 0):.0f} ms, "
+        f"this tick may take {1e3 * max(seconds, 0):.0f}",
+        solo_s,
+        newcomer_s=max(seconds, newcomer),
+        reach_s=reach / careful,
+        step_s=least,
+    )
+
+
+def _with_deadlines(
+    state: SchedulerState, readers: Sequence[SequenceView]
+) -> Sequence[SequenceView]:
+    """Return the readers for whom nobody waits who came before their first token.
+
+    A reader that had its first token `startup_s` ago waits for nobody any more.
+    """
+    most = state.contract.newcomer_tokens
+    came = [view.arrived for view in state.best_effort.values() if is_newcomer(view, most)]
+    if not came:
+        return readers
+    since = max(min(came), state.now - state.contract.startup_s)
+    return [v for v in readers if v.first_token_at is None or v.first_token_at <= since]
+
+
+def _floor(contract: Contract) -> float:
+    """Return the part of machine time below which background work is granted a tick.
+
+    Readers leave `1 - 1 / latency_cap` of it. Where the floor is within that, grants are for
+    work that no slack suffices for; they wait until there was half of the floor.
+    """
+    floor, left = contract.background_floor, 1.0 - 1.0 / contract.latency_cap
+    return floor if floor > ENOUGH * left else floor / 2
+
+
+def _holds(view: SequenceView, now: float) -> bool:
+    shown = view.shown_at
+    return view.lane == "interactive" and view.decoding and shown is not None and shown > now
+
+
+def _ahead_s(view: SequenceView, now: float) -> float:
+    return 0.0 if view.shown_at is None else view.shown_at - now
+
+
+def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:
+    return evolve(plan, limit=limit, memory=evolve(plan.memory, guard=guard))
