@@ -446,7 +446,7 @@ async def test_holding_alone_never_parks_a_stream(autojump_clock: MockClock) -> 
         while not isinstance(await client.next(), Eos):
             times.append(trio.current_time())
             most = max(most, daemon.recorder.n_held)
-        assert 0 <= most - (8 - PLACES_IN_FLIGHT) <= 1
+        assert 8 - PLACES_IN_FLIGHT <= most < 8
         assert times[-1] - times[0] == pytest.approx(59 * TICK_S)
         (record,) = daemon.bench.explain().requests
         assert record.parked_s == 0

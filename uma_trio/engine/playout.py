@@ -42,8 +42,8 @@ def show_times(
     """
     if shown_at is None or (shown_at <= now and not pace):
         return (now,) * n
-    latest, at, times = now + most_s, shown_at, []
-    each_s = since_s / n
+    latest, at, each_s = now + most_s, shown_at, since_s / n
+    times: list[float] = []
     for ahead in range(held, held + n):
         if not pace:
             step = each_s / CATCHING_UP
