@@ -14,8 +14,10 @@ from pathlib import Path
 from uma_trio.http import llama_server, status
 from uma_trio.http.fields import Field
 from uma_trio.http.llama_completion import Completion
+from uma_trio.http.messages_api import Messages
 from uma_trio.http.openai_chat import ChatCompletions
 from uma_trio.http.openai_completions import Completions
+from uma_trio.http.responses_api import Responses
 from uma_trio.http.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent / "HTTP.md"
@@ -65,6 +67,8 @@ def blocks() -> Mapping[str, str]:
         "endpoints": endpoints(),
         "chat": fields(ChatCompletions.fields),
         "completions": fields(Completions.fields),
+        "responses": fields(Responses.fields),
+        "messages": fields(Messages.fields),
         "completion": fields(Completion.fields),
         "tokenize": fields(llama_server.TOKENIZE),
         "priority": fields(status.PRIORITY),

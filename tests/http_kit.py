@@ -48,8 +48,9 @@ def events_of(body: bytes) -> list[Any]:
     """Return the events of a stream; comments are left out."""
     found: list[Any] = []
     for block in body.decode().split("\n\n"):
-        if block.startswith("data: "):
-            data = block.removeprefix("data: ")
+        _, named, rest = block.partition("\ndata: ") if block.startswith("event: ") else ("",) * 3
+        if named or block.startswith("data: "):
+            data = rest or block.removeprefix("data: ")
             found.append(data if data == "[DONE]" else json.loads(data))
     return found
 

@@ -1,4 +1,4 @@
-"""The real clients of OpenAI's API against a real daemon process, as far as they are installed.
+"""The real clients of OpenAI's and Anthropic's APIs against a real daemon process, as far as they are installed.
 
 The packages come with ``pip install '.[sdk]'``. Other versions: ``UMA_SDK_PYTHONS`` names interpreters
 beside which another openai is installed, ``UMA_SDK_NODE`` a folder in which npm has installed it.
@@ -66,6 +66,21 @@ def test_the_openai_package_for_python(base_url: str, python: str) -> None:
     """Whole answers, streams, the helper, errors, sync and async."""
     having("openai", python)
     assert run(python, HERE / "sdk_client.py", base_url).startswith("ok")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_responses_of_the_openai_package_for_python(base_url: str, python: str) -> None:
+    """Whole, streamed, parsed, with calls of tools; errors; sync and async."""
+    having("openai.resources.responses.input_tokens", python)
+    assert run(python, HERE / "sdk_responses.py", base_url).startswith("ok")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_anthropic_package_for_python(base_url: str, python: str) -> None:
+    """Whole, streamed, parsed, with uses of tools; errors; sync and async."""
+    having("anthropic", python)
+    url = base_url.removesuffix("/v1")
+    assert run(python, HERE / "sdk_messages.py", url).startswith("ok")
 
 
 def test_the_openai_package_for_node(base_url: str) -> None:

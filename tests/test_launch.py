@@ -50,7 +50,8 @@ def test_a_program_finds_the_daemon_by_every_usual_name(tmp_path: Path) -> None:
     address = parse_address("8080")
     found = environment(address, None)
     assert found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == "http://127.0.0.1:8080/v1"
-    assert found["OPENAI_API_KEY"] == "none"
+    assert found["OPENAI_API_KEY"] == found["ANTHROPIC_AUTH_TOKEN"] == "none"
+    assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080"
     assert environment(address, key_file(tmp_path))["OPENAI_API_KEY"] == "one"
 
 

@@ -1,4 +1,4 @@
-"""`uma-trio launch PROGRAM ...`: run a program that speaks OpenAI's API against the daemon here."""
+"""`uma-trio launch PROGRAM ...`: run a program that speaks OpenAI's or Anthropic's API to the daemon here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def launch(
         str | None, Parameter(help="Its keys; the first is used.", metavar="FILE")
     ] = None,
 ) -> int:
-    """Run a program with OPENAI_BASE_URL and the like set to the daemon.
+    """Run a program with OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like set to the daemon.
 
     Our own flags come before the program; what stands behind it is the program's.
     """
@@ -73,11 +73,13 @@ def environment(address: Address, key_file: Path | None) -> dict[str, str]:
         keys = (_NO_KEY.encode(),) if key_file is None else read_keys(key_file)
     except KeyFileUnusable as error:
         raise ConfigError(str(error)) from error
-    base = f"{address.url}/v1"
+    base, key = f"{address.url}/v1", keys[0].decode("latin-1")
     return {
         "OPENAI_BASE_URL": base,
         "OPENAI_API_BASE": base,
-        "OPENAI_API_KEY": keys[0].decode("latin-1"),
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": address.url,
+        "ANTHROPIC_AUTH_TOKEN": key,
     }
 
 

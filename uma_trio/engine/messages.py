@@ -224,7 +224,8 @@ class TokenOut:
 class Finished:
     """The one terminal item. Times in seconds; `ttft_s` is None if no token was sampled.
 
-    `text` is what had been held back. `code` and `message` are set when `reason` is error.
+    `text` is what had been held back, `stop` the stop string that ended the answer, if one did. `code`
+    and `message` are set when `reason` is error.
     """
 
     reason: FinishReason
@@ -237,6 +238,7 @@ class Finished:
     total_s: float
     code: str | None = None
     message: str | None = None
+    stop: str | None = None
 
 
 StreamItem = PromptDone | TokenOut | Finished

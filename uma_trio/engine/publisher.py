@@ -75,7 +75,8 @@ class Publisher:
                     _add_items(publication, items)
                 case Ending(sequence, finished):
                     text = sequence.text.finish()
-                    items.append((sequence.submit.sink, evolve(finished, text=text)))
+                    last = evolve(finished, text=text, stop=sequence.text.stopped)
+                    items.append((sequence.submit.sink, last))
                 case Answer(call):
                     calls.append(call)
         self._outlet.deliver(items, calls)

@@ -245,7 +245,7 @@ class Sequence:
             sampler.accept(token)
             if texts is not None:  # only its text tells whether it has ended
                 texts.append(self.text.push(token))
-                if self.text.stopped:
+                if self.text.stopped is not None:
                     reason = "stop"
                     break
             if known + given >= len(tokens):

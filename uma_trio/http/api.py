@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,26 +20,35 @@ from uma_protocol.rules import MAX_INT64
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.http import sse
 from uma_trio.http.asking import lane_of, model_of, origin_of, sampling_of, stops_of, targets_of
-from uma_trio.http.fields import Body, Field, decode, document_of, ignored_header
+from uma_trio.http.fields import (
+    Body,
+    Field,
+    decode,
+    document_of,
+    ignored_header,
+    would_be_ignored,
+)
 from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import Answer, Encoder, started, stream, whole
-from uma_trio.service.ask import Ask, Prompt, Shape
+from uma_trio.service.ask import Ask, Prompt, Refusal, Shape
 from uma_trio.service.generation import Generation
 
 
 class Api(ABC):
     """One request to an endpoint that gives text.
 
-    `fields` is what its body may have, `prefix` what its ids begin with, and `defaults` how tokens
-    are chosen where nothing is said. :meth:`asks` is called first, and finds everything that a
+    `fields` is what its body may have, `prefix` what its ids begin with, `defaults` how tokens are
+    chosen where nothing is said, and `names` what it calls the fields that the service knows by
+    another name. :meth:`asks` is called first, and finds everything that a
     client can get wrong; the answers are in the order of what it returns.
     """
 
     fields: ClassVar[tuple[Field, ...]]
     prefix: ClassVar[str]
     defaults: ClassVar[SamplingParams] = SamplingParams(temperature=1.0)
+    names: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, body: Body, request: Request, shared: Shared) -> None:
         self.body = body
@@ -47,6 +57,7 @@ class Api(ABC):
         self.id = f"{self.prefix}{shared.name}-{request.number}"
         self.created = int(time.time())
         self.model, self._required_model = model_of(body, shared)
+        self._set_aside: list[str] = []
 
     @property
     def streams(self) -> bool:
@@ -54,9 +65,24 @@ class Api(ABC):
         return bool(self.body.get("stream", False))
 
     @property
+    def is_background(self) -> bool:
+        """Whether the answer is computed in the background lane."""
+        return lane_of(self.body, self.request.head) == "background"
+
+    @property
     def headers(self) -> Headers:
         """What is said of the request beside its answer."""
-        return ignored_header(self.body)
+        return ignored_header([*self.body.ignored, *self._set_aside])
+
+    def set_aside(self, name: str) -> None:
+        """Note that something in the body changes nothing here.
+
+        Raises:
+            Fault: this daemon is strict about it.
+        """
+        if self.shared.settings.strict:
+            raise would_be_ignored(name)
+        self._set_aside.append(name)
 
     @abstractmethod
     def asks(self) -> Sequence[Ask]:
@@ -82,7 +108,14 @@ class Api(ABC):
         """
         return shape_of(self.body)
 
-    def ask(self, prompt: Prompt, *, max_tokens: int | None, logprobs: int | None = None) -> Ask:
+    def ask(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None = None,
+        session: str | None = None,
+    ) -> Ask:
         """Return what is asked of one prompt, as far as all APIs ask it alike.
 
         Raises:
@@ -98,6 +131,7 @@ class Api(ABC):
             lane=lane_of(body, head),
             targets=targets_of(head),
             model=self._required_model,
+            session=session,
             cache=body.get("cache_salt"),
             speculation=body.get("speculation", "auto"),
             shape=self.shape(),
@@ -116,7 +150,8 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
     body = decode(api.fields, document_of(request.body), strict=shared.settings.strict)
     asked = api(body, request, shared)
     asks = asked.asks()
-    async with started(shared, asks, origin_of(request, shared, asked.id)) as generations:
+    origin = origin_of(request, shared, asked.id)
+    async with _renaming(api), started(shared, asks, origin) as generations:
         if asked.streams:
             encoder = asked.encoder(generations)
             await stream(exchange, shared, generations, encoder, asked.headers)
@@ -124,6 +159,16 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
         answers = await whole(shared, generations)
     document = msgspec.json.encode(asked.document(generations, answers))
     return Reply(200, sse.unsplit(document), headers=asked.headers)
+
+
+@asynccontextmanager
+async def _renaming(api: type[Api]) -> AsyncIterator[None]:
+    """Let a refusal name the field as the API does."""
+    try:
+        yield
+    except Refusal as refusal:
+        refusal.field = api.names.get(refusal.field or "", refusal.field)
+        raise
 
 
 def numbered(first: Ask, n: int) -> list[Ask]:

@@ -100,13 +100,15 @@ SAMPLING: tuple[Field, ...] = (
     honoured("ignore_eos", Flag(), "never samples end of generation", default="false"),
 )
 
+LANE = honoured(
+    "priority",
+    Either(Choice(LANES), Integer(-MAX_INT32, MAX_INT32)),
+    "the lane; a number above 0 is background",
+    default="interactive",
+)
+
 URGENCY: tuple[Field, ...] = (
-    honoured(
-        "priority",
-        Either(Choice(LANES), Integer(-MAX_INT32, MAX_INT32)),
-        "the lane; a number above 0 is background",
-        default="interactive",
-    ),
+    LANE,
     honoured("service_tier", Choice(_TIERS), "flex is the background lane", default="auto"),
 )
 
@@ -129,11 +131,19 @@ SPECULATION = honoured(
     default="auto",
 )
 
+KWARGS = honoured("chat_template_kwargs", Object(4096), "variables of the chat template")
+
 TEMPLATE: tuple[Field, ...] = (
-    honoured("chat_template_kwargs", Object(4096), "variables of the chat template"),
+    KWARGS,
     honoured("reasoning_effort", Choice(get_args(Effort)), "where the template knows"),
     honoured("continue_final_message", Flag(), "goes on with the assistant's last message"),
     honoured("add_generation_prompt", Flag(), "false only beside continue_final_message"),
+)
+
+STATELESS: tuple[Field, ...] = (
+    refused("previous_response_id", "conversations are not kept here; send all messages"),
+    refused("conversation", "conversations are not kept here; send all messages"),
+    refused("background", "an answer is not kept for later", False),
 )
 
 NOT_HERE: tuple[Field, ...] = (
@@ -142,9 +152,7 @@ NOT_HERE: tuple[Field, ...] = (
     refused("modalities", "only text comes out", ["text"]),
     refused("audio", "only text comes out"),
     refused("web_search_options", "nothing leaves this machine"),
-    refused("previous_response_id", "conversations are not kept here; send all messages"),
-    refused("conversation", "conversations are not kept here; send all messages"),
-    refused("background", "an answer is not kept for later", False),
+    *STATELESS,
     refused("use_beam_search", "tokens are sampled", False),
     refused("best_of", "every answer that is computed is sent", 1),
     refused("mirostat", "tokens are sampled with temperature, top_k, top_p and min_p", 0),

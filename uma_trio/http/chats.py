@@ -44,11 +44,15 @@ def _message(value: Any, path: str) -> Message:
     content = value.get("content")
     if content is None and role == "assistant":
         content = ""
-    return Message(_ROLES[role], _text(content, f"{path}.content"))
+    return Message(_ROLES[role], text_of(content, f"{path}.content"))
 
 
-def _text(content: Any, path: str) -> str:
-    """Return the text of a content, the parts of one that comes in parts line by line."""
+def text_of(content: Any, path: str) -> str:
+    """Return the text of a content, the parts of one that comes in parts line by line.
+
+    Raises:
+        Fault: it is no text, or a part of it is none.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -58,7 +62,7 @@ def _text(content: Any, path: str) -> str:
 
 def _part(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", "input_text", "refusal"):
+    if kind not in ("text", "input_text", "output_text", "refusal"):
         raise invalid(
             path, "must be a text part: the model reads only text", code="unsupported_content"
         )

@@ -20,7 +20,7 @@ import h11
 import trio
 
 from uma_trio.http import guard
-from uma_trio.http.errors import Fault, fault_of_refusal
+from uma_trio.http.errors import ErrorForm, Fault, fault_of_refusal, openai_error
 from uma_trio.http.exchange import Answering
 from uma_trio.http.message import Caller, Head, Headers, Reply, Request
 from uma_trio.http.router import Route, Router
@@ -128,7 +128,7 @@ class Connection:
         """Answer one request, whatever is wrong with it."""
         number = self._shared.next_number()
         headers: Headers = (("X-Request-Id", f"{self._shared.name}-{number}"),)
-        native = False
+        form: ErrorForm = openai_error
         try:
             cors = guard.enter(head, self._settings, by_socket=self._by_socket)
             headers = (*headers, *cors)
@@ -138,7 +138,7 @@ class Connection:
                 self._reply(self._options(head), headers[:1])
                 return
             route = self._router.find(head)
-            native = route.native
+            form = route.errors
             key = guard.admit(head, self._settings, route.access, by_socket=self._by_socket)
             with self._holding_body():
                 body = await self._read_body(head)
@@ -147,7 +147,7 @@ class Connection:
         except Fault as fault:
             if not fault.closes:
                 await self._skip_body(head)
-            self._refuse(fault, headers, native=native)
+            self._refuse(fault, headers, form)
 
     async def _skip_body(self, head: Head) -> None:
         """Read what comes with a request that is refused, so that the next one can be read."""
@@ -187,7 +187,7 @@ class Connection:
         if exchange.opened:
             self._gone()  # half an answer is out: only its missing end can tell
         else:
-            self._refuse(fault, headers, native=route.native)
+            self._refuse(fault, headers, route.errors)
 
     async def _watch(self) -> None:
         """Wait until the client has left. What it sends ahead is kept, as far as one read goes."""
@@ -319,10 +319,10 @@ class Connection:
         allowed = ", ".join(self._router.methods(head.path))
         return Reply(204, headers=(("Allow", allowed), *guard.preflight(head, self._settings)))
 
-    def _refuse(self, fault: Fault, headers: Headers = (), *, native: bool = False) -> None:
+    def _refuse(self, fault: Fault, headers: Headers = (), form: ErrorForm = openai_error) -> None:
         self._last = self._last or fault.closes
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._reply(fault.reply(native=native), headers)
+            self._reply(form(fault, dict(headers).get("X-Request-Id", "")), headers)
 
     def _reply(self, reply: Reply, headers: Headers) -> None:
         """Send a whole answer in one piece."""

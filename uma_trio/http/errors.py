@@ -7,7 +7,7 @@ declared here once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -64,9 +64,19 @@ class Fault(Exception):
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": code}
         return msgspec.json.encode({"error": {**error, **self.more}})
 
-    def reply(self, *, native: bool = False) -> Reply:
-        """Return the whole answer."""
-        return Reply(self.status, self.body(native=native), headers=self.headers)
+
+ErrorForm = Callable[[Fault, str], Reply]
+"""How an API writes a fault, given the id of the request."""
+
+
+def openai_error(fault: Fault, request_id: str) -> Reply:
+    """Return the whole answer as OpenAI writes it."""
+    return Reply(fault.status, fault.body(), headers=fault.headers)
+
+
+def native_error(fault: Fault, request_id: str) -> Reply:
+    """Return the whole answer as llama-server writes it."""
+    return Reply(fault.status, fault.body(native=True), headers=fault.headers)
 
 
 @frozen

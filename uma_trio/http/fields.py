@@ -15,7 +15,7 @@ import msgspec
 from attrs import frozen
 
 from uma_protocol.rules import Rule, shown
-from uma_trio.http.errors import invalid
+from uma_trio.http.errors import Fault, invalid
 
 Treatment = Literal["honoured", "refused", "ignored"]
 
@@ -107,17 +107,22 @@ def decode(fields: Sequence[Field], document: Mapping[str, Any], *, strict: bool
         if field.required and field.name not in given:
             raise invalid(field.name, f"is missing: {field.note}", code="missing_parameter")
     if strict and unused:
-        raise invalid(
-            unused[0],
-            "would be ignored, and this daemon is strict about it",
-            code="unsupported_parameter",
-        )
-    return Body(given, tuple(unused[:_MAX_NAMED]))
+        raise would_be_ignored(unused[0])
+    return Body(given, tuple(unused))
 
 
-def ignored_header(body: Body) -> tuple[tuple[str, str], ...]:
-    """Return the header that names what was ignored."""
-    return (("X-UMA-Ignored", ", ".join(body.ignored)),) if body.ignored else ()
+def would_be_ignored(name: str) -> Fault:
+    """Return the answer of a strict daemon to what changes nothing."""
+    return invalid(
+        name,
+        "would be ignored, and this daemon is strict about it",
+        code="unsupported_parameter",
+    )
+
+
+def ignored_header(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the header that names what was ignored, as far as it stays short."""
+    return (("X-UMA-Ignored", ", ".join(names[:_MAX_NAMED])),) if names else ()
 
 
 def _checked(field: Field, value: Any) -> Any:

@@ -148,7 +148,13 @@ def _last(text: str, tokens: Sequence[int], end: Finished, model: str) -> dict[s
         "tokens_evaluated": end.prompt_tokens,
         "tokens_cached": end.cached_tokens,
         "truncated": False,
-        "stop_type": "limit" if end.reason == "length" else "eos",
-        "stopping_word": "",
+        "stop_type": _stop_type(end),
+        "stopping_word": end.stop or "",
         "timings": timings(end),
     }
+
+
+def _stop_type(end: Finished) -> str:
+    if end.stop is not None:
+        return "word"
+    return "limit" if end.reason == "length" else "eos"

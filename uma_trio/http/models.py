@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,6 +14,10 @@ from uma_trio.http.settings import Shared
 
 async def models(exchange: Exchange, shared: Shared) -> Reply:
     """List the one model that is loaded."""
+    if _is_anthropics(exchange):
+        name = shared.service.bounds.model
+        listed = {"data": [_entry(shared, name)], "first_id": name, "last_id": name}
+        return _json({**listed, "has_more": False})
     return _json({"object": "list", "data": [_model(shared)], "models": [_native(shared)]})
 
 
@@ -23,6 +28,8 @@ async def model(exchange: Exchange, shared: Shared) -> Reply:
     if name != known and shared.settings.strict:
         problem = f"this daemon serves {known} and nothing else"
         raise Fault(404, problem, code="model_not_found", param="model")
+    if _is_anthropics(exchange):
+        return _json(_entry(shared, name))
     return _json({**_model(shared), "id": name})
 
 
@@ -35,6 +42,25 @@ async def not_served(exchange: Exchange, shared: Shared) -> Reply:
         code="not_implemented",
         kind="not_supported_error",
     )
+
+
+def _is_anthropics(exchange: Exchange) -> bool:
+    """Whether a client of Anthropic's API asks, which has this path, too."""
+    return "anthropic-version" in exchange.request.head.headers
+
+
+def _entry(shared: Shared, name: str) -> dict[str, Any]:
+    """Return a model as Anthropic's API lists it."""
+    context = shared.service.bounds.n_ctx_seq
+    created = datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created,
+        "max_input_tokens": context,
+        "max_tokens": context,
+    }
 
 
 def _model(shared: Shared) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from attrs import frozen
 
-from uma_trio.http.errors import Fault, not_found
+from uma_trio.http.errors import ErrorForm, Fault, not_found, openai_error
 from uma_trio.http.guard import Access
 from uma_trio.http.message import Exchange, Head, Reply
 from uma_trio.http.settings import Shared
@@ -22,7 +22,7 @@ _PREFIX = "/v1"
 
 @frozen
 class Route:
-    """One method of one path. `native` paths write their errors as llama-server does.
+    """One method of one path. `errors` writes what goes wrong as its API does.
 
     A path that ends in a slash takes whatever stands behind it.
     """
@@ -31,7 +31,7 @@ class Route:
     path: str
     handler: Handler
     access: Access = "key"
-    native: bool = False
+    errors: ErrorForm = openai_error
 
 
 class Router:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from uma_trio.http.errors import native_error
 from uma_trio.http.generate import generate
 from uma_trio.http.llama_completion import completion
 from uma_trio.http.llama_server import apply_template, detokenize, props, slots, tokenize
+from uma_trio.http.messages_api import count_tokens, messages
+from uma_trio.http.messages_errors import reply_to as messages_error
 from uma_trio.http.models import model, models, not_served
 from uma_trio.http.openai_chat import chat_completions
 from uma_trio.http.openai_completions import completions
+from uma_trio.http.responses_api import input_tokens, responses, stored_response
 from uma_trio.http.router import Route, Router
 from uma_trio.http.status import health, metrics, priority
 
 ROUTES = (
     Route("POST", "/chat/completions", chat_completions),
     Route("POST", "/completions", completions),
+    Route("POST", "/responses", responses),
+    Route("POST", "/responses/input_tokens", input_tokens),
+    Route("GET", "/responses/", stored_response),
+    Route("POST", "/responses/", stored_response),
+    Route("DELETE", "/responses/", stored_response),
+    Route("POST", "/messages", messages, errors=messages_error),
+    Route("POST", "/messages/count_tokens", count_tokens, errors=messages_error),
     Route("GET", "/models", models),
     Route("GET", "/models/", model),
     Route("POST", "/embeddings", not_served),
-    Route("POST", "/completion", completion, native=True),
-    Route("GET", "/health", health, access="open", native=True),
-    Route("GET", "/props", props, native=True),
-    Route("GET", "/slots", slots, native=True),
-    Route("POST", "/tokenize", tokenize, native=True),
-    Route("POST", "/detokenize", detokenize, native=True),
-    Route("POST", "/apply-template", apply_template, native=True),
+    Route("POST", "/completion", completion, errors=native_error),
+    Route("GET", "/health", health, access="open", errors=native_error),
+    Route("GET", "/props", props, errors=native_error),
+    Route("GET", "/slots", slots, errors=native_error),
+    Route("POST", "/tokenize", tokenize, errors=native_error),
+    Route("POST", "/detokenize", detokenize, errors=native_error),
+    Route("POST", "/apply-template", apply_template, errors=native_error),
     Route("POST", "/generate", generate),
     Route("GET", "/metrics", metrics),
     Route("POST", "/priority", priority, access="admin"),

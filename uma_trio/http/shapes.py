@@ -61,14 +61,33 @@ def shape_of(body: Body) -> Shape | None:
     return found[0] if found else None
 
 
-def _response_format(field: str, value: Any) -> Shape | None:
+def format_of(field: str, value: Any) -> Shape | None:
+    """Return what the `format` of Responses and Messages asks for: its schema stands in it.
+
+    Raises:
+        Fault: it is no format, or has no schema.
+    """
+    kind = _kind(field, value)
+    if kind != "json_schema":
+        return None if kind == "text" else Shape("schema", _ANY_OBJECT, field)
+    if not isinstance(value.get("schema"), dict):
+        raise invalid(field, 'must have a schema, as in {"type": "json_schema", "schema": {...}}')
+    return Shape("schema", _json(field, value["schema"]), field)
+
+
+def _kind(field: str, value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("text", "json_object", "json_schema"):
+        raise invalid(field, "must be an object of type text, json_object or json_schema")
+    return str(kind)
+
+
+def _response_format(field: str, value: Any) -> Shape | None:
+    kind = _kind(field, value)
     if kind == "text":
         return None
     if kind == "json_object":  # llama-server takes a schema here, too
         return _schema(field, value.get("schema")) or Shape("schema", _ANY_OBJECT, field)
-    if kind != "json_schema":
-        raise invalid(field, "must be an object of type text, json_object or json_schema")
     inner = value.get("json_schema")
     if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
         raise invalid(field, 'must have a json_schema such as {"name": "x", "schema": {...}}')

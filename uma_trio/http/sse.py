@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import msgspec
 
 DONE = b"data: [DONE]\n\n"
@@ -36,22 +39,33 @@ def event(document: object) -> bytes:
     return b"data: " + unsplit(_encode(document)) + b"\n\n"
 
 
+def named(document: Mapping[str, Any]) -> bytes:
+    """Return a document as an event that is called by its type."""
+    return b"event: %b\n%b" % (document["type"].encode(), event(document))
+
+
 class Frame:
     """An event that differs from the next in one text: the rest of it is encoded once.
 
-    `document` holds :data:`HOLE` where the text goes.
+    `document` holds :data:`HOLE` where the text goes, and may hold :data:`NUMBER` once behind it.
+    `write` makes an event of a document.
     """
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, document: object) -> None:
-        before, _, after = event(document).partition(_encode(HOLE))
-        self._before, self._after = before, after
+    def __init__(
+        self, document: dict[str, Any], write: Callable[[dict[str, Any]], bytes] = event
+    ) -> None:
+        before, _, after = write(document).partition(_encode(HOLE))
+        self._before, self._after = before, after.split(_encode(NUMBER))
 
-    def fill(self, value: str) -> bytes:
-        """Return the event with `value` in it."""
-        return self._before + text(value) + self._after
+    def fill(self, value: str, number: int = 0) -> bytes:
+        """Return the event with `value` in it, and `number` where there is room for one."""
+        return self._before + text(value) + (b"%d" % number).join(self._after)
 
+
+NUMBER = -987_654_321_012_345
+"""What no number of ours is."""
 
 HOLE = "\x00\x01text\x01\x00"
 """What no model name and no id of ours contains."""

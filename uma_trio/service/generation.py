@@ -75,6 +75,8 @@ class Generation:
         self.lane: Lane = ask.lane
         #: What reads the answer; there once it is entered.
         self.reading = Reading()
+        #: How long the prompt is, in tokens; there once it is entered.
+        self.prompt_tokens: int = 0
         self._service = service
         self._arrived = service.clock()
         self._pipe = Pipe(service.clock, service.telemetry.held)
@@ -179,6 +181,7 @@ class Generation:
             tokens = await service.tokens_of(ask)
         if tokens is None or self._ended_early:
             return
+        self.prompt_tokens = len(tokens)
         max_tokens = max_tokens_for(ask, len(tokens), service.bounds)
         self._submit(tokens, max_tokens, constraint)
 

@@ -22,7 +22,7 @@ from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, Seque
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Chat, Origin, Refusal, owns
-from uma_trio.service.checks import Bounds, check_vocabulary
+from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary
 from uma_trio.service.directory import Directory
 from uma_trio.service.generation import Generation
 from uma_trio.service.telemetry import Telemetry
@@ -125,6 +125,15 @@ class Service:
                 lambda: self._front_end.prepare_messages(prompt.messages, prompt.manner)
             )
         return prompt
+
+    async def count_tokens(self, ask: Ask, origin: Origin) -> int:
+        """Return how many tokens the prompt of a request would have.
+
+        Raises:
+            Refusal: it would not be accepted, whatever its length in tokens.
+        """
+        check_untokenised(ask, origin.door, self.bounds)
+        return len(await self.tokens_of(ask))
 
     async def constraint_of(self, ask: Ask) -> Constraint | None:
         """Return what keeps the answer to its shape, made in a helper thread; None if it has none.

@@ -33,8 +33,8 @@ class TokenText:
         self._held = ""  # the beginning of a stop string, shorter than the longest one
         self._matcher = _matcher(tuple(stop)) if stop else None
         self._states = self._matcher.start if self._matcher else ()
-        #: Whether a stop string was found; from then on nothing more comes out.
-        self.stopped: bool = False
+        #: The stop string that was found; from then on nothing more comes out.
+        self.stopped: str | None = None
 
     def push(self, token_id: int) -> str:
         """Take one token; return the text that may be sent now, often "" or one piece."""
@@ -56,14 +56,15 @@ class TokenText:
         """Send `text` through the stop strings."""
         if self._matcher is None:
             return text
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         known = self._held + text
         end, length, self._states = self._matcher.advance(self._states, text)
         if length:
-            self.stopped = True
+            end += len(known) - len(text)
+            self.stopped = known[end - length : end]
             self._held = ""
-            return known[: len(known) - len(text) + end - length]
+            return known[: end - length]
         keep = len(known) - max(self._states)
         self._held = known[keep:]
         return known[:keep]

@@ -1,0 +1,191 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: the API of Anthropic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final, get_args
+
+import msgspec
+from attrs import evolve
+
+from uma_protocol.events import Effort
+from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer, Object
+from uma_trio.http.api import Api, answered
+from uma_trio.http.asking import CACHE, KWARGS, LANE, MODEL, SAMPLING, STOPS, Anything, origin_of
+from uma_trio.http.blocks import blocks_of
+from uma_trio.http.errors import invalid
+from uma_trio.http.fields import decode, document_of, honoured, ignored, refused
+from uma_trio.http.message import Exchange, Headers, Reply
+from uma_trio.http.messages_events import Events, Form
+from uma_trio.http.messages_input import choice_of, goes_on, messages_of, tools_of
+from uma_trio.http.settings import Shared
+from uma_trio.http.shapes import format_of
+from uma_trio.http.streams import Answer
+from uma_trio.service.ask import Ask, Chat, Manner, Shape
+from uma_trio.service.generation import Generation
+
+_EFFORTS: Final = {"max": "xhigh"}  # the highest has another name here
+_CONVERSATION: Final = (
+    MODEL,
+    honoured(
+        "messages",
+        Anything("a list of messages"),
+        "text, tool_use, tool_result and thinking blocks, documents of text; one of the assistant's "
+        "at the end is gone on with",
+        required=True,
+    ),
+    honoured("system", Anything("a string or a list of text blocks"), "goes before all messages"),
+    honoured("tools", Anything("a list of tools"), "with an `input_schema`; others are set aside"),
+    honoured(
+        "tool_choice",
+        Anything("an object"),
+        "of type auto, any, tool or none; `disable_parallel_tool_use`",
+        default="auto",
+    ),
+    honoured(
+        "thinking",
+        Anything("an object"),
+        "of type enabled with `budget_tokens`, adaptive or disabled, where the template knows",
+        default="disabled",
+    ),
+    honoured(
+        "output_config",
+        Object(65_536),
+        "`effort`, and `format` of type json_schema",
+    ),
+    honoured("output_format", Object(65_536), "the format by its older name"),
+    KWARGS,
+    refused("mcp_servers", "nothing leaves this machine: connect the client to them", []),
+    *ignored("cache_control", "context_management", "speed", note="nothing to do"),
+    *ignored("metadata", "container", "inference_geo", "betas", "diagnostics", note="a label"),
+)
+
+
+async def messages(exchange: Exchange, shared: Shared) -> Reply | None:
+    """Answer a conversation with a message of blocks."""
+    return await answered(Messages, exchange, shared)
+
+
+async def count_tokens(exchange: Exchange, shared: Shared) -> Reply:
+    """Count the tokens of a conversation without answering it."""
+    request = exchange.request
+    body = decode(CountTokens.fields, document_of(request.body), strict=shared.settings.strict)
+    asked = CountTokens(body, request, shared)
+    (ask,) = asked.asks()
+    n = await shared.service.count_tokens(ask, origin_of(request, shared, asked.id))
+    return Reply(200, msgspec.json.encode({"input_tokens": n}), headers=asked.headers)
+
+
+class Messages(Api):
+    """A conversation that is answered with a message."""
+
+    prefix = "msg_"
+    names: ClassVar = {"reasoning_budget": "thinking"}
+    fields = (
+        *_CONVERSATION,
+        honoured("max_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"),
+        honoured("stream", Flag(), "server-sent events", default="false"),
+        honoured("stop_sequences", STOPS, "the text ends before the first of these"),
+        *SAMPLING,
+        LANE,
+        honoured("service_tier", Choice(("auto", "standard_only", "flex")), "flex: background"),
+        CACHE,
+        *ignored("user_profile_id", "workspace_id", note="a label"),
+    )
+
+    @property
+    def headers(self) -> Headers:
+        """What is said of the request beside its answer."""
+        return (*super().headers, ("request-id", self.id))
+
+    def asks(self) -> list[Ask]:
+        """Return the conversation."""
+        body = self.body
+        said = body.get("messages")
+        chat = Chat(
+            messages_of(body.get("system"), said, self.set_aside),
+            self._manner(continue_final=goes_on(said)),
+            tools_of(body.get("tools"), self.set_aside),
+            choice_of(body.get("tool_choice")),
+        )
+        ask = self.ask(chat, max_tokens=body.get("max_tokens"))
+        stops = body.get("stop_sequences", ())
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        return [evolve(ask, stop=(*ask.stop, *stops), reasoning_budget=self._budget)]
+
+    def shape(self) -> Shape | None:
+        """Return what the format asks for, by its name of today or before."""
+        for field, wanted in (
+            ("output_config.format", self._config.get("format")),
+            ("output_format", self.body.get("output_format")),
+        ):
+            if wanted is not None:
+                return format_of(field, wanted)
+        return None
+
+    def encoder(self, generations: Sequence[Generation]) -> Events:
+        """Return what writes the blocks as they grow."""
+        (generation,) = generations
+        return Events(self._form(generation), generation.reading)
+
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[Answer]
+    ) -> dict[str, Any]:
+        """Return the message with its blocks."""
+        (generation,), (answer,) = generations, answers
+        done = blocks_of(answer, generation.reading)
+        return self._form(generation).whole(done, answer.end, generation.reading)
+
+    def _form(self, generation: Generation) -> Form:
+        return Form(self.id, self.model, generation.prompt_tokens)
+
+    # --- how the model answers ---
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self.body.get("output_config", {})
+        return config
+
+    @cached_property
+    def _thinking(self) -> str | None:
+        """How the model thinks; None where nobody says."""
+        thinking = self.body.get("thinking")
+        if thinking is None:
+            return None
+        kind = thinking.get("type") if isinstance(thinking, dict) else None
+        if kind not in ("enabled", "disabled", "adaptive"):
+            raise invalid("thinking", "must be an object of type enabled, adaptive or disabled")
+        return str(kind)
+
+    @property
+    def _budget(self) -> int | None:
+        """How many tokens of thought there may be."""
+        if self._thinking != "enabled":
+            return None
+        budget = self.body.get("thinking").get("budget_tokens")
+        fault = Integer(1, MAX_INT32).check("thinking.budget_tokens", budget)
+        if fault is not None:
+            raise invalid(fault.field, fault.problem)
+        return int(budget)
+
+    def _manner(self, *, continue_final: bool) -> Manner:
+        """Return how the chat is rendered. Without a word on thinking there is none, by the API."""
+        effort = self._config.get("effort")
+        effort = _EFFORTS.get(effort, effort) if isinstance(effort, str) else effort
+        if effort is not None and effort not in get_args(Effort):
+            words = ", ".join((*get_args(Effort), *_EFFORTS))
+            raise invalid("output_config.effort", f"must be one of {words}")
+        if self._thinking == "disabled" or (self._thinking is None and effort is None):
+            effort = "none"
+        return Manner(
+            continue_final=continue_final,
+            arguments=self.body.get("chat_template_kwargs", {}),
+            effort=effort,
+        )
+
+
+class CountTokens(Messages):
+    """A conversation whose tokens are counted."""
+
+    fields = _CONVERSATION

@@ -1,0 +1,158 @@
+"""A message as a document and as events: blocks of text, of thought, and uses of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from attrs import frozen
+
+from uma_trio.engine.messages import Finished, TokenOut
+from uma_trio.http import sse
+from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
+from uma_trio.http.errors import Fault
+from uma_trio.http.messages_errors import error_of
+from uma_trio.http.streams import Encoder
+from uma_trio.service.reading import Reading
+
+_PING: Final = sse.named({"type": "ping"})
+_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+# Clients send a thought back only if it is signed. It is not secret here, and nothing is checked.
+_SIGNATURE: Final = "dW1hLXRyaW8="
+
+
+@frozen
+class Form:
+    """Writes one message; `prompt_tokens` is how long its prompt is."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+
+    def begun(self) -> dict[str, Any]:
+        """Return the message before anything is said."""
+        usage = _usage(self.prompt_tokens, 0, 0)
+        return {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
+
+    def whole(self, done: Sequence[Closed], end: Finished, reading: Reading) -> dict[str, Any]:
+        """Return the message when its answer is at its end."""
+        content = [_block(block) for block in done]
+        return {**self._message(content), **ending(end, reading), "usage": usage_of(end)}
+
+    def _message(self, content: list[Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+        }
+
+
+def ending(end: Finished, reading: Reading) -> dict[str, Any]:
+    """Return why an answer ended."""
+    if end.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
+    return {"stop_reason": _REASONS[reading.reason(end)], "stop_sequence": None}
+
+
+def usage_of(end: Finished) -> dict[str, Any]:
+    """Return what an answer took."""
+    return _usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens)
+
+
+def _usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
+    return {
+        "input_tokens": prompt - cached,  # the API counts what was cached apart
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+        "service_tier": "standard",
+    }
+
+
+def _block(closed: Closed) -> dict[str, Any]:
+    block = closed.block
+    if block.kind == "text":
+        return {"type": "text", "text": closed.text, "citations": None}
+    if block.kind == "thought":
+        return {"type": "thinking", "thinking": closed.text, "signature": _SIGNATURE}
+    return {**_use(block), "input": _input(closed.text)}
+
+
+def _use(block: Block) -> dict[str, Any]:
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call; what is no object, as when it was cut off, stands in one."""
+    try:
+        found = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+class Events(Encoder):
+    """Writes one message as events."""
+
+    def __init__(self, form: Form, reading: Reading) -> None:
+        self._form = form
+        self._reading = reading
+        self._blocks = Blocks(reading)
+        self._deltas = sse.Frame({"type": "ping"}, sse.named)
+
+    def opening(self) -> bytes:
+        """Return that the message has begun."""
+        return sse.named({"type": "message_start", "message": self._form.begun()})
+
+    def token(self, index: int, item: TokenOut) -> bytes:
+        """Return what changes with a token."""
+        return b"".join([self._changed(change) for change in self._blocks.token(item)])
+
+    def end(self, index: int, finished: Finished) -> bytes:
+        """Return the end of the last block, and why the message ended."""
+        last = [self._changed(change) for change in self._blocks.end(finished)]
+        delta = {
+            "type": "message_delta",
+            "delta": ending(finished, self._reading),
+            "usage": usage_of(finished),
+        }
+        return b"".join([*last, sse.named(delta), sse.named({"type": "message_stop"})])
+
+    def failure(self, fault: Fault, finished: Finished) -> bytes:
+        """Return the error as an event, which the SDKs raise."""
+        return sse.named(error_of(fault, self._form.id))
+
+    def keep_alive(self) -> bytes:
+        """Return the API's own sign of life."""
+        return _PING
+
+    def _changed(self, change: Change) -> bytes:
+        if isinstance(change, Grown):
+            return self._deltas.fill(change.text)
+        if isinstance(change, Opened):
+            return self._opened(change.block)
+        at = {"index": change.block.number}
+        signed = b""
+        if change.block.kind == "thought":
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            signed = sse.named({"type": "content_block_delta", **at, "delta": delta})
+        return signed + sse.named({"type": "content_block_stop", **at})
+
+    def _opened(self, block: Block) -> bytes:
+        at = {"index": block.number}
+        kind, name, begun = {
+            "text": ("text_delta", "text", {"type": "text", "text": "", "citations": None}),
+            "thought": (
+                "thinking_delta",
+                "thinking",
+                {"type": "thinking", "thinking": "", "signature": ""},
+            ),
+            "call": ("input_json_delta", "partial_json", _use(block)),
+        }[block.kind]
+        delta = {"type": kind, name: sse.HOLE}
+        document = {"type": "content_block_delta", **at, "delta": delta}
+        self._deltas = sse.Frame(document, sse.named)
+        return sse.named({"type": "content_block_start", **at, "content_block": begun})

@@ -1,0 +1,242 @@
+"""``POST /v1/responses``: OpenAI's newer API, as far as it goes without keeping anything.
+
+Each request brings its whole conversation, and nothing of it is kept: `store` is answered false,
+and what stands for something kept is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final, get_args
+
+import msgspec
+
+from uma_protocol.events import Effort
+from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
+from uma_trio.http.api import Api, answered
+from uma_trio.http.asking import (
+    CACHE,
+    KWARGS,
+    MODEL,
+    SAMPLING,
+    STATELESS,
+    URGENCY,
+    Anything,
+    origin_of,
+)
+from uma_trio.http.blocks import blocks_of
+from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.fields import decode, document_of, honoured, ignored, refused
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.responses_events import Events
+from uma_trio.http.responses_input import Tools, choice_of, messages_of, tools_of
+from uma_trio.http.responses_items import Form, Items
+from uma_trio.http.settings import Shared
+from uma_trio.http.shapes import format_of
+from uma_trio.http.streams import Answer
+from uma_trio.service.ask import Ask, Chat, Manner, Shape
+from uma_trio.service.generation import Generation
+
+_LABEL: Final = Text(1, 256, printable=True)
+_LOGPROBS: Final = "message.output_text.logprobs"
+_SEALED: Final = "reasoning.encrypted_content"
+
+
+async def responses(exchange: Exchange, shared: Shared) -> Reply | None:
+    """Answer a conversation with items: text, thoughts and calls of tools."""
+    return await answered(Responses, exchange, shared)
+
+
+async def input_tokens(exchange: Exchange, shared: Shared) -> Reply:
+    """Count the tokens of a conversation without answering it."""
+    request = exchange.request
+    body = decode(Responses.fields, document_of(request.body), strict=shared.settings.strict)
+    asked = Responses(body, request, shared)
+    (ask,) = asked.asks()
+    n = await shared.service.count_tokens(ask, origin_of(request, shared, asked.id))
+    counted = {"object": "response.input_tokens", "input_tokens": n}
+    return Reply(200, msgspec.json.encode(counted), headers=asked.headers)
+
+
+async def stored_response(exchange: Exchange, shared: Shared) -> Reply:
+    """Say that no response is kept."""
+    raise Fault(
+        404,
+        "responses are not kept here (store is answered false): send the whole input each time",
+        code="response_not_found",
+    )
+
+
+class Responses(Api):
+    """A conversation that is answered with items."""
+
+    prefix = "resp_"
+    names: ClassVar = {"messages": "input", "max_tokens": "max_output_tokens"}
+    fields = (
+        MODEL,
+        honoured(
+            "input",
+            Anything("a text or a list of items"),
+            "messages, function calls and their outputs, reasoning; text parts only",
+            required=True,
+        ),
+        honoured("instructions", Text(0), "goes before the input, as the system's first words"),
+        honoured("max_output_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"),
+        honoured("stream", Flag(), "server-sent events", default="false"),
+        honoured("tools", Anything("a list of tools"), "functions; others are set aside"),
+        honoured(
+            "tool_choice",
+            Anything("auto, required, none, or an object"),
+            "a function, or `allowed_tools`",
+            default="auto",
+        ),
+        honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
+        honoured("text", Anything("an object"), "`format`: text, json_object or json_schema"),
+        honoured(
+            "reasoning",
+            Anything("an object"),
+            "`effort`, where the template knows; with `summary` thoughts come as their summary",
+        ),
+        honoured("include", ListOf(0, 32, _LABEL, "names"), f"`{_SEALED}`, `{_LOGPROBS}`"),
+        honoured("top_logprobs", Integer(0, 20), f"only with `{_LOGPROBS}`", default="0"),
+        honoured("metadata", Object(16_384), "comes back"),
+        honoured("store", Flag(), "nothing is kept, and false comes back"),
+        honoured("prompt_cache_key", _LABEL, "names the conversation to the prefix cache"),
+        *SAMPLING,
+        KWARGS,
+        *URGENCY,
+        CACHE,
+        *STATELESS,
+        refused("prompt", "no templates of prompts are kept here; send the input"),
+        *ignored("user", "safety_identifier", "client_metadata", "moderation", note="a label"),
+        *ignored("truncation", "max_tool_calls", "context_management", note="nothing to do"),
+        *ignored("stream_options", "prompt_cache_retention", "prompt_cache_options", note="a hint"),
+    )
+
+    def asks(self) -> list[Ask]:
+        """Return the conversation."""
+        body = self.body
+        choice = choice_of(body.get("tool_choice"), parallel=body.get("parallel_tool_calls", True))
+        messages = messages_of(body.get("instructions"), body.get("input"), self.set_aside)
+        manner = Manner(arguments=body.get("chat_template_kwargs", {}), effort=self._effort())
+        chat = Chat(messages, manner, self.tools.functions, choice)
+        for name in self._includes:
+            if name not in (_LOGPROBS, _SEALED):
+                self.set_aside("include")
+        return [
+            self.ask(
+                chat,
+                max_tokens=body.get("max_output_tokens"),
+                logprobs=self._logprobs(),
+                session=body.get("prompt_cache_key"),
+            )
+        ]
+
+    def shape(self) -> Shape | None:
+        """Return what `text.format` asks for."""
+        wanted = self._text.get("format")
+        return None if wanted is None else format_of("text.format", wanted)
+
+    def encoder(self, generations: Sequence[Generation]) -> Events:
+        """Return what writes the items as they grow."""
+        (generation,) = generations
+        return Events(self.form, generation.reading)
+
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[Answer]
+    ) -> dict[str, Any]:
+        """Return the response with its items."""
+        (generation,), (answer,) = generations, answers
+        done = blocks_of(answer, generation.reading)
+        return self.form.ended(done, answer.end, generation.reading)
+
+    # --- what the response says of itself ---
+
+    @cached_property
+    def tools(self) -> Tools:
+        """The functions that may be called."""
+        return tools_of(self.body.get("tools"), self.set_aside)
+
+    @cached_property
+    def form(self) -> Form:
+        """How the response is written."""
+        items = Items(
+            self.id.removeprefix(self.prefix),
+            self.shared.service,
+            self.tools,
+            summarises=self._reasoning.get("summary") is not None,
+            seals=_SEALED in self._includes,
+        )
+        return Form(self._repeated(), items)
+
+    def _repeated(self) -> dict[str, Any]:
+        body = self.body
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": "in_progress",
+            "completed_at": None,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "max_tool_calls": None,
+            "metadata": body.get("metadata", {}),
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": body.get("parallel_tool_calls", True),
+            "previous_response_id": None,
+            "prompt_cache_key": body.get("prompt_cache_key"),
+            "reasoning": {"effort": None, "summary": None, **self._reasoning},
+            "safety_identifier": None,
+            "service_tier": "flex" if self.is_background else "default",
+            "store": False,
+            "temperature": body.get("temperature", self.defaults.temperature),
+            "text": {"format": {"type": "text"}, **self._text},
+            "tool_choice": body.get("tool_choice", "auto"),
+            "tools": body.get("tools", []),
+            "top_logprobs": body.get("top_logprobs", 0),
+            "top_p": body.get("top_p", self.defaults.top_p),
+            "truncation": "disabled",
+            "usage": None,
+            "user": None,
+        }
+
+    # --- fields with something in them ---
+
+    @property
+    def _includes(self) -> Sequence[str]:
+        included: Sequence[str] = self.body.get("include", ())
+        return included
+
+    @cached_property
+    def _text(self) -> dict[str, Any]:
+        return self._inside("text")
+
+    @cached_property
+    def _reasoning(self) -> dict[str, Any]:
+        return self._inside("reasoning")
+
+    def _inside(self, name: str) -> dict[str, Any]:
+        """Return what is in an object, as far as it is not null."""
+        value = self.body.get(name, {})
+        if not isinstance(value, dict):
+            raise invalid(name, "must be an object")
+        return {key: inner for key, inner in value.items() if inner is not None}
+
+    def _effort(self) -> Effort | None:
+        effort = self._reasoning.get("effort")
+        if effort is None or effort in get_args(Effort):
+            return effort
+        raise invalid("reasoning.effort", f"must be one of {', '.join(get_args(Effort))}")
+
+    def _logprobs(self) -> int | None:
+        top: int = self.body.get("top_logprobs", 0)
+        if _LOGPROBS in self._includes:
+            return top
+        if top:
+            raise invalid("top_logprobs", f"goes with include {_LOGPROBS} only")
+        return None
