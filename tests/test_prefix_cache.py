@@ -170,6 +170,26 @@ def test_requests_that_begin_alike_compute_that_once() -> None:
     assert made.engine.prefix.hits["fork"] == 3
 
 
+@pytest.mark.parametrize("n_prompt", [20, 40, 600])
+def test_samples_of_one_prompt_compute_it_once(n_prompt: int) -> None:
+    """But for its last token, whose logits each needs; seeded, they are what each would be alone."""
+    made, alone = (
+        bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), budget=budget) for budget in (MIB, 0)
+    )
+    prompt, drawn = letters(1, n_prompt), {"temperature": 3.0, "top_k": 40}
+    sinks = [made.submit(prompt, 12, namespace=MINE, seed=s, **drawn)[1] for s in range(4)]
+    made.run()
+    assert sum(made.backend.computed.values()) == n_prompt + 3 + 4 * 11
+    assert made.engine.prefix.hits["fork"] == 3
+    texts = []
+    for seed in range(4):
+        _, sink = alone.submit(prompt, 12, seed=seed, **drawn)
+        alone.run()
+        texts.append(sink.tokens)
+    assert [sink.tokens for sink in sinks] == texts
+    assert len(set(map(tuple, texts))) == 4, "they differ by their seeds"
+
+
 @pytest.mark.parametrize("after", [1, 3, 6])
 def test_a_leader_that_goes_harms_nobody(after: int) -> None:
     """What it had computed is kept, and the next one goes on from there."""

@@ -14,7 +14,8 @@ from attrs import frozen
 PAGE: Final = 64
 #: Fewer tokens than these are computed rather than looked up.
 LEAST_HIT: Final = 16
-#: A prompt that shares so many tokens with one that is being computed waits for them.
+#: A prompt that shares so many tokens with one that is being computed waits for them; one that shares
+#: all of its own waits for :data:`LEAST_HIT`.
 LEAST_FORK: Final = 64
 #: What of the budget pages that were used again may take before they are evicted first.
 AGAIN_SHARE: Final = 0.8

@@ -109,7 +109,7 @@ class PrefixCache:
     def _waits(self, sequence: Sequence, found: Found) -> bool:
         """Hold a request until another has computed what they share, if that is worth it."""
         leader = found.leader
-        if leader is None or not found.waits:
+        if leader is None or not found.waits(sequence.known - 1):
             return False
         held = _Held(sequence, "fork", found, leader=leader.handle, coming=found.coming)
         self.held[sequence.handle] = held

@@ -43,10 +43,13 @@ class Found:
             return ()
         return self.page.path[self.resident // PAGE :]
 
-    @property
-    def waits(self) -> bool:
-        """Whether it is worth waiting for the leader."""
-        return self.coming - max(self.resident, self.saved) >= LEAST_FORK
+    def waits(self, n_tokens: int) -> bool:
+        """Whether it is worth waiting for the leader, for who needs `n_tokens` but for the last."""
+        there = max(self.resident, self.saved)
+        gained = self.coming - there
+        # Samples of one short prompt share all of it.
+        least = LEAST_FORK if self.coming < n_tokens else LEAST_HIT
+        return gained >= least
 
 
 def search(
