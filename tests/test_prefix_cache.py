@@ -11,9 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from uma_trio.backend.base import Traits
 from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.engine.messages import Keep
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.engine.prefix.admin import clear, report
 from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.policy.baseline import baseline
+from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefix import PAGE
@@ -479,6 +482,74 @@ def test_a_session_is_kept_when_others_are_evicted() -> None:
     forget_cells(made)
     assert made.engine.prefix.store.evicted > 0
     assert ask(made, prompt).end.cached_tokens == 149
+
+
+@pytest.mark.parametrize("saved_before", [True, False])
+@pytest.mark.parametrize("session", ["s", None])
+def test_what_called_a_tool_is_kept_for_longer(session: str | None, saved_before: bool) -> None:
+    """Twice as long as a session, whether its pages are saved when the call is told of or later."""
+    made = bench()
+    handle, _ = made.submit(letters(1, 150), 4, namespace=MINE, session=session)
+    made.run()
+    if saved_before:
+        save_all(made)
+        forget_cells(made)
+    made.inbox.put(Keep(handle))
+    made.run()
+    save_all(made)
+    pages = list(made.engine.prefix.store.trie.pages(MINE))
+    assert pages
+    assert all(page.pinned_until > made.clock() + 500 for page in pages)
+
+
+def test_keeping_what_left_nothing_does_nothing() -> None:
+    """The request may have failed, or is unknown."""
+    made = bench()
+    made.inbox.put(Keep(77))
+    made.run()
+    assert len(made.engine.prefix.leaves) == 0
+
+
+def test_use_is_counted_by_namespace() -> None:
+    """What came, what was there, and what twice the budget would have had; cleared, nothing is left."""
+    made = bench(budget=120_000)
+    prefix, prompt = made.engine.prefix, letters(1, 320)
+    ask(made, prompt)
+    save_all(made)
+    for n in range(2, 14):
+        ask(made, letters(n, 320), namespace="2")
+        save_all(made)
+        forget_cells(made)
+    assert prefix.store.evicted
+    for n in range(2, 14):
+        ask(made, letters(n, 320), namespace="2")
+    ask(made, [*prompt, 33])
+    mine, two = report(prefix, lambda _name: True).namespaces
+    assert (mine.asked, mine.there + mine.missed) == (641, 5 * PAGE)
+    assert mine.missed == PAGE, "its last page was evicted"
+    assert two.asked == 24 * 320
+    assert clear(prefix, lambda name: name == MINE).namespaces == ()
+    assert {one.namespace for one in report(prefix, lambda _name: True).namespaces} == {"2"}
+
+
+def test_restores_and_saves_are_charged_to_whom_they_serve() -> None:
+    """Their seconds count as the client's machine time, where it is one of those that compete."""
+    made = Bench(
+        FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), policy=contract, settings=priced(0.0)
+    )
+    made.submit(letters(1, 640), 4, namespace=MINE, client=7)
+    made.run()
+    save_all(made)
+    assert made.engine.prefix.saving.spent_s[7] > 0
+    forget_cells(made)
+    made.submit(letters(2, 40), 50, namespace="2", client=8, lane="background")
+    made.submit(letters(3, 40), 50, namespace="3", client=7, lane="background")
+    made.ticks(4)
+    before = made.engine.memory.used_s[7] - made.engine.memory.used_s[8]
+    made.submit(letters(1, 640), 4, namespace=MINE, client=7, lane="background")
+    made.ticks(2)
+    after = made.engine.memory.used_s[7] - made.engine.memory.used_s[8]
+    assert after - before > 0.010, "ten pages of a millisecond each"
 
 
 def test_clear_leaves_nothing() -> None:

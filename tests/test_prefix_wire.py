@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from net_kit import house
 from trio.testing import MockClock
@@ -84,6 +85,17 @@ def test_what_is_kept_is_told_in_lines() -> None:
     assert lines[2].startswith("everybody of yours: 1,000 tokens saved in 2 pages")
     assert "\x1b" not in lines[2]
     assert told(Prefixes(0, 0)) == ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
+
+
+def test_what_more_memory_would_have_saved_is_told() -> None:
+    """In parts of the prompt tokens that came."""
+    info = PrefixInfo(
+        pages=2, tokens=128, bytes=500, leaf_tokens=0, asked_tokens=2000, cached_tokens=500
+    )
+    (_, line) = told(Prefixes(MIB, 600, (info,)))
+    assert line.endswith("25% of 2,000 prompt tokens were there")
+    (_, line) = told(Prefixes(MIB, 600, (msgspec.structs.replace(info, missed_tokens=280),)))
+    assert line.endswith("twice the --prefix-ram would have had 14% more")
 
 
 @pytest.mark.parametrize(

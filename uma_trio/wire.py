@@ -197,6 +197,9 @@ def prefixes_event(report: PrefixReport, user: str) -> Prefixes:
                 bytes=found.n_bytes,
                 leaf_tokens=found.leaf_tokens,
                 sessions=found.sessions,
+                asked_tokens=found.asked,
+                cached_tokens=found.there,
+                missed_tokens=found.missed,
             )
             for found in report.namespaces
         ),

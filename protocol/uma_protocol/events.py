@@ -124,7 +124,8 @@ class BeginningInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What of this user's prompts is there: for everybody of the user, or for one `cache`.
 
-    `tokens` are saved in `pages`, `leaf_tokens` are in the KV cache.
+    `tokens` are saved in `pages`, `leaf_tokens` are in the KV cache. Of `asked_tokens` of prompts
+    `cached_tokens` were there, and twice the `--prefix-ram` would have had `missed_tokens` more.
     """
 
     cache: str | None = None
@@ -133,6 +134,9 @@ class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int
     leaf_tokens: int
     sessions: tuple[str, ...] = ()
+    asked_tokens: int = 0
+    cached_tokens: int = 0
+    missed_tokens: int = 0
 
 
 class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -86,6 +86,11 @@ def _line(info: PrefixInfo) -> str:
     whose = "everybody of yours" if info.cache is None else harmless(info.cache)
     text = f"{whose}: {info.tokens:,} tokens saved in {info.pages:,} pages ({size(info.bytes)})"
     text += f", {info.leaf_tokens:,} in the KV cache"
+    if info.asked_tokens:
+        there, missed = (n / info.asked_tokens for n in (info.cached_tokens, info.missed_tokens))
+        text += f"; {there:.0%} of {info.asked_tokens:,} prompt tokens were there"
+        if info.missed_tokens:
+            text += f", twice the --prefix-ram would have had {missed:.0%} more"
     if info.sessions:
         text += f"; sessions: {', '.join(map(harmless, info.sessions))}"
     return text

@@ -33,6 +33,7 @@ from uma_trio.engine.messages import (
     Explain,
     InboxMessage,
     Inspect,
+    Keep,
     Prefix,
     SetLane,
     Submit,
@@ -318,6 +319,8 @@ class Engine:
             case Explain(answer, handle, ticks):
                 recorded = self._recorder.explain(now, handle, ticks)
                 self._publisher.add(Answer(partial(answer, recorded)))
+            case Keep(handle):
+                self.prefix.keep(handle)
             case Prefix():
                 reported = admin.handle(self.prefix, message)
                 self._publisher.add(Answer(partial(message.reply, reported)))
@@ -353,6 +356,7 @@ class Engine:
         last_s = self._decode_ended - self._decode_began
         allowance_s = MOVING_SHARE * last_s if read else math.inf
         self._moving_s += self.prefix.advance(running, allowance_s)
+        self._planner.charge(self.prefix.take_spent())
         self.prefix.room.make(self._backend.limits.n_batch)
 
     def _use_idle_time(self) -> float | None:

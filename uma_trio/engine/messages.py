@@ -181,7 +181,17 @@ class Prefix:
     pin_s: float = 0.0
 
 
-InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix
+@frozen
+class Keep:
+    """Keep what an ended request has computed for longer: a tool was called, and its result will come.
+
+    Nothing happens for a request that left nothing.
+    """
+
+    handle: int
+
+
+InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix | Keep
 
 
 @frozen

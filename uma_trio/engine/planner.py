@@ -157,6 +157,13 @@ class Planner:
         """Note that one more tick was computed, or was meant to be."""
         self._ticks += 1
 
+    def charge(self, spent_s: Mapping[int, float]) -> None:
+        """Charge clients for machine time beside the ticks; one of whom nothing is known starts later."""
+        used_s = self.memory.used_s
+        known = {client: used_s[client] + s for client, s in spent_s.items() if client in used_s}
+        if known:
+            self.memory = evolve(self.memory, used_s={**used_s, **known})
+
     def refined(self, cost: CostModel) -> None:
         """Go on with another model of the cost."""
         self.memory = evolve(self.memory, cost=cost)

@@ -121,7 +121,10 @@ class RequestRecord:
 
 @frozen
 class NamespaceReport:
-    """What the prefix cache has in one namespace: saved pages, leaves, and sessions by their keys."""
+    """What the prefix cache has in one namespace: saved pages, leaves, and sessions by their keys.
+
+    Of `asked` tokens of prompts so many were `there`; twice the budget would have had `missed` more.
+    """
 
     namespace: str
     pages: int
@@ -129,6 +132,9 @@ class NamespaceReport:
     n_bytes: int
     leaf_tokens: int
     sessions: tuple[str, ...] = ()
+    asked: int = 0
+    there: int = 0
+    missed: int = 0
 
 
 @frozen

@@ -17,6 +17,7 @@ from uma_trio.engine.messages import (
     Constraint,
     Credit,
     Finished,
+    Keep,
     PromptDone,
     SetLane,
     StreamItem,
@@ -88,6 +89,7 @@ class Generation:
         self._logits_at: float | None = None
         self._shown_at: float | None = None
         self._finished = False
+        self._end: Finished | None = None
 
     async def __aenter__(self) -> Self:
         """Check, tokenise and submit.
@@ -140,7 +142,7 @@ class Generation:
             elif isinstance(item, PromptDone):
                 self._logits_at = item.at
             else:
-                self._finished = True
+                self._finished, self._end = True, item
         return items
 
     def reader_was_behind(self) -> None:
@@ -167,6 +169,8 @@ class Generation:
         if not self._finished:
             self.end()
             self._finished = True
+        elif self._end is not None and self.reading.reason(self._end) == "tool_calls":
+            self._service.inbox.put(Keep(self.handle))
         self._pipe.close()
         self._service.directory.remove(self)
 

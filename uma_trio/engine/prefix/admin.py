@@ -27,11 +27,13 @@ def report(prefix: PrefixCache, mine: Mine, dropped: int = 0) -> PrefixReport:
     leaves: Counter[str] = Counter()
     for leaf in prefix.leaves:
         leaves[leaf.namespace] += len(leaf.tokens)
-    names = {name for name in (*store.trie.namespaces, *leaves) if mine(name)}
+    known = (*store.trie.namespaces, *leaves, *prefix.usage.namespaces)
+    names = {name for name in known if mine(name)}
     found = []
     for name in sorted(names):
         pages = tuple(store.trie.pages(name))
         sessions = prefix.saving.sessions(name)
+        use = prefix.usage.of(name)
         found.append(
             NamespaceReport(
                 name,
@@ -40,6 +42,9 @@ def report(prefix: PrefixCache, mine: Mine, dropped: int = 0) -> PrefixReport:
                 n_bytes=sum(page.n_bytes for page in pages),
                 leaf_tokens=leaves[name],
                 sessions=tuple(sorted(sessions)),
+                asked=use.asked,
+                there=use.there,
+                missed=use.missed,
             )
         )
     return PrefixReport(store.budget, store.n_bytes, tuple(found), dropped)

@@ -26,10 +26,11 @@ from uma_trio.engine.prefix.room import Room
 from uma_trio.engine.prefix.saving import Saving
 from uma_trio.engine.prefix.search import Found, Source, search, shared_with
 from uma_trio.engine.prefix.store import PageStore
+from uma_trio.engine.prefix.usage import Usage
 from uma_trio.engine.records import Beginning
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.lanes import Lane
-from uma_trio.policy.prefix import LEAST_HIT
+from uma_trio.policy.prefix import LEAST_HIT, PAGE
 from uma_trio.telemetry.prefix import PrefixFigures
 
 
@@ -77,6 +78,7 @@ class PrefixCache:
         self.hits: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.tokens_saved = 0
+        self.usage = Usage()
         self._put_by_s = 0.0  # of the allowance for restores
         self._promoted: dict[int, Lane] = {}  # leaders of persons, by what their own lane is
 
@@ -94,13 +96,15 @@ class PrefixCache:
         return found
 
     def _note_miss(self, sequence: Sequence, found: Found) -> None:
-        """Count pages that were evicted and would have been used now."""
+        """Count a prompt, and pages that were evicted and would have been used now."""
         namespace = sequence.submit.namespace
-        if namespace is None or found.resident > found.saved:
+        if namespace is None:
             return
-        page = found.page
-        if page is None or found.saved == page.end:
-            self.store.miss(namespace, page, sequence.tokens[: sequence.known - 1])
+        use, page = self.usage.of(namespace), found.page
+        use.asked += 0 if sequence.preempted else sequence.n_prompt
+        if found.resident <= found.saved and (page is None or found.saved == page.end):
+            missed = self.store.miss(namespace, page, sequence.tokens[: sequence.known - 1])
+            use.missed += PAGE * missed
 
     def shared_with(self, sequence: Sequence, running: Mapping[int, Sequence]) -> int:
         """Return how many cells a waiting request would share with running ones."""
@@ -157,6 +161,8 @@ class PrefixCache:
         if n:
             self.hits[source] += 1
             self.tokens_saved += n
+            if sequence.submit.namespace is not None and not sequence.preempted:
+                self.usage.of(sequence.submit.namespace).there += n
         if found.apart:
             mine = int(sequence.tokens[found.apart])
             self._note(
@@ -235,6 +241,7 @@ class PrefixCache:
         done = page.saved is not None and self._backend.kv_restore(held.sequence.slot, page.saved)
         page.locked -= 1
         took_s = self._clock() - began
+        self.saving.spent_s[held.sequence.submit.client] += took_s
         if done:
             self.saving.restored(page, took_s)
             self.store.used((page,))
@@ -281,13 +288,25 @@ class PrefixCache:
             self.room.drop(oldest)
             seq = oldest.seq
         submit, now = sequence.submit, self._clock()
-        leaf = Leaf(seq, tokens, namespace, submit.client, submit.session, now)
+        leaf = Leaf(seq, tokens, namespace, submit.client, submit.session, now, submit.handle)
         if not self.leaves.keep(leaf, sequence.slot):
             self.failures["copy"] += 1
             return
         for other in self.leaves.within(leaf):
             self.room.drop(other)
         self.saving.add(leaf)
+
+    def keep(self, handle: int) -> None:
+        """Keep what a request has left for longer: its answer called a tool, and its result will come."""
+        for leaf in self.leaves:
+            leaf.called = leaf.called or leaf.handle == handle
+        self.saving.keep(handle)
+
+    def take_spent(self) -> dict[int, float]:
+        """Return what saving and restoring took since the last call, by the client it was for."""
+        spent = dict(self.saving.spent_s)
+        self.saving.spent_s.clear()
+        return spent
 
     def lane_set(self, handle: int) -> None:
         """Note that somebody chose the lane of a request: it is its own from now on."""
@@ -323,4 +342,7 @@ class PrefixCache:
                 n += len(leaf.tokens)
                 self.room.drop(leaf)
         self.store.clear([name for name in self.store.trie.namespaces if mine(name)])
+        for name in self.usage.namespaces:
+            if mine(name):
+                self.usage.clear(name)
         return n

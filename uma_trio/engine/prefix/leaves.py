@@ -16,6 +16,7 @@ class Leaf:
 
     The first `saved` of them are in pages, of which `page` is the last. `paid_s` is the rent that
     it has paid since it was used last, `ahead_s` what the requests that began since will make it pay.
+    `handle` is the request that left it, `called` says that its answer ended by calling a tool.
     """
 
     seq: int
@@ -24,6 +25,8 @@ class Leaf:
     owner: int
     session: str | None
     used_at: float
+    handle: int = -1
+    called: bool = False
     saved: int = 0
     page: Page | None = None
     paid_s: float = 0.0

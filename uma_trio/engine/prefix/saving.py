@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 
 from uma_trio.backend.base import Backend
@@ -15,6 +15,10 @@ from uma_trio.policy.prefix import PAGE, SAVING_SHARE
 
 #: Sessions whose latest turn is known.
 MOST_SESSIONS = 1024
+#: Saved leaves of which it is known which request left them: it may still be told of a tool call.
+MOST_LATEST = 64
+#: How many times as long as else what called a tool is kept.
+CALLED = 2.0
 _RATE = 0.2  # how quickly the measured seconds a token follow
 _FIRST_S = 2e-6  # a token, until one was measured
 _MOST_S = 0.010  # of saving time that is put by
@@ -35,6 +39,7 @@ class Saving:
         self._clock = clock
         self._session_ttl_s = session_ttl_s
         self._sessions: OrderedDict[tuple[str, str], Page] = OrderedDict()
+        self._latest: OrderedDict[int, Leaf] = OrderedDict()
         self._queue: list[Leaf] = []
         self._put_by_s = 0.0
         self._earned_s = 0.0
@@ -42,6 +47,8 @@ class Saving:
         self._saved_s = {False: _FIRST_S, True: 20 * _FIRST_S}  # a token, by whether scattered
         self.token_s = _FIRST_S  # restoring one
         self.failures = 0
+        #: Seconds of saving and restoring by the client it was for, since somebody took them.
+        self.spent_s: defaultdict[int, float] = defaultdict(float)
         self.cost: CostModel | None = None
         window = backend.limits.window
         # A page saved behind the window of its own end lacks cells that the next one needs.
@@ -73,7 +80,7 @@ class Saving:
         if leaf.unsaved:
             self._queue.append(leaf)
         else:
-            self._pin(leaf)
+            self._whole(leaf)
 
     def first(self, leaf: Leaf) -> None:
         """Save this leaf before all others, if it is to be saved at all."""
@@ -170,6 +177,7 @@ class Saving:
                 cost_s=self._cost_s(first, last - first),
             )
         took_s = self._clock() - began
+        self.spent_s[leaf.owner] += took_s
         if page is None:
             self._queue.pop(0)
             return took_s
@@ -177,7 +185,7 @@ class Saving:
         leaf.page, leaf.saved = page, last
         if not leaf.unsaved:
             self._queue.pop(0)
-            self._pin(leaf)
+            self._whole(leaf)
         return took_s
 
     def sessions(self, namespace: str) -> list[str]:
@@ -194,18 +202,45 @@ class Saving:
         if page is not None and page.saved is not None:
             self._store.pin(page.path, self._clock() + seconds if seconds else 0.0)
 
-    def _pin(self, leaf: Leaf) -> None:
-        """Keep a whole leaf of a session before all else for a while, in place of its last one."""
-        if leaf.session is None or leaf.page is None or not self._session_ttl_s:
+    def _whole(self, leaf: Leaf) -> None:
+        """Note that all of a leaf is saved."""
+        self._latest[leaf.handle] = leaf
+        if len(self._latest) > MOST_LATEST:
+            self._latest.popitem(last=False)
+        self.pin_leaf(leaf)
+
+    def keep(self, handle: int) -> None:
+        """Keep for longer what a request left, if it is saved; one that is not yet has it in its leaf."""
+        leaf = self._latest.get(handle)
+        if leaf is not None:
+            leaf.called = True
+            self.pin_leaf(leaf)
+
+    def pin_leaf(self, leaf: Leaf) -> None:
+        """Keep a whole leaf before all else for a while, if it is a session's or a tool was called.
+
+        Of a session the latest one is kept. A tool may take as long again as a person does.
+        """
+        ttl_s = self._session_ttl_s * (CALLED if leaf.called else 1.0)
+        if leaf.page is None or leaf.page.saved is None or not ttl_s:
             return
-        key = leaf.namespace, leaf.session
+        if leaf.session is not None:
+            self._of_session(leaf.session, leaf)
+        elif not leaf.called:
+            return
+        self._store.pin(leaf.page.path, self._clock() + ttl_s)
+
+    def _of_session(self, session: str, leaf: Leaf) -> None:
+        """Note the latest turn of a session, in place of the one before."""
+        if leaf.page is None:
+            return
+        key = leaf.namespace, session
         before = self._sessions.pop(key, None)
         if before is not None:
             self._store.pin(before.path, 0.0)
         elif len(self._sessions) >= MOST_SESSIONS:
             self._sessions.popitem(last=False)
         self._sessions[key] = leaf.page
-        self._store.pin(leaf.page.path, self._clock() + self._session_ttl_s)
 
     def _find(self, leaf: Leaf) -> None:
         """Look up how much of a leaf is in pages already, in whole ones or to its very end."""

@@ -70,14 +70,16 @@ class PageStore:
         """Return the page that the longest saved beginning ends in, and its length."""
         return self.trie.match(namespace, tokens)
 
-    def miss(self, namespace: str, page: Page | None, tokens: IntArray) -> None:
-        """Note which pages behind `page` would have been there with twice the budget."""
-        if not self._ghosts:
-            return
-        for name in self.trie.absent(namespace, page, tokens):
-            if name not in self._ghosts:
-                return
-            self.ghost_hits += 1
+    def miss(self, namespace: str, page: Page | None, tokens: IntArray) -> int:
+        """Count the pages behind `page` that would have been there with twice the budget."""
+        missed = 0
+        if self._ghosts:
+            for name in self.trie.absent(namespace, page, tokens):
+                if name not in self._ghosts:
+                    break
+                missed += 1
+        self.ghost_hits += missed
+        return missed
 
     def add(
         self,
