@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from uma_protocol import Explain, Explanation
 from uma_trio.backend.fake import EOS
+from uma_trio.cli.timeline import tick_table
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
 from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
 from uma_trio.engine.sampling.adjusting import Adjuster
+from uma_trio.net.explained import told as told_to_people
+from uma_trio.service.directory import Directory
 
 PROMPT = "abba baba abba baba ab"
 
@@ -172,3 +176,23 @@ def test_a_row_behind_a_wrong_guess_is_neither_drawn_nor_described() -> None:
     assert chosen.tokens[:2] == [0, 1]
     assert chosen.tokens[2:] == [UNREACHED] * 2
     assert list(chosen.logprobs) == [0, 1]
+
+
+def test_explain_tells_what_was_guessed_and_what_of_it_was_right() -> None:
+    """By tick with its source, and for the request; wrong guesses are no tokens of its answer."""
+    bench = speaking(drafts=True, kind=Babbler)
+    handle, sink = bench.submit(PROMPT, 50)
+    bench.run()
+    recorded = bench.explain(handle, ticks=100)
+    (request,), ticks = recorded.requests, recorded.ticks
+    drafted = [one for tick in ticks for one in tick.drafted]
+    assert {(one.source, one.key) for one in drafted} == {("own text", handle)}
+    assert all(0 <= one.right <= one.n and one.match >= 2 for one in drafted)
+    spent = request.decode
+    assert spent.drafted == sum(one.n for one in drafted)
+    assert spent.accepted == sum(one.right for one in drafted) > 0
+    assert spent.tokens == len(sink.tokens) - 1
+    shown = told_to_people(Explain(handle), recorded, Directory())
+    assert isinstance(shown, Explanation)
+    said = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]
+    assert any("drafted (own text, match" in why and "accepted" in why for why in said)

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from policy_kit import decoder
 
 from uma_protocol import Generate
-from uma_trio.engine.drafts import Lookup, Survival
+from uma_trio.backend.base import IntArray
+from uma_trio.engine.drafts.lookup import Lookup
+from uma_trio.engine.drafts.pool import MOST_NAMESPACES, Answers, Pool
+from uma_trio.engine.drafts.survival import Survival, part_of
+from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, Origin
 from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
@@ -67,15 +71,123 @@ def test_a_guess_follows_a_run_that_the_text_ends_with(text: str, most: int) -> 
         assert any((text[p:] + drafts)[:most] == drafts for p in places)
 
 
+# --- earlier answers ---
+
+
+def tokens_of(text: str) -> IntArray:
+    """Return a token for each byte."""
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def from_pool(pool: Pool, namespace: str | None, text: str, most: int = 6) -> tuple[str, int]:
+    """Return what a pool guesses behind a text, and the length of the match."""
+    tokens = tokens_of(text)
+    drafts, match = pool.propose(namespace, tokens, len(tokens), most)
+    return bytes(drafts).decode(), match
+
+
+def test_an_answer_is_guessed_from_an_earlier_one() -> None:
+    """Of the same namespace, up to its end."""
+    pool = Pool()
+    pool.add("uid 1", tokens_of("the quick brown fox"))
+    pool.add("uid 1", tokens_of("something else"))
+    pool.index()
+    assert from_pool(pool, "uid 1", "a quick bro") == ("wn fox", 10)
+    assert from_pool(pool, "uid 1", "a quick brown f") == ("ox", 14)
+    assert from_pool(pool, "uid 1", "a quick brown fox") == ("", 0)
+
+
+def test_no_answer_is_guessed_from_that_of_another_namespace() -> None:
+    """Whatever was asked there; who shares nothing gets nothing."""
+    pool = Pool()
+    pool.add("uid 1", tokens_of("the quick brown fox"))
+    pool.index()
+    for other in ("uid 2", "uid 1/client 7", "uid 1/salt x", None):
+        assert from_pool(pool, other, "the quick bro") == ("", 0)
+
+
+def test_answers_are_taken_in_little_by_little() -> None:
+    """A long one takes no tick long."""
+    pool = Pool()
+    pool.add("uid 1", tokens_of("abcdefgh" * 4))
+    pool.index(20)
+    assert from_pool(pool, "uid 1", "cdefgh")[0] == "abc"
+    pool.index(20)
+    assert from_pool(pool, "uid 1", "cdefgh")[0] == ""
+    assert from_pool(pool, "uid 1", "abcdef")[0] == "gh"
+
+
+def test_namespaces_are_bounded_and_the_one_unused_for_longest_goes() -> None:
+    """A daemon with many users keeps the latest."""
+    pool = Pool()
+    for n in range(MOST_NAMESPACES + 1):
+        pool.add(f"uid {n}", tokens_of("the quick brown fox"))
+        pool.index()
+    assert from_pool(pool, "uid 0", "quick bro") == ("", 0)
+    assert from_pool(pool, "uid 1", "quick bro")[0] == "wn fox"
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("ab", min_size=1, max_size=12), max_size=20), st.integers(16, 40))
+def test_the_ring_knows_what_is_in_it_and_nothing_else(texts: list[str], room: int) -> None:
+    """A guess stood behind the same tokens in the latest `room` tokens."""
+    answers = Answers(room)
+    said = ""
+    for text in texts:
+        answers.add(np.concatenate([np.full(1, -1, np.int32), tokens_of(text)]))
+        said += "|" + text
+    left = said[-room:]
+    assert len(answers) <= 2 * room
+    for n in range(len(said) - 4):
+        tail = said[n : n + 4]
+        drafts, match = answers.propose(tokens_of(tail), 4, 5)
+        if match:
+            assert tail + bytes(drafts).decode() in left
+        place = left.rfind(tail)
+        if place >= 0 and "|" not in tail and not left.endswith(tail):
+            behind = left[place + 4]
+            assert bytes(drafts).decode()[:1] == behind.replace("|", "")
+
+
+# --- what a guess is worth ---
+
+
+def chance(survival: Survival, match: int, source: str = OWN_TEXT, distance: int = 0) -> float:
+    """Return the chance of a guess, believed to be a half at first."""
+    return survival.chances(Origin(source, match), (0.5,) * 5, 5.0)[part_of(distance)]
+
+
 def test_what_is_wrong_again_and_again_is_believed_less() -> None:
-    """And what is right more; a short match tells nothing of a long one."""
+    """And what is right more; a short match tells nothing of a long one, nor one source of another."""
     survival = Survival()
-    before = survival.chance(4, 0.5, 5.0)
     for _ in range(20):
-        survival.learn(4, right=0, tried=5, fade=0.9)
-        survival.learn(16, right=5, tried=5, fade=0.9)
-    assert survival.chance(4, 0.5, 5.0) < 0.25 < before
-    assert survival.chance(16, 0.5, 5.0) > 0.9
+        survival.learn(Origin(OWN_TEXT, 4), right=0, tried=5, fade=0.9)
+        survival.learn(Origin(OWN_TEXT, 16), right=5, tried=5, fade=0.9)
+    assert chance(survival, 4) < 0.25
+    assert chance(survival, 16) > 0.75
+    assert chance(survival, 4, EARLIER_ANSWERS) == 0.5
+
+
+def test_a_distance_is_judged_only_where_it_was_reached() -> None:
+    """Of five guesses of which two were right the third was wrong, and the rest nobody knows."""
+    survival = Survival()
+    for _ in range(20):
+        survival.learn(Origin(OWN_TEXT, 8), right=2, tried=5, fade=0.9)
+    assert chance(survival, 8, distance=1) > 0.75
+    assert chance(survival, 8, distance=2) < 0.25
+    assert chance(survival, 8, distance=4) == 0.5
+
+
+def test_what_was_wrong_is_tried_again() -> None:
+    """Counts fade with guesses that are not computed, too."""
+    survival, origin = Survival(), Origin(OWN_TEXT, 4)
+    for _ in range(50):
+        survival.learn(origin, right=0, tried=1, fade=0.995)
+    before = chance(survival, 4)
+    for _ in range(2000):
+        survival.forget(origin, 0.998)
+    assert before < 0.1
+    assert chance(survival, 4) > 0.4
 
 
 # --- the policy ---
@@ -262,3 +374,31 @@ def test_a_request_narrows_what_is_drafted_for_it(asked: Speculation, drafted: b
         texts.append(sink.text)
     assert (rows[0] > 0, rows[1]) == (drafted, 0)
     assert texts[0] == texts[1]
+
+
+def test_an_answer_of_another_user_is_never_drafted_from() -> None:
+    """Nor is one that was asked for in private; the own user's is."""
+    accepted = {}
+    for namespace in ("uid 1", "uid 2", "uid 1/client 3", None):
+        bench = speaking(drafts=True)
+        bench.submit("please say it", 80, namespace="uid 1")
+        bench.run()
+        before = bench.metrics.snapshot()["draft_rows_total"]
+        bench.submit("please say it", 80, namespace=namespace)
+        bench.run()
+        accepted[namespace] = bench.metrics.snapshot()["draft_rows_total"] - before
+    assert accepted["uid 1"] > 40
+    assert len({accepted[other] for other in accepted if other != "uid 1"}) == 1
+    assert accepted["uid 2"] < 20
+
+
+def test_an_answer_that_is_asked_for_again_takes_few_decodes() -> None:
+    """Its tokens are those of the first time."""
+    bench = speaking(drafts=True)
+    _, first = bench.submit("please say it", 80, namespace="uid 1")
+    bench.run()
+    before = bench.backend.decodes
+    _, again = bench.submit("please say it", 80, namespace="uid 1")
+    bench.run()
+    assert again.tokens == first.tokens
+    assert bench.backend.decodes - before < 40

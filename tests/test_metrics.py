@@ -329,6 +329,8 @@ def test_the_scorecard_of_a_busy_machine_has_a_value_in_every_column(tmp_path: P
     with (tmp_path / "card.csv").open(newline="") as lines:
         (line,) = csv.DictReader(lines)
     assert set(shown) == set(line) == set(COLUMNS)
+    # Nothing is drafted on a machine without rows for it.
+    assert (shown.pop("draft_accepted_ratio"), line.pop("draft_accepted_ratio")) == (None, "")
     assert all(shown.values())
     assert all(value not in ("", "0", "0.0") for value in line.values())
 
@@ -439,3 +441,12 @@ def test_reading_what_is_shared_rests_a_thousand_times_as_long_as_it_took() -> N
     assert not memory.due
     now[0] += 2
     assert memory.due
+
+
+def test_tokens_that_come_at_once_share_the_time_since_those_before() -> None:
+    """So the time for a token is what the contract counts."""
+    metrics = Metrics()
+    metrics.inter_token(0.040, "interactive", 4)
+    each = metrics.snapshot()["inter_token_ms"]
+    assert isinstance(each, dict)
+    assert (each["count"], each["mean"]) == (4, pytest.approx(10.0))

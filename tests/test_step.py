@@ -14,7 +14,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.sampling import NOT_FINITE, Choices
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import FAULTS, Outcome, Step, outcomes
+from uma_trio.engine.step import FAULTS, Draft, Outcome, Step, outcomes
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
@@ -82,7 +82,7 @@ class Drafting(Engine):
             if sequence.view.decoding:
                 room = len(sequence.tokens) - sequence.known - 1
                 guess = self.guess(sequence)[: max(0, min(room, sequence.credit - 1))]
-                sequence.draft(guess, (0.5,) * len(guess))
+                sequence.guess(Draft(tuple(guess), (0.5,) * len(guess)))
 
 
 def with_drafts(state: SchedulerState) -> Plan:

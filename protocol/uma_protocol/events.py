@@ -82,7 +82,8 @@ class PhaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request got while its prompt was computed, or while it was decoding.
 
     It had its part in `ticks` ticks, which took `computing_ms`. Others left it out and took
-    `waiting_ms`; `skipped` counts those by their reason.
+    `waiting_ms`; `skipped` counts those by their reason. Of `drafted` guesses at its answer `accepted`
+    were right, which are among its `tokens`.
     """
 
     tokens: int = 0
@@ -90,6 +91,8 @@ class PhaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     computing_ms: float = 0.0
     waiting_ms: float = 0.0
     skipped: dict[str, int] = {}
+    drafted: int = 0
+    accepted: int = 0
 
 
 class GapInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -170,13 +173,21 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     beginning: BeginningInfo | None = None
 
 
-class ItemInfo(msgspec.Struct, frozen=True):
-    """What one request got in a tick, and why."""
+class ItemInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one request got in a tick, and why.
+
+    Of its `tokens` the last `drafted` were guesses at its answer, of which the first `accepted` were
+    right. They were found in `source` behind `match` tokens that were the same.
+    """
 
     request: int
     phase: str
     tokens: int
     reason: str
+    drafted: int = 0
+    accepted: int = 0
+    source: str | None = None
+    match: int = 0
 
 
 class SkipInfo(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from uma_trio.cli.output import duration, harmless
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from uma_protocol import BeginningInfo, GapInfo, PhaseInfo, StoryInfo, TickInfo
+    from uma_protocol import BeginningInfo, GapInfo, ItemInfo, PhaseInfo, StoryInfo, TickInfo
 
 PARTS = ("queued", "prefill", "decode", "parked", "preempted")
 _GIVEN_UP = 2  # the status of a tick that did not fail: it was ended for somebody else's sake
@@ -175,11 +175,19 @@ def _part_of(tick: TickInfo, request: int | None) -> tuple[str, str]:
             # What it got explains itself; how long that was allowed to take may not.
             limited = tick.limit_ms is not None and tick.limit_reason not in item.reason
             why = tick.limit_reason if limited else item.reason
-            return f"{item.tokens} {item.phase}", why
+            return f"{item.tokens} {item.phase}", why + _drafted(item)
     for skip in tick.skipped:
         if skip.request == request:
             return "-", skip.reason
     return "-", tick.limit_reason
+
+
+def _drafted(item: ItemInfo) -> str:
+    """Say what was guessed of an answer in a tick, and what was right of it."""
+    if not item.drafted:
+        return ""
+    found = f"{item.source}, match {item.match}" if item.source else f"match {item.match}"
+    return f"; 1 + {item.drafted} drafted ({found}), {item.accepted} accepted"
 
 
 def _head(timeline: StoryInfo) -> str:
@@ -210,6 +218,8 @@ def _phase(name: str, phase: PhaseInfo) -> list[str]:
         return []
     text = f"{name} {_tokens(phase.tokens)} in {_ticks(phase.ticks)} over "
     text += _time(phase.computing_ms)
+    if phase.drafted:
+        text += f", {phase.accepted} of them guessed right of {phase.drafted} drafted"
     if phase.skipped:
         left_out = _ticks(sum(phase.skipped.values()))
         text += f", left out of {left_out} over {_time(phase.waiting_ms)}: "

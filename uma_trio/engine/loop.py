@@ -49,7 +49,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NO_CHOICES, Completed, Tick, outcomes
+from uma_trio.engine.step import NO_CHOICES, Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place, makes_way
@@ -264,21 +264,24 @@ class Engine:
             return
         tick, now = completed.tick, completed.at
         self._planner.tried()
-        self._record(tick, DecodeStatus.OK, completed.decode_s, completed.host_s, now)
-        itl_s: dict[int, float] = {}
+        self._record(
+            tick, DecodeStatus.OK, completed.decode_s, completed.host_s, now, completed.outcomes
+        )
+        running, itl_s = self.registry.running, dict[int, float]()
         paces, playout_s = tick.plan.paces, tick.state.contract.playout_s
         if paces:
-            dues = tick_metrics.dues(self.registry.running, completed)
+            dues = tick_metrics.dues(running, completed)
             self._publisher.add(
                 Figures(partial(tick_metrics.slack, self._metrics, completed, dues))
             )
         for outcome in completed.outcomes:
-            if outcome.step.drafts and self._drafter is not None:
-                self._drafter.learn(outcome)
-            pace = paces.get(outcome.step.key, 0.0)
-            since = self.registry.commit(outcome, now, pace, playout_s)
+            key = outcome.step.key
+            sequence = running[key]
+            since = self.registry.commit(outcome, now, paces.get(key, 0.0), playout_s)
+            if self._drafter is not None:
+                self._drafter.learn(sequence, outcome, ended=key not in running)
             if since is not None:
-                itl_s[outcome.step.key] = since
+                itl_s[key] = since
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))
@@ -297,9 +300,17 @@ class Engine:
             views = tuple(s.view for s in self.registry.running.values())
             self._recorder.recovered(self._recovery.failed(status, tick.plan, views, now))
 
-    def _record(self, tick: Tick, status: int, decode_s: float, host_s: float, now: float) -> None:
+    def _record(
+        self,
+        tick: Tick,
+        status: int,
+        decode_s: float,
+        host_s: float,
+        now: float,
+        outcomes: tuple[Outcome, ...] = (),
+    ) -> None:
         state, plan, trace = tick.state, tick.plan, self._recorder.trace
-        record = self._recorder.tick(state, plan, status, decode_s, host_s, now)
+        record = self._recorder.tick(state, plan, status, decode_s, host_s, now, outcomes)
         if trace is not None:
             self._publisher.add(Figures(partial(trace, state, plan, record)))
 

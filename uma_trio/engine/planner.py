@@ -21,7 +21,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import Choice
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
-from uma_trio.engine.step import Completed, Step, Tick
+from uma_trio.engine.step import NO_DRAFT, Completed, Step, Tick
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
@@ -261,8 +261,9 @@ def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -
         key, n = item.key, item.n_tokens
         view = views[key]
         n_rows = view.rows(n, item.n_drafts)
-        drafts = running[key].drafts[: item.n_drafts] if item.n_drafts else ()
-        steps.append(Step(key, view.computed, n, row, n_rows, drafts))
+        draft = running[key].draft if item.n_drafts else NO_DRAFT
+        drafts = draft.tokens[: item.n_drafts]
+        steps.append(Step(key, view.computed, n, row, n_rows, drafts, draft.origin))
         row += n_rows
     return tuple(steps)
 

@@ -102,7 +102,8 @@ class Publisher:
         gap_s = delivery.gap_s
         if itl_s is None or gap_s is None:
             return
-        metrics.inter_token(itl_s, delivery.lane)
+        n = len(delivery.tokens) or 1  # none where it was sampled that nothing follows
+        metrics.inter_token(itl_s, delivery.lane, n)
         metrics.promise.compare("tbt", gap_s, targets.itl_s)
         if delivery.lane == "interactive":
             if delivery.nth - len(delivery.tokens) < FIRST_FEW <= delivery.nth:

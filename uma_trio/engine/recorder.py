@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from attrs import define, evolve, field
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.engine.kv import KvCache
-from uma_trio.engine.records import Beginning, Gap, Recorded, RequestRecord, Spent, TickRecord
+from uma_trio.engine.records import (
+    Beginning,
+    Drafted,
+    Gap,
+    Recorded,
+    RequestRecord,
+    Spent,
+    TickRecord,
+)
 from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.step import Outcome
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
@@ -44,6 +53,14 @@ class _Spent:
     computing_s: float = 0.0
     waiting_s: float = 0.0
     skipped: dict[str, int] = field(factory=dict)
+    drafted: int = 0
+    accepted: int = 0
+
+    def drafts(self, n: int, right: int) -> None:
+        """Note `n` guesses of which the first were `right`: the others are no tokens."""
+        self.drafted += n
+        self.accepted += right
+        self.tokens -= n - right
 
     def without(self, reason: str, seconds: float) -> None:
         """Note a tick that left it out."""
@@ -54,7 +71,15 @@ class _Spent:
 
     def frozen(self) -> Spent:
         """Return what was counted so far."""
-        return Spent(self.tokens, self.ticks, self.computing_s, self.waiting_s, dict(self.skipped))
+        return Spent(
+            self.tokens,
+            self.ticks,
+            self.computing_s,
+            self.waiting_s,
+            dict(self.skipped),
+            self.drafted,
+            self.accepted,
+        )
 
 
 @define(eq=False)
@@ -183,8 +208,12 @@ class Recorder:
         decode_s: float,
         host_s: float,
         now: float,
+        outcomes: Iterable[Outcome] = (),
     ) -> TickRecord:
-        """A decode has ended at `now`; return its record. To be called before its commit."""
+        """A decode has ended at `now`; return its record. To be called before its commit.
+
+        `outcomes` are what came of it, if it did not fail.
+        """
         record = TickRecord(
             state.tick,
             now,
@@ -197,6 +226,7 @@ class Recorder:
             decode_s,
             host_s,
             status,
+            drafted=tuple([_drafted(outcome) for outcome in outcomes if outcome.step.drafts]),
         )
         self._ticks.append(record)
         live, took_s = self._live, decode_s + host_s
@@ -207,6 +237,8 @@ class Recorder:
                 spent.tokens += item.n_tokens
                 spent.ticks += 1
                 spent.computing_s += took_s
+            for drafted in record.drafted:
+                live[drafted.key].decode.drafts(drafted.n, drafted.right)
         else:
             reason = ABORTED if status == DecodeStatus.ABORTED else DECODE_FAILED
             for item in plan.items:
@@ -261,6 +293,11 @@ class Recorder:
             return (tick,)
         first = max(0, min(at - n // 2, len(kept) - n))
         return tuple(kept[first : first + n])
+
+
+def _drafted(outcome: Outcome) -> Drafted:
+    step = outcome.step
+    return Drafted(step.key, len(step.drafts), outcome.right, *step.origin)
 
 
 def _record(

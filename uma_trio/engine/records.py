@@ -15,6 +15,20 @@ from uma_trio.policy.plan import Limit, PlanItem, Skip
 
 
 @frozen
+class Drafted:
+    """Guesses at the answer of the request `key` in a tick: how many, and how many were `right`.
+
+    They were found in `source` behind `match` tokens that were the same.
+    """
+
+    key: int
+    n: int
+    right: int
+    source: str
+    match: int
+
+
+@frozen
 class TickRecord:
     """One tick. `items`, `skipped` and `limit` are the plan's own, not copies.
 
@@ -35,6 +49,7 @@ class TickRecord:
     host_s: float
     status: int
     recovery: str = ""
+    drafted: tuple[Drafted, ...] = ()
 
     @property
     def measured_s(self) -> float:
@@ -47,7 +62,8 @@ class Spent:
     """What a request got in one phase: tokens in so many ticks, and the ticks without it.
 
     `computing_s` is the time of the ticks that it had a part in, `waiting_s` of those that left
-    it out, and `skipped` how many those were, by reason.
+    it out, and `skipped` how many those were, by reason. Of `drafted` guesses at its answer `accepted`
+    were right; the others are no tokens.
     """
 
     tokens: int = 0
@@ -55,6 +71,8 @@ class Spent:
     computing_s: float = 0.0
     waiting_s: float = 0.0
     skipped: Mapping[str, int] = field(factory=dict)
+    drafted: int = 0
+    accepted: int = 0
 
 
 @frozen

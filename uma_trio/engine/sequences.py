@@ -10,7 +10,7 @@ import numpy as np
 from uma_trio.engine.messages import FinishReason, SequenceReport, SequenceState, Submit
 from uma_trio.engine.playout import PLACES_IN_FLIGHT, show_times
 from uma_trio.engine.sampling import Sampler
-from uma_trio.engine.step import Drawn, Outcome, Step
+from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.lanes import Lane
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import Holder, SequenceView, Waiting
@@ -64,13 +64,13 @@ class Sequence:
 
     `view` is where it stands, as the policy sees it: the tokens that are `computed` (in the KV
     cache) and those that are `pending` (known or drafted, and not computed). A tick lets the first
-    catch up; with the last of them the next token can be sampled. `drafts` are the drafted ones.
+    catch up; with the last of them the next token can be sampled. `draft` has the drafted ones.
     """
 
     __slots__ = (
         "admitted",
         "cached_tokens",
-        "drafts",
+        "draft",
         "forgiven",
         "lent",
         "parked_since",
@@ -105,7 +105,7 @@ class Sequence:
             target_itl_s=submit.targets.itl_s,
             pays_for_drafts=submit.speculation == "auto",
         )
-        self.drafts: tuple[int, ...] = ()
+        self.draft = NO_DRAFT
         self.slot = NO_SLOT
         self.reserved = 0
         self.lent = (
@@ -177,8 +177,7 @@ class Sequence:
         This alone makes progress. Tokens behind one that ends the request are dropped. With a `pace`
         tokens are shown so many seconds after one another, none more than `playout_s` from `now`.
         """
-        if self.drafts:
-            self.draft((), ())
+        self.guess(NO_DRAFT)
         self.sampler.return_unused(len(outcome.tokens))
         view = self.view
         known = view.computed + view.pending
@@ -254,21 +253,18 @@ class Sequence:
         found = None if texts is None else tuple(texts)
         return (drawn if given == len(drawn) else drawn[:given]), found, reason
 
-    def draft(self, tokens: tuple[int, ...], survival: tuple[float, ...]) -> None:
-        """Guess how its answer goes on; the guesses are checked in its next step, and then gone.
-
-        `survival` is for each the chance that it and all before it are right.
-        """
-        if not (tokens or self.drafts):
+    def guess(self, draft: Draft) -> None:
+        """Guess how its answer goes on; the guesses are checked in its next step, and then gone."""
+        if not (draft.tokens or self.draft.tokens):
             return
-        self.drafts = tokens
+        self.draft = draft
         self.sampler.expect_drafts()
-        due, n = self.view.due, len(tokens)
-        self.view = evolve(self.view, pending=due + n, drafted=n, survival=survival)
+        due, n = self.view.due, len(draft.tokens)
+        self.view = evolve(self.view, pending=due + n, drafted=n, survival=draft.survival)
 
     def rewind(self, computed: int) -> None:
         """Note that only its first `computed` tokens are in the KV cache."""
-        self.draft((), ())
+        self.guess(NO_DRAFT)
         cached = min(self.view.cached, computed)
         pending = self.known - computed
         self.view = evolve(self.view, computed=computed, pending=pending, cached=cached)

@@ -23,10 +23,37 @@ from uma_trio.policy.state import SchedulerState
 NO_CHOICES: Final = Choices([])
 
 
+OWN_TEXT: Final = "own text"
+EARLIER_ANSWERS: Final = "earlier answers"
+SOURCES: Final = (OWN_TEXT, EARLIER_ANSWERS)
+"""Where guesses at the next tokens of an answer are found, in words for people."""
+
+
+class Origin(NamedTuple):
+    """Where a draft was found, one of `SOURCES`, and how many tokens before it were the same there."""
+
+    source: str = ""
+    match: int = 0
+
+
+NO_ORIGIN: Final = Origin()
+
+
+class Draft(NamedTuple):
+    """Guesses at the next tokens of a sequence, each with the chance that it and all before are right."""
+
+    tokens: tuple[int, ...] = ()
+    survival: tuple[float, ...] = ()
+    origin: Origin = NO_ORIGIN
+
+
+NO_DRAFT: Final = Draft()
+
+
 class Step(NamedTuple):
     """`n_tokens` of the sequence `key`, from position `start`, in one batch.
 
-    The last of them are `drafts`: guesses at tokens that are not sampled yet. `first_row` and
+    The last of them are `drafts`: guesses at tokens that are not sampled yet, found at `origin`. `first_row` and
     `n_rows` say which rows of the tick's logits belong to it: none while its prompt is unfinished,
     otherwise one for the last token that is known and one for each draft.
     """
@@ -37,6 +64,7 @@ class Step(NamedTuple):
     first_row: int = 0
     n_rows: int = 0
     drafts: tuple[int, ...] = ()
+    origin: Origin = NO_ORIGIN
 
 
 class Drawn(NamedTuple):
@@ -89,6 +117,11 @@ class Outcome(NamedTuple):
     kept: int
     tokens: tuple[Drawn, ...] = ()
     fault: Fault | None = None
+
+    @property
+    def right(self) -> int:
+        """How many of the step's drafts were right."""
+        return self.kept - (self.step.n_tokens - len(self.step.drafts))
 
 
 @frozen(eq=False)

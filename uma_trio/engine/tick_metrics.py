@@ -22,17 +22,16 @@ def record(metrics: Metrics, completed: Completed) -> None:
     """Record a tick that was computed."""
     tick, plan = completed.tick, completed.tick.plan
     decoders = sum(item.phase == "decode" for item in plan.items)
-    drafts = sum(item.n_drafts for item in plan.items)
-    right = sum([o.kept - o.step.n_tokens for o in completed.outcomes]) + drafts
+    drafts, wrong = _drafts(completed)
+    n_drafts = sum([n for n, _ in drafts.values()])
     lanes = {view.key: view.lane for view in tick.state.sequences}
     lane_tokens: Counter[str] = Counter()
     for item in plan.items:
-        lane_tokens[lanes[item.key]] += item.n_tokens
+        lane_tokens[lanes[item.key]] += item.n_tokens - wrong.get(item.key, 0)
     metrics.tick(
-        decode_tokens=decoders + right,
-        prefill_tokens=plan.n_tokens - decoders - drafts,
+        decode_tokens=decoders + sum([right for _, right in drafts.values()]),
+        prefill_tokens=plan.n_tokens - decoders - n_drafts,
         drafts=drafts,
-        drafts_right=right,
         decode_s=completed.decode_s,
         host_s=completed.host_s,
         sampling_s=completed.sampling_s,
@@ -77,6 +76,19 @@ def slack(metrics: Metrics, completed: Completed, found: Iterable[Due]) -> None:
         else:
             cause = "planned" if began + plan.predicted_s > due.at else "mispredicted"
         metrics.playout.ran_dry(cause)
+
+
+def _drafts(completed: Completed) -> tuple[dict[str, tuple[int, int]], dict[int, int]]:
+    """Return how many drafts there were by source, and right; and how many were wrong by request."""
+    by_source: dict[str, tuple[int, int]] = {}
+    wrong: dict[int, int] = {}
+    for outcome in completed.outcomes:
+        step = outcome.step
+        if step.drafts:
+            n, right = by_source.get(step.origin.source, (0, 0))
+            by_source[step.origin.source] = n + len(step.drafts), right + outcome.right
+            wrong[step.key] = len(step.drafts) - outcome.right
+    return by_source, wrong
 
 
 def promise(tick: Tick) -> Promise:

@@ -27,7 +27,7 @@ from uma_protocol import (
     StoryInfo,
     TickInfo,
 )
-from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
+from uma_trio.engine.records import Drafted, Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.service.ask import owns
 from uma_trio.service.directory import Directory
 from uma_trio.service.service import Service
@@ -167,16 +167,22 @@ def _phase(spent: Spent) -> PhaseInfo:
         computing_ms=_ms(spent.computing_s),
         waiting_ms=_ms(spent.waiting_s),
         skipped={_clipped(reason): n for reason, n in spent.skipped.items()},
+        drafted=spent.drafted,
+        accepted=spent.accepted,
     )
 
 
 def _tick(record: TickRecord, now: float) -> TickInfo:
     limit = record.limit
+    drafted = {one.key: one for one in record.drafted}
     return TickInfo(
         tick=record.tick,
         age_ms=_ms(now - record.at),
         items=tuple(
-            ItemInfo(int(item.key), item.phase, int(item.n_tokens), _clipped(item.reason))
+            _with(
+                drafted.get(item.key),
+                ItemInfo(int(item.key), item.phase, int(item.n_tokens), _clipped(item.reason)),
+            )
             for item in record.items
         ),
         skipped=tuple(SkipInfo(int(skip.key), _clipped(skip.reason)) for skip in record.skipped),
@@ -189,6 +195,19 @@ def _tick(record: TickRecord, now: float) -> TickInfo:
         moved_bytes=record.moved_bytes if math.isfinite(record.moved_bytes) else 0.0,
         status=record.status,
         recovery=record.recovery or None,
+    )
+
+
+def _with(drafted: Drafted | None, item: ItemInfo) -> ItemInfo:
+    """Return what a request got in a tick with what was guessed of its answer."""
+    if drafted is None:
+        return item
+    return msgspec.structs.replace(
+        item,
+        drafted=drafted.n,
+        accepted=drafted.right,
+        source=drafted.source,
+        match=drafted.match,
     )
 
 

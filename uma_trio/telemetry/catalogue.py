@@ -113,7 +113,8 @@ METRICS: tuple[Metric, ...] = (
         "inter_token_ms",
         "histogram",
         "ms",
-        "Inter-token latency, from the end of one computation to the end of the next.",
+        "Inter-token latency, from the end of one computation to the end of the next. Tokens of one "
+        "computation, guessed right, share that time.",
     ),
     _m("interactive_gap_ms", "histogram", "ms", "The same, of the interactive lane alone."),
     _m(
@@ -245,6 +246,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     _m("draft_rows_total", "counter", "rows", "Rows computed to check guesses at the next tokens."),
     _m("draft_accepted_total", "counter", "tokens", "Tokens that had been guessed right."),
+    _m(
+        "draft_rows_by_source_total",
+        "counter",
+        "rows",
+        "`draft_rows_total` by where the guess was found: own text, earlier answers.",
+        "source",
+    ),
+    _m(
+        "draft_accepted_by_source_total",
+        "counter",
+        "tokens",
+        "`draft_accepted_total`, the same way.",
+        "source",
+    ),
     _m("ballast_rows_total", "counter", "rows", "Rows computed and thrown away, to be quicker."),
     _m("cost_error", "gauge", "ratio", "Smoothed error of the cost model's predictions."),
     _m(
@@ -361,6 +376,12 @@ SCORECARD: tuple[Metric, ...] = (
     _m("sum_bmt_mb_per_tick", "gauge", "MB", "Bytes moved by each tick in it, on average."),
     _m("scheduler_efficiency", "gauge", "ratio", "The metric of that name, of its ticks."),
     _m("copy_free_ratio", "gauge", "ratio", "The metric of that name, of rows sampled in it."),
+    _m(
+        "draft_accepted_ratio",
+        "gauge",
+        "ratio",
+        "Of the guesses at next tokens computed in it, how many were right.",
+    ),
     _m("rss_gb", "gauge", "GB", "Resident memory at its end, model included."),
     _m(
         "pss_gb",

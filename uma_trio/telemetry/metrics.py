@@ -35,11 +35,17 @@ class Totals:
     at: float
     tokens: int
     sampled: int
+    rows: int
+    drafts: int
+    drafts_right: int
     in_place: int
     busy_s: float
     lanes: Mapping[str, int]
     shown: list[int]
     promise: PromiseTotals = field(factory=PromiseTotals)
+
+
+_NO_DRAFTS: Mapping[str, tuple[int, int]] = {}
 
 
 class Metrics:
@@ -53,7 +59,8 @@ class Metrics:
         self._latency_cap: float | None = None
         # Written by the engine's thread.
         self._batches = self._decoded = self._prefilled = self._rows = self._in_place = 0
-        self._drafts = self._drafts_right = 0
+        self._drafts: dict[str, int] = {}
+        self._drafts_right: dict[str, int] = {}
         self._last_decode = self._last_prefill = 0
         self._lane_tokens: dict[str, int] = {}
         self._budget_target: int | None = None
@@ -112,12 +119,12 @@ class Metrics:
         rows_in_place: int,
         lane_tokens: Mapping[str, int] | None = None,
         budget_target: int | None = None,
-        drafts: int = 0,
-        drafts_right: int = 0,
+        drafts: Mapping[str, tuple[int, int]] = _NO_DRAFTS,
     ) -> None:
-        """Record one computed batch: `rows` tokens were sampled, `rows_in_place` uncopied.
+        """Record one computed batch: `rows` of logits were sampled, `rows_in_place` uncopied.
 
-        Of its `drafts`, `drafts_right` were what the model says; those count as decoded tokens.
+        `drafts` has by source how many guesses it held, and how many of them were what the model
+        says; those count as decoded tokens.
 
         `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
         it budgets tokens.
@@ -128,8 +135,9 @@ class Metrics:
         self._decoded += decode_tokens
         self._prefilled += prefill_tokens
         self._rows += rows
-        self._drafts += drafts
-        self._drafts_right += drafts_right
+        for source, (n, right) in drafts.items():
+            self._drafts[source] = self._drafts.get(source, 0) + n
+            self._drafts_right[source] = self._drafts_right.get(source, 0) + right
         self._in_place += rows_in_place
         self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
         for lane, n in (lane_tokens or {}).items():
@@ -152,13 +160,17 @@ class Metrics:
         """Record how long a first token took from its logits to its connection."""
         self._first_chunk = seconds * 1e3
 
-    def inter_token(self, seconds: float, lane: str = "") -> None:
-        """Record the time between two tokens of one stream, of a lane if it is known."""
-        milliseconds = seconds * 1e3
-        self._itl_ms.record(milliseconds)
-        if lane == "interactive":
-            self.interactive_itl_ms.record(milliseconds)
-        self._recent_itl.record(milliseconds)
+    def inter_token(self, seconds: float, lane: str = "", tokens: int = 1) -> None:
+        """Record the time between two tokens of one stream, of a lane if it is known.
+
+        Several `tokens` that came of one computation share it.
+        """
+        milliseconds = seconds * 1e3 / tokens
+        for _ in range(tokens):
+            self._itl_ms.record(milliseconds)
+            if lane == "interactive":
+                self.interactive_itl_ms.record(milliseconds)
+            self._recent_itl.record(milliseconds)
 
     def shown(self, seconds: float, lane: str) -> None:
         """Record the time between two writes of a stream's tokens to its connection."""
@@ -236,7 +248,10 @@ class Metrics:
         return Totals(
             at=self._clock(),
             tokens=self._decoded + self._prefilled,
-            sampled=self._rows,
+            sampled=self._sampled,
+            rows=self._rows,
+            drafts=sum(self._drafts.values()),
+            drafts_right=sum(self._drafts_right.values()),
             in_place=self._in_place,
             busy_s=self._decode_s + self._host_s,
             lanes=dict(self._lane_tokens),
@@ -260,6 +275,12 @@ class Metrics:
             **self.playout.values(),
             "scorecard": self.scorecard,
         }
+
+    @property
+    def _sampled(self) -> int:
+        """How many tokens were sampled: a row behind a wrong guess gives none."""
+        wrong = sum(self._drafts.values()) - sum(self._drafts_right.values())
+        return self._rows - wrong
 
     def _people(self) -> dict[str, object]:
         running, waiting, parked, _, _ = self._load
@@ -286,9 +307,11 @@ class Metrics:
             "tokens_total": computed,
             "tokens_by_lane_total": dict(self._lane_tokens),
             "prompt_tokens_total": self._prefilled,
-            "tokens_generated_total": self._rows - self._drafts + self._drafts_right,
-            "draft_rows_total": self._drafts,
-            "draft_accepted_total": self._drafts_right,
+            "tokens_generated_total": self._sampled,
+            "draft_rows_total": sum(self._drafts.values()),
+            "draft_accepted_total": sum(self._drafts_right.values()),
+            "draft_rows_by_source_total": dict(self._drafts),
+            "draft_accepted_by_source_total": dict(self._drafts_right),
             "batch_calls_total": self._batches,
             "last_batch_size": last,
             "avg_batch": computed / self._batches if self._batches else None,

@@ -82,7 +82,10 @@ class Scorecard:
             "interactive_gaps": sum(shown),
             "interactive_p95_ms": histogram.quantile(0.95, shown),
             "interactive_p99_ms": histogram.quantile(0.99, shown),
-            "copy_free_ratio": ratio(now.in_place - since.in_place, now.sampled - since.sampled),
+            "copy_free_ratio": ratio(now.in_place - since.in_place, now.rows - since.rows),
+            "draft_accepted_ratio": ratio(
+                now.drafts_right - since.drafts_right, now.drafts - since.drafts
+            ),
             **_promised(now.promise.since(since.promise)),
             "rss_gb": resident_bytes() / 1e9,
             "pss_gb": None if pss_bytes is None else pss_bytes / 1e9,

@@ -132,4 +132,4 @@ def _with_drafts(plan: Plan, guesses: list[Guess]) -> Plan:
 def _drafted(item: PlanItem, n: int) -> PlanItem:
     if not n:
         return item
-    return evolve(item, n_tokens=1 + n, n_drafts=n, reason=f"{item.reason}, {n} drafted")
+    return evolve(item, n_tokens=1 + n, n_drafts=n)

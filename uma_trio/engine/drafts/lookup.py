@@ -1,0 +1,59 @@
+"""What followed the last tokens of a sequence where they stood before in its own text."""
+
+from __future__ import annotations
+
+from uma_trio.backend.base import IntArray
+
+ORDERS = (8, 4, 2)
+LONGEST_MATCH = 16  # a longer one tells no more
+# A prompt is indexed at 1 us a token and order. So many a tick take half a millisecond.
+INDEXED_A_TICK = 256
+
+
+class Lookup:
+    """Where each run of 8, 4 and 2 tokens of one sequence was last followed by another token."""
+
+    __slots__ = ("_indexed", "_places")
+
+    def __init__(self) -> None:
+        self._indexed = 1  # runs that end before this position are known
+        self._places: tuple[dict[bytes, int], ...] = tuple({} for _ in ORDERS)
+
+    def index(self, tokens: IntArray, known: int, most: int = INDEXED_A_TICK) -> bool:
+        """Take in up to `most` of the first `known` tokens; say whether that was all of them."""
+        start, stop = self._indexed, min(known, self._indexed + most)
+        if start < stop:
+            first = max(0, start - ORDERS[0])
+            data = tokens[first:stop].tobytes()
+            for order, places in zip(ORDERS, self._places, strict=True):
+                for end in range(max(start, order), stop):
+                    places[data[4 * (end - order - first) : 4 * (end - first)]] = end
+            self._indexed = stop
+        return stop >= known
+
+    def propose(self, tokens: IntArray, known: int, most: int) -> tuple[tuple[int, ...], int]:
+        """Return up to `most` guesses at what follows the first `known` tokens, and the match length.
+
+        Everything must have been indexed. Without a match there is no guess, and the length is 0.
+        """
+        for order, places in zip(ORDERS, self._places, strict=True):
+            if order >= known:
+                continue
+            place = places.get(tokens[known - order : known].tobytes())
+            if place is not None:
+                copied = tokens[place : min(place + most, known)].tolist()
+                # A text that repeats itself goes on repeating itself.
+                while copied and len(copied) < most:
+                    copied += copied[: most - len(copied)]
+                return tuple(copied), matched(tokens[:place], tokens[:known], order)
+        return (), 0
+
+
+def matched(before: IntArray, known: IntArray, at_least: int) -> int:
+    """Return how many tokens `before` and `known` end with in common, from `at_least` on."""
+    most = min(LONGEST_MATCH, len(before), len(known))
+    one, other = before[-most:].tolist(), known[-most:].tolist()
+    length = at_least
+    while length < most and one[-length - 1] == other[-length - 1]:
+        length += 1
+    return length
