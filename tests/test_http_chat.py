@@ -170,6 +170,7 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         ({"priority": "high"}, "priority"),
         ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"speculation": "on"}, "speculation"),
+        ({"pace": "slow"}, "pace"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
         ({"model": "\n"}, "model"),

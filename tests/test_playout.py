@@ -10,13 +10,14 @@ import pytest
 import trio
 from attrs import evolve
 from engine_kit import Bench
+from http_kit import http_house
 from hypothesis import example, given
 from hypothesis import strategies as st
 from net_kit import TICK_S, House, house
 from policy_kit import state
 from trio.testing import MockClock
 
-from uma_protocol import Code, Eos, Token
+from uma_protocol import Code, Eos, Generate, Token
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Finished, StreamItem, TokenOut
 from uma_trio.engine.playout import PLACES_IN_FLIGHT, show_times
@@ -27,6 +28,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Contract, SchedulerState
 from uma_trio.service.ask import Ask, Door, Origin
 from uma_trio.service.stream import GRAIN_S, Pipe
+from uma_trio.wire import ask_of
 
 PLAYOUT_S = Contract().playout_s
 DOOR = Door(max_prompt_bytes=1000)
@@ -319,6 +321,44 @@ async def test_a_client_gets_tokens_at_the_pace_and_the_end_at_once(
         assert client.n_tokens == 9
         assert client.text == daemon.expected("hello", 9)
         assert daemon.recorder.n_held == 0
+
+
+async def test_who_asks_for_each_token_asap_gets_it_so(autojump_clock: MockClock) -> None:
+    """A program that reads ahead wants no rhythm; on the socket and over HTTP."""
+    async with house(policy=pacing(0.05)) as daemon:
+        client, times = daemon.connect(), []
+        await client.ask("a", max_tokens=9, pace="asap")
+        while not isinstance(await client.next(), Eos):
+            times.append(trio.current_time())
+        assert [b - a for a, b in pairwise(times)] == pytest.approx([TICK_S] * 8)
+        assert daemon.recorder.gaps == pytest.approx([TICK_S] * 8)
+
+
+def test_what_a_request_says_of_its_pace_reaches_the_engine() -> None:
+    """By the words of the socket, which are also those of HTTP; without a word it is smooth."""
+    assert ask_of(Generate("a", pace="asap", prompt="Hi")).pace == "asap"
+    assert ask_of(Generate("a", prompt="Hi")).pace == "smooth"
+
+
+@pytest.mark.parametrize("pace", ["smooth", "asap"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/completion", {"prompt": "hello"}),
+        ("/generate", {"prompt": "hello"}),
+    ],
+)
+async def test_over_http_the_body_says_the_pace(
+    autojump_clock: MockClock, path: str, body: dict[str, object], pace: str
+) -> None:
+    """In every API that streams."""
+    async with http_house(policy=pacing(0.05)) as daemon:
+        asked = {**body, "stream": True, "pace": pace, "max_tokens": 9}
+        answer = await daemon.ask("POST", path, asked)
+        assert answer.status == 200
+        assert (max(daemon.inner.recorder.gaps) > 2 * TICK_S) == (pace == "smooth")
 
 
 async def test_tokens_that_are_held_when_the_pace_ends_come_without_a_jump(

@@ -47,6 +47,7 @@ def ask_of(generate: Generate) -> Ask:
         session=generate.session,
         cache=generate.cache,
         speculation=generate.speculation,
+        pace=generate.pace,
         streamed=generate.stream,
     )
 

@@ -81,6 +81,7 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     contract = Contract(
         latency_cap=config.latency_cap,
         pause_cap=config.pause_cap,
+        playout_s=config.playout_ms / 1e3,
         background_floor=config.background_floor,
         newcomer_tokens=config.interactive_prompt,
         interactive_weight=config.interactive_priority,

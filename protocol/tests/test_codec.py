@@ -318,6 +318,8 @@ BAD = [
     ("chat_template_kwargs", [], "an object"),
     ("chat_template_kwargs", {"x": "y" * 4090}, "4096 bytes"),
     ("speculation", "on", "one of off, free, auto"),
+    ("pace", "slow", "one of smooth, asap"),
+    ("pace", None, "one of smooth, asap"),
     ("reasoning_effort", "huge", "one of none, minimal, low, medium, high, xhigh"),
     ("schema", [], "an object of at most 65536 bytes"),
     ("schema", {"x": "y" * 65_530}, "65536 bytes"),

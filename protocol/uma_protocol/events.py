@@ -23,6 +23,9 @@ Reason = Literal["stop", "length", "cancelled", "error"]
 Speaker = Literal["system", "user", "assistant", "tool"]
 """Who speaks in a chat message."""
 
+Pace = Literal["smooth", "asap"]
+"""Whether tokens may wait so that they come evenly, or are each sent when they are there."""
+
 Speculation = Literal["off", "free", "auto"]
 """Which guesses at an answer are computed ahead: none, those that cost nothing, or those that pay."""
 
@@ -256,6 +259,7 @@ class Generate(_Request, frozen=True, tag="generate"):
     stream: bool = True
     ignore_eos: bool = False
     speculation: Speculation = "auto"
+    pace: Pace = "smooth"
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Effort | None = None

@@ -146,6 +146,12 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "`off`, `free` where a tick takes no longer, default `auto`; it changes no answer",
             ),
             Field(
+                "pace",
+                Choice(get_args(events.Pace)),
+                "default `smooth`: while others use the machine, tokens of an interactive stream may "
+                "wait so that they come evenly; `asap`: each is sent when it is there",
+            ),
+            Field(
                 "continue_final_message",
                 Flag(),
                 "default false; true goes on with the last of `messages`, the assistant's",

@@ -30,7 +30,7 @@ from uma_trio.cli.output import (
     socket_path,
 )
 from uma_trio.config.option import ConfigError
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Lane, Pace
 from uma_trio.speculation import Speculation
 
 if TYPE_CHECKING:
@@ -113,6 +113,13 @@ class Asking:
             help="Which guesses at the answer are computed ahead, of those that the daemon allows."
         ),
     ] = "auto"
+    pace: Annotated[
+        Pace,
+        Parameter(
+            help="smooth: tokens may wait so that they come evenly while others use the machine; "
+            "asap: each comes when it is there."
+        ),
+    ] = "smooth"
     app: Annotated[str | None, Parameter(help="A label that `ps` shows.")] = None
     socket: SocketFlag = None
     metrics: Annotated[
@@ -148,6 +155,7 @@ class Asking:
             "session": self.session,
             "cache": self.cache,
             "speculation": self.speculation,
+            "pace": self.pace,
             "app": self.app or "uma-cli",
         }
 

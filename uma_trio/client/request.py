@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-from uma_protocol import Effort, Generate, Message, Priority, Slo, Speculation, encode_request
+from uma_protocol import Effort, Generate, Message, Pace, Priority, Slo, Speculation, encode_request
 
 HELD_BACK = -1
 """The `token_id` of the last piece of a text, which belongs to no single token."""
@@ -46,6 +46,7 @@ class Params(TypedDict, total=False):
     stream: bool
     ignore_eos: bool
     speculation: Speculation
+    pace: Pace
     continue_final_message: bool
     chat_template_kwargs: dict[str, Any]
     reasoning_effort: Effort | None

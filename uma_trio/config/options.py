@@ -204,6 +204,17 @@ class Config(HttpConfig):
         help="How many times longer a single inter-token latency may be, once a stream is 3 s old; "
         "before that it is 2 (contract policy).",
     )
+    playout_ms: float = option(
+        300.0,
+        flag="--playout-ms",
+        minimum=0,
+        maximum=10_000,
+        unit="ms",
+        since="0.1",
+        help="How long after it was computed a token is shown at most: a stream that was computed ahead "
+        "comes evenly while other work takes its turn (deadline policy). 0 shows each at once. A "
+        "request with `pace` asap is never held.",
+    )
     background_floor: float = option(
         0.05,
         flag="--background-floor",

@@ -134,6 +134,7 @@ class Api(ABC):
             session=session,
             cache=body.get("cache_salt"),
             speculation=body.get("speculation", "auto"),
+            pace=body.get("pace", "smooth"),
             shape=self.shape(),
             streamed=self.streams,
         )

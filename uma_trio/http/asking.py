@@ -29,7 +29,7 @@ from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured, ignored, refused
 from uma_trio.http.message import Caller, Head, Request
 from uma_trio.http.settings import Shared
-from uma_trio.lanes import LANES, Lane
+from uma_trio.lanes import LANES, PACES, Lane
 from uma_trio.service.ask import Origin, seeded
 
 MAX_STOPS = 16
@@ -132,6 +132,13 @@ SPECULATION = honoured(
 )
 
 KWARGS = honoured("chat_template_kwargs", Object(4096), "variables of the chat template")
+
+PACE = honoured(
+    "pace",
+    Choice(PACES),
+    "with stream: asap sends each token when it is there; smooth may wait so that they come evenly",
+    default="smooth",
+)
 
 TEMPLATE: tuple[Field, ...] = (
     KWARGS,

@@ -152,7 +152,7 @@ class Contract:
     background_weight: float = 1.0
     bmt_budget: float | None = None  # bytes per second; None is no limit
     paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
-    playout_s: float = 0.4
+    playout_s: float = 0.3
 
 
 @frozen
