@@ -69,10 +69,16 @@ class Shape:
     kind: str = "Q8_0"
     embedding_kind: str | None = None
     window: int = 0
+    state: int = 0
 
     @property
     def architecture(self) -> str:
-        """What llama.cpp calls such a model; with a window three layers of four have it."""
+        """What llama.cpp calls such a model.
+
+        With a window three layers of four have it; with a state there is no attention (Mamba).
+        """
+        if self.state:
+            return "mamba"
         return "cohere2" if self.window else "llama"
 
     @property
@@ -92,6 +98,8 @@ class Shape:
             raise ValueError(f"head width {self.head_width} is odd; rotary positions need pairs")
         if self.window and (self.experts or not self.tied):
             raise ValueError("a model with a window has no experts and tied embeddings")
+        if self.state and (self.window or self.experts):
+            raise ValueError("a recurrent model has neither a window nor experts")
         if self.experts and not 1 <= self.experts_used <= self.experts:
             raise ValueError(f"{self.experts_used} of {self.experts} experts cannot be used")
 
@@ -101,6 +109,7 @@ PRESETS: dict[str, Shape] = {
     # test model should not depend on.
     "tiny": Shape(kind="F16"),
     "window-tiny": Shape(layers=4, kind="F16", window=32),
+    "recurrent-tiny": Shape(kind="F16", state=16),
     "moe-tiny": Shape(experts=4, ffn=128, kind="F16"),
     "moe": Shape(
         layers=12,
@@ -131,6 +140,11 @@ PRESETS: dict[str, Shape] = {
 }
 
 
+_CONVOLUTION = 4  # tokens that a Mamba layer's convolution sees
+# By role, of what is stored in full: how far its values are spread.
+_SPREADS = {"norm": 0.0, "router": 0.1, "small": 0.5, "decay": 0.5}
+
+
 @dataclass(frozen=True)
 class _Tensor:
     """One tensor to write: its name, its shape (rows last), its type and its spread."""
@@ -149,8 +163,31 @@ def _usable(kind: QType, row: int, name: str) -> QType:
     return fallback if row % gguf.GGML_QUANT_SIZES[fallback][0] == 0 else QType.F16
 
 
+def _recurrent_tensors(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Yield name, shape and role of the tensors of one Mamba layer."""
+    width, inner, rank, state = shape.width, 2 * shape.width, _rank(shape), shape.state
+    prefix = f"blk.{layer}."
+    yield prefix + "attn_norm.weight", (width,), "norm"
+    yield prefix + "ssm_in.weight", (2 * inner, width), "matrix"
+    yield prefix + "ssm_conv1d.weight", (inner, _CONVOLUTION), "small"
+    yield prefix + "ssm_conv1d.bias", (inner,), "small"
+    yield prefix + "ssm_x.weight", (rank + 2 * state, inner), "matrix"
+    yield prefix + "ssm_dt.weight", (inner, rank), "matrix"
+    yield prefix + "ssm_dt.bias", (inner,), "small"
+    yield prefix + "ssm_a", (inner, state), "decay"
+    yield prefix + "ssm_d", (inner,), "small"
+    yield prefix + "ssm_out.weight", (width, inner), "matrix"
+
+
+def _rank(shape: Shape) -> int:
+    return max(1, shape.width // 16)
+
+
 def _layer_tensors(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yield name, shape and role of the tensors of one layer."""
+    if shape.state:
+        yield from _recurrent_tensors(shape, layer)
+        return
     width, ffn, head = shape.width, shape.ffn, shape.head_width
     prefix = f"blk.{layer}."
     yield prefix + "attn_norm.weight", (width,), "norm"
@@ -177,8 +214,8 @@ def _tensors(shape: Shape, vocabulary: int) -> Iterator[_Tensor]:
     embedding = QType[shape.embedding_kind or shape.kind]
 
     def one(name: str, dims: tuple[int, ...], role: str) -> _Tensor:
-        if role in ("norm", "router"):
-            return _Tensor(name, dims, QType.F32, 0.0 if role == "norm" else 0.1)
+        if role in _SPREADS:
+            return _Tensor(name, dims, QType.F32, _SPREADS[role])
         wanted = embedding if role == "embedding" else kind
         # A spread of 1/sqrt(row) keeps activations near 1 through any number of layers.
         return _Tensor(name, dims, _usable(wanted, dims[-1], name), dims[-1] ** -0.5)
@@ -244,6 +281,8 @@ def _data(tensor: _Tensor, rng: np.random.Generator) -> np.ndarray:
         _SCALERS[tensor.kind](blocks, tensor.spread)
         return blocks.reshape(*tensor.shape[:-1], -1)
     values = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(tensor.spread)
+    if tensor.name.endswith("ssm_a"):  # a state fades
+        values = -np.exp(values)
     return np.asarray(gguf.quants.quantize(values, tensor.kind))
 
 
@@ -315,6 +354,11 @@ def _add_shape(writer: gguf.GGUFWriter, shape: Shape, vocabulary: int, name: str
         writer.add_layer_norm_eps(1e-5)
         writer.add_sliding_window(shape.window)
         writer.add_logit_scale(1.0)
+    if shape.state:
+        writer.add_ssm_conv_kernel(_CONVOLUTION)
+        writer.add_ssm_inner_size(2 * shape.width)
+        writer.add_ssm_state_size(shape.state)
+        writer.add_ssm_time_step_rank(_rank(shape))
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.experts_used)
@@ -373,6 +417,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--experts", type=int, help="0 for a dense model")
     parser.add_argument("--experts-used", type=int)
     parser.add_argument("--window", type=int, help="how far three layers of four look back")
+    parser.add_argument("--state", type=int, help="numbers a channel's state has: a Mamba model")
     parser.add_argument("--type", dest="kind", type=str.upper, choices=TYPES)
     parser.add_argument("--embedding-type", dest="embedding_kind", type=str.upper, choices=TYPES)
     parser.add_argument("--tied", action=argparse.BooleanOptionalAction, default=None)

@@ -114,7 +114,18 @@ def refuse_unsuitable(model: int, path: Path) -> None:
         raise ModelError(f"{path} only encodes; name a model that generates text.")
 
 
-def is_attention_only(context: int) -> bool:
-    """Whether its memory can forget the latest tokens: a recurrent state cannot, alone or beside."""
+def can_go_back(context: int) -> bool:
+    """Whether its memory can forget the latest tokens, however many: a recurrent state cannot.
+
+    The memory itself is asked, too: two tokens are computed and the last of them is dropped. One
+    that keeps a few earlier states could do that and no more, so that this alone proves nothing.
+    """
     model = llama.llama_get_model(context)
-    return not (llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
+    if llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model):
+        return False
+    memory = int(llama.llama_get_memory(context))
+    tokens = (llama.llama_token * 2)(0, 0)
+    computed = llama.llama_decode(context, llama.llama_batch_get_one(tokens, 2)) == 0
+    forgets = computed and bool(lib.seq_rm(memory, 0, 1, -1)) and lib.seq_pos_max(memory, 0) == 0
+    lib.seq_rm(memory, -1, -1, -1)
+    return forgets

@@ -26,7 +26,7 @@ from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_load import (
     DRAFT_ROWS,
     Progress,
-    is_attention_only,
+    can_go_back,
     load_model,
     make_context,
     refuse_unsuitable,
@@ -152,7 +152,6 @@ class LlamaBackend:
         flash = chosen_flash(flash_attention, header, placement, **size, kv_type=kv_type)
         refuse_without_room(header, placement, **size, kv_type=kv_type, flash=flash)
         model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
-        release(header.parts)
         info = model_info(model.pointer, header, kv_type)
         refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
@@ -168,7 +167,9 @@ class LlamaBackend:
         )
         keeps = placement.on_gpu if holds_extent is None else holds_extent
         cache = {"whole_cache": flash == FLASH_OFF, "keeps_high_water": keeps}
-        return cls(vocabulary, info, context, n_slots, kv_type, placement, **cache)
+        backend = cls(vocabulary, info, context, n_slots, kv_type, placement, **cache)
+        release(header.parts)
+        return backend
 
     @property
     def traits(self) -> Traits:
@@ -383,6 +384,6 @@ def _limits(context: int, info: ModelInfo, n_slots: int, *, whole_cache: bool) -
         n_batch=int(llama.llama_n_batch(context)),
         whole_cache=whole_cache,
         n_rows=n_slots + DRAFT_ROWS,
-        can_go_back=is_attention_only(context),
+        can_go_back=can_go_back(context),
         window=max(0, int(llama.llama_model_n_swa(llama.llama_get_model(context)))),
     )
