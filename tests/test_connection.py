@@ -42,7 +42,7 @@ LONG = "x" * 600
 
 def server_state(daemon: House) -> ServerState | None:
     """Return the state of the only connection, None if there is none."""
-    for connection in daemon.server._connections:
+    for connection in daemon.server._sessions:
         return connection._protocol.state  # type: ignore[return-value]
     return None
 
@@ -133,7 +133,7 @@ async def test_an_answer_longer_than_a_frame_ends_with_a_code(autojump_clock: Mo
     """Unstreamed text that no frame can hold: the client learns that, and what to do."""
     async with house() as daemon:
         client = daemon.connect()
-        (connection,) = daemon.server._connections
+        (connection,) = daemon.server._sessions
         connection._protocol = uma_protocol.Connection(Role.SERVER, max_frame_bytes=600)
         await client.ask(max_tokens=900, stream=False)
         eos = await client.until(Eos)
@@ -728,7 +728,7 @@ async def test_time_in_which_nothing_is_read_is_not_the_frames(autojump_clock: M
         frame = _frame(b'{"type":"metrics","interval_ms":1000000}')
         half = len(frame) // 2
         await client.send_bytes(frame[:half])
-        (connection,) = daemon.server._connections
+        (connection,) = daemon.server._sessions
         asked = 0
         while not connection._congested:
             await client.send_bytes(frame[half:] + frame[:half])
@@ -927,7 +927,7 @@ async def test_a_flood_of_admin_requests_does_not_pile_up_answers(
     async with house() as daemon:
         client = daemon.connect()
         flood = _frame(b'{"type":"metrics","interval_ms":1000000}') * 50_000
-        (connection,) = daemon.server._connections
+        (connection,) = daemon.server._sessions
         most = 0
         with trio.move_on_after(20):
             while flood:

@@ -54,7 +54,7 @@ from uma_trio.wiring import (
 from uma_trio.wiring_http import http_port, http_server
 
 if TYPE_CHECKING:
-    from uma_trio.http.listener import Listener as PortListener
+    from uma_trio.service.front import Listener as PortListener
 
 FORCED_EXIT = 130
 _FLUSH_S = 2.0

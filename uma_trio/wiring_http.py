@@ -15,9 +15,9 @@ from uma_trio.service.service import Service
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
-    from uma_trio.http.listener import Listener as PortListener
     from uma_trio.http.server import Server as HttpServer
     from uma_trio.http.settings import Settings as HttpSettings
+    from uma_trio.service.front import Listener as PortListener
 
 
 @contextmanager

@@ -6,8 +6,9 @@ import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Self
 
+from uma_trio.service.front import Listener
 from uma_trio.sockets import listener as unix
 from uma_trio.sockets.accepting import BACKLOG, accept_forever
 from uma_trio.sockets.address import Address
@@ -15,18 +16,6 @@ from uma_trio.sockets.address import Address
 
 class PortUnusable(Exception):
     """The daemon cannot listen there; the message is one sentence for the operator."""
-
-
-class Listener(Protocol):
-    """Accepts clients until it is stopped."""
-
-    async def accept_forever(
-        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
-    ) -> None:
-        """Hand each new client to `handle`, which must not block; never returns."""
-
-    def stop(self) -> None:
-        """Accept no more. Idempotent."""
 
 
 class TcpListener:

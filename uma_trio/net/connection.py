@@ -59,11 +59,10 @@ from uma_trio.wire import (
 class Connection:
     """A client that was let in. `run` closes the transport, however it ends."""
 
-    def __init__(self, transport: Transport, peer: Peer, number: int, shared: Shared) -> None:
+    def __init__(self, transport: Transport, peer: Peer, shared: Shared) -> None:
         settings = shared.settings
         transport.limit_send_buffer(settings.send_buffer_bytes)
         self.peer = peer
-        self.number = number
         self._shared = shared
         self._service = shared.service
         self._client = shared.service.new_client()

@@ -1,0 +1,122 @@
+"""What every front does with its clients: let them in, run a task for each, and end them together."""
+
+from __future__ import annotations
+
+import math
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import trio
+
+from uma_trio.service.telemetry import Log, Telemetry
+
+# It fails ten times a second while it lasts; the metric counts each, the log tells it this often.
+_ACCEPT_TOLD_S = 60.0
+
+
+class Listener(Protocol):
+    """Accepts clients until it is stopped."""
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Hand each new client to `handle`, which must not block; never returns."""
+
+    def stop(self) -> None:
+        """Accept no more. Idempotent."""
+
+
+class Session(Protocol):
+    """A client that was let in."""
+
+    async def run(self) -> None:
+        """Serve it until it leaves or :meth:`end` is called."""
+
+    def end(self) -> None:
+        """Close it once all that was said is written. Idempotent."""
+
+
+S = TypeVar("S", bound=Session)
+
+
+class Front(ABC, Generic[S]):
+    """The clients of one way into the daemon. `option` is the flag that bounds their number."""
+
+    def __init__(self, telemetry: Telemetry, log: Log, option: str) -> None:
+        self._telemetry = telemetry
+        self._log = log
+        self._option = option
+        self._sessions: set[S] = set()
+        self._told_again = -math.inf
+        self._accepting = trio.CancelScope()
+
+    @property
+    def n_connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._sessions)
+
+    async def serve(
+        self,
+        listener: Listener,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until :meth:`stop_accepting`, and then until the last client is gone.
+
+        Cancelled, it closes every connection without a further word. It stops the listener,
+        which stays the caller's to close.
+        """
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            with self._accepting:
+                task_status.started()
+                await listener.accept_forever(self.welcome, self._accept_failed)
+            listener.stop()
+
+    async def attend(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve only the sockets given to :meth:`welcome`, until cancelled: for tests."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def stop_accepting(self) -> None:
+        """Let nobody else in."""
+        self._accepting.cancel()
+
+    def end_connections(self) -> None:
+        """Close every connection once all that was said on it is written."""
+        for session in tuple(self._sessions):
+            session.end()
+
+    @abstractmethod
+    def welcome(self, sock: socket.socket) -> None:
+        """Take over a client's socket: let it in or turn it away. Never blocks."""
+
+    def _let_in(self, session: S, left: Callable[[], None] = lambda: None) -> None:
+        """Run a task for a client; `left` is called when it is gone, however it ends."""
+        self._sessions.add(session)
+        self._telemetry.session_opened()
+        self._nursery.start_soon(self._run, session, left)
+
+    async def _run(self, session: S, left: Callable[[], None]) -> None:
+        try:
+            await session.run()
+        except Exception:
+            # A fault of ours in one client's session is no reason to drop the others.
+            self._log.exception("connection ended by a fault")
+        finally:
+            self._sessions.discard(session)
+            left()
+            self._telemetry.session_closed()
+
+    def _accept_failed(self, exc: OSError) -> None:
+        self._telemetry.accept_failed()
+        if trio.current_time() >= self._told_again:
+            self._told_again = trio.current_time() + _ACCEPT_TOLD_S
+            fix = f"raise ulimit -n, or lower {self._option}"
+            self._log.warning("cannot accept clients", why=exc.strerror, fix=fix)
