@@ -191,10 +191,15 @@ class FramedWire:
 
 
 class SseWire:
-    """llama-server's own: ``POST /completion`` answered with server-sent events."""
+    """llama-server's own: ``POST /completion`` answered with server-sent events.
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    With `lanes` a job's priority is said, as only the daemon understands it.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1", *, lanes: bool = False) -> None:
+        self.port = port
         self._address = (host, port)
+        self._lanes = lanes
 
     def connect(self) -> socket.socket:
         """Connect to the server."""
@@ -212,6 +217,7 @@ class SseWire:
                 **job.choosing,
                 "stream": True,
                 **({"return_progress": True} if job.progress else {}),
+                **({"priority": job.priority} if self._lanes and job.priority else {}),
             }
         ).encode()
         head = (

@@ -108,11 +108,15 @@ class Live:
         self._selector.register(stream.sock, selectors.EVENT_READ, stream)
         return stream
 
-    def stop(self, stream: Stream) -> None:
-        """Close the connection, whether or not its answer is complete."""
+    def neglect(self, stream: Stream) -> None:
+        """Read no more of a stream, as a slow client does; its connection stays open."""
         if not stream.over:
             stream.over = True
             self._selector.unregister(stream.sock)
+
+    def stop(self, stream: Stream) -> None:
+        """Close the connection, whether or not its answer is complete."""
+        self.neglect(stream)
         stream.sock.close()
 
     def run(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:

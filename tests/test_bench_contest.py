@@ -14,7 +14,7 @@ from benches.clients import Answer, NotServed
 from benches.contest import Row, System
 from benches.driver import Comparison, Table
 from benches.pace import Point
-from benches.scenes import agent_chain, apart, long_ctx, micro, prefill
+from benches.scenes import agent_chain, apart, long_ctx, many, micro, prefill
 from benches.scenes.agent_chain import Chain
 from uma_trio.policy.contract import contract
 
@@ -256,7 +256,7 @@ DRY = {
     "throughput": "--k 2 --gen-tokens 12",
     "overhead": "--k 1 --gen-tokens 8",
 }
-TOOLS = {"micro", "figures", "record"}
+TOOLS = {"micro", "figures", "record", "many"}
 
 
 @pytest.mark.daemon
@@ -272,6 +272,33 @@ def test_each_scene_goes_the_whole_way_without_a_model(
     rows = list(csv.DictReader(lines))
     assert rows
     assert {"repetition", "case", "family", "knob"} <= rows[0].keys()
+
+
+@pytest.mark.daemon
+def test_many_requests_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that were answered, and those whose client gave up half way; nothing stays behind."""
+    assert driver.main(["many", "--requests", "400", "--connections", "32"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("392 answered, 8 given up by us, 0 wrong, 0 missing")
+
+
+@pytest.mark.parametrize(
+    ("body", "right"),
+    [
+        (b'{"content":"ab","tokens_predicted":4}', True),
+        (b'{"content":"ab","tokens_predicted":3}', False),
+    ],
+)
+def test_an_answer_with_fewer_tokens_is_wrong(body: bytes, right: bool) -> None:
+    """As is any status but 200."""
+    head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n"
+    assert many.is_right(head % (b"200 OK", len(body)) + body) is right
+    assert not many.is_right(head % (b"429 Busy", len(body)) + body)
+    assert not many.is_whole(head % (b"200 OK", len(body)) + body[:-1])
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n"
+    assert not many.is_whole(chunked % (len(body), body))
+    assert many.is_whole(chunked % (len(body), body) + b"0\r\n\r\n")
+    assert many.is_right(chunked % (len(body), body) + b"0\r\n\r\n") is right
 
 
 def test_planning_counts_the_round_that_was_disturbed_least() -> None:
