@@ -48,7 +48,9 @@ def main(base_url: str) -> None:
     assert isinstance(pet.parsed_output, Pet)
     (model,) = client.models.list().data
     assert client.models.retrieve(model.id).id == model.id
-    refused(client)
+    refusal = refused(client)
+    assert "prompt is too long" in str(refusal)
+    assert refusal.request_id
     asyncio.run(asynchronous(base_url, text))
     client.close()
     print("ok", anthropic.__version__)
@@ -79,15 +81,13 @@ def called(client: anthropic.Anthropic) -> None:
     assert after.usage.input_tokens + after.usage.cache_read_input_tokens > before
 
 
-def refused(client: anthropic.Anthropic) -> None:
-    """Each becomes the exception of its status."""
+def refused(client: anthropic.Anthropic) -> anthropic.BadRequestError:
+    """Return the exception that a prompt raises which is too long."""
     try:
         client.messages.create(**{**ASK, "messages": [{"role": "user", "content": "x" * 9000}]})
     except anthropic.BadRequestError as error:
-        assert "prompt is too long" in str(error)
-        assert error.request_id
-    else:
-        raise AssertionError("it was not refused")
+        return error
+    raise AssertionError("it was not refused")
 
 
 async def asynchronous(base_url: str, text: str) -> None:

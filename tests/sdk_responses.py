@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import openai
@@ -48,7 +50,12 @@ def main(base_url: str) -> None:
     parsed(client)
     called(client)
     assert client.responses.input_tokens.count(model="any", input="hello").input_tokens > 0
-    refused(client)
+    for more, param in (
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"temperature": -1}, "temperature"),
+    ):
+        assert refused(partial(client.responses.create, **{**ASK, **more})).param == param
+    assert refused(lambda: client.responses.retrieve("resp_1")).code == "response_not_found"
     asyncio.run(asynchronous(base_url, whole.output_text))
     client.close()
     print("ok", openai.__version__)
@@ -95,24 +102,13 @@ def called(client: openai.OpenAI) -> None:
     assert after.usage.input_tokens > final.usage.input_tokens
 
 
-def refused(client: openai.OpenAI) -> None:
-    """Each becomes the exception of its status, with the code and the field."""
-    for asked, param in (
-        ({**ASK, "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({**ASK, "temperature": -1}, "temperature"),
-    ):
-        try:
-            client.responses.create(**asked)
-        except openai.BadRequestError as error:
-            assert error.param == param
-        else:
-            raise AssertionError("it was not refused")
+def refused(ask: Callable[[], object]) -> openai.APIStatusError:
+    """Return the exception that a request raises."""
     try:
-        client.responses.retrieve("resp_1")
-    except openai.NotFoundError as error:
-        assert error.code == "response_not_found"
-    else:
-        raise AssertionError("it was found")
+        ask()
+    except openai.APIStatusError as error:
+        return error
+    raise AssertionError("it was not refused")
 
 
 async def asynchronous(base_url: str, text: str) -> None:
