@@ -143,6 +143,18 @@ async def test_a_format_is_kept_to(autojump_clock: MockClock) -> None:
         assert error["param"] == "text.format"
 
 
+async def test_an_answer_may_take_all_the_room_there_is(autojump_clock: MockClock) -> None:
+    """Where nothing is said, as the API has it: an agent's answer is not cut off at some default."""
+    async with http_house(backend=FakeBackend(n_ctx=600, cost=linear_cost(TICK_S, 0))) as daemon:
+        for path, asked in (
+            (PATH, {"input": "hello"}),
+            ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}]}),
+        ):
+            answer = await daemon.ask("POST", path, {**asked, "ignore_eos": True})
+            usage = answer.json["usage"]
+            assert usage["input_tokens"] + usage["output_tokens"] == 600
+
+
 # --- what is refused ---
 
 

@@ -65,6 +65,11 @@ class Api(ABC):
         return bool(self.body.get("stream", False))
 
     @property
+    def room(self) -> int:
+        """How many tokens an answer has at the most, in an empty context."""
+        return self.shared.service.bounds.n_ctx_seq
+
+    @property
     def is_background(self) -> bool:
         """Whether the answer is computed in the background lane."""
         return lane_of(self.body, self.request.head) == "background"

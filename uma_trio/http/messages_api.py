@@ -84,7 +84,12 @@ class Messages(Api):
     names: ClassVar = {"reasoning_budget": "thinking"}
     fields = (
         *_CONVERSATION,
-        honoured("max_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"),
+        honoured(
+            "max_tokens",
+            Integer(1, MAX_INT32),
+            "trimmed to the room in the context",
+            default="the room",
+        ),
         honoured("stream", Flag(), "server-sent events", default="false"),
         honoured("stop_sequences", STOPS, "the text ends before the first of these"),
         *SAMPLING,
@@ -109,7 +114,7 @@ class Messages(Api):
             tools_of(body.get("tools"), self.set_aside),
             choice_of(body.get("tool_choice")),
         )
-        ask = self.ask(chat, max_tokens=body.get("max_tokens"))
+        ask = self.ask(chat, max_tokens=body.get("max_tokens", self.room))
         stops = body.get("stop_sequences", ())
         stops = (stops,) if isinstance(stops, str) else tuple(stops)
         return [evolve(ask, stop=(*ask.stop, *stops), reasoning_budget=self._budget)]

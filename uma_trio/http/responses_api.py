@@ -82,7 +82,12 @@ class Responses(Api):
             required=True,
         ),
         honoured("instructions", Text(0), "goes before the input, as the system's first words"),
-        honoured("max_output_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"),
+        honoured(
+            "max_output_tokens",
+            Integer(1, MAX_INT32),
+            "trimmed to the room in the context",
+            default="the room",
+        ),
         honoured("stream", Flag(), "server-sent events", default="false"),
         honoured("tools", Anything("a list of tools"), "functions; others are set aside"),
         honoured(
@@ -127,7 +132,7 @@ class Responses(Api):
         return [
             self.ask(
                 chat,
-                max_tokens=body.get("max_output_tokens"),
+                max_tokens=body.get("max_output_tokens", self.room),
                 logprobs=self._logprobs(),
                 session=body.get("prompt_cache_key"),
             )
