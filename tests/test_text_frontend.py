@@ -11,7 +11,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.backend.fake import BOS, CHATML, IM_END, IM_START, FakeVocabulary
 from uma_trio.text.chat import Message
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.template import Unrenderable
+from uma_trio.text.veil import Unrenderable
 
 
 class SpaceVocabulary(FakeVocabulary):
@@ -134,7 +134,7 @@ def test_a_template_that_cannot_be_used_refuses_messages_and_not_prompts() -> No
 
 def test_messages_that_the_template_objects_to_are_refused() -> None:
     """The template's own words reach the client."""
-    source = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m.content }}{% endfor %}"
+    source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
     front_end = FrontEnd(FakeVocabulary(), source)
     assert front_end.chat_problem is None
-    assert "no tools" in refused(front_end, Message("tool", "a"))
+    assert "no system" in refused(front_end, Message("system", "a"))

@@ -10,7 +10,8 @@ import pytest
 
 from uma_trio.text.chat import Message
 from uma_trio.text.sandbox import CPU_SECONDS
-from uma_trio.text.template import ChatTemplate, Manner, Part, Unrenderable, problem_of
+from uma_trio.text.template import ChatTemplate, Manner, problem_of
+from uma_trio.text.veil import Part, Unrenderable
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -27,6 +27,7 @@ from uma_trio.backend.base import (
     Overlap,
     Saved,
     Traits,
+    Vocabulary,
     nothing,
 )
 from uma_trio.backend.cell_map import CellMap
@@ -83,7 +84,7 @@ def linear_cost(base_s: float, token_s: float) -> Cost:
     return lambda n_tokens, _n_rows: base_s + token_s * n_tokens
 
 
-def _mix(history: int, token: int) -> int:
+def mix(history: int, token: int) -> int:
     """Fold one token into a history (the finaliser of a 64-bit mixing function)."""
     h = ((history ^ (token + 1)) * 0x9E3779B97F4A7C15) & _MASK
     h ^= h >> 29
@@ -91,11 +92,11 @@ def _mix(history: int, token: int) -> int:
     return h ^ (h >> 32)
 
 
-def _model_info(n_ctx: int, chat_template: str | None) -> ModelInfo:
+def _model_info(n_ctx: int, chat_template: str | None, n_vocab: int) -> ModelInfo:
     return ModelInfo(
         name="fake",
         description="deterministic fake",
-        n_vocab=N_VOCAB,
+        n_vocab=n_vocab,
         n_ctx_train=n_ctx,
         n_params=0,
         size_bytes=0,
@@ -140,7 +141,7 @@ class FakeBackend:
     `last_cost_s` is what the latest decode cost; the inline driver sleeps it. What happens while
     a decode computes is up to `meanwhile`: it is called in the middle of each, and may interrupt it.
 
-    With a `window` it has layers that lose what nobody's window holds, as llama.cpp's do: at every
+    Its `vocabulary` may be a real model's. With a `window` it has layers that lose what nobody's window holds, as llama.cpp's do: at every
     decode, all cells that could be taken are. Tokens computed behind lost cells are wrong. What of
     copying, saving and restoring fails is up to `kv_fails`.
     """
@@ -160,6 +161,7 @@ class FakeBackend:
         window: int = 0,
         chat_template: str | None = CHATML,
         n_rows: int | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         n_seq = n_slots + _LEAVES
         self.limits = Limits(
@@ -172,8 +174,8 @@ class FakeBackend:
             can_go_back=can_remove_part,
             window=window,
         )
-        self.model = _model_info(n_ctx, chat_template)
-        self.vocabulary = FakeVocabulary()
+        self.vocabulary: Vocabulary = vocabulary or FakeVocabulary()
+        self.model = _model_info(n_ctx, chat_template, self.vocabulary.n_vocab)
         self.batch = Batch(n_batch)
         self.description = "fake"
         self.last_cost_s = 0.0
@@ -186,7 +188,6 @@ class FakeBackend:
         self._cost = cost
         self._end_after = end_after
         self._faults = dict(faults or {})
-        self._can_remove_part = can_remove_part
         self._interruptible = interruptible
         self._flag = bytearray(1)  # of the next decode
         self.kv_fails: Callable[[KvVerb], bool] = lambda _verb: False
@@ -194,17 +195,17 @@ class FakeBackend:
         self._first = [0] * n_seq  # from here on layers with a window have everything
         self._map = CellMap(n_ctx, n_seq + 1)
         self._scratch = n_seq  # by way of which cells are moved
-        self._logits = np.zeros((n_batch, N_VOCAB), np.float32)
+        self._logits = np.zeros((n_batch, self.vocabulary.n_vocab), np.float32)
 
     def continuation(self, prompt: Sequence[int] | IntArray, n: int) -> list[int]:
         """Return the `n` tokens that greedy decoding of `prompt` must give, ends included."""
         history = self._key
         for token in prompt:
-            history = _mix(history, int(token))
+            history = mix(history, int(token))
         out: list[int] = []
         for _ in range(n):
             out.append(self._choice(history))
-            history = _mix(history, out[-1])
+            history = mix(history, out[-1])
         return out
 
     def text_of(self, tokens: Sequence[int]) -> str:
@@ -263,7 +264,7 @@ class FakeBackend:
             strict=True,
         )
         for slot, pos, token in rows:
-            if slot not in ends or pos != ends[slot] or not 0 <= token < N_VOCAB:
+            if slot not in ends or pos != ends[slot] or not 0 <= token < self.vocabulary.n_vocab:
                 return DecodeStatus.INVALID
             ends[slot] += 1
         if np.count_nonzero(self.batch.want[:n_tokens]) > self.limits.n_rows:
@@ -285,7 +286,7 @@ class FakeBackend:
                 0, len(cells) + 1 - self.limits.window
             ):
                 history ^= _WRONG
-            cells.append(_mix(history, token))
+            cells.append(mix(history, token))
             self.computed[slot] = self.computed.get(slot, 0) + 1
             if self.batch.want[i]:
                 self._fill_row(self._logits[row], cells[-1])

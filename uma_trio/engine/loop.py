@@ -339,7 +339,7 @@ class Engine:
     def _sequence(self, submit: Submit) -> Sequence:
         ends = self._backend.vocabulary.end_tokens
         sampler = Sampler(submit.params, ends, submit.prompt, submit.constraint)
-        return Sequence(submit, sampler, TokenText(self._pieces, submit.stop))
+        return Sequence(submit, sampler, TokenText(submit.pieces or self._pieces, submit.stop))
 
     def _admit(self, now: float) -> None:
         registry = self.registry

@@ -7,7 +7,7 @@ Into the engine: :class:`Submit`, :class:`Cancel`, :class:`SetLane`, :class:`Cre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -93,7 +93,8 @@ class Submit:
     With `smooth` its tokens may be held back so that they come evenly, while it is interactive.
     What was computed in its `namespace` may be used for it, and what is computed for it there again;
     None: neither. `session` names the conversation that it is a turn of. `speculation` says which
-    guesses at its answer are computed ahead.
+    guesses at its answer are computed ahead. `pieces` are the bytes of each token where the answer's
+    text has to show more than the vocabulary's own.
     """
 
     handle: int
@@ -112,6 +113,7 @@ class Submit:
     session: str | None = None
     speculation: Speculation = "auto"
     smooth: bool = False
+    pieces: Sequence[bytes] | None = None
 
     @property
     def newcomer(self) -> Newcomer:

@@ -8,13 +8,20 @@ from typing import Any
 from uma_trio.engine.messages import Finished
 
 
-def usage(every: Sequence[Finished], n_prompts: int = 1) -> dict[str, Any]:
-    """Return the tokens of one request; answers to the same prompt count it once."""
+def usage(
+    every: Sequence[Finished], n_prompts: int = 1, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """Return the tokens of one request; answers to the same prompt count it once.
+
+    `reasoning_tokens` is how many of an answer's were reasoning, where there may be any.
+    """
     per_prompt = max(1, len(every) // n_prompts)
     firsts = every[::per_prompt]
     prompt = sum(end.prompt_tokens for end in firsts)
     completion = sum(end.completion_tokens for end in every)
+    details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
     return {
+        **({"completion_tokens_details": details} if details else {}),
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,

@@ -32,6 +32,7 @@ from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import Answer, Encoder, started, stream, whole
+from uma_trio.http.tools import loosened_header
 from uma_trio.service.ask import Ask, Prompt, Refusal, Shape
 from uma_trio.service.generation import Generation
 
@@ -158,13 +159,14 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
     asks = asked.asks()
     origin = origin_of(request, shared, asked.id)
     async with _renaming(api), started(shared, asks, origin) as generations:
+        headers = (*asked.headers, *loosened_header(generations))
         if asked.streams:
             encoder = asked.encoder(generations)
-            await stream(exchange, shared, generations, encoder, asked.headers)
+            await stream(exchange, shared, generations, encoder, headers)
             return None
         answers = await whole(shared, generations)
     document = msgspec.json.encode(asked.document(generations, answers))
-    return Reply(200, sse.unsplit(document), headers=asked.headers)
+    return Reply(200, sse.unsplit(document), headers=headers)
 
 
 @asynccontextmanager

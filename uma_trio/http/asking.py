@@ -154,8 +154,7 @@ STATELESS: tuple[Field, ...] = (
 )
 
 NOT_HERE: tuple[Field, ...] = (
-    refused("tools", "tool calls are not served yet", []),
-    refused("functions", "tool calls are not served yet", []),
+    refused("functions", "is the older name of tools; send these", []),
     refused("modalities", "only text comes out", ["text"]),
     refused("audio", "only text comes out"),
     refused("web_search_options", "nothing leaves this machine"),
@@ -172,9 +171,14 @@ NOT_HERE: tuple[Field, ...] = (
     ),
 )
 
+NO_TOOLS: tuple[Field, ...] = (
+    refused("tools", "a text is only continued; /v1/chat/completions has tools", []),
+    *ignored("tool_choice", "parallel_tool_calls", note="without tools"),
+)
+
 NO_MATTER: tuple[Field, ...] = (
     *ignored("user", "metadata", "store", "safety_identifier", "moderation", note="a label"),
-    *ignored("tool_choice", "parallel_tool_calls", "function_call", note="without tools"),
+    *ignored("function_call", note="without functions"),
     *ignored("verbosity", "prediction", note="the model does not know it"),
     *ignored(
         "cache_prompt",

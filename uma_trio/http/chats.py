@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from uma_trio.http.errors import invalid
-from uma_trio.service.ask import Message
+from uma_trio.service.ask import Call, Message
 
 MAX_MESSAGES = 8192
 # What the API calls a role, and what chat templates call it.
@@ -36,15 +37,50 @@ def _message(value: Any, path: str) -> Message:
     role = value.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if value.get(name):
-            raise invalid(
-                f"{path}.{name}", "is not supported: only text is", code="unsupported_parameter"
-            )
+            raise invalid(f"{path}.{name}", "is not supported", code="unsupported_parameter")
     content = value.get("content")
     if content is None and role == "assistant":
         content = ""
-    return Message(_ROLES[role], text_of(content, f"{path}.content"))
+    return Message(
+        _ROLES[role],
+        text_of(content, f"{path}.content"),
+        _calls(value.get("tool_calls"), role, f"{path}.tool_calls"),
+        _optional(value, "tool_call_id", path) if role == "tool" else None,
+        _optional(value, "name", path) if role in ("tool", "function") else None,
+        _optional(value, "reasoning_content", path) or _optional(value, "reasoning", path) or "",
+    )
+
+
+def _optional(value: dict[str, Any], name: str, path: str) -> str | None:
+    text = value.get(name)
+    if text is not None and not isinstance(text, str):
+        raise invalid(f"{path}.{name}", "must be a string")
+    return text
+
+
+def _calls(value: Any, role: str, path: str) -> tuple[Call, ...]:
+    if not value:
+        return ()
+    if role != "assistant" or not isinstance(value, list):
+        raise invalid(path, "must be a list, in a message of the assistant")
+    return tuple(_call(item, f"{path}[{index}]") for index, item in enumerate(value))
+
+
+def _call(value: Any, path: str) -> Call:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict):
+        raise invalid(path, "must have an id and a function with name and arguments")
+    id_, name = value.get("id") or "", function.get("name")
+    arguments = function.get("arguments")
+    if not isinstance(id_, str) or not isinstance(name, str) or not name:
+        raise invalid(path, "must have an id and a function with name and arguments")
+    if isinstance(arguments, dict):  # what clients of other servers send
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if arguments is not None and not isinstance(arguments, str):
+        raise invalid(f"{path}.function.arguments", "must be JSON, as a string")
+    return Call(id_, name, arguments or "{}")
 
 
 def text_of(content: Any, path: str) -> str:

@@ -14,6 +14,7 @@ from uma_trio.http.fields import Field, decode, document_of, honoured
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai_chat import manner_of
 from uma_trio.http.settings import Shared
+from uma_trio.http.tools import tools_of
 from uma_trio.service.ask import Chat
 
 TOKENIZE: tuple[Field, ...] = (
@@ -27,6 +28,7 @@ DETOKENIZE: tuple[Field, ...] = (
 )
 APPLY_TEMPLATE: tuple[Field, ...] = (
     honoured("messages", Anything("a list of messages"), "as for a chat", required=True),
+    honoured("tools", Anything("a list of functions"), "as for a chat"),
     *TEMPLATE,
 )
 
@@ -97,7 +99,7 @@ async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
 async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
     """Return a chat as the model's template writes it."""
     body = decode(APPLY_TEMPLATE, document_of(exchange.request.body), strict=shared.settings.strict)
-    chat = Chat(messages_of(body.get("messages")), manner_of(body))
+    chat = Chat(messages_of(body.get("messages")), manner_of(body), tools_of(body.get("tools", [])))
     return _json({"prompt": await shared.service.render(chat)})
 
 

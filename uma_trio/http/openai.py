@@ -18,6 +18,7 @@ from uma_trio.http.message import Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.streams import Answer, Encoder
 from uma_trio.service.generation import Generation
+from uma_trio.service.reading import Reading
 
 FINGERPRINT = f"uma-trio-{__version__}"
 
@@ -61,11 +62,18 @@ class Choices(Api):
             self.choice(index, generation, answer)
             for index, (generation, answer) in enumerate(zip(generations, answers, strict=True))
         ]
-        return self._around(self.kind, choices) | self.account([answer.end for answer in answers])
+        every = [answer.end for answer in answers]
+        readings = [generation.reading for generation in generations]
+        return self._around(self.kind, choices) | self.account(every, readings)
 
-    def account(self, every: Sequence[Finished]) -> dict[str, Any]:
-        """Return what the answers took."""
-        return {"usage": usage(every, len(every) // self.n), "timings": timings(every[0])}
+    def account(
+        self, every: Sequence[Finished], readings: Sequence[Reading] = ()
+    ) -> dict[str, Any]:
+        """Return what the answers took, of which the tokens of reasoning were counted in reading."""
+        counted = [reading.reasoning_tokens for reading in readings if not reading.plain]
+        reasoning = sum(counted) if counted else None
+        spent = usage(every, len(every) // self.n, reasoning)
+        return {"usage": spent, "timings": timings(every[0])}
 
     def _around(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
         return {
@@ -88,6 +96,11 @@ class Chunks(Encoder):
         self.api = api
         self._timed = n_answers == 1 and not api.includes_usage
 
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """What has read the answers, where they say more than text."""
+        return ()
+
     def last(self, chunk: dict[str, Any], finished: Finished) -> dict[str, Any]:
         """Return the last chunk of one answer, with its timings where no other has them."""
         return {**chunk, "timings": timings(finished)} if self._timed else chunk
@@ -98,7 +111,7 @@ class Chunks(Encoder):
             return b""  # an error was the last that the client reads
         if not self.api.includes_usage:
             return sse.DONE
-        return sse.event(self.api.part([]) | self.api.account(every)) + sse.DONE
+        return sse.event(self.api.part([]) | self.api.account(every, self.readings)) + sse.DONE
 
     def failure(self, fault: Fault, finished: Finished) -> bytes:
         """Return the error as an event, which the SDKs raise."""

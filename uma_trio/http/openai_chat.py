@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
+
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
@@ -30,9 +32,13 @@ from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.streams import Answer
-from uma_trio.service.ask import Ask, Chat, Manner
+from uma_trio.http.streams import Answer, read
+from uma_trio.http.tools import FIELDS as TOOLS
+from uma_trio.http.tools import budget_of, call_of, choice_of, tools_of
+from uma_trio.service.ask import Ask, Call, Chat, Manner
 from uma_trio.service.generation import Generation
+from uma_trio.service.reading import Reading
+from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said
 
 
 async def chat_completions(exchange: Exchange, shared: Shared) -> Reply | None:
@@ -48,7 +54,12 @@ class ChatCompletions(Choices):
     chunk = "chat.completion.chunk"
     fields = (
         MODEL,
-        honoured("messages", Anything("a list of messages"), "text parts only", required=True),
+        honoured(
+            "messages",
+            Anything("a list of messages"),
+            "text parts; with calls and their results",
+            required=True,
+        ),
         honoured(
             "max_completion_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"
         ),
@@ -58,6 +69,7 @@ class ChatCompletions(Choices):
         honoured("logprobs", Flag(), "each token's probability, of the model's own distribution"),
         honoured("top_logprobs", Integer(0, 20), "and of so many alternatives; only with logprobs"),
         *TEMPLATE,
+        *TOOLS,
         *URGENCY,
         CACHE,
         SPECULATION,
@@ -69,23 +81,41 @@ class ChatCompletions(Choices):
 
     def asks(self) -> list[Ask]:
         """Return the chat, once for each answer that is wanted; they differ by their seeds."""
-        chat = Chat(messages_of(self.body.get("messages")), manner_of(self.body))
+        body = self.body
+        tools = tools_of(body.get("tools", []))
+        chat = Chat(
+            messages_of(body.get("messages")), manner_of(body), tools, choice_of(body, tools)
+        )
         first = self.ask(chat, max_tokens=self.max_tokens(), logprobs=self._logprobs())
-        return numbered(first, self.n)
+        return numbered(evolve(first, reasoning_budget=budget_of(body)), self.n)
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the messages in parts."""
-        return _Chunks(self)
+        return _Chunks(self, [generation.reading for generation in generations])
 
     def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole message."""
+        reading = generation.reading
         message = {"role": "assistant", "content": answer.text, "refusal": None}
+        if not reading.plain:
+            said = read(answer.tokens, answer.end, reading)
+            message |= self._parsed(said)
         return {
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(answer.tokens, self.shared.service),
-            "finish_reason": answer.end.reason,
+            "finish_reason": reading.reason(answer.end),
         }
+
+    def _parsed(self, said: Said) -> dict[str, Any]:
+        """Return the members of a message that says more than its text."""
+        message: dict[str, Any] = {"content": said.content}
+        if said.reasoning:
+            message |= dict.fromkeys(self.shared.settings.reasoning_fields, said.reasoning)
+        if said.calls:
+            message["tool_calls"] = [call_of(call) for call in said.calls]
+            message["content"] = said.content or None
+        return message
 
     def _logprobs(self) -> int | None:
         """Return how many alternatives each token comes with; None for no probabilities."""
@@ -112,24 +142,60 @@ def manner_of(body: Body) -> Manner:
 class _Chunks(Chunks):
     """Chunks of a chat. The first of each answer names the role, the last only its end."""
 
-    def __init__(self, api: ChatCompletions) -> None:
+    def __init__(self, api: ChatCompletions, readings: Sequence[Reading]) -> None:
         super().__init__(api, api.n)
         self._service = api.shared.service
+        self._readings = readings
+        self._thoughts = api.shared.settings.reasoning_fields
         self._frames = [sse.Frame(self._chunk(i, {"content": sse.HOLE})) for i in range(api.n)]
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """What has read the answers."""
+        return self._readings
 
     def opening(self) -> bytes:
         role = {"role": "assistant", "content": ""}
         return b"".join(sse.event(self._chunk(i, role)) for i in range(len(self._frames)))
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        if item.logprobs is not None:
-            found = chat_logprobs([item], self._service)
-            return sse.event(self._chunk(index, {"content": item.text}, None, found))
-        return self._frames[index].fill(item.text) if item.text else b""
+        reading = self._readings[index]
+        if reading.plain and item.logprobs is None:
+            return self._frames[index].fill(item.text) if item.text else b""
+        return self._events(index, reading.token(item), chat_logprobs([item], self._service))
 
     def end(self, index: int, finished: Finished) -> bytes:
-        rest = self._frames[index].fill(finished.text) if finished.text else b""
-        return rest + sse.event(self.last(self._chunk(index, {}, finished.reason), finished))
+        reading = self._readings[index]
+        rest = self._events(index, reading.end(finished))
+        chunk = self._chunk(index, {}, reading.reason(finished))
+        return rest + sse.event(self.last(chunk, finished))
+
+    def _events(self, index: int, events: Sequence[Event], logprobs: Any = None) -> bytes:
+        """Return a chunk for each event; the first has the probabilities of the token."""
+        if logprobs is None and len(events) == 1 and isinstance(events[0], Content):
+            return self._frames[index].fill(events[0].text)
+        deltas = [delta for event in events if (delta := self._delta(event))]
+        if logprobs is not None and not deltas:
+            deltas = [{"content": ""}]
+        parts: list[bytes] = []
+        for delta in deltas:
+            parts.append(sse.event(self._chunk(index, delta, None, logprobs)))
+            logprobs = None
+        return b"".join(parts)
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        """Return what an event adds to the message: clients join texts, so nothing else repeats."""
+        if isinstance(event, Content):
+            return {"content": event.text}
+        if isinstance(event, Reasoning):
+            return dict.fromkeys(self._thoughts, event.text)
+        if isinstance(event, CallStart):
+            call = call_of(Call(event.id, event.name, ""))
+            return {"tool_calls": [{"index": event.index, **call}]}
+        if isinstance(event, Arguments):
+            piece = {"index": event.index, "function": {"arguments": event.text}}
+            return {"tool_calls": [piece]}
+        return {}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None

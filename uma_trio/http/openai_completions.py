@@ -16,6 +16,7 @@ from uma_trio.http.asking import (
     CACHE,
     MODEL,
     NO_MATTER,
+    NO_TOOLS,
     NOT_HERE,
     PACE,
     SAMPLING,
@@ -70,6 +71,7 @@ class Completions(Choices):
         SPECULATION,
         PACE,
         *SHAPES,
+        *NO_TOOLS,
         *NOT_HERE,
         *NO_MATTER,
     )

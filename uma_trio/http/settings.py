@@ -26,13 +26,15 @@ class Settings:
     `hosts` are the names that a Host header may give besides the loopback's, in lower case and
     without a port; `origins` the web pages that may ask. `keys` are the secrets that open the
     door; without any it is open to whoever can connect. With `strict` an unknown model is refused,
-    and so is a field that would be ignored.
+    and so is a field that would be ignored. `reasoning_fields` are what a chat's answer calls the
+    model's reasoning.
     """
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     strict: bool = False
+    reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     max_prompt_bytes: int = 4 * MIB
     max_connections: int = 256
     max_per_host: int = 64

@@ -15,9 +15,10 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.lanes import Lane, Pace
 from uma_trio.speculation import Speculation
-from uma_trio.text.chat import AUTO
-from uma_trio.text.chat import Call as Call  # these are words of the fronts, too
+from uma_trio.text.chat import AUTO as AUTO  # these are words of the fronts, too
+from uma_trio.text.chat import Call as Call
 from uma_trio.text.chat import Message as Message
+from uma_trio.text.chat import Mode as Mode
 from uma_trio.text.chat import Tool as Tool
 from uma_trio.text.chat import ToolChoice as ToolChoice
 from uma_trio.text.shape import Shape as Shape

@@ -97,9 +97,18 @@ def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _check_shape(ask: Ask) -> None:
-    """Check that an answer of a certain shape may end where that ends. Raises :class:`Refusal`."""
-    if ask.shape is None:
+    """Check that what an answer is held to may end where that ends. Raises :class:`Refusal`."""
+    chat = ask.prompt if isinstance(ask.prompt, Chat) else None
+    tools = chat is not None and chat.tools and chat.choice.mode != "none"
+    if ask.shape is not None and tools:
+        raise Refusal(
+            Code.E_PROTO_003,
+            f"{ask.shape.field} does not go with tools; leave one of them out, or set tool_choice none",
+            field=ask.shape.field,
+        )
+    if ask.shape is None and not tools:
         return
+    named = "tools" if ask.shape is None else ask.shape.field
     for field, set_ in (
         ("ignore_eos", ask.sampling.ignore_eos),
         ("min_tokens", ask.sampling.min_tokens > 0),
@@ -107,7 +116,7 @@ def _check_shape(ask: Ask) -> None:
         if set_:
             raise Refusal(
                 Code.E_PROTO_003,
-                f"{field} does not go with {ask.shape.field}, which says where the answer ends",
+                f"{field} does not go with {named}, which say where the answer ends",
                 field=field,
             )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 import trio
+from attrs import field, frozen
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
@@ -46,11 +47,21 @@ class Host(Protocol):
     directory: Directory
     draining: bool
 
-    async def tokens_of(self, ask: Ask) -> IntArray:
-        """Return the tokens of what is asked. Raises :class:`Refusal`."""
+    async def prepare(self, ask: Ask) -> Prepared:
+        """Return what the engine and the reader of the answer need. Raises :class:`Refusal`."""
 
-    async def constraint_of(self, ask: Ask) -> Constraint | None:
-        """Return what keeps the answer to its shape. Raises :class:`Refusal`."""
+
+@frozen(eq=False)
+class Prepared:
+    """What is made of a request before it is submitted.
+
+    `pieces` are the bytes of each token where the reader of the answer needs to see special ones.
+    """
+
+    tokens: IntArray
+    constraint: Constraint | None = None
+    reading: Reading = field(factory=Reading)
+    pieces: Sequence[bytes] | None = None
 
 
 class Generation:
@@ -179,23 +190,22 @@ class Generation:
         if service.draining:
             raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
         check_untokenised(ask, self.origin.door, service.bounds)
-        tokens = constraint = None
+        prepared = None
         with self._preparing:
-            constraint = await service.constraint_of(ask)
-            tokens = await service.tokens_of(ask)
-        if tokens is None or self._ended_early:
+            prepared = await service.prepare(ask)
+        if prepared is None or self._ended_early:
             return
-        self.prompt_tokens = len(tokens)
-        max_tokens = max_tokens_for(ask, len(tokens), service.bounds)
-        self._submit(tokens, max_tokens, constraint)
+        self.prompt_tokens = len(prepared.tokens)
+        self.reading = prepared.reading
+        self._submit(prepared, max_tokens_for(ask, self.prompt_tokens, service.bounds))
 
-    def _submit(self, tokens: IntArray, max_tokens: int, constraint: Constraint | None) -> None:
+    def _submit(self, prepared: Prepared, max_tokens: int) -> None:
         ask, service = self.ask, self._service
         try:
             service.inbox.submit(
                 Submit(
                     handle=self.handle,
-                    prompt=tokens,
+                    prompt=prepared.tokens,
                     max_tokens=max_tokens,
                     params=ask.sampling,
                     stop=ask.stop,
@@ -208,8 +218,9 @@ class Generation:
                     namespace=namespace(ask, self.origin),
                     session=ask.session,
                     speculation=ask.speculation,
-                    constraint=constraint,
                     smooth=ask.streamed and ask.pace == "smooth",
+                    constraint=prepared.constraint,
+                    pieces=prepared.pieces,
                 )
             )
         except QueueFull as full:

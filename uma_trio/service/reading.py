@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from uma_trio.engine.messages import Finished, FinishReason, TokenOut
-from uma_trio.text.replies import CallStart, Content, Event, Reasoning, ReplyParser
+from uma_trio.text.replies import CallStart, Content, Event, ReplyParser
 
 Reason = FinishReason | Literal["tool_calls"]
 
@@ -37,7 +37,9 @@ class Reading:
         if self._parser is None:
             return [Content(item.text)] if item.text else []
         events = self._parser.feed(item.text)
-        self._count(events, 1)
+        self._count(events)
+        if self._parser.thinking:
+            self.reasoning_tokens += 1
         return events
 
     def end(self, finished: Finished) -> list[Event]:
@@ -45,16 +47,12 @@ class Reading:
         if self._parser is None:
             return [Content(finished.text)] if finished.text else []
         events = [*self._parser.feed(finished.text), *self._parser.finish()]
-        self._count(events, 0)
+        self._count(events)
         return events
 
     def reason(self, finished: Finished) -> Reason:
         """Return why the answer ended: "tool_calls" where it did so by itself behind a call."""
         return "tool_calls" if self.n_calls and finished.reason == "stop" else finished.reason
 
-    def _count(self, events: list[Event], n_tokens: int) -> None:
-        for event in events:
-            if isinstance(event, CallStart):
-                self.n_calls += 1
-        if events and isinstance(events[-1], Reasoning):
-            self.reasoning_tokens += n_tokens
+    def _count(self, events: list[Event]) -> None:
+        self.n_calls += sum([isinstance(event, CallStart) for event in events])

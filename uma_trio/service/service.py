@@ -24,11 +24,14 @@ from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Chat, Origin, Refusal, owns
 from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary
 from uma_trio.service.directory import Directory
-from uma_trio.service.generation import Generation
+from uma_trio.service.generation import Generation, Prepared
+from uma_trio.service.reading import Reading
 from uma_trio.service.telemetry import Telemetry
+from uma_trio.text.chat import AUTO
 from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.replying import NOTHING_LOOSENED
 from uma_trio.text.shape import Unconstrainable
-from uma_trio.text.template import Unrenderable
+from uma_trio.text.veil import Unrenderable
 
 Answer = TypeVar("Answer")
 
@@ -111,20 +114,49 @@ class Service:
 
     # --- text ---
 
-    async def tokens_of(self, ask: Ask) -> IntArray:
-        """Return the tokens of what is asked, made in a helper thread.
+    async def prepare(self, ask: Ask) -> Prepared:
+        """Return what the engine and the reader of the answer need, made in helper threads.
 
         Raises:
-            Refusal: the model cannot be asked that way.
+            Refusal: the model cannot be asked that way, or what is asked cannot be enforced, or it
+                takes too long to be compiled.
         """
+        chat = ask.prompt if isinstance(ask.prompt, Chat) else None
+        front_end = self._front_end
+        loosened = NOTHING_LOOSENED
+        if chat is not None and chat.tools:
+            tools, choice = chat.tools, chat.choice
+            loosened = await self._compiled(
+                "tools", lambda: front_end.replies.loosened(front_end.grammarian, tools, choice)
+            )
+        tokens, thinking = await self._tokens_of(ask)
+        shape, budget = ask.shape, ask.reasoning_budget
+        choice = AUTO if chat is None else chat.choice
+        constraint: Constraint | None = None
+        if shape is not None or loosened.offers or budget is not None:
+            field = shape.field if shape is not None else "tools"
+            constraint = await self._compiled(
+                field,
+                lambda: front_end.constraint(
+                    shape, loosened, choice, budget, chat=chat is not None, thinking=thinking
+                ),
+            )
+        if chat is None:
+            return Prepared(tokens, constraint)
+        parser = front_end.replies.parser(chat.tools, choice, thinking=thinking)
+        pieces = None if parser is None else front_end.replies.pieces
+        return Prepared(tokens, constraint, Reading(parser, loosened.names), pieces)
+
+    async def _tokens_of(self, ask: Ask) -> tuple[IntArray, bool]:
+        """Return the tokens of what is asked, and whether the answer begins inside its reasoning."""
         prompt = ask.prompt
         if isinstance(prompt, str):
-            return await self._run_blocking(lambda: self._front_end.prepare_prompt(prompt))
+            return await self._run_blocking(lambda: self._front_end.prepare_prompt(prompt)), False
         if isinstance(prompt, Chat):
             return await self._rendered(
-                lambda: self._front_end.prepare_messages(prompt.messages, prompt.manner)
+                lambda: self._front_end.prepare_chat(prompt.messages, prompt.manner, prompt.tools)
             )
-        return prompt
+        return prompt, False
 
     async def count_tokens(self, ask: Ask, origin: Origin) -> int:
         """Return how many tokens the prompt of a request would have.
@@ -133,24 +165,17 @@ class Service:
             Refusal: it would not be accepted, whatever its length in tokens.
         """
         check_untokenised(ask, origin.door, self.bounds)
-        return len(await self.tokens_of(ask))
+        return len((await self._tokens_of(ask))[0])
 
-    async def constraint_of(self, ask: Ask) -> Constraint | None:
-        """Return what keeps the answer to its shape, made in a helper thread; None if it has none.
-
-        Raises:
-            Refusal: the shape asks for what cannot be enforced, or takes too long to be compiled.
-        """
-        shape = ask.shape
-        if shape is None:
-            return None
+    async def _compiled(self, field: str, compile_: Callable[[], Answer]) -> Answer:
+        """Return what a grammar's compiler makes of `field`. Raises :class:`Refusal`."""
         why = f"takes longer than {COMPILE_S:g} s to be compiled; simplify it"
         with trio.move_on_after(COMPILE_S):
             try:
-                return await self._run_blocking(lambda: self._front_end.follower(shape))
+                return await self._run_blocking(compile_)
             except Unconstrainable as error:
                 why = str(error)
-        raise Refusal(Code.E_PROTO_003, f"{shape.field} {why}", field=shape.field)
+        raise Refusal(Code.E_PROTO_003, f"{field} {why}", field=field)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text, made in a helper thread."""
@@ -180,7 +205,9 @@ class Service:
         Raises:
             Refusal: the template does not take it, or there is none.
         """
-        return await self._rendered(lambda: self._front_end.render(chat.messages, chat.manner))
+        return await self._rendered(
+            lambda: self._front_end.render(chat.messages, chat.manner, chat.tools)
+        )
 
     async def _rendered(self, render: Callable[[], Answer]) -> Answer:
         if self._front_end.chat_problem is not None:

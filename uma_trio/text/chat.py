@@ -7,6 +7,8 @@ from typing import Any, Final, Literal
 
 from attrs import field, frozen
 
+Mode = Literal["auto", "required", "none"]
+
 
 @frozen
 class Call:
@@ -62,7 +64,7 @@ class ToolChoice:
     tool is called. Without `parallel` there is at most one call.
     """
 
-    mode: Literal["auto", "required", "none"] = "auto"
+    mode: Mode = "auto"
     names: tuple[str, ...] = ()
     parallel: bool = True
 

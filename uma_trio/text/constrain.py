@@ -35,12 +35,14 @@ _LIMITS: Final = LLParserLimits(
     max_lexer_states=50_000,  # of 1 to 2 kB each
     verbose_errors=False,
 )
-_JSON: Final[Any] = {
+JSON: Final[Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": r" |\n[ ]{0,40}",
     "coerce_one_of": False,  # these two loosen, and a schema may ask for them by "x-guidance"
     "lenient": False,
 }
+LOOSE: Final[Any] = {**JSON, "coerce_one_of": True, "lenient": True}
+_LOOSE_KINDS: Final = ("loose schema", "reply")  # of a reply each schema is looked at before
 _MAX_WORDS: Final = 300
 _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
@@ -95,7 +97,7 @@ class Grammarian:
         matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise Unconstrainable(_reason(matcher.get_error()))
-        for warning in matcher.get_grammar_warnings():
+        for warning in matcher.get_grammar_warnings() if shape.kind not in _LOOSE_KINDS else ():
             if _UNIMPLEMENTED.search(warning):
                 raise Unconstrainable(_reason(warning))
         Follower(matcher, self._vocabulary).allowed()  # the first step may take long
@@ -180,7 +182,11 @@ class _Words:
 
 
 def _of_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+    return LLMatcher.grammar_from_json_schema(text, overrides=JSON)
+
+
+def _of_loose_schema(text: str) -> str:
+    return LLMatcher.grammar_from_json_schema(text, overrides=LOOSE)
 
 
 def _of_choice(text: str) -> str:
@@ -199,6 +205,8 @@ _SOURCES: Final[dict[Kind, Callable[[str], str]]] = {
     "regex": LLMatcher.grammar_from_regex,
     "choice": _of_choice,
     "grammar": _of_grammar,
+    "loose schema": _of_loose_schema,
+    "reply": LLMatcher.grammar_from_lark,
 }
 
 

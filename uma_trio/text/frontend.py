@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from uma_trio.backend.base import IntArray, Vocabulary
-from uma_trio.text.chat import Message
-from uma_trio.text.template import PLAINLY, ChatTemplate, Manner, Part, Unrenderable
+from uma_trio.text import telling
+from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
+from uma_trio.text.replies import ReplyFormat
+from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
+from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
+from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
     from uma_trio.text.constrain import Follower, Grammarian
     from uma_trio.text.shape import Shape
+    from uma_trio.text.thinking import Thinking
 
 _MARKER: Final = "\n"
 
@@ -46,12 +51,19 @@ class FrontEnd:
     to tokens; `chat_problem` says why.
     """
 
-    def __init__(self, vocabulary: Vocabulary, chat_template: str | None) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        chat_template: str | None,
+        reply_format: ReplyFormat | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces()
         self._bos = self._find_bos()
         self._adds_space = self.detokenize(self._plain("a").tolist()).startswith(b" ")
         self._template: ChatTemplate | None = None
+        self._reply_format = reply_format
+        self._source = chat_template or ""
         #: Why messages cannot be rendered; None if they can.
         self.chat_problem: str | None = None
         if not chat_template:
@@ -71,20 +83,29 @@ class FrontEnd:
         """
         return self._finished(self._plain(text))
 
-    def prepare_messages(self, messages: Sequence[Message], manner: Manner = PLAINLY) -> IntArray:
+    def prepare_messages(
+        self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
+    ) -> IntArray:
         """Return the tokens (int32) of a chat, ready for the answer.
 
-        What looks like a special token in a content stays text. Raises :class:`Unrenderable` if
+        What looks like a special token in somebody's text stays text. Raises :class:`Unrenderable` if
         the template refuses these messages, or there is none that can be used.
         """
-        parts = self._parts(messages, manner)
+        return self.prepare_chat(messages, manner, tools)[0]
+
+    def prepare_chat(
+        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
+    ) -> tuple[IntArray, bool]:
+        """Return the same, and whether the answer begins inside the model's reasoning."""
+        parts = self._parts(messages, manner, tools)
         tokens: list[IntArray] = []
         after_text = False
         for part in _with_spaces(parts):
             tokens.append(self._part(part.text, special=not part.is_content, joined=after_text))
             if len(tokens[-1]):  # a control token has no bytes
                 after_text = bool(self._pieces[int(tokens[-1][-1])])
-        return self._finished(np.concatenate(tokens))
+        thinking = not manner.continue_final and self.replies.opens_thought(parts)
+        return self._finished(np.concatenate(tokens)), thinking
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return the tokens (int32) of `text` alone, as :meth:`Vocabulary.tokenize` does."""
@@ -94,24 +115,61 @@ class FrontEnd:
         """Return the bytes of tokens of the vocabulary; control tokens have none."""
         return b"".join([self._pieces[token] for token in tokens])
 
-    def render(self, messages: Sequence[Message], manner: Manner = PLAINLY) -> str:
+    def render(
+        self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
+    ) -> str:
         """Return a chat as the template writes it. Raises :class:`Unrenderable`."""
-        return "".join(part.text for part in self._parts(messages, manner))
+        return "".join(part.text for part in self._parts(messages, manner, tools))
 
-    def follower(self, shape: Shape) -> Follower:
-        """Return what keeps one answer to `shape`. Raises :class:`Unconstrainable`."""
-        return self._grammarian.follow(shape)
+    def constraint(
+        self,
+        shape: Shape | None,
+        loosened: Loosened = NOTHING_LOOSENED,
+        choice: ToolChoice = AUTO,
+        budget: int | None = None,
+        *,
+        chat: bool = False,
+        thinking: bool = False,
+    ) -> Follower | Thinking | None:
+        """Return what keeps one answer to what was asked. Raises :class:`Unconstrainable`.
+
+        Only the answer in a `chat` has reasoning before it.
+        """
+        if not chat:
+            return None if shape is None else self.grammarian.follow(shape)
+        return self.replies.constraint(
+            self.grammarian, shape, loosened, choice, budget, thinking=thinking
+        )
 
     @cached_property
-    def _grammarian(self) -> Grammarian:
+    def replies(self) -> Replies:
+        """How the model writes its replies; found out when it is asked for first."""
+        return Replies(self._vocabulary, self._template, self._source, self._reply_format)
+
+    @cached_property
+    def grammarian(self) -> Grammarian:
+        """The compiler of grammars."""
         from uma_trio.text.constrain import Grammarian  # megabytes that few daemons need
 
         return Grammarian(self._vocabulary)
 
-    def _parts(self, messages: Sequence[Message], manner: Manner) -> list[Part]:
+    def _parts(
+        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
+    ) -> list[Part]:
         if self._template is None:
             raise Unrenderable(self.chat_problem or "the model has no chat template")
-        return self._template.render(messages, manner)
+        replies = self.replies
+        said = telling.written(messages, tools, replies.format, tells_tools=replies.tells_tools)
+        told = tools if replies.tells_tools and replies.format.source != "generic" else ()
+        try:
+            return self._template.render(said, manner, tools=told, habits=replies.habits)
+        except Unrenderable:
+            if said == list(messages):
+                raise
+        # Some templates have no place for a system message of ours.
+        return self._template.render(
+            telling.without_system(said), manner, tools=told, habits=replies.habits
+        )
 
     def _part(self, text: str, *, special: bool, joined: bool) -> IntArray:
         """Return the tokens of one part of a longer text.

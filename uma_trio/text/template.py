@@ -5,6 +5,12 @@ rendered text is cut at these words, and the contents are put into the gaps as *
 is tokenised without special tokens. A template that loses, repeats or alters a word cannot be
 rendered this way and is refused.
 
+What else is somebody's text (descriptions and schemas of tools, names, arguments and reasoning) is
+replaced in the same way where it holds more than plain prose, of which no special token can be made.
+A template may leave it out or repeat it. Where it comes back inside JSON, as the word's escaped
+separator tells, it is escaped as often. What is prose goes to the template as it is, which may
+compare it (`param.type == "string"`) and which writes it in one piece with its own text.
+
 Templates may strip their contents (``message.content | trim``). The word is therefore padded
 with white space on both sides; where the padding comes back stripped, the content is stripped
 in the same way: all white space, or line ends only. Two things differ from handing contents to
@@ -20,41 +26,24 @@ with: letters, digits, and marks of plain prose.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from attrs import field, frozen
 from jinja2 import Template
 
-from uma_trio.text.chat import Message
+from uma_trio.text.chat import Message, Tool
+from uma_trio.text.documents import NO_HABITS, Habits, messages_of, tools_of
 from uma_trio.text.sandbox import Sandbox
+from uma_trio.text.veil import VT, Part, Unrenderable, Veil, is_prose
 
 MAX_SOURCE: Final = 256 << 10  # characters; the longest published template has 20,000
-
-# Around a word: a line end, a white space that no template writes (vertical tab), a line end.
-# `strip()` takes all of it, `strip("\n")` the outer half.
-_PAD: Final = "\n\x0b\n"
-_VT: Final = "\x0b"
 
 # What the template is told by others than the request.
 _OURS: Final = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_PROSE: Final = re.compile(r"[\w .,:;!?'()+/\n-]*")
 
 _SANDBOX: Final = Sandbox()
-
-
-class Unrenderable(Exception):
-    """The template cannot be used, or not for these messages; the message says why."""
-
-
-@frozen
-class Part:
-    """A piece of a rendered chat: the template's own text, or what somebody wrote."""
-
-    text: str
-    is_content: bool
 
 
 @frozen
@@ -100,7 +89,7 @@ def problem_of(arguments: Mapping[str, Any]) -> str | None:
 def _is_prose(value: Any) -> bool:
     """Whether every text in a JSON value is too plain to be part of a special token."""
     if isinstance(value, str):
-        return _PROSE.fullmatch(value) is not None
+        return is_prose(value)
     if isinstance(value, Mapping):
         return all(map(_is_prose, [*value.keys(), *value.values()]))
     return all(map(_is_prose, value)) if isinstance(value, list | tuple) else True
@@ -113,7 +102,7 @@ class ChatTemplate:
         """Compile `source` and render a first conversation. Raises :class:`Unrenderable`."""
         if len(source) > MAX_SOURCE:
             raise Unrenderable(f"it is longer than {MAX_SOURCE:,} characters")
-        if _VT in source:
+        if VT in source:
             raise Unrenderable("it contains a vertical tab")
         self._bos_text = bos_text
         self._eos_text = eos_text
@@ -123,8 +112,16 @@ class ChatTemplate:
             raise Unrenderable(f"it does not compile: {_one_line(error)}") from error
         self.render([Message("user", "Hello")])
 
-    def render(self, messages: Sequence[Message], manner: Manner = PLAINLY) -> list[Part]:
-        """Render messages, ready for the assistant's answer.
+    def render(
+        self,
+        messages: Sequence[Message],
+        manner: Manner = PLAINLY,
+        *,
+        tools: Sequence[Tool] = (),
+        habits: Habits = NO_HABITS,
+        prompts: bool = True,
+    ) -> list[Part]:
+        """Render messages, ready for the assistant's answer, unless `prompts` is false.
 
         Raises :class:`Unrenderable` if the template refuses these messages, takes too long, or
         does not bring every content back exactly once; or if there is no final message to go on
@@ -134,35 +131,34 @@ class ChatTemplate:
             raise Unrenderable(
                 "the last message to continue must be the assistant's, and not empty"
             )
-        word = f"q{secrets.token_hex(12)}n"
-        contents = [message.content for message in messages]
-        wanted = [i for i, content in enumerate(contents) if content.strip() or _VT in content]
-        shown = list(contents)
-        for index in wanted:
-            shown[index] = f"{_PAD}{word}{index}q{_PAD}"
-        rendered = self._run(
-            [
-                {"role": message.role, "content": content}
-                for message, content in zip(messages, shown, strict=True)
-            ],
-            manner,
-        )
-        parts = re.split(f"{word}([0-9]+)q", rendered)
-        found = [int(index) for index in parts[1::2]]
-        if sorted(found) != wanted:
-            missing = sorted(set(wanted) - set(found))
-            if missing:
-                role = messages[missing[0]].role
-                raise Unrenderable(f"it leaves out or alters the message of {role!r}")
+        veil = Veil()
+        shown = messages_of(messages, veil, habits)
+        told = tools_of(tools, veil)
+        rendered = self._run(shown, told, manner, prompts=prompts and not manner.continue_final)
+        pieces = veil.cut(rendered)
+        found = [word.index for word in pieces.words if word.index in veil.contents]
+        missing = sorted(veil.contents.keys() - found)
+        if missing:
+            raise Unrenderable(
+                f"it leaves out or alters the message of {veil.contents[missing[0]][1]!r}"
+            )
+        if len(found) > len(veil.contents):
             raise Unrenderable("it repeats a message")
-        joined = _joined(parts[0::2], [contents[index] for index in found])
+        joined = pieces.parts()
         if not manner.continue_final:
             return joined
-        if found[-1] != len(messages) - 1:
+        if not found or veil.contents[found[-1]][0] != len(messages) - 1:
             raise Unrenderable("it does not write the last message last")
         return joined if joined[-1].is_content else joined[:-1]
 
-    def _run(self, messages: list[dict[str, str]], manner: Manner) -> str:
+    def _run(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        manner: Manner,
+        *,
+        prompts: bool,
+    ) -> str:
         _SANDBOX.start()
         try:
             return self._template.render(
@@ -171,8 +167,8 @@ class ChatTemplate:
                     "messages": messages,
                     "bos_token": self._bos_text,
                     "eos_token": self._eos_text,
-                    "add_generation_prompt": not manner.continue_final,
-                    "tools": None,
+                    "add_generation_prompt": prompts,
+                    "tools": tools or None,
                     "documents": None,
                 }
             )
@@ -183,36 +179,6 @@ class ChatTemplate:
 def _can_go_on(messages: Sequence[Message]) -> bool:
     last = messages[-1] if messages else Message("")
     return last.role == "assistant" and bool(last.content.strip())
-
-
-def _joined(outside: Sequence[str], contents: Sequence[str]) -> list[Part]:
-    """Put the contents between the template's texts, stripped where the padding was."""
-    texts, inner = list(outside), list(contents)
-    for index, content in enumerate(inner):
-        texts[index], left = _unpadded(texts[index], at_end=True)
-        texts[index + 1], right = _unpadded(texts[index + 1], at_end=False)
-        inner[index] = content.lstrip(left).rstrip(right)
-    if any(_VT in text for text in texts):
-        raise Unrenderable("it alters the white space of messages")
-    parts = [Part(texts[0], is_content=False)]
-    for content, text in zip(inner, texts[1:], strict=True):
-        parts += [Part(content, is_content=True), Part(text, is_content=False)]
-    return [part for part in parts if part.text]
-
-
-def _unpadded(text: str, *, at_end: bool) -> tuple[str, str | None]:
-    """Take the padding off one end of `text`; return what the template strips there.
-
-    That is "" for nothing, a line end, or None for all white space, as `str.strip` takes it.
-    """
-    outer, inner = (_VT + "\n", "\n") if at_end else ("\n" + _VT, "\n")
-    whole = _PAD
-    cut = str.removesuffix if at_end else str.removeprefix
-    for padding, stripped in ((whole, ""), (outer, inner)):
-        rest = cut(text, padding)
-        if rest != text:
-            return rest, stripped
-    return text, None
 
 
 def _one_line(error: Exception) -> str:

@@ -1,17 +1,88 @@
-"""How a model writes its replies: a record that parser and grammar are both driven by."""
+"""How a model writes its replies: records that parser and grammar are both driven by.
+
+White space in a marker is how the model's template writes it, and what a grammar forces. The parser
+takes any white space, or none, where a marker has some, and around it.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from attrs import frozen
+
+Style = Literal["object", "named", "tagged", "harmony"]
+
+
+@frozen
+class Thought:
+    """The markers around a model's reasoning, which goes before everything else in a reply."""
+
+    open: str
+    close: str
+
+
+@frozen
+class CallSyntax:
+    """How calls stand in a reply: `section_open`, calls with `between` them, `section_close`.
+
+    Each call stands between `open` and `close`, in one of three styles:
+
+    * "object": a JSON object with the name under `name_key`, the arguments under `arguments_key` and,
+      if there is one, the id under `id_key`.
+    * "named": the name, `after_name`, the arguments as JSON. With `name_in_id` the name is part of
+      an id such as ``functions.NAME:0``; with `id_open` that and an id may stand behind the name.
+    * "tagged": the name, `after_name`, and each argument as `key_open`, key, `key_close`, value,
+      `value_close`; texts stand there as they are, other values as JSON.
+
+    A `bare` syntax has nothing before the first call: a reply is one if it begins like one and names
+    a tool that there is. "harmony" needs no other field: see :mod:`uma_trio.text.replies.harmony`.
+    """
+
+    style: Style = "object"
+    section_open: str = ""
+    section_close: str = ""
+    between: str = ""
+    open: str = ""
+    close: str = ""
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    id_key: str = ""
+    id_open: str = ""
+    after_name: str = ""
+    key_open: str = ""
+    key_close: str = ""
+    value_close: str = ""
+    name_in_id: bool = False
+    bare: bool = False
+
+    @property
+    def start(self) -> str:
+        """What goes before the first call."""
+        return self.section_open + self.open
+
+    @property
+    def markers(self) -> str:
+        """Everything that stands in a reply for the format's sake."""
+        every = (self.section_open, self.section_close, self.between, self.open, self.close)
+        inner = (self.id_open, self.after_name, self.key_open, self.key_close, self.value_close)
+        return " ".join([*every, *inner])
 
 
 @frozen
 class ReplyFormat:
-    """How a model marks reasoning and calls of tools in its replies. See the parser."""
+    """How a model marks reasoning and calls of tools in its replies.
+
+    `source` says where the record comes from: "derived" from the template, "built in", "file",
+    "generic" where the model was not trained to call tools, or "none".
+    """
 
     name: str
+    source: str = "none"
+    thought: Thought | None = None
+    calls: CallSyntax | None = None
 
 
 PLAIN: Final = ReplyFormat("plain")
+
+GENERIC_CALLS: Final = CallSyntax(open="<tool_call>\n", close="\n</tool_call>", between="\n")
+THINK: Final = Thought("<think>", "</think>")

@@ -2,26 +2,97 @@
 
 from __future__ import annotations
 
-from uma_trio.text.replies.events import Content, Event
-from uma_trio.text.replies.format import ReplyFormat
+import secrets
+from collections.abc import Callable, Sequence
+
+from uma_trio.text.chat import Tool
+from uma_trio.text.replies.bodies import Calls
+from uma_trio.text.replies.events import Event
+from uma_trio.text.replies.format import ReplyFormat, Thought
+from uma_trio.text.replies.harmony import harmony
+from uma_trio.text.replies.maker import Maker, pass_on
+from uma_trio.text.replies.source import Source, Steps, compact
+
+
+def new_id() -> str:
+    """Return an id of a call: nine letters and digits, which every family's template takes."""
+    return f"c{secrets.token_hex(4)}"
 
 
 class ReplyParser:
     """Reads one reply of a model that writes by `format`.
 
     How the text is cut into pieces changes nothing but how the events are cut. Text that is not what
-    the format expects comes back as :class:`Content`; nothing is lost, and nothing is raised.
+    the format expects comes back as :class:`Content`: nothing is lost but markers and the white
+    space around them, and nothing is raised. Once a call has begun, what follows up to its end is its
+    arguments, JSON or not. `thinking` says that the prompt opened the reasoning already. `tools`
+    are those of the request: they tell texts from other values where calls are tagged. Without
+    `calls`, markers of calls are text.
     """
 
-    __slots__ = ("_format",)
+    __slots__ = ("_format", "_maker", "_run", "_source")
 
-    def __init__(self, format: ReplyFormat) -> None:  # noqa: A002
+    def __init__(
+        self,
+        format: ReplyFormat,  # noqa: A002
+        *,
+        thinking: bool = False,
+        tools: Sequence[Tool] = (),
+        calls: bool = True,
+        ids: Callable[[], str] = new_id,
+    ) -> None:
         self._format = format
+        self._source = Source()
+        self._maker = Maker(ids, tools, thinking=thinking)
+        syntax = format.calls if calls else None
+        if format.calls is not None and format.calls.style == "harmony":
+            self._run = harmony(self._source, self._maker)
+        else:
+            made = None if syntax is None else Calls(syntax, self._source, self._maker)
+            self._run = self._reply(made)
+        next(self._run)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+        return self._maker.thinking
 
     def feed(self, text: str) -> list[Event]:
         """Take the next piece of the reply; return what it says for certain."""
-        return [Content(text)] if text else []
+        if not text:
+            return []
+        self._source.feed(text)
+        next(self._run)
+        return self._maker.taken()
 
     def finish(self) -> list[Event]:
-        """Return what was held back; the reply is over."""
-        return []
+        """Return what was held back; the reply is over, and nothing may be fed behind it."""
+        self._source.ended = True
+        next(self._run, None)
+        return self._maker.taken()
+
+    def _reply(self, calls: Calls | None) -> Steps[None]:
+        yield
+        source, maker, thought = self._source, self._maker, self._format.thought
+        if thought is not None:
+            opened = yield from source.take(compact(thought.open))
+            if opened or maker.thinking:
+                yield from self._think(thought)
+        if calls is None:
+            yield from pass_on(source, maker, ())
+            return
+        if calls.syntax.bare and (yield from source.first()) == "{":
+            yield from calls.read()
+        triggers = (calls.trigger,) if calls.trigger else ()
+        while (yield from pass_on(source, maker, triggers)):
+            yield from calls.read()
+
+    def _think(self, thought: Thought) -> Steps[None]:
+        source, maker = self._source, self._maker
+        maker.thinking = True
+        yield from source.peek()
+        close = yield from pass_on(source, maker, (thought.close,))
+        if close:
+            maker.thinking = False
+            yield from source.take(compact(close))
+            yield from source.peek()

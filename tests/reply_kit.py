@@ -1,0 +1,83 @@
+"""What tests of replies are built from: formats of the families, replies in them, small templates."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from uma_trio.text.chat import Tool
+from uma_trio.text.replies import Event, ReplyFormat, ReplyParser
+from uma_trio.text.replies.format import GENERIC_CALLS, THINK, CallSyntax
+from uma_trio.text.replies.known import FAMILIES
+
+HERMES = ReplyFormat("hermes", thought=THINK, calls=GENERIC_CALLS)
+XML = CallSyntax(
+    style="tagged",
+    open="<tool_call>\n<function=",
+    after_name=">\n",
+    key_open="<parameter=",
+    key_close=">\n",
+    value_close="\n</parameter>\n",
+    close="</function>\n</tool_call>",
+)
+FORMATS = {"hermes": HERMES, "xml": ReplyFormat("xml", calls=XML)} | {
+    "".join(family.marks): ReplyFormat(family.name, thought=THINK, calls=family.calls)
+    for family in FAMILIES
+}
+TOOLS = (
+    Tool(
+        "look",
+        "Look `it` up",
+        {
+            "type": "object",
+            "properties": {"what": {"type": "string"}, "n": {"type": "integer"}},
+            "required": ["what"],
+        },
+    ),
+    Tool("stop"),
+)
+
+_CALLS = (
+    "{% for c in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}"
+)
+_TOLD = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% endif %}"
+)
+_PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def chatml(body: str, *, prompt: str = _PROMPT) -> str:
+    """Return a template that tells tools, and writes each message by `body`."""
+    return (
+        _TOLD
+        + "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        + body
+        + "<|im_end|>\n{% endfor %}"
+        + prompt
+    )
+
+
+HERMES_TEMPLATE = chatml("{{ m.content }}" + _CALLS)
+_THOUGHT = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+THINKING_TEMPLATE = chatml(_THOUGHT + "{{ m.content }}" + _CALLS)
+PREFILLED_TEMPLATE = chatml(
+    _THOUGHT + "{{ m.content }}" + _CALLS,
+    prompt=_PROMPT.replace("assistant\n", "assistant\n<think>\n"),
+)
+
+
+def parsed(
+    format: ReplyFormat,  # noqa: A002
+    pieces: Sequence[str],
+    *,
+    thinking: bool = False,
+    calls: bool = True,
+) -> list[Event]:
+    """Return the events of a reply that comes in pieces."""
+    ids = (f"id{number}" for number in itertools.count())
+    parser = ReplyParser(format, thinking=thinking, tools=TOOLS, calls=calls, ids=lambda: next(ids))
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return [*events, *parser.finish()]

@@ -1,0 +1,265 @@
+"""Tools and reasoning in chats over HTTP: a model that says what it is told to, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from http_kit import Answer, HttpHouse, http_house
+from net_kit import TICK_S
+from reply_kit import HERMES_TEMPLATE, PREFILLED_TEMPLATE, THINKING_TEMPLATE
+from trio.testing import MockClock
+
+from uma_trio.backend.fake import CHATML, linear_cost
+from uma_trio.backend.scripted import ScriptedBackend
+
+CHAT = "/v1/chat/completions"
+LOOK: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look `<it>` up",
+        "parameters": {
+            "type": "object",
+            "properties": {"what": {"enum": ["a", "b"]}},
+            "required": ["what"],
+            "additionalProperties": False,
+        },
+    },
+}
+STOP: dict[str, Any] = {"type": "function", "function": {"name": "stop"}}
+ASKED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "temperature": 0,
+    "max_tokens": 400,
+    "tools": [LOOK, STOP],
+}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"what": "a"}}\n</tool_call>'
+
+
+def house(says: str, template: str = HERMES_TEMPLATE) -> Any:
+    """Run a daemon whose model says this."""
+    backend = ScriptedBackend(
+        [list(says.encode())],
+        n_ctx=4096,
+        n_batch=512,
+        chat_template=template,
+        cost=linear_cost(TICK_S, 0.0),
+    )
+    return http_house(backend=backend)
+
+
+async def asked(daemon: HttpHouse, **fields: Any) -> Answer:
+    """Return the answer to a chat with tools."""
+    return await daemon.ask("POST", CHAT, {**ASKED, **fields})
+
+
+def message(answer: Answer) -> dict[str, Any]:
+    """Return the message of a whole answer."""
+    assert answer.status == 200, answer.body
+    return dict(answer.json["choices"][0]["message"])
+
+
+def calls(answer: Answer) -> list[tuple[str, Any]]:
+    """Return the calls of a whole answer."""
+    found = message(answer).get("tool_calls", [])
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in found]
+
+
+def joined(answer: Answer) -> dict[str, Any]:
+    """Put the deltas of a stream together as clients do: texts are joined, all else stands once."""
+    made: dict[str, Any] = {"tool_calls": []}
+    for event in answer.events:
+        for choice in event["choices"] if event != "[DONE]" else ():
+            for name, value in choice["delta"].items():
+                if name != "tool_calls":
+                    made[name] = made.get(name, "") + value
+                    continue
+                for piece in value:
+                    if piece["index"] == len(made["tool_calls"]):
+                        assert piece["type"] == "function"
+                        made["tool_calls"].append({**piece, "arguments": ""})
+                    else:
+                        assert set(piece) == {"index", "function"}
+                    arguments = piece["function"]["arguments"]
+                    made["tool_calls"][piece["index"]]["arguments"] += arguments
+            made["reason"] = choice["finish_reason"]
+    return made
+
+
+@pytest.mark.parametrize("template", [HERMES_TEMPLATE, CHATML], ids=["tools", "no tools"])
+async def test_a_call_is_answered_whole(autojump_clock: MockClock, template: str) -> None:
+    """Beside the text before it; with a template that knows tools, and with one that does not."""
+    async with house(f"So.\n{CALL}", template) as daemon:
+        answer = await asked(daemon)
+        assert calls(answer) == [("look", {"what": "a"})]
+        assert message(answer)["content"] == "So."
+        assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_is_streamed_as_clients_join_it(autojump_clock: MockClock) -> None:
+    """The name, the id and the type once; the arguments in pieces."""
+    async with house(f"So.\n{CALL}\n{CALL}") as daemon:
+        made = joined(await asked(daemon, stream=True))
+        assert (made["content"], made["reason"]) == ("So.", "tool_calls")
+        assert [call["arguments"] for call in made["tool_calls"]] == ['{"what": "a"}'] * 2
+        assert len({call["id"] for call in made["tool_calls"]}) == 2
+        assert {call["function"]["name"] for call in made["tool_calls"]} == {"look"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"look", "stop"}),
+        ({"type": "function", "function": {"name": "stop"}}, {"stop"}),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "look"}}],
+                },
+            },
+            {"look"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("template", [HERMES_TEMPLATE, THINKING_TEMPLATE, CHATML])
+async def test_a_call_that_is_forced_is_one(
+    autojump_clock: MockClock, choice: Any, names: set[str], template: str
+) -> None:
+    """Even of a model that wants to say something else: `}` ends whatever may end."""
+    async with house("}" * 300, template) as daemon:
+        answer = await asked(daemon, tool_choice=choice, parallel_tool_calls=False)
+        ((name, arguments),) = calls(answer)
+        assert name in names
+        assert arguments == {} or arguments["what"] in ("a", "b")
+        assert message(answer)["content"] is None
+
+
+async def test_arguments_keep_to_their_schema_where_calls_are_free(
+    autojump_clock: MockClock,
+) -> None:
+    """From the name on the model can write nothing else."""
+    async with house(
+        '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
+    ) as daemon:
+        ((name, arguments),) = calls(await asked(daemon, parallel_tool_calls=False))
+        assert name == "look"
+        assert arguments["what"] in ("a", "b")
+
+
+async def test_without_parallel_calls_there_is_one(autojump_clock: MockClock) -> None:
+    """The answer ends behind it."""
+    async with house(f"{CALL}\n{CALL}") as daemon:
+        assert len(calls(await asked(daemon))) == 2
+        assert len(calls(await asked(daemon, parallel_tool_calls=False))) == 1
+
+
+async def test_a_model_that_is_not_to_call_says_text(autojump_clock: MockClock) -> None:
+    """Markers are text then."""
+    async with house(CALL) as daemon:
+        answer = await asked(daemon, tool_choice="none")
+        assert message(answer)["content"] == CALL
+        assert answer.json["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_schemas_that_cannot_be_enforced_are_told(autojump_clock: MockClock) -> None:
+    """A strict tool is refused with the keyword, any other named in a header."""
+    function = {**LOOK["function"], "parameters": {"type": "array", "uniqueItems": True}}
+    async with house(CALL) as daemon:
+        loose = [{"type": "function", "function": function}, STOP]
+        assert (await asked(daemon, tools=loose)).headers["x-uma-loosened"] == "look"
+        assert "x-uma-loosened" not in (await asked(daemon)).headers
+        strict = [{"type": "function", "function": {**function, "strict": True}}]
+        answer = await asked(daemon, tools=strict)
+        assert (answer.status, answer.error["param"]) == (400, "tools")
+        assert "uniqueItems" in answer.error["message"]
+
+
+async def test_a_conversation_with_calls_goes_on(autojump_clock: MockClock) -> None:
+    """Calls and results reach the prompt, as text: nothing in them is a special token."""
+    chat = [
+        *ASKED["messages"],
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": '{"what": "<|im_end|>\\n"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sun<|im_end|>"},
+    ]
+    async with house("Fine.") as daemon:
+        answer = await daemon.ask("POST", "/apply-template", {"messages": chat, "tools": [LOOK]})
+        prompt = answer.json["prompt"]
+        assert '{"name": "look", "arguments": {"what": "<|im_end|>\\n"}}' in prompt
+        assert '"description": "Look `<it>` up"' in prompt
+        assert "<|im_start|>tool\nsun<|im_end|><|im_end|>" in prompt
+        assert message(await asked(daemon, messages=chat))["content"] == "Fine."
+
+
+async def test_tools_and_a_shape_do_not_go_together(autojump_clock: MockClock) -> None:
+    """An answer cannot be both; with calls ruled out it can."""
+    async with house("{}") as daemon:
+        asks = {"response_format": {"type": "json_object"}}
+        answer = await asked(daemon, **asks)
+        assert (answer.status, answer.error["param"]) == (400, "response_format")
+        assert message(await asked(daemon, **asks, tool_choice="none"))["content"] == "{}"
+
+
+# --- reasoning ---
+
+
+@pytest.mark.parametrize(
+    ("template", "opens"), [(THINKING_TEMPLATE, "<think>\n"), (PREFILLED_TEMPLATE, "")]
+)
+async def test_reasoning_is_told_apart(
+    autojump_clock: MockClock, template: str, opens: str
+) -> None:
+    """Whether the model opens it or the prompt did; its tokens are counted."""
+    async with house(f"{opens}Why?\n</think>\n\nSo.", template) as daemon:
+        answer = await asked(daemon, tools=[])
+        assert message(answer)["reasoning_content"] == "Why?"
+        assert message(answer)["content"] == "So."
+        details = answer.json["usage"]["completion_tokens_details"]
+        assert 0 < details["reasoning_tokens"] < answer.json["usage"]["completion_tokens"]
+        made = joined(await asked(daemon, tools=[], stream=True))
+        assert (made["reasoning_content"], made["content"]) == ("Why?", "So.")
+
+
+@pytest.mark.parametrize("template", [THINKING_TEMPLATE, PREFILLED_TEMPLATE])
+async def test_a_shape_begins_behind_the_reasoning(
+    autojump_clock: MockClock, template: str
+) -> None:
+    """Which is free; and so does a forced call."""
+    says = 'a { b\n</think>\n\n{"c": 1}'
+    says = says if template == PREFILLED_TEMPLATE else f"<think>\n{says}"
+    async with house(says, template) as daemon:
+        shape = {"response_format": {"type": "json_object"}}
+        answer = await asked(daemon, tools=[], **shape)
+        assert message(answer)["reasoning_content"] == "a { b"
+        assert json.loads(message(answer)["content"]) == {"c": 1}
+
+
+async def test_a_budget_ends_the_reasoning(autojump_clock: MockClock) -> None:
+    """The closing marker is forced behind so many tokens; then the model goes on."""
+    async with house("aaaaaaaaaa</think>b", PREFILLED_TEMPLATE) as daemon:
+        answer = await asked(daemon, tools=[], reasoning_budget=4)
+        assert message(answer)["reasoning_content"] == "aaaa"
+        assert message(answer)["content"] == "aaaaaa</think>b"
+        none = await asked(daemon, tools=[], reasoning_budget=0)
+        assert "reasoning_content" not in message(none)
+
+
+async def test_a_chat_without_tools_or_reasoning_is_not_parsed(autojump_clock: MockClock) -> None:
+    """What the model writes is the content, to the letter."""
+    async with house(f" {CALL} \n") as daemon:
+        answer = await asked(daemon, tools=[])
+        assert message(answer)["content"] == f" {CALL} \n"
+        assert "completion_tokens_details" not in answer.json["usage"]

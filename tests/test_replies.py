@@ -1,0 +1,203 @@
+"""Replies: what a model wrote becomes reasoning, content and calls, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reply_kit import FORMATS, HERMES, parsed
+
+from uma_trio.text.chat import Call
+from uma_trio.text.replies import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Reasoning,
+    ReplyFormat,
+    Said,
+    collect,
+)
+from uma_trio.text.replies.format import CallSyntax
+
+ANY = ReplyFormat(
+    "mistral", calls=CallSyntax(style="named", open="[TOOL_CALLS]", after_name="[ARGS]")
+)
+ONE = Call("id0", "look", '{"what": "x"}')
+DEEPSEEK_CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"  # noqa: RUF001
+
+REPLIES = [
+    ("hermes", "Hi", Said("Hi", "", ())),
+    ("hermes", "<think>\nWhy <b>?\n</think>\n\nSo.", Said("So.", "Why <b>?", ())),
+    (
+        "hermes",
+        'I look.\n<tool_call>\n{"name": "look", "arguments": {"what": "</tool_call> \\"}"}}\n</tool_call>',
+        Said("I look.", "", (Call("id0", "look", '{"what": "</tool_call> \\"}"}'),)),
+    ),
+    (
+        "hermes",
+        (
+            '<tool_call>{"arguments":{"what": "x"},"name":"look"}</tool_call>\n'
+            '<tool_call>{"name": "stop", "arguments": "{\\"a\\": 1}"}</tool_call>'
+        ),
+        Said("", "", (ONE, Call("id1", "stop", '{"a": 1}'))),
+    ),
+    (
+        "xml",
+        (
+            '<tool_call>\n<function=look>\n<parameter=what>\na </parameter> "b"\nc\n</parameter>\n'
+            "<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+        ),
+        Said("", "", (Call("id0", "look", '{"what": "a </parameter> \\"b\\"\\nc", "n": 3}'),)),
+    ),
+    (
+        "[TOOL_CALLS]",
+        (
+            '[TOOL_CALLS] [{"name": "look", "arguments": {"what": "x"}, "id": "123456789"}, '
+            '{"name": "stop", "arguments": {}}]'
+        ),
+        Said("", "", (ONE, Call("id1", "stop", "{}"))),
+    ),
+    (
+        "[TOOL_CALLS][ARGS]",
+        'So[TOOL_CALLS]look[ARGS]{"what": "x"}[TOOL_CALLS]stop[ARGS]{}',
+        Said("So", "", (ONE, Call("id1", "stop", "{}"))),
+    ),
+    (
+        "[TOOL_CALLS][CALL_ID]",
+        '[TOOL_CALLS]look[CALL_ID]abcdefghi[ARGS]{"what": "x"}',
+        Said("", "", (Call("abcdefghi", "look", '{"what": "x"}'),)),
+    ),
+    (
+        "<｜tool▁calls▁begin｜>",  # noqa: RUF001
+        "<think>w</think>So<｜tool▁calls▁begin｜>"  # noqa: RUF001
+        + DEEPSEEK_CALL.replace("{}", "look", 1).replace("{}", '{"what": "x"}')
+        + "\n"
+        + DEEPSEEK_CALL.replace("{}", "stop", 1)
+        + "<｜tool▁calls▁end｜>",  # noqa: RUF001
+        Said("So", "w", (ONE, Call("id1", "stop", "{}"))),
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>"
+            '{"what": "x"}<|tool_call_end|><|tool_calls_section_end|>'
+        ),
+        Said("", "", (Call("functions.look:3", "look", '{"what": "x"}'),)),
+    ),
+    ("<|python_tag|>", '{"name": "look", "parameters": {"what": "x"}}', Said("", "", (ONE,))),
+    (
+        "<|channel|><|message|><|start|>",
+        (
+            "<|channel|>analysis<|message|>w<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.look <|constrain|>json<|message|>{"what": "x"}<|call|>'
+        ),
+        Said("", "w", (ONE,)),
+    ),
+    (
+        "<|channel|><|message|><|start|>",
+        "<|channel|>analysis<|message|>w<|end|><|start|>assistant<|channel|>final<|message|>Hi <b>",
+        Said("Hi <b>", "w", ()),
+    ),
+]
+MALFORMED = [
+    ("hermes", "<tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "look"'),
+    ("hermes", "a <tool_call> b"),
+    ("hermes", '<tool_call>{"what": 1}</tool_call>'),
+    ("hermes", "<tool_call>[1]</tool_call> b"),
+    ("hermes", "a  <too"),
+    ("hermes", "a </think> b"),
+    ("hermes", "  a \n"),
+    ("<|python_tag|>", ' {"name": "unknown", "parameters": {}}'),
+    ("<|python_tag|>", '{"a": 1} and more'),
+    ("[TOOL_CALLS][ARGS]", "[TOOL_CALLS] look"),
+    ("<|channel|><|message|><|start|>", "plain <b>"),
+    ("<|channel|><|message|><|start|>", "<|channel|>final"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), REPLIES)
+def test_a_reply_says_what_its_family_means(name: str, text: str, said: Said) -> None:
+    """As a whole, and a character at a time."""
+    assert collect(parsed(FORMATS[name], [text])) == said
+    assert collect(parsed(FORMATS[name], list(text))) == said
+
+
+@pytest.mark.parametrize(("name", "text"), MALFORMED)
+def test_what_is_no_call_comes_back_as_content(name: str, text: str) -> None:
+    """All of it, as it was written."""
+    assert collect(parsed(FORMATS[name], [text])) == Said(text, "", ())
+    assert collect(parsed(FORMATS[name], list(text))) == Said(text, "", ())
+
+
+_MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "look", "arguments": ']
+_WORDS = st.one_of(
+    st.sampled_from(
+        [*_MARKS, '{"what": "x"}', "}", '"', "\\", "\n", " ", "[TOOL_CALLS]", "[ARGS]"]
+    ),
+    st.sampled_from(["look", "<function=", "<parameter=what>", "</parameter>", "<|channel|>", "{"]),
+    st.text(max_size=5),
+)
+
+
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    words=st.lists(_WORDS, max_size=25),
+    cuts=st.lists(st.integers(0, 200), max_size=20),
+    thinking=st.booleans(),
+)
+def test_how_a_reply_is_cut_changes_nothing(
+    name: str, words: list[str], cuts: list[int], thinking: bool
+) -> None:
+    """Whatever it says, in any family; and nothing is raised."""
+    text = "".join(words)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    whole = collect(parsed(FORMATS[name], [text], thinking=thinking))
+    assert collect(parsed(FORMATS[name], pieces, thinking=thinking)) == whole
+
+
+@given(words=st.lists(_WORDS, max_size=20))
+def test_text_without_calls_is_content_to_the_letter(words: list[str]) -> None:
+    """Markers of calls are text where no tools were given."""
+    text = "".join(words)
+    events = parsed(ReplyFormat("x", calls=HERMES.calls), [text], calls=False)
+    assert collect(events) == Said(text, "", ())
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    """A call is announced when its name is known, and ends with its last brace."""
+    pieces = ['<tool_call>{"name": "look", "arg', 'uments": {"what":', ' "x', '"}', "}</tool_call>"]
+    assert parsed(HERMES, pieces) == [
+        CallStart(0, "id0", "look"),
+        Arguments(0, '{"what":'),
+        Arguments(0, ' "x'),
+        Arguments(0, '"}'),
+        CallEnd(0),
+    ]
+
+
+def test_a_reply_that_ends_in_its_arguments_keeps_them() -> None:
+    """A call that was cut off has what there is of its arguments."""
+    said = collect(parsed(HERMES, ['<tool_call>{"name": "look", "arguments": {"what": "a']))
+    assert said.calls == (Call("id0", "look", '{"what": "a'),)
+
+
+def test_reasoning_may_have_begun_in_the_prompt() -> None:
+    """And may be opened once more by the model, or never end."""
+    assert parsed(HERMES, ["a</think>b"], thinking=True) == [Reasoning("a"), Content("b")]
+    assert parsed(HERMES, ["<think>a</think>b"], thinking=True) == [Reasoning("a"), Content("b")]
+    assert parsed(HERMES, ["a"], thinking=True) == [Reasoning("a")]
+
+
+def test_text_is_passed_on_at_once() -> None:
+    """Only what may become a marker is held back, and white space before it."""
+    assert parsed(HERMES, ["Hello", " a<", "b", " \n", "<tool", "x"]) == [
+        Content("Hello"),
+        Content(" a"),
+        Content("<b"),
+        Content(" \n<toolx"),
+    ]

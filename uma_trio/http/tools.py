@@ -1,0 +1,136 @@
+"""Tools in a chat: which there are, whether they are called, and how calls look in an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from uma_protocol.rules import MAX_INT32, Flag, Integer
+from uma_trio.http.asking import Anything
+from uma_trio.http.errors import invalid
+from uma_trio.http.fields import Body, Field, honoured
+from uma_trio.http.message import Headers
+from uma_trio.service.ask import AUTO, Call, Mode, Tool, ToolChoice
+from uma_trio.service.generation import Generation
+
+MAX_TOOLS: Final = 128
+MAX_NAME: Final = 128
+_MODES: Final[Mapping[str, Mode]] = {"auto": "auto", "required": "required", "none": "none"}
+
+FIELDS: tuple[Field, ...] = (
+    honoured("tools", Anything("a list of at most 128 functions"), "what the model may call"),
+    honoured(
+        "tool_choice",
+        Anything("none, auto, required, or an object"),
+        "also one function, or `allowed_tools`",
+        default="auto",
+    ),
+    honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
+    honoured(
+        "reasoning_budget",
+        Integer(-1, MAX_INT32),
+        "the most tokens of reasoning; -1: no bound of its own",
+    ),
+)
+
+
+def tools_of(value: Any) -> tuple[Tool, ...]:
+    """Return the tools of a request.
+
+    Raises:
+        Fault: it is no list of functions, or two have the same name.
+    """
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise invalid("tools", f"must be a list of at most {MAX_TOOLS} functions")
+    tools = tuple(_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+    if len({tool.name for tool in tools}) < len(tools):
+        raise invalid("tools", "has two functions of the same name")
+    return tools
+
+
+def _tool(value: Any, path: str) -> Tool:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or value.get("type", "function") != "function":
+        raise invalid(path, "must be of type function, with a function")
+    return tool_of(function, f"{path}.function")
+
+
+def tool_of(function: dict[str, Any], path: str) -> Tool:
+    """Return a function as a tool: its name, description, parameters and strict.
+
+    Raises:
+        Fault: one of these is wrong.
+    """
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise invalid(f"{path}.name", f"must be a string of 1 to {MAX_NAME} characters")
+    description = function.get("description") or ""
+    if not isinstance(description, str):
+        raise invalid(f"{path}.description", "must be a string")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise invalid(f"{path}.parameters", "must be a JSON Schema, which is an object")
+    strict = function.get("strict") or False
+    if not isinstance(strict, bool):
+        raise invalid(f"{path}.strict", "must be true or false")
+    return Tool(name, description, parameters, strict)
+
+
+def choice_of(body: Body, tools: Sequence[Tool]) -> ToolChoice:
+    """Return whether tools are called, and which.
+
+    Raises:
+        Fault: a tool that there is not is asked for, or any without tools.
+    """
+    value = body.get("tool_choice", "auto")
+    parallel = body.get("parallel_tool_calls", True)
+    named, names = _named(value) if isinstance(value, dict) else (value, ())
+    mode = _MODES.get(named) if isinstance(named, str) else None
+    if mode is None:
+        raise invalid("tool_choice", "must be none, auto, required, a function or allowed_tools")
+    if mode == "required" and not tools:
+        raise invalid("tool_choice", "asks for a call, but there are no tools")
+    if not {tool.name for tool in tools}.issuperset(names):
+        raise invalid("tool_choice", "names a function that is not in tools")
+    return (
+        ToolChoice(mode, names, parallel) if (mode, names, parallel) != ("auto", (), True) else AUTO
+    )
+
+
+def _named(value: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Read ``{"type": "function", ...}`` or ``{"type": "allowed_tools", ...}``."""
+    if value.get("type") == "function":
+        return "required", (_name(value),)
+    inner = value.get("allowed_tools", value)
+    tools = inner.get("tools") if isinstance(inner, dict) else None
+    if value.get("type") != "allowed_tools" or not isinstance(tools, list) or not tools:
+        raise invalid("tool_choice", "must be none, auto, required, a function or allowed_tools")
+    return inner.get("mode", "auto"), tuple(map(_name, tools))
+
+
+def _name(value: Any) -> str:
+    """Return the name of a function, as chats or as the Responses API give it."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise invalid("tool_choice", "must name a function")
+    return name
+
+
+def budget_of(body: Body) -> int | None:
+    """Return the most tokens of reasoning; None for no bound of its own."""
+    budget: int = body.get("reasoning_budget", -1)
+    return None if budget < 0 else budget
+
+
+def call_of(call: Call) -> dict[str, Any]:
+    """Return a call as it stands in a message."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def loosened_header(generations: Sequence[Generation]) -> Headers:
+    """Return the header that names the tools whose arguments are held to less than their schema."""
+    names = generations[0].reading.loosened
+    shown = ", ".join([name for name in names if name.isascii()][:16])
+    return (("X-UMA-Loosened", shown or str(len(names))),) if names else ()

@@ -1,0 +1,112 @@
+"""Messages and tools as chat templates know them: the dictionaries of OpenAI's API.
+
+What somebody wrote in them is hidden behind words; see :mod:`uma_trio.text.veil`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from attrs import frozen
+
+from uma_trio.text.chat import Message, Tool
+from uma_trio.text.veil import Veil
+
+_NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@frozen
+class Habits:
+    """What a template wants otherwise than most do.
+
+    `arguments_as_text`: arguments as the JSON that the model wrote, not as an object.
+    `null_content`: no content, instead of an empty one, beside calls. `ids`: ids of nine letters and
+    digits (Mistral's), or such as ``functions.NAME:0`` (Kimi's). `reasoning_key`: what a message calls
+    its reasoning; "" if the template leaves it out.
+    """
+
+    arguments_as_text: bool = False
+    null_content: bool = False
+    ids: Literal["any", "nine", "numbered"] = "any"
+    reasoning_key: str = "reasoning_content"
+
+
+NO_HABITS: Final = Habits()
+
+
+def messages_of(messages: Sequence[Message], veil: Veil, habits: Habits) -> list[dict[str, Any]]:
+    """Return what a template is told of a conversation."""
+    ids = _Ids(messages, habits)
+    return [_message(message, place, veil, habits, ids) for place, message in enumerate(messages)]
+
+
+def tools_of(tools: Sequence[Tool], veil: Veil) -> list[dict[str, Any]]:
+    """Return what a template is told of the tools: equal tools, equal text."""
+    return [{"type": "function", "function": veil.hide(_function(tool))} for tool in tools]
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    described = {"description": tool.description} if tool.description else {}
+    return {"name": tool.name, **described, "parameters": dict(tool.parameters)}
+
+
+def _message(message: Message, place: int, veil: Veil, habits: Habits, ids: _Ids) -> dict[str, Any]:
+    content: str | None = veil.content(message.content, place, message.role)
+    if habits.null_content and message.calls and not message.content:
+        content = None
+    told: dict[str, Any] = {"role": message.role, "content": content}
+    if message.reasoning and habits.reasoning_key:
+        told[habits.reasoning_key] = veil.hide(message.reasoning)
+    if message.calls:
+        told["tool_calls"] = [
+            {
+                "id": veil.hide(ids.shown[call.id]),
+                "type": "function",
+                "function": {
+                    "name": veil.hide(call.name),
+                    "arguments": veil.hide(_arguments(call.arguments, habits)),
+                },
+            }
+            for call in message.calls
+        ]
+    if message.call_id is not None:
+        told["tool_call_id"] = veil.hide(ids.shown.get(message.call_id, message.call_id))
+    name = message.name or ids.names.get(message.call_id or "")
+    if message.role == "tool" and name:
+        told["name"] = veil.hide(name)
+    return told
+
+
+class _Ids:
+    """The calls of a conversation by their ids: what a template is `shown` as id, and their `names`."""
+
+    def __init__(self, messages: Sequence[Message], habits: Habits) -> None:
+        calls = [call for message in messages for call in message.calls]
+        self.names = {call.id: call.name for call in calls}
+        self.shown = {call.id: call.id for call in calls}
+        if habits.ids == "nine":
+            self.shown = {id_: _nine(id_) for id_ in self.shown}
+        elif habits.ids == "numbered":
+            self.shown = {
+                call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls)
+            }
+
+
+def _nine(id_: str) -> str:
+    """Return an id of nine letters and digits: itself, if it is one."""
+    return id_ if _NINE.fullmatch(id_) else hashlib.sha256(id_.encode()).hexdigest()[:9]
+
+
+def _arguments(text: str, habits: Habits) -> Any:
+    """Return arguments as an object; as they are where that is wanted, or they are none."""
+    if habits.arguments_as_text:
+        return text
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,299 @@
+"""Calls in a reply, behind their trigger: generators that read a `Source` and tell a `Maker`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.replies.maker import Maker
+from uma_trio.text.replies.source import Source, Steps, compact, fits
+
+_ATOM: Final = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
+_NOT_NAME: Final = re.compile(r"[^\w.:/-]")
+_MAX_NAME: Final = 256
+_MAX_KEY: Final = 1024
+
+
+def atoms(marker: str) -> list[str]:
+    """Return the tags and words of a marker."""
+    return _ATOM.findall(marker)
+
+
+class Calls:
+    """Reads what stands behind the trigger of a syntax: one section of calls, or one call."""
+
+    def __init__(self, syntax: CallSyntax, source: Source, maker: Maker) -> None:
+        self.syntax = syntax
+        self._source = source
+        self._maker = maker
+        #: How calls are recognised; "" for those that have nothing before them.
+        self.trigger: str = next(iter(atoms(syntax.start)), "")
+        self._section = compact(syntax.section_open)
+        self._open = compact(syntax.open)
+        self._between = compact(syntax.between)
+        self._close = atoms(syntax.close)
+        self._section_close = atoms(syntax.section_close)
+        self._id_open = compact(syntax.id_open)
+        self._after_name = compact(syntax.after_name)
+        self._behind_value = [compact(syntax.key_open), *self._close[:1]]
+        self._body = {"object": self._object, "named": self._named, "tagged": self._tagged}[
+            syntax.style
+        ]
+
+    def read(self) -> Steps[None]:
+        """Read calls from the trigger on; what turns out to be none is content."""
+        source, syntax = self._source, self.syntax
+        source.keep()
+        n_calls = 0
+        if (yield from source.take(self._section)):
+            while (yield from source.take(self._open)) and (yield from self._body()):
+                self._maker.end()
+                n_calls += 1
+                yield from self._skip(self._close)
+                source.keep()
+                if not self._section and not syntax.bare:
+                    break
+                if self._between and not (yield from source.take(self._between)):
+                    break
+                if self._section_close and (yield from self._stands(self._section_close[0])):
+                    break
+        if not n_calls and not source.pos:
+            yield from source.take(self.trigger)  # or it would be found again
+        text = source.kept_text()
+        if n_calls:
+            yield from self._skip(self._section_close)
+            yield from source.peek()
+            text = text.strip()
+        self._maker.content(text)
+
+    def _skip(self, markers: Sequence[str]) -> Steps[None]:
+        """Skip those of some markers that stand here."""
+        for marker in markers:
+            yield from self._source.take(marker)
+
+    def _stands(self, marker: str) -> Steps[bool]:
+        """Whether a marker stands here; nothing is read."""
+        source = self._source
+        while True:
+            end = fits(source.text, source.pos, marker)
+            if end is not None:
+                return end >= 0
+            if not (yield from source.more()):
+                return False
+
+    # --- objects ---
+
+    def _object(self) -> Steps[bool]:
+        """Read ``{"name": ..., "arguments": {...}}``, the keys in any order."""
+        source = self._source
+        if (yield from source.peek()) != "{":
+            return False
+        source.pos += 1
+        members: dict[str, str] = {}
+        started = False
+        while (yield from source.peek()) == '"':
+            key = yield from self._key()
+            if key is None or not self._is_expected(key):
+                return started
+            if key == self.syntax.arguments_key and self._name_of(members) and not started:
+                started = True
+                self._begin(self._name_of(members), self._id_of(members))
+                yield from self._arguments()
+            else:
+                value = yield from self._whole()
+                if value is None:
+                    return started
+                members.setdefault(key, value)
+            if (yield from source.peek()) == ",":
+                source.pos += 1
+        name = self._name_of(members)
+        if started or not name or not source.text.startswith("}", source.pos):
+            source.pos += started and source.text.startswith("}", source.pos)
+            return started
+        source.pos += 1
+        self._begin(name, self._id_of(members))
+        self._maker.arguments(_unwrapped(members.get(self.syntax.arguments_key, "")))
+        return True
+
+    def _is_expected(self, key: str) -> bool:
+        """Whether an object with this key may be a call."""
+        syntax = self.syntax
+        return not syntax.bare or key in (syntax.name_key, syntax.arguments_key, "type")
+
+    def _name_of(self, members: Mapping[str, str]) -> str:
+        """Return the name in an object, "" if there is none, or it has to be known and is not."""
+        name = _text_of(members.get(self.syntax.name_key, '""'))
+        return "" if self.syntax.bare and not self._maker.knows(name) else name
+
+    def _id_of(self, members: Mapping[str, str]) -> str:
+        return _text_of(members.get(self.syntax.id_key, '""'))
+
+    def _begin(self, name: str, id_: str) -> None:
+        """Begin a call: what was read of it is an event and need not be kept."""
+        self._maker.start(name, id_)
+        self._source.kept = False
+
+    def _arguments(self) -> Steps[None]:
+        """Pass arguments on as they come; those that are written as a string, once it is whole."""
+        if (yield from self._source.peek()) in ("{", "["):
+            yield from self._source.value(self._maker.arguments)
+            return
+        parts: list[str] = []
+        yield from self._source.value(parts.append)
+        self._maker.arguments(_unwrapped("".join(parts)))
+
+    def _key(self) -> Steps[str | None]:
+        """Read a key and the colon behind it; None if that is not what stands here."""
+        value = yield from self._whole()
+        if value is None or not (yield from self._source.take(":")):
+            return None
+        return _text_of(value)
+
+    def _whole(self) -> Steps[str | None]:
+        """Read a value as a whole; None if the reply ends in it."""
+        parts: list[str] = []
+        whole = yield from self._source.value(parts.append)
+        return "".join(parts) if whole else None
+
+    # --- a name, and arguments behind it ---
+
+    def _named(self) -> Steps[bool]:
+        """Read a name and the arguments as JSON behind it."""
+        source = self._source
+        name, id_ = yield from self._name()
+        if name and self._id_open and (yield from source.take(self._id_open)):
+            id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
+        if not name or not (yield from source.take(self._after_name)):
+            return False
+        first = yield from source.peek()
+        if first == "{":
+            self._begin(name, id_)
+            yield from source.value(self._maker.arguments)
+            return True
+        if self._close and (yield from self._stands(self._close[0])):
+            self._begin(name, id_)
+            self._maker.arguments("{}")
+            return True
+        return False
+
+    def _name(self) -> Steps[tuple[str, str]]:
+        """Read a name, and the id that it is part of; both "" if there is none."""
+        yield from self._source.peek()
+        header = yield from self._source.until(_NOT_NAME, _MAX_NAME)
+        if not header or not self.syntax.name_in_id:
+            return header or "", ""
+        return header.removeprefix("functions.").rpartition(":")[0] or header, header
+
+    # --- tags ---
+
+    def _tagged(self) -> Steps[bool]:
+        """Read a name, and arguments each in tags."""
+        source, syntax, maker = self._source, self.syntax, self._maker
+        name, _ = yield from self._name()
+        if not name or not (yield from source.take(self._after_name)):
+            return False
+        opener, closer = compact(syntax.key_open), compact(syntax.key_close)
+        if not (yield from self._stands(opener)) and not (
+            self._close and (yield from self._stands(self._close[0]))
+        ):
+            return False
+        self._begin(name, "")
+        before = "{"
+        behind_key = re.compile(re.escape(closer[0]))
+        while (yield from source.take(opener)):
+            key = yield from source.until(behind_key, _MAX_KEY)
+            if key is None or not (yield from source.take(closer)):
+                break
+            key = key.strip()
+            maker.arguments(f"{before}{_quoted(key)}: ")
+            before = ", "
+            yield from self._value(maker.is_text(name, key))
+        maker.arguments("{}" if before == "{" else "}")
+        return True
+
+    def _value(self, is_text: bool | None) -> Steps[None]:
+        """Read a value up to its closing tag: the first one behind which something goes on."""
+        source, maker = self._source, self._maker
+        if source.pos < len(source.text) or (yield from source.more()):
+            source.pos += source.text.startswith("\n", source.pos)
+        closer = self.syntax.value_close.strip()
+        if is_text:
+            maker.arguments('"')
+            yield from self._up_to(closer, lambda text: maker.arguments(_quoted(text)[1:-1]))
+            maker.arguments('"')
+            return
+        parts: list[str] = []
+        yield from self._up_to(closer, parts.append)
+        text = "".join(parts)
+        maker.arguments(text if _is_json(text) else _quoted(text))
+
+    def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[None]:
+        """Pass a text on up to its closing tag, without the one line end before that."""
+        source = self._source
+        while True:
+            text, at = source.text, source.pos
+            place = text.find(closer, at)
+            while place >= 0 and (goes_on := self._goes_on(place + len(closer))) is False:
+                place = text.find(closer, place + 1)
+            if place >= 0 and goes_on:
+                _give(out, text[at:place].removesuffix("\n"))
+                source.pos = place + len(closer)
+                return
+            safe = len(text) - _begun(text, closer) if place < 0 else place
+            safe -= safe > at and text[safe - 1] == "\n"
+            _give(out, text[at:safe])
+            source.pos = safe
+            if not (yield from source.more()):
+                _give(out, source.text[safe:])
+                source.pos = len(source.text)
+                return
+
+    def _goes_on(self, place: int) -> bool | None:
+        """Whether what may follow a value follows at `place`; None if that is not certain yet."""
+        source = self._source
+        found = [fits(source.text, place, marker) for marker in self._behind_value]
+        if any(end is not None and end >= 0 for end in found) or source.ended:
+            return True
+        return None if None in found else False
+
+
+def _begun(text: str, marker: str) -> int:
+    """Return how much of `marker` the text ends with, less than all of it."""
+    most = min(len(marker) - 1, len(text))
+    return next((n for n in range(most, 0, -1) if marker.startswith(text[-n:])), 0)
+
+
+def _give(out: Callable[[str], object], text: str) -> None:
+    if text:
+        out(text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _text_of(value: str) -> str:
+    """Return the text of a JSON string, of anything else its JSON."""
+    try:
+        decoded = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    return decoded if isinstance(decoded, str) else value
+
+
+def _unwrapped(arguments: str) -> str:
+    """Return arguments as JSON that may be written as a string of JSON, or left out."""
+    if not arguments or arguments == "null":
+        return "{}"
+    return _text_of(arguments) if arguments.startswith('"') else arguments

@@ -1,0 +1,335 @@
+"""A model's reply format, found out from its chat template.
+
+Templates write earlier replies as the model was trained to write them. So a reply with calls of
+known names and arguments is rendered, once with one call and once with two, and what stands around
+these names is the format. It counts only if a parser that is driven by it reads the same calls back
+from what the template wrote. Reasoning is found in the same way, or by its usual markers in the
+template's source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from uma_trio.text.chat import Call, Message, Tool
+from uma_trio.text.documents import Habits
+from uma_trio.text.replies.events import collect
+from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
+from uma_trio.text.replies.parser import ReplyParser
+
+_USER: Final = Message("user", "Hello")
+_SAID: Final = "qzcontent"
+_THOUGHT: Final = "qzthought"
+_TOOL: Final = Tool(
+    "qztoola",
+    "qzdescription",
+    {
+        "type": "object",
+        "properties": {"qzkeya": {"type": "string"}, "qzkeyb": {"type": "string"}},
+        "required": ["qzkeya", "qzkeyb"],
+    },
+)
+_TOOLS: Final = (_TOOL, evolve(_TOOL, name="qztoolb"))
+_CALLS: Final = (
+    Call("qzid00001", "qztoola", '{"qzkeya": "qzvala", "qzkeyb": "qzvalb"}'),
+    Call("qzid00002", "qztoolb", '{"qzkeya": "qzvalc", "qzkeyb": "qzvald"}'),
+)
+_HABITS: Final = tuple(
+    Habits(arguments_as_text=text, null_content=null)
+    for null, text in itertools.product((False, True), repeat=2)
+)
+_REASONING_KEYS: Final = ("reasoning_content", "thinking", "reasoning")
+_PAIRS: Final = (
+    Thought("<think>", "</think>"),
+    Thought("[THINK]", "[/THINK]"),
+    Thought("<seed:think>", "</seed:think>"),
+    Thought("<|START_THINKING|>", "<|END_THINKING|>"),
+    Thought("<|inner_prefix|>", "<|inner_suffix|>"),
+)
+_ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.")
+_TAG: Final = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
+
+Render = Callable[[Sequence[Message], Sequence[Tool], Habits], str]
+"""Renders a chat without the beginning of an answer. Raises what it likes."""
+
+
+@frozen
+class Derived:
+    """What a template tells: the format, its habits, and whether it tells the model about tools."""
+
+    thought: Thought | None
+    calls: CallSyntax | None
+    habits: Habits
+    tells_tools: bool
+
+
+def derive(render: Render, source: str, refused: type[Exception]) -> Derived:
+    """Try a template; `refused` is what `render` raises for what the template does not take."""
+    probe = _Probe(render, refused)
+    thought, key = probe.thought()
+    if thought is None:
+        thought = next((pair for pair in _PAIRS if pair.close in source), None)
+    habits, calls = probe.calls(thought)
+    return Derived(thought, calls, evolve(habits, reasoning_key=key), probe.tells_tools())
+
+
+class _Probe:
+    """Renders what the derivation asks for; "" where the template refuses."""
+
+    def __init__(self, render: Render, refused: type[Exception]) -> None:
+        self._render, self._refused = render, refused
+
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), habits: Habits = _HABITS[0]
+    ) -> str:
+        try:
+            return self._render(messages, tools, habits)
+        except self._refused:
+            return ""
+
+    def tells_tools(self) -> bool:
+        """Whether the template shows the model its tools."""
+        return _TOOL.name in self.text([_USER], _TOOLS)
+
+    def thought(self) -> tuple[Thought | None, str]:
+        """Return what stands around reasoning, and what a message has to call it."""
+        for key in _REASONING_KEYS:
+            habits = Habits(reasoning_key=key)
+            said = Message("assistant", _SAID, reasoning=_THOUGHT)
+            text = self.text([_USER, said], (), habits)
+            if _THOUGHT in text:
+                before, _, after = text.partition(_THOUGHT)
+                opens, closes = _TAG.findall(before), _TAG.findall(after.partition(_SAID)[0])
+                plain = self.text([_USER, Message("assistant", _SAID)])
+                found = [*opens[-1:], *closes[:1]]
+                if len(found) == 2 and not any(tag in plain for tag in found):
+                    return Thought(*found), key
+                return None, key
+        return None, ""
+
+    def calls(self, thought: Thought | None) -> tuple[Habits, CallSyntax | None]:
+        """Return how calls are written, and what the template wants for it."""
+        known = Habits()
+        for habits in (*_HABITS, *(evolve(each, ids="nine") for each in _HABITS)):
+            one = self._reply(_CALLS[:1], habits, thought)
+            if not one or "qzvala" not in one:
+                continue
+            two = self._reply(_CALLS, habits, thought)
+            for syntax in _syntaxes(one, two):
+                if "qz" not in syntax.markers and _reads_back(syntax, one, two):
+                    return habits, syntax
+            known = habits if known == Habits() else known
+        return known, None
+
+    def _reply(self, calls: Sequence[Call], habits: Habits, thought: Thought | None) -> str:
+        """Return how the template writes a reply of calls: what it also writes for text is cut off."""
+        if habits.ids == "nine":
+            calls = [evolve(call, id="longer" + call.id) for call in calls]
+        text = self.text([_USER, Message("assistant", calls=tuple(calls))], _TOOLS, habits)
+        plain = self.text([_USER, Message("assistant", _SAID)], _TOOLS, habits)
+        before, found, after = plain.partition(_SAID)
+        if not text or not found:
+            return ""
+        written = _atoms(text)
+        start = _n_common(_atoms(before), written)
+        end = len(written) - _n_common(_atoms(after)[::-1], written[start:][::-1])
+        reply = "".join(written[start:end])
+        if thought is not None and thought.close in reply.partition(calls[0].name)[0]:
+            reply = reply.partition(thought.close)[2]
+        return reply.strip()
+
+
+def _reads_back(syntax: CallSyntax, one: str, two: str) -> bool:
+    """Whether a parser finds the calls in what the template wrote."""
+    made = ReplyFormat("derived", calls=syntax)
+    for text, calls in ((one, _CALLS[:1]), (two, _CALLS)):
+        if not text:
+            continue
+        parser = ReplyParser(made, tools=_TOOLS)
+        said = collect([*parser.feed(text), *parser.finish()])
+        found = [(call.name, _decoded(call.arguments)) for call in said.calls]
+        if said.content or found != [(call.name, json.loads(call.arguments)) for call in calls]:
+            return False
+    return True
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+# --- from the text of replies to a syntax ---
+
+
+def _syntaxes(one: str, two: str) -> Iterator[CallSyntax]:
+    """Yield what the format may be."""
+    for find in (_as_object, _as_named, _as_tagged):
+        found = find(one, two)
+        if found is not None:
+            yield found
+
+
+@frozen
+class _Around:
+    """What stands before the first call, between two, and behind the last; None for no second one."""
+
+    before: str
+    between: str | None
+    behind: str
+
+    def syntax(self, **members: Any) -> CallSyntax:
+        """Tell apart what belongs to each call and what to all of them."""
+        if self.between is None:
+            return CallSyntax(
+                open=self.before, close=self.behind, bare=not self.before.strip(), **members
+            )
+        before, between, behind = map(_atoms, (self.before, self.between, self.behind))
+        n_open = _n_common(before[::-1], between[::-1])
+        between, own = _split(between, len(between) - n_open)
+        n_close = _n_common(behind, between)
+        close, rest = _split(behind, n_close)
+        return CallSyntax(
+            open="".join(own),
+            close="".join(close),
+            section_open="".join(before[: len(before) - n_open]),
+            section_close="".join(rest),
+            between="".join(between[n_close:]),
+            bare=not self.before.strip(),
+            **members,
+        )
+
+
+def _split(atoms: list[str], at: int) -> tuple[list[str], list[str]]:
+    return atoms[:at], atoms[at:]
+
+
+def _atoms(text: str) -> list[str]:
+    return _ATOM.findall(text)
+
+
+def _n_common(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _as_object(one: str, two: str) -> CallSyntax | None:
+    """Read calls as JSON objects that hold the name."""
+    first = _object_with(one, _CALLS[0].name)
+    if first is None:
+        return None
+    keys = {
+        field: next((key for key, value in first.value.items() if match(value)), "")
+        for field, match in (
+            ("name_key", lambda value: value == _CALLS[0].name),
+            ("arguments_key", lambda value: "qzvala" in json.dumps(value)),
+            ("id_key", lambda value: isinstance(value, str) and value != _CALLS[0].name),
+        )
+    }
+    if keys["id_key"] in (keys["arguments_key"], "type"):
+        keys["id_key"] = ""
+    return None if not keys["arguments_key"] else _around(one, two, _object_with).syntax(**keys)
+
+
+@frozen
+class _Found:
+    start: int
+    end: int
+    value: dict[str, Any]
+
+
+def _around(one: str, two: str, find: Callable[[str, str], _Found | None]) -> _Around:
+    """Return what stands around calls that `find` finds by their names."""
+    names = [call.name for call in _CALLS]
+    first = find(one, names[0])
+    pair = [find(two, name) for name in names] if two else [None]
+    before = "" if first is None else one[: first.start]
+    behind = "" if first is None else one[first.end :]
+    if None in pair:
+        return _Around(before, None, behind)
+    (a, b) = [found for found in pair if found is not None]
+    return _Around(two[: a.start], two[a.end : b.start], two[b.end :])
+
+
+def _object_with(text: str, name: str) -> _Found | None:
+    """Return the JSON object that has the name as a value of its own."""
+    at = text.find(json.dumps(name))
+    start = text.rfind("{", 0, at) if at >= 0 else -1
+    while start >= 0:
+        value, end = _object_at(text, start)
+        if value is not None and name in value.values():
+            return _Found(start, end, value)
+        start = text.rfind("{", 0, start)
+    return None
+
+
+def _object_at(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:
+        return None, start
+    return (value, end) if isinstance(value, dict) else (None, start)
+
+
+def _named_call(text: str, name: str) -> _Found | None:
+    """Return where a name and the JSON object behind it stand."""
+    start = text.find(name)
+    at = text.find("{", start) if start >= 0 else -1
+    value, end = _object_at(text, at) if at >= 0 else (None, 0)
+    if value is None or "qzkeya" not in value:
+        return None
+    return _Found(start, end, {"after_name": text[start + len(name) : at]})
+
+
+def _as_named(one: str, two: str) -> CallSyntax | None:
+    """Read calls as a name with JSON behind it."""
+    found = _named_call(one, _CALLS[0].name)
+    if found is None or not found.start:
+        return None
+    return _around(one, two, _named_call).syntax(style="named", **found.value)
+
+
+_TAGGED: Final = re.compile(r"qzkeya(.*?)qzval[ac](.*?)qzkeyb(.*?)qzval[bd]", re.DOTALL)
+
+
+def _tagged_call(text: str, name: str) -> _Found | None:
+    """Return where a name and its tagged arguments stand, up to the last value."""
+    start = text.find(name)
+    found = _TAGGED.search(text, start) if start >= 0 else None
+    if found is None or found[1] != found[3]:
+        return None
+    after_name = text[start + len(name) : found.start()]
+    return _Found(start, found.end(), {"after": after_name, "of": found[1], "next": found[2]})
+
+
+def _as_tagged(one: str, two: str) -> CallSyntax | None:
+    """Read calls as a name with each argument in tags."""
+    found = _tagged_call(one, _CALLS[0].name)
+    if found is None or not found.start:
+        return None
+    around = _around(one, two, _tagged_call)
+    following, behind = _atoms(found.value["next"]), _atoms(one[found.end :])
+    n_close = _n_common(following, behind)
+    value_close = "".join(following[:n_close])
+    key_open = "".join(following[n_close:])
+    if not (value_close.strip() and key_open.strip() and found.value["of"].strip()):
+        return None
+    syntax = evolve(
+        around,
+        between=None if around.between is None else around.between.removeprefix(value_close),
+        behind=around.behind.removeprefix(value_close),
+    ).syntax(style="tagged")
+    return evolve(
+        syntax,
+        after_name=found.value["after"].removesuffix(key_open),
+        key_open=key_open,
+        key_close=found.value["of"],
+        value_close=value_close,
+    )

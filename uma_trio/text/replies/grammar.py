@@ -1,0 +1,164 @@
+"""Grammars of replies, in llguidance's Lark: the same record that drives the parser, forwards.
+
+What a grammar forces is written as the model's template writes it. Markers that are special tokens
+stand in it as tokens, all others as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+
+from uma_trio.text.chat import ToolChoice
+from uma_trio.text.replies.bodies import atoms
+from uma_trio.text.replies.format import CallSyntax
+
+_ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
+_HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
+_TEXT: Final = "TEXT: /(.|\\n)*/\nSPACE: /[ \\n]{1,2}/\n"
+_ID: Final = "/[A-Za-z0-9]{9}/"
+
+Special = Callable[[str], int | None]
+"""Returns the id of a marker that is one special token, which has no text; None for others."""
+
+
+@frozen
+class Offer:
+    """A tool as a grammar needs it: its name and the schema that its arguments are held to."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+def grammar_of(
+    syntax: CallSyntax, offers: Sequence[Offer], choice: ToolChoice, special: Special
+) -> str:
+    """Return the grammar of a reply that may, or must, call one of `offers`."""
+    writer = _Writer(syntax, special)
+    bodies = " | ".join(f"body_{index}" for index in range(len(offers)))
+    rules = [writer.body(index, offer) for index, offer in enumerate(offers)]
+    if syntax.style == "harmony":
+        return writer.harmony(bodies, rules, choice)
+    opened, close = writer.marker(syntax.open), writer.marker(syntax.close)
+    # Models are not sure about white space between calls, and it means nothing.
+    between = writer.marker(syntax.between) if syntax.between.strip() else "SPACE?"
+    again = f"({between} {opened} body {close})*" if choice.parallel else ""
+    rules += [
+        f"body: {bodies}",
+        f"rest: body {close} {again} {writer.marker(syntax.section_close)}",
+    ]
+    start = syntax.start
+    if choice.mode == "required":
+        rules.append(f"start: {writer.marker(start)} rest")
+    elif not start.strip():
+        rules.append("start: TEXT | rest")
+    else:
+        trigger = next(iter(atoms(start)))
+        tail = writer.marker(start[len(trigger) :])
+        token = special(trigger)
+        if token is not None:
+            rules.append(f"lead: TEXT <[{token}]>")
+        else:
+            rules.append(f"lead[lazy]: TEXT {json.dumps(trigger, ensure_ascii=False)}")
+        rules.append(f"start: TEXT | lead {tail} rest")
+    return _HEAD + _TEXT + "\n".join(rules) + "\n"
+
+
+class _Writer:
+    """Writes rules of one syntax."""
+
+    def __init__(self, syntax: CallSyntax, special: Special) -> None:
+        self._syntax, self._special = syntax, special
+
+    def marker(self, text: str) -> str:
+        """Write a marker: special tokens as tokens, the rest as text."""
+        parts: list[str] = []
+        literal = ""
+        for atom in _ATOM.findall(text):
+            token = self._special(atom)
+            if token is None:
+                literal += atom
+                continue
+            parts += [_literal(literal), f"<[{token}]>"]
+            literal = ""
+        return " ".join(part for part in [*parts, _literal(literal)] if part)
+
+    def body(self, index: int, offer: Offer) -> str:
+        """Write the rule of a call of one tool."""
+        syntax, name = self._syntax, f"body_{index}"
+        if syntax.style == "tagged":
+            return self._tagged(name, offer)
+        arguments = f"%json {json.dumps(offer.schema, ensure_ascii=False)}"
+        if syntax.style == "object":
+            head = f"{{{_quoted(syntax.name_key)}: {_quoted(offer.name)}, {_quoted(syntax.arguments_key)}: "
+            tail = _literal("}")
+            if syntax.id_key:
+                tail = f"{_literal(f', {_quoted(syntax.id_key)}: {chr(34)}')} {_ID} {_literal(chr(34) + '}')}"
+            return f"{name}: {_literal(head)} {arguments} {tail}"
+        if syntax.style == "harmony":
+            return self._harmony_call(name, offer.name, arguments)
+        called = _literal(offer.name)
+        if syntax.name_in_id:
+            called = f"{_literal(f'functions.{offer.name}:')} /[0-9]{{1,4}}/"
+        if syntax.id_open:
+            called += f" {self.marker(syntax.id_open)} {_ID}"
+        return f"{name}: {called} {self.marker(syntax.after_name)} {arguments}"
+
+    def _tagged(self, name: str, offer: Offer) -> str:
+        syntax = self._syntax
+        properties = offer.schema.get("properties")
+        required = offer.schema.get("required", ())
+        parts: list[str] = []
+        rules: list[str] = []
+        for number, (key, schema) in enumerate(
+            properties.items() if isinstance(properties, dict) else ()
+        ):
+            rule = f"{name}_{number}"
+            opened = self.marker(syntax.key_open + key + syntax.key_close)
+            rules.append(f"{rule}: {opened} {self._value(rule, schema, offer.schema, rules)}")
+            parts.append(rule if key in required else f"{rule}?")
+        head = self.marker(offer.name + syntax.after_name)
+        return "\n".join([f"{name}: {head} {' '.join(parts)}", *rules])
+
+    def _value(self, rule: str, schema: Any, whole: Mapping[str, Any], rules: list[str]) -> str:
+        """Write a value up to its closing tag: a text as it is, anything else as JSON."""
+        closer = self._syntax.value_close
+        schema = schema if isinstance(schema, dict) else {}
+        if schema.get("type") != "string":
+            shared = {
+                key: whole[key] for key in ("$defs", "definitions", "x-guidance") if key in whole
+            }
+            return f"%json {json.dumps({**schema, **shared}, ensure_ascii=False)} {self.marker(closer)}"
+        words = schema.get("enum")
+        if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
+            return f"({' | '.join(map(_literal, words))}) {self.marker(closer)}"
+        rules.append(f"{rule}_text[lazy]: TEXT {_literal(closer)}")
+        return f"{rule}_text"
+
+    def _harmony_call(self, name: str, called: str, arguments: str) -> str:
+        head = self.marker(
+            f"<|channel|>commentary to=functions.{called} <|constrain|>json<|message|>"
+        )
+        return f"{name}: {head} {arguments}"
+
+    def harmony(self, bodies: str, rules: list[str], choice: ToolChoice) -> str:
+        """Write the grammar of a reply in harmony, its reasoning included."""
+        opened = self.marker("<|channel|>analysis<|message|>")
+        closed = self.marker("<|end|><|start|>assistant")
+        final = self.marker("<|channel|>final<|message|>")
+        last = f"({bodies})" if choice.mode == "required" else f"({bodies} | {final} TEXT)"
+        return (
+            _HEAD + _TEXT + "\n".join([*rules, f"start: ({opened} TEXT {closed})? {last}"]) + "\n"
+        )
+
+
+def _literal(text: str) -> str:
+    return _quoted(text) if text else ""
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

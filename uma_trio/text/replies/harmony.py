@@ -1,0 +1,69 @@
+"""Replies in harmony, the format of gpt-oss: messages with a channel, and calls by their recipient.
+
+A reply is ``<|channel|>analysis<|message|>...<|end|>`` (reasoning), ``commentary`` with a recipient
+(``to=functions.NAME``, a call) or ``final`` (content), each further message behind
+``<|start|>assistant``. The recipient may stand before or behind the channel. Source:
+https://cookbook.openai.com/articles/openai-harmony
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from uma_trio.text.replies.maker import Maker, pass_on
+from uma_trio.text.replies.source import Source, Steps
+
+_MESSAGE: Final = "<|message|>"
+_CHANNEL: Final = "<|channel|>"
+_START: Final = "<|start|>"
+_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", _START)
+_HEADER_END: Final = re.compile(re.escape(_MESSAGE))
+_RECIPIENT: Final = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_NAME: Final = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
+_MAX_HEADER: Final = 512
+
+
+def harmony(source: Source, maker: Maker) -> Steps[None]:
+    """Read one reply."""
+    yield
+    while True:
+        first = yield from source.first()
+        if first == "<" or (first == "t" and (yield from _is_recipient(source))):
+            source.keep()
+            header = yield from source.until(_HEADER_END, _MAX_HEADER)
+            if header is not None and _CHANNEL in header:
+                source.kept = False
+                source.pos += len(_MESSAGE)
+                yield from _body(source, maker, header)
+            else:
+                source.pos = len(source.text) if header is None else source.pos + len(_MESSAGE)
+                maker.content(source.kept_text())
+        end = yield from pass_on(source, maker, (_START, _CHANNEL), trims=False)
+        if not end:
+            return
+
+
+def _is_recipient(source: Source) -> Steps[bool]:
+    """Whether the reply goes on with a recipient; nothing is read."""
+    while True:
+        text = source.text[source.pos :].lstrip()
+        if len(text) >= len("to="):
+            return text.startswith("to=")
+        if not (yield from source.more()):
+            return False
+
+
+def _body(source: Source, maker: Maker, header: str) -> Steps[None]:
+    """Read the text of a message, and what ends it."""
+    recipient, channel = _RECIPIENT.search(header), _NAME.search(header)
+    if recipient is not None:
+        maker.start(recipient[1])
+        if (yield from source.peek()) == "{":
+            yield from source.value(maker.arguments)
+        maker.end()
+    maker.thinking = recipient is None and channel is not None and channel[1] == "analysis"
+    end = yield from pass_on(source, maker, _ENDS, trims=maker.thinking)
+    if end and end != _START:
+        source.pos += len(end)
+    maker.thinking = maker.thinking and not end

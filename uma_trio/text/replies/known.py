@@ -1,0 +1,100 @@
+# ruff: noqa: RUF001 - DeepSeek writes its markers with wide bars
+"""Formats of model families whose templates do not tell them, or not wholly."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from attrs import evolve, frozen
+
+from uma_trio.text.replies.derive import Derived
+from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat
+
+Ids = Literal["any", "nine", "numbered"]
+
+
+@frozen
+class Family:
+    """A family, known by what stands in its templates. `ids` is as in the template's habits."""
+
+    name: str
+    marks: tuple[str, ...]
+    calls: CallSyntax
+    ids: Ids = "any"
+
+
+_MISTRAL: Final = CallSyntax(style="named", open="[TOOL_CALLS]", after_name="[ARGS]")
+
+FAMILIES: Final = (
+    Family("harmony", ("<|channel|>", "<|message|>", "<|start|>"), CallSyntax(style="harmony")),
+    Family(
+        "kimi",
+        ("<|tool_calls_section_begin|>",),
+        CallSyntax(
+            style="named",
+            section_open="<|tool_calls_section_begin|>",
+            section_close="<|tool_calls_section_end|>",
+            open="<|tool_call_begin|>",
+            after_name="<|tool_call_argument_begin|>",
+            close="<|tool_call_end|>",
+            name_in_id=True,
+        ),
+        "numbered",
+    ),
+    Family(
+        "mistral",
+        ("[TOOL_CALLS]", "[CALL_ID]"),
+        evolve(_MISTRAL, id_open="[CALL_ID]"),
+        "nine",
+    ),
+    Family("mistral", ("[TOOL_CALLS]", "[ARGS]"), _MISTRAL, "nine"),
+    Family(
+        "mistral",
+        ("[TOOL_CALLS]",),
+        CallSyntax(section_open="[TOOL_CALLS][", section_close="]", between=", ", id_key="id"),
+        "nine",
+    ),
+    Family(
+        "deepseek",
+        ("<｜tool▁calls▁begin｜>",),
+        CallSyntax(
+            style="named",
+            section_open="<｜tool▁calls▁begin｜>",
+            section_close="<｜tool▁calls▁end｜>",
+            between="\n",
+            open="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            after_name="\n```json\n",
+            close="\n```<｜tool▁call▁end｜>",
+        ),
+    ),
+    Family(
+        "qwen-xml",
+        ("<function=", "<parameter="),
+        CallSyntax(
+            style="tagged",
+            open="<tool_call>\n<function=",
+            after_name=">\n",
+            key_open="<parameter=",
+            key_close=">\n",
+            value_close="\n</parameter>\n",
+            close="</function>\n</tool_call>",
+            between="\n",
+        ),
+    ),
+    Family("llama", ("<|python_tag|>",), CallSyntax(arguments_key="parameters", bare=True)),
+)
+
+
+def format_of(derived: Derived, source: str) -> tuple[ReplyFormat, Ids]:
+    """Return the format of a model: what its template tells, else its family's, else a generic one.
+
+    And which ids its template wants.
+    """
+    family = next((f for f in FAMILIES if all(mark in source for mark in f.marks)), None)
+    if family is not None and family.calls.style == "harmony":
+        return ReplyFormat("harmony", "built in", None, family.calls), family.ids
+    if derived.calls is not None:
+        return ReplyFormat("derived", "derived", derived.thought, derived.calls), derived.habits.ids
+    if family is not None:
+        return ReplyFormat(family.name, "built in", derived.thought, family.calls), family.ids
+    return ReplyFormat("generic", "generic", derived.thought, GENERIC_CALLS), "any"

@@ -1,0 +1,125 @@
+"""Makes the events of a reply, and passes text on up to where something else begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from uma_trio.text.chat import Tool
+from uma_trio.text.replies.events import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+)
+from uma_trio.text.replies.source import Source, Steps
+
+
+class Maker:
+    """The events of one reply, as they are made; it knows the request's tools.
+
+    `thinking` says whether what comes next is reasoning.
+    """
+
+    __slots__ = ("_ids", "_n", "_tools", "events", "thinking")
+
+    def __init__(self, ids: Callable[[], str], tools: Sequence[Tool], *, thinking: bool) -> None:
+        self.events: list[Event] = []
+        self.thinking = thinking
+        self._ids = ids
+        self._n = 0
+        self._tools = {tool.name: tool for tool in tools}
+
+    def taken(self) -> list[Event]:
+        """Return the events since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def text(self, text: str) -> None:
+        """Add text: reasoning, or content."""
+        if text:
+            self.events.append(Reasoning(text) if self.thinking else Content(text))
+
+    def content(self, text: str) -> None:
+        """Add content."""
+        if text:
+            self.events.append(Content(text))
+
+    def start(self, name: str, id: str = "") -> None:  # noqa: A002
+        """Begin a call, under the id that the model gave it, if it did."""
+        self.events.append(CallStart(self._n, id or self._ids(), name))
+
+    def arguments(self, text: str) -> None:
+        """Go on with its arguments."""
+        if text:
+            self.events.append(Arguments(self._n, text))
+
+    def end(self) -> None:
+        """End it."""
+        self.events.append(CallEnd(self._n))
+        self._n += 1
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a tool."""
+        return name in self._tools
+
+    def is_text(self, name: str, key: str) -> bool | None:
+        """Whether an argument is a text by its tool's schema; None if the schema does not say."""
+        tool = self._tools.get(name)
+        properties: Any = {} if tool is None else tool.parameters.get("properties")
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        return None if kind is None else bool(kind == "string")
+
+
+def pass_on(
+    source: Source, maker: Maker, triggers: tuple[str, ...], *, trims: bool = True
+) -> Steps[str]:
+    """Pass text on up to one of `triggers`, and return it; "" at the end of the reply.
+
+    The trigger is not read yet. With `trims` neither is the white space before it.
+    """
+    pattern = _before(triggers, trims)
+    firsts = "".join({trigger[0] for trigger in triggers})
+    source.drop()
+    while True:
+        text, at = source.text, source.pos
+        end = len(text)
+        found = None
+        if pattern is not None and (
+            (trims and text[-1:].isspace()) or any(map(text.__contains__, firsts))
+        ):
+            found = pattern.search(text, at)
+        while found is not None:
+            place = found.start(1)
+            for trigger in triggers:
+                if text.startswith(trigger, place):
+                    maker.text(text[at : found.start()])
+                    source.pos = found.start()
+                    return trigger
+            rest = text[place:]
+            if any(
+                trigger.startswith(rest) for trigger in triggers
+            ):  # or nothing but space is there
+                end = found.start()
+                break
+            found = pattern.search(text, place + 1) if pattern is not None else None
+        maker.text(text[at:end])
+        source.pos = end
+        if not (yield from source.more()):
+            maker.text(source.text[source.pos :])
+            source.pos = len(source.text)
+            return ""
+
+
+@lru_cache(maxsize=64)
+def _before(triggers: tuple[str, ...], trims: bool) -> re.Pattern[str] | None:
+    """Return what finds where a trigger may begin, with the white space before it, or that alone."""
+    if not triggers:
+        return None
+    firsts = "|".join(sorted({re.escape(trigger[0]) for trigger in triggers}))
+    return re.compile(rf"(?<!\s)\s*({firsts}|\Z)" if trims else f"({firsts})")

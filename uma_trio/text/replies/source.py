@@ -1,0 +1,186 @@
+"""The text of a reply as it comes, for readers that are generators: they yield where they need more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+
+_NOT_SPACE: Final = re.compile(r"\S")
+_OUTSIDE: Final = re.compile(r'["{}\[\]]')
+_INSIDE: Final = re.compile(r'["\\]')
+_SCALAR_END: Final = re.compile(r"[\s,}\]:]")
+
+
+def compact(marker: str) -> str:
+    """Return a marker without its white space, as `Source.fits` takes it."""
+    return "".join(marker.split())
+
+
+class Source:
+    """What has come of a reply: `text` from `pos` on is not read yet.
+
+    Text before `pos` is dropped with the next piece, unless it is `kept` because it may have to be
+    read in another way.
+    """
+
+    __slots__ = ("ended", "kept", "pos", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.pos = 0
+        self.kept = False
+        self.ended = False
+
+    def feed(self, piece: str) -> None:
+        """Take the next piece."""
+        if self.kept:
+            self.text += piece
+        else:
+            self.text = self.text[self.pos :] + piece
+            self.pos = 0
+
+    def drop(self) -> None:
+        """Drop what was read."""
+        self.text = self.text[self.pos :]
+        self.pos = 0
+
+    def keep(self) -> None:
+        """Keep everything from here on."""
+        self.drop()
+        self.kept = True
+
+    def kept_text(self) -> str:
+        """Stop keeping, and return what was read meanwhile."""
+        self.kept = False
+        return self.text[: self.pos]
+
+    def more(self) -> Steps[bool]:
+        """Wait for another piece; false if there is none."""
+        if self.ended:
+            return False
+        yield
+        return not self.ended
+
+    def first(self) -> Steps[str]:
+        """Return the next character that is no white space, "" at the end; nothing is read."""
+        while True:
+            found = _NOT_SPACE.search(self.text, self.pos)
+            if found is not None:
+                return found[0]
+            if not (yield from self.more()):
+                return ""
+
+    def peek(self) -> Steps[str]:
+        """Skip white space; return the character behind it, "" at the end."""
+        while True:
+            found = _NOT_SPACE.search(self.text, self.pos)
+            if found is not None:
+                self.pos = found.start()
+                return found[0]
+            self.pos = len(self.text)
+            if not (yield from self.more()):
+                return ""
+
+    def take(self, marker: str) -> Steps[bool]:
+        """Skip a compact `marker`, with any white space before and in it, if it stands here."""
+        while True:
+            end = fits(self.text, self.pos, marker)
+            if end is not None:
+                if end >= 0:
+                    self.pos = end
+                return end >= 0
+            if not (yield from self.more()):
+                return False
+
+    def until(self, pattern: re.Pattern[str], most: int) -> Steps[str | None]:
+        """Read up to what `pattern` finds; None if that is not within `most` characters."""
+        while True:
+            found = pattern.search(self.text, self.pos)
+            end = len(self.text) if found is None else found.start()
+            if end - self.pos > most:
+                return None
+            if found is not None:
+                text = self.text[self.pos : end]
+                self.pos = end
+                return text
+            if not (yield from self.more()):
+                return None
+
+    def value(self, out: Callable[[str], object]) -> Steps[bool]:
+        """Read a JSON value, passing its text on as it comes; false if the reply ends in it.
+
+        Only strings and nesting are looked at: whether it is JSON is for whoever decodes it.
+        """
+        first = yield from self.peek()
+        if first and first not in '"{[':
+            return (yield from self._scalar(out))
+        nesting = (0, False)
+        while True:
+            end, nesting, whole = _scan(self.text, self.pos, nesting)
+            if end > self.pos:
+                out(self.text[self.pos : end])
+                self.pos = end
+            if whole:
+                return True
+            if not (yield from self.more()):
+                if self.pos < len(self.text):
+                    out(self.text[self.pos :])
+                    self.pos = len(self.text)
+                return False
+
+    def _scalar(self, out: Callable[[str], object]) -> Steps[bool]:
+        while True:
+            found = _SCALAR_END.search(self.text, self.pos)
+            end = len(self.text) if found is None else found.start()
+            if end > self.pos:
+                out(self.text[self.pos : end])
+                self.pos = end
+            if found is not None:
+                return True
+            if not (yield from self.more()):
+                return False
+
+
+def _scan(text: str, at: int, nesting: tuple[int, bool]) -> tuple[int, tuple[int, bool], bool]:
+    """Return how far a string, object or array goes, how it is nested there, and if that is its end.
+
+    `nesting` is how deep the text at `at` is, and whether it is inside a string.
+    """
+    depth, inside = nesting
+    while True:
+        found = (_INSIDE if inside else _OUTSIDE).search(text, at)
+        if found is None:
+            return len(text), (depth, inside), False
+        char, at = found[0], found.end()
+        if char == "\\":
+            if at == len(text):  # what is escaped comes with the next piece
+                return at - 1, (depth, inside), False
+            at += 1
+            continue
+        if char == '"':
+            inside = not inside
+        else:
+            depth += 1 if char in "{[" else -1
+        if depth <= 0 and not inside:
+            return at, (depth, inside), True
+
+
+def fits(text: str, at: int, marker: str) -> int | None:
+    """Return where a compact `marker` ends that stands at `at`, white space aside.
+
+    -1 if it does not stand there, None if the text ends before that is certain.
+    """
+    end = len(text)
+    for char in marker:
+        while at < end and text[at].isspace():
+            at += 1
+        if at == end:
+            return None
+        if text[at] != char:
+            return -1
+        at += 1
+    return at

@@ -1,0 +1,220 @@
+"""What a model's replies are read and held to: its format, found out once, and each request's part.
+
+Everything here blocks and is called in helper threads, but for `parser`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve, frozen
+
+from uma_trio.backend.base import Vocabulary
+from uma_trio.text.chat import Message, Tool, ToolChoice
+from uma_trio.text.documents import Habits
+from uma_trio.text.replies import ReplyFormat, ReplyParser
+from uma_trio.text.replies.derive import derive
+from uma_trio.text.replies.format import PLAIN
+from uma_trio.text.replies.grammar import Offer, grammar_of
+from uma_trio.text.replies.known import format_of
+from uma_trio.text.shape import Kind, Shape, Unconstrainable
+from uma_trio.text.template import ChatTemplate
+from uma_trio.text.veil import Part, Unrenderable
+
+if TYPE_CHECKING:
+    from uma_trio.text.constrain import Follower, Grammarian
+    from uma_trio.text.thinking import Markers, Thinking
+
+_HARMONY_MARKERS: Final = (
+    "<|channel|> <|message|> <|start|> <|end|> <|constrain|> <|call|> <|return|>"
+)
+_ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+_REMEMBERED: Final = 512
+
+
+@frozen
+class Loosened:
+    """What the arguments of a request's tools are held to, and of which tools that is not everything."""
+
+    offers: tuple[Offer, ...]
+    names: tuple[str, ...]
+
+
+NOTHING_LOOSENED: Final = Loosened((), ())
+
+
+class Replies:
+    """The replies of one model. Any number of threads may use it."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        template: ChatTemplate | None,
+        source: str,
+        override: ReplyFormat | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._problem = lru_cache(_REMEMBERED)(_problem)
+        #: How the model writes its replies.
+        self.format: ReplyFormat = PLAIN
+        #: What its template wants.
+        self.habits = Habits()
+        #: Whether the template shows tools to the model.
+        self.tells_tools = False
+        if template is not None:
+            self._derive(template, source)
+        if override is not None:
+            self.format = override
+
+    def _derive(self, template: ChatTemplate, source: str) -> None:
+        def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
+            parts = template.render(messages, tools=tools, habits=habits, prompts=False)
+            return "".join([part.text for part in parts])
+
+        derived = derive(render, source, Unrenderable)
+        self.format, ids = format_of(derived, source)
+        self.habits = evolve(derived.habits, ids=ids)
+        self.tells_tools = derived.tells_tools
+
+    # --- reading ---
+
+    def parser(
+        self, tools: Sequence[Tool], choice: ToolChoice, *, thinking: bool
+    ) -> ReplyParser | None:
+        """Return what reads one reply; None if its text is all that it can say."""
+        calls = bool(tools) and choice.mode != "none"
+        syntax = self.format.calls
+        framed = syntax is not None and syntax.style == "harmony"
+        if not calls and self.format.thought is None and not framed:
+            return None
+        return ReplyParser(self.format, thinking=thinking, tools=tools, calls=calls)
+
+    def opens_thought(self, parts: Sequence[Part]) -> bool:
+        """Whether a rendered prompt ends inside the model's reasoning."""
+        thought = self.format.thought
+        if thought is None or not parts or parts[-1].is_content:
+            return False
+        return parts[-1].text.rstrip().endswith(thought.open)
+
+    @cached_property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes of every token as a reply is read: markers that are special tokens have theirs."""
+        pieces = list(self._vocabulary.pieces())
+        for marker in self._marker_words:
+            token = self.special(marker)
+            if token is not None:
+                pieces[token] = marker.encode()
+        return tuple(pieces)
+
+    @cached_property
+    def _marker_words(self) -> Sequence[str]:
+        from uma_trio.text.replies.bodies import atoms
+
+        thought, calls = self.format.thought, self.format.calls
+        text = "" if calls is None else calls.markers
+        if calls is not None and calls.style == "harmony":
+            text = _HARMONY_MARKERS
+        if thought is not None:
+            text += f" {thought.open} {thought.close}"
+        return list(dict.fromkeys(atoms(text)))
+
+    def special(self, text: str) -> int | None:
+        """Return the id of a special token without text of its own that is written like this."""
+        tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
+        if len(tokens) != 1 or self._vocabulary.pieces()[int(tokens[0])]:
+            return None
+        return int(tokens[0])
+
+    # --- holding to ---
+
+    def constraint(
+        self,
+        grammarian: Grammarian,
+        shape: Shape | None,
+        loosened: Loosened,
+        choice: ToolChoice,
+        budget: int | None,
+        *,
+        thinking: bool,
+    ) -> Follower | Thinking | None:
+        """Return what keeps one reply to what was asked; None if that is nothing.
+
+        Raises :class:`Unconstrainable`.
+        """
+        inner: Follower | None = None
+        calls = self.format.calls
+        if shape is not None:
+            inner = grammarian.follow(shape)
+        elif loosened.offers and choice.mode != "none" and calls is not None:
+            text = grammar_of(calls, loosened.offers, choice, self.special)
+            inner = grammarian.follow(Shape("reply", text, "tools"))
+        markers = self._thought_markers
+        if markers is None or (inner is None and budget is None):
+            return inner
+        from uma_trio.text.thinking import Thinking
+
+        return Thinking(markers, inner, budget, thinking=thinking)
+
+    def loosened(
+        self, grammarian: Grammarian, tools: Sequence[Tool], choice: ToolChoice
+    ) -> Loosened:
+        """Return what the arguments of the tools that may be called are held to.
+
+        Raises :class:`Unconstrainable` if a strict tool asks for what cannot be enforced.
+        """
+        offers: list[Offer] = []
+        names: list[str] = []
+        wanted = [tool for tool in tools if not choice.names or tool.name in choice.names]
+        for tool in wanted if choice.mode != "none" else ():
+            schema, whole = self._schema_of(grammarian, tool)
+            offers.append(Offer(tool.name, schema))
+            if not whole:
+                names.append(tool.name)
+        return Loosened(tuple(offers), tuple(names))
+
+    def _schema_of(self, grammarian: Grammarian, tool: Tool) -> tuple[Mapping[str, Any], bool]:
+        from uma_trio.text.constrain import JSON, LOOSE
+
+        schema = {"type": "object", **tool.parameters} if tool.parameters else _ANY_OBJECT
+        text = json.dumps(schema, ensure_ascii=False)
+        problem = self._problem(grammarian, "schema", text)
+        if problem is None:
+            return {**schema, "x-guidance": JSON}, True
+        if tool.strict:
+            raise Unconstrainable(f"holds the strict tool {tool.name}, whose schema {problem}")
+        if self._problem(grammarian, "loose schema", text) is None:
+            return {**schema, "x-guidance": LOOSE}, False
+        return {**_ANY_OBJECT, "x-guidance": JSON}, False
+
+    @cached_property
+    def _thought_markers(self) -> Markers | None:
+        thought = self.format.thought
+        if thought is None:
+            return None
+        from uma_trio.text.thinking import Markers
+
+        def tokens(marker: bytes) -> tuple[int, ...]:
+            text = marker.decode()
+            found = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
+            return tuple(map(int, found))
+
+        return Markers(
+            tokens,
+            self.pieces,
+            thought.open.encode(),
+            thought.close.encode(),
+            tokens(thought.close.encode()),
+            self._vocabulary.end_tokens,
+        )
+
+
+def _problem(grammarian: Grammarian, kind: Kind, schema: str) -> str | None:
+    """Return why a schema cannot be enforced; None if it can."""
+    try:
+        grammarian.follow(Shape(kind, schema))
+    except Unconstrainable as error:
+        return str(error)
+    return None
