@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from attrs import evolve
 from engine_kit import Bench, Sink
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from uma_trio.backend.base import Traits
-from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Keep
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.admin import clear, report
@@ -135,6 +137,38 @@ def test_another_namespace_has_nothing(other: str | None) -> None:
     _, sink = made.submit(fresh, 4, namespace=other)
     made.run()
     assert sink.end.cached_tokens == 0
+
+
+class Stopwatch:
+    """A clock that stands still but for what decodes cost, in sums without rounding; an engine on it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        backend = FakeBackend(n_ctx=2048, n_slots=4, n_batch=64, cost=linear_cost(2**-9, 2**-10))
+        self.made = bench(backend, clock=lambda: self.now)
+
+    def ttft_s(self, prompt: list[int], namespace: str) -> float | None:
+        """Run a request to its end, and save all that is left; return its time to first token."""
+        engine, backend = self.made.engine, self.made.backend
+        _, sink = self.made.submit(prompt, 3, namespace=namespace)
+        while (tick := engine.next_tick()) is not None:
+            status = engine.compute(tick)
+            self.now += backend.last_cost_s
+            engine.finish(tick, status)
+        save_all(self.made)
+        return sink.end.ttft_s
+
+
+def test_a_prompt_that_is_cached_for_somebody_else_takes_as_long_as_one_that_is_not() -> None:
+    """200 of each, resident or saved: the times are the same, and one's own is quicker."""
+    rng, watch = Random(5), Stopwatch()
+    for n in range(200):
+        cached, unknown = ([rng.randrange(97, 123) for _ in range(150)] for _ in range(2))
+        alone = watch.ttft_s(cached, "1")
+        if n % 2:
+            forget_cells(watch.made)
+        assert watch.ttft_s(cached, "2") == watch.ttft_s(unknown, "2") == alone
+        assert (watch.ttft_s(cached, "1") or 0.0) < 0.1 * (alone or 0.0)
 
 
 def test_a_budget_of_nothing_turns_it_off() -> None:

@@ -82,8 +82,8 @@ def conversation(path: Path, budget: int) -> list[list[int]]:
     prefix, answers = made.engine.prefix, []
     past = letters(1, 150)
     for turn in range(3):
-        for prompt in (past, past, [*past[:97], *letters(9, 40)]):
-            _, sink = made.submit(prompt, 8, namespace="1")
+        for asked in (past, past, [*past[:97], *letters(9, 40)]):
+            _, sink = made.submit(asked, 8, namespace="1")
             made.run()
             answers.append(sink.tokens)
             while turn and prefix.idle():
