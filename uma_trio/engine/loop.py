@@ -267,21 +267,18 @@ class Engine:
         self._record(
             tick, DecodeStatus.OK, completed.decode_s, completed.host_s, now, completed.outcomes
         )
-        running, itl_s = self.registry.running, dict[int, float]()
+        running = self.registry.running
         paces, playout_s = tick.plan.paces, tick.state.contract.playout_s
         if paces:
             dues = tick_metrics.dues(running, completed)
             self._publisher.add(
                 Figures(partial(tick_metrics.slack, self._metrics, completed, dues))
             )
-        for outcome in completed.outcomes:
-            key = outcome.step.key
-            sequence = running[key]
-            since = self.registry.commit(outcome, now, paces.get(key, 0.0), playout_s)
-            if self._drafter is not None:
-                self._drafter.learn(sequence, outcome, ended=key not in running)
-            if since is not None:
-                itl_s[key] = since
+        stepped = [(running[outcome.step.key], outcome) for outcome in completed.outcomes]
+        itl_s = self.registry.commit(completed.outcomes, now, paces, playout_s)
+        if self._drafter is not None:
+            for sequence, outcome in stepped:
+                self._drafter.learn(sequence, outcome, ended=sequence.handle not in running)
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))

@@ -248,24 +248,38 @@ class Planner:
             extra_rows=plan.extra_rows,
             ballast=plan.ballast,
         )
-        sampled = tuple([step.key for step in steps for _ in range(step.n_rows)])
+        sampled = _sampled(steps)
         if sampled != self._choice.keys:
             self._choice = _Compiled.of(sampled, self._registry, self._n_vocab)
-        return Tick(state, plan, steps, self._choice.choice, self._choice.in_place)
+        choice = self._choice
+        n_tokens = plan.n_tokens + plan.ballast
+        return Tick(state, plan, steps, choice.choice, choice.in_place, n_tokens, len(sampled))
 
 
 def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -> tuple[Step, ...]:
     """Return what each item of `plan` computes, and which rows of logits are its."""
     views, steps, row = state.views, [], 0
     for item in plan.items:
-        key, n = item.key, item.n_tokens
+        key, n, n_drafts = item.key, item.n_tokens, item.n_drafts
         view = views[key]
-        n_rows = view.rows(n, item.n_drafts)
-        draft = running[key].draft if item.n_drafts else NO_DRAFT
-        drafts = draft.tokens[: item.n_drafts]
+        draft, n_rows = NO_DRAFT, 1 if n == view.pending - view.drafted else 0
+        if n_drafts:
+            draft, n_rows = running[key].draft, view.rows(n, n_drafts)
+        drafts = draft.tokens[:n_drafts]
         steps.append(Step(key, view.computed, n, row, n_rows, drafts, draft.origin))
         row += n_rows
     return tuple(steps)
+
+
+def _sampled(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Return whose each row of logits is."""
+    keys: list[int] = []
+    for step in steps:
+        if step.n_rows == 1:
+            keys.append(step.key)
+        else:
+            keys += [step.key] * step.n_rows
+    return tuple(keys)
 
 
 @frozen(eq=False)

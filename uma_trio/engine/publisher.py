@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import evolve, frozen
+from attrs import define, evolve, frozen
 
 from uma_trio.engine.messages import Finished, PromptDone, Sink, StreamItem, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sequences import Delivery, Sequence
+from uma_trio.lanes import Lane
 from uma_trio.telemetry.metrics import Metrics
 
 FIRST_FEW = 5
@@ -46,6 +47,15 @@ class Figures:
 Publication = Delivery | Ending | Answer | Figures
 
 
+@define(eq=False)
+class _Start:
+    """A stream whose first token was sampled `at`; `over` says that its start-up window is."""
+
+    at: float
+    worst_s: float | None = None  # the longest inter-token latency that began in the window
+    over: bool = False
+
+
 class Publisher:
     """The one queue between what happens and who hears of it. For the engine's thread only.
 
@@ -58,7 +68,7 @@ class Publisher:
         self._metrics = metrics
         self._startup_s = startup_s
         self._queue: list[Publication] = []
-        self._worst: dict[int, float] = {}  # gap of streams in their start-up window
+        self._starts: dict[int, _Start] = {}  # streams that are looked at token by token
 
     def add(self, publication: Publication) -> None:
         """Publish this with the next :meth:`publish`."""
@@ -80,60 +90,74 @@ class Publisher:
                 case Answer(call):
                     calls.append(call)
         self._outlet.deliver(items, calls)
+        self._measure(queue)
+
+    def _measure(self, queue: list[Publication]) -> None:
+        """Write the latencies of what was published, and the other figures, into the metrics."""
+        streams: dict[tuple[float, Lane], int] = {}  # those of a tick mostly waited the same time
         for publication in queue:
             match publication:
                 case Delivery():
-                    self._measure(publication)
+                    itl_s, handle = publication.itl_s, publication.sequence.handle
+                    if itl_s is not None:
+                        n = len(publication.tokens) or 1  # none: sampled that nothing follows
+                        key = itl_s / n, publication.lane
+                        streams[key] = streams.get(key, 0) + n
+                    if publication.first:
+                        self._first_token(publication)
+                    elif (start := self._starts.get(handle)) is not None:
+                        self._measure_start(start, publication)
                 case Ending(sequence):
-                    self._end_startup(sequence.handle)
+                    start = self._starts.pop(sequence.handle, None)
+                    if start is not None:
+                        self._end_window(start)
                 case Figures(write):
                     write()
+        for (itl_s, lane), n in streams.items():
+            self._metrics.inter_token(itl_s, lane, n)
 
-    def _measure(self, delivery: Delivery) -> None:
-        """Write the latencies of one stream's tokens into the metrics."""
-        metrics, itl_s = self._metrics, delivery.itl_s
-        submit, targets = delivery.sequence.submit, delivery.sequence.submit.targets
+    def _first_token(self, delivery: Delivery) -> None:
+        """Write down how long a request waited, and look closely at how its stream starts."""
+        submit = delivery.sequence.submit
         waited = delivery.at - submit.submitted
-        if delivery.first:
-            metrics.first_token(waited)
-            metrics.promise.compare("ttft", waited, targets.ttft_s)
-            if delivery.tokens:
-                self._worst[submit.handle] = 0.0
-        gap_s = delivery.gap_s
-        if itl_s is None or gap_s is None:
-            return
-        n = len(delivery.tokens) or 1  # none where it was sampled that nothing follows
-        metrics.inter_token(itl_s, delivery.lane, n)
-        metrics.promise.compare("tbt", gap_s, targets.itl_s)
+        self._metrics.first_token(waited)
+        self._metrics.promise.compare("ttft", waited, submit.targets.ttft_s)
+        if delivery.tokens:
+            self._starts[submit.handle] = _Start(delivery.at)
+
+    def _measure_start(self, start: _Start, delivery: Delivery) -> None:
+        """Write down what concerns the beginning of a stream, or what its application asked for."""
+        promise, submit, gap_s = self._metrics.promise, delivery.sequence.submit, delivery.gap_s
+        shown_at = delivery.at + delivery.held_s
         if delivery.lane == "interactive":
             if delivery.nth - len(delivery.tokens) < FIRST_FEW <= delivery.nth:
-                metrics.promise.first_five(waited + delivery.held_s)
-            self._note_startup(delivery, gap_s)
+                promise.first_five(shown_at - submit.submitted)
+            if gap_s is not None and not start.over:
+                if shown_at - gap_s - start.at <= self._startup_s:
+                    start.worst_s = max(start.worst_s or 0.0, gap_s)
+                else:
+                    self._end_window(start)
+        if submit.targets.itl_s is not None:
+            if gap_s is not None:
+                promise.compare("tbt", gap_s, submit.targets.itl_s)
+        elif start.over and delivery.nth >= FIRST_FEW:
+            del self._starts[submit.handle]
 
-    def _note_startup(self, delivery: Delivery, gap_s: float) -> None:
-        """Note how long a token let wait if its wait began in the start-up window of its stream."""
-        handle, first = delivery.sequence.handle, delivery.sequence.first_token
-        worst = self._worst.get(handle)
-        if worst is None or first is None:
-            return
-        if delivery.at + delivery.held_s - gap_s - first <= self._startup_s:
-            self._worst[handle] = max(worst, gap_s)
-        else:
-            self._end_startup(handle)
-
-    def _end_startup(self, handle: int) -> None:
-        worst = self._worst.pop(handle, None)
-        if worst is not None:
-            self._metrics.promise.startup_itl(worst)
+    def _end_window(self, start: _Start) -> None:
+        if not start.over and start.worst_s is not None:
+            self._metrics.promise.startup_itl(start.worst_s)
+        start.over = True
 
 
 def _add_items(delivery: Delivery, items: list[tuple[Sink, StreamItem]]) -> None:
     """Add what a stream is sent; decode the text of its tokens if that is still to be done."""
-    sink, push = delivery.sequence.submit.sink, delivery.sequence.text.push
+    sequence, texts = delivery.sequence, delivery.texts
+    sink = sequence.submit.sink
     if delivery.first:
         items.append((sink, PromptDone(delivery.at)))
-    texts, shows = delivery.texts, delivery.shows
-    for n, drawn in enumerate(delivery.tokens):
-        text = push(drawn.token) if texts is None else texts[n]
+    shows = delivery.shows
+    for n, (token, row, described) in enumerate(delivery.tokens):
+        text = sequence.text.push(token) if texts is None else texts[n]
+        logprobs = described.get(row) if described else None
         show_at = 0.0 if shows is None else shows[n]
-        items.append((sink, TokenOut(drawn.token, text, drawn.logprobs, show_at)))
+        items.append((sink, TokenOut(token, text, logprobs, show_at)))

@@ -7,7 +7,7 @@ with that, and is the only place that ends a request: whoever is in here gets ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
@@ -15,7 +15,7 @@ from uma_trio.engine.messages import Finished, FinishReason, SequenceReport
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import Ending, Publisher
 from uma_trio.engine.recorder import AWAY, Recorder
-from uma_trio.engine.sequences import NO_SLOT, Sequence
+from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.engine.step import Outcome
 from uma_trio.lanes import Lane
 from uma_trio.policy.admission import is_away
@@ -150,37 +150,49 @@ class Registry:
             self._reserve(sequence, sequence.cells)
 
     def commit(
-        self, outcome: Outcome, now: float, pace: float = 0.0, playout_s: float = 0.0
-    ) -> float | None:
-        """Move one sequence on by what came of its step, and end its request if this was the last.
+        self,
+        outcomes: Iterable[Outcome],
+        now: float,
+        paces: Mapping[int, float],
+        playout_s: float,
+    ) -> dict[int, float]:
+        """Move sequences on by what came of their steps, and end those whose last token it was.
 
-        `pace` and `playout_s` say when its tokens are shown, see :meth:`Sequence.advance`.
-        Returns the inter-token latency of a stream that goes on or is complete, for each of its
-        tokens, None if there is none. What its reader is to hear waits for the publisher.
+        `paces` (by key) and `playout_s` say when tokens are shown, see :meth:`Sequence.advance`.
+        Returns the inter-token latency of each stream that got tokens, by key and for each of
+        them. What readers are to hear waits for the publisher.
         """
-        sequence = self.running[outcome.step.key]
-        delivery = sequence.advance(outcome, now, pace, playout_s)
-        if outcome.step.drafts:  # cells of wrong ones, and of what came behind the end
-            sequence.rewind(self.kv.truncate(sequence.handle, sequence.computed))
-        if outcome.fault is not None:
-            fault = outcome.fault
-            self.end(sequence, "error", now, code=fault.code, message=fault.message)
-            return None
-        if not outcome.tokens:
-            return None
+        itl_s: dict[int, float] = {}
+        for outcome in outcomes:
+            step = outcome.step
+            sequence = self.running[step.key]
+            delivery = sequence.advance(outcome, now, paces.get(step.key, 0.0), playout_s)
+            if step.drafts:  # cells of wrong ones, and of what came behind the end
+                sequence.rewind(self.kv.truncate(step.key, sequence.computed))
+            if outcome.tokens:
+                self._give(sequence, delivery, now)
+                if delivery.itl_s is not None:
+                    itl_s[step.key] = delivery.itl_s / len(delivery.tokens)
+            elif outcome.fault is not None:
+                code, message = outcome.fault.code, outcome.fault.message
+                self.end(sequence, "error", now, code=code, message=message)
+        return itl_s
+
+    def _give(self, sequence: Sequence, delivery: Delivery, now: float) -> None:
+        """Let a stream have its tokens, and end its request if these were the last."""
         self._publisher.add(delivery)
         if delivery.first:
             self._declined = False  # its prompt can be shared with those who wait
         if delivery.tokens:
-            self._recorder.sampled(sequence.handle, delivery.gap_s)
-            if sequence.credit <= 0:
+            view = sequence.view
+            self._recorder.sampled(view.key, delivery.gap_s)
+            if view.credit <= 0:
                 sequence.parked_since = now
-                self._recorder.parked(sequence.handle, now)
-            if sequence.known > sequence.reserved:
+                self._recorder.parked(view.key, now)
+            if view.computed + view.pending > sequence.reserved:
                 self._reserve(sequence, sequence.known)
         if delivery.reason is not None:
             self.end(sequence, delivery.reason, now)
-        return None if delivery.itl_s is None else delivery.itl_s / len(delivery.tokens)
 
     def preempt(self, handle: int, reason: str) -> None:
         """Take the slot and the cells of a running sequence; it goes back to the queue.

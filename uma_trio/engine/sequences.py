@@ -73,6 +73,7 @@ class Sequence:
         "draft",
         "forgiven",
         "lent",
+        "n_prompt",
         "parked_since",
         "passed_over",
         "preempted",
@@ -87,6 +88,7 @@ class Sequence:
 
     def __init__(self, submit: Submit, sampler: Sampler, text: TokenText) -> None:
         n_prompt = len(submit.prompt)
+        self.n_prompt = n_prompt
         self.submit = submit
         self.sampler = sampler
         self.text = text
@@ -149,14 +151,9 @@ class Sequence:
         return self.view.first_token_at
 
     @property
-    def n_prompt(self) -> int:
-        """How long its prompt is."""
-        return len(self.submit.prompt)
-
-    @property
     def n_generated(self) -> int:
         """How many tokens were sampled."""
-        return self.known - len(self.submit.prompt)
+        return self.known - self.n_prompt
 
     @property
     def smooth(self) -> bool:
@@ -203,7 +200,7 @@ class Sequence:
             given,
             texts,
             now,
-            known + n - len(self.submit.prompt),
+            known + n - self.n_prompt,
             itl_s,
             view.lane,
             view.first_token_at is None,
@@ -241,7 +238,8 @@ class Sequence:
                 break
             tokens[known + given] = token
             given += 1
-            sampler.accept(token)
+            if sampler.has_history:
+                sampler.accept(token)
             if texts is not None:  # only its text tells whether it has ended
                 texts.append(self.text.push(token))
                 if self.text.stopped is not None:

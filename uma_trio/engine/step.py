@@ -128,29 +128,21 @@ class Outcome(NamedTuple):
 class Tick:
     """A planned tick whose batch is filled. `choice` samples its rows of logits, in order.
 
-    `in_place` of the rows are read without a copy.
+    `in_place` of its `n_rows` are read without a copy. The batch holds `n_tokens`, ballast included.
     """
 
     state: SchedulerState
     plan: Plan
     steps: tuple[Step, ...]
     choice: Choice
-    in_place: int = 0
-
-    @property
-    def n_tokens(self) -> int:
-        """How many tokens the batch holds, ballast included."""
-        return self.plan.n_tokens + self.plan.ballast
-
-    @property
-    def n_rows(self) -> int:
-        """How many rows of logits are sampled."""
-        return sum([step.n_rows for step in self.steps])
+    in_place: int
+    n_tokens: int
+    n_rows: int
 
     @property
     def guesses(self) -> list[int]:
         """For each row the draft that follows it, or `NO_GUESS`; empty if there is no draft."""
-        if not any(step.drafts for step in self.steps):
+        if not any(item.n_drafts for item in self.plan.items):
             return []
         return [guess for step in self.steps if step.n_rows for guess in (*step.drafts, NO_GUESS)]
 
@@ -184,12 +176,20 @@ def outcomes(steps: Iterable[Step], choices: Choices) -> tuple[Outcome, ...]:
     A draft is kept if it is what was sampled for the row before it. The token sampled in place of
     the first wrong draft is right all the same: every token that it was sampled behind was kept.
     """
-    return tuple([_outcome(step, choices) for step in steps])
+    tokens, described, found = choices.tokens, choices.logprobs, []
+    for step in steps:
+        row = step.first_row
+        if not step.n_rows:
+            found.append(Outcome(step, step.n_tokens))
+        elif step.n_rows == 1 and tokens[row] not in FAULTS:
+            found.append(Outcome(step, step.n_tokens, (Drawn(tokens[row], row, described),)))
+        else:
+            found.append(_checked(step, choices))
+    return tuple(found)
 
 
-def _outcome(step: Step, choices: Choices) -> Outcome:
-    if not step.n_rows:
-        return Outcome(step, step.n_tokens)
+def _checked(step: Step, choices: Choices) -> Outcome:
+    """Return what came of a step with drafts or a fault."""
     row, drafts, tokens = step.first_row, step.drafts, choices.tokens
     right = 0
     while right < len(drafts) and tokens[row + right] == drafts[right]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Tick
+from uma_trio.lanes import LANES
 from uma_trio.policy.contract.limit import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED
+from uma_trio.policy.state import SequenceView
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.playout import Cause
 from uma_trio.telemetry.promise import NO_PROMISE, Promise
@@ -20,17 +21,20 @@ TOLERANCE_S: Final = 0.001  # what no reader sees: timers are no finer
 
 def record(metrics: Metrics, completed: Completed) -> None:
     """Record a tick that was computed."""
-    tick, plan = completed.tick, completed.tick.plan
-    decoders = sum(item.phase == "decode" for item in plan.items)
+    tick, plan, views = completed.tick, completed.tick.plan, completed.tick.state.views
     drafts, wrong = _drafts(completed)
-    n_drafts = sum([n for n, _ in drafts.values()])
-    lanes = {view.key: view.lane for view in tick.state.sequences}
-    lane_tokens: Counter[str] = Counter()
+    n_tokens = decoders = n_drafts = 0
+    lane_tokens: dict[str, int] = dict.fromkeys(LANES, 0)
     for item in plan.items:
-        lane_tokens[lanes[item.key]] += item.n_tokens - wrong.get(item.key, 0)
+        n_tokens += item.n_tokens
+        decoders += item.phase == "decode"
+        n_drafts += item.n_drafts
+        lane_tokens[views[item.key].lane] += item.n_tokens
+    for key, n in wrong.items():
+        lane_tokens[views[key].lane] -= n
     metrics.tick(
         decode_tokens=decoders + sum([right for _, right in drafts.values()]),
-        prefill_tokens=plan.n_tokens - decoders - n_drafts,
+        prefill_tokens=n_tokens - decoders - n_drafts,
         drafts=drafts,
         decode_s=completed.decode_s,
         host_s=completed.host_s,
@@ -97,7 +101,6 @@ def promise(tick: Tick) -> Promise:
     cost = plan.memory.cost
     if cost is None:
         return NO_PROMISE
-    prompts = {view.key for view in state.sequences if not view.decoding and view.credit > 0}
     deepest = max(state.protected, key=lambda view: view.computed, default=None)
     return Promise(
         limit_s=plan.limit.seconds,
@@ -108,7 +111,7 @@ def promise(tick: Tick) -> Promise:
         moved_bytes=plan.moved_bytes,
         tokens=plan.n_tokens,
         ballast=plan.ballast,
-        held_back=sum(skip.key in prompts for skip in plan.skipped),
+        held_back=sum([_held_back(state.views.get(skip.key)) for skip in plan.skipped]),
         floor_grants=guard.floor_grants,
         infeasible=guard.infeasible,
         background_share=guard.share,
@@ -120,19 +123,28 @@ def promise(tick: Tick) -> Promise:
 
 def publish_load(metrics: Metrics, registry: Registry) -> None:
     """Publish who runs, who waits, and how full the KV cache is."""
-    running = registry.running.values()
     if registry.prefix.on:
         metrics.prefix = registry.prefix.figures()
+    active: dict[str, int] = dict.fromkeys(LANES, 0)
+    queued, parked, cells = dict(active), 0, 0
+    for sequence in registry.running.values():
+        view = sequence.view
+        active[view.lane] += 1
+        parked += view.credit <= 0
+        cells += view.computed
+    for sequence in registry.waiting.values():
+        queued[sequence.lane] += 1
     metrics.load(
         running=len(registry.running),
         waiting=len(registry.waiting),
-        parked=sum(sequence.credit <= 0 for sequence in running),
-        cells_used=sum(sequence.computed for sequence in running) - registry.kv.shared_cells,
+        parked=parked,
+        cells_used=cells - registry.kv.shared_cells,
         cells_reserved=registry.kv.reserved_cells,
-        active=_by_lane(running),
-        queued=_by_lane(registry.waiting.values()),
+        active=active,
+        queued=queued,
     )
 
 
-def _by_lane(sequences: Iterable[Sequence]) -> dict[str, int]:
-    return Counter(sequence.lane for sequence in sequences)
+def _held_back(view: SequenceView | None) -> bool:
+    """Whether one that got nothing is a prompt that could have been computed."""
+    return view is not None and not view.decoding and view.credit > 0

@@ -19,9 +19,10 @@ def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -
     views = state.views
     tokens, rows, context_cells = plan.ballast, plan.ballast + plan.extra_rows, 0
     for item in plan.items:
-        view, n = views[item.key], item.n_tokens
+        view, n, drafts = views[item.key], item.n_tokens, item.n_drafts
         tokens += n
-        rows += view.rows(n, item.n_drafts)
+        if n - drafts == view.pending - view.drafted:  # as SequenceView.rows, without a call
+            rows += 1 + drafts
         context_cells += n * view.computed
     after = None if captured else state.before.shape
     return Work(tokens, rows, context_cells, state.used_cells, bool(state.best_effort), after)

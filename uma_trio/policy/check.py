@@ -23,10 +23,12 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
         view = views.pop(item.key, None)
         if view is None:
             raise PolicyError(f"sequence {item.key} is planned twice, or does not exist")
-        _check_item(view, item)
-        asked = view.rows(item.n_tokens, item.n_drafts)
-        tokens, rows = tokens + item.n_tokens, rows + asked
-        unread = 0 if asked else item.n_tokens
+        n, due = item.n_tokens, view.pending - view.drafted
+        if item.n_drafts or not 0 < n <= due or view.credit <= 0:
+            _check_item(view, item)
+        asked = view.rows(n, item.n_drafts) if item.n_drafts else n == due
+        tokens, rows = tokens + n, rows + asked
+        unread = 0 if asked else n
     if not 0 <= plan.extra_rows <= unread:
         raise PolicyError(f"the plan asks for {plan.extra_rows} extra rows, and can for {unread}")
     if not 0 <= plan.ballast <= state.spare_rows:

@@ -30,7 +30,7 @@ from functools import cached_property
 
 from attrs import Factory, field, frozen
 
-from uma_trio.policy.evolving import evolve
+from uma_trio.policy.evolving import evolve, value
 
 # How quickly the model follows: the scale factor within about ten ticks (another program takes a
 # core), a single step of the staircase within twenty of its own ticks.
@@ -120,7 +120,7 @@ class Staircase:
         return Staircase(self.at, tuple(seconds))
 
 
-@frozen
+@value
 class Work:
     """What of a tick costs time: its tokens, and how many of them want logits.
 

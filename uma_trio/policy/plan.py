@@ -8,12 +8,13 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from uma_trio.policy.evolving import value
 from uma_trio.policy.state import Memory
 
 Phase = Literal["decode", "prefill"]
 
 
-@frozen
+@value
 class PlanItem:
     """`n_tokens` of the sequence `key`; `reason` is one phrase for a person.
 
@@ -27,7 +28,7 @@ class PlanItem:
     n_drafts: int = 0
 
 
-@frozen
+@value
 class Skip:
     """A sequence that gets nothing this tick, and why."""
 
@@ -61,7 +62,7 @@ NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")
 UNGUARDED = Limit(float("inf"), "this policy sets no limit")
 
 
-@frozen
+@value
 class Plan:
     """One tick's work, in batch order: at most one item a sequence, within ``n_batch``.
 

@@ -10,10 +10,11 @@ from attrs import field, frozen
 
 from uma_trio.lanes import Lane
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
 
 
-@frozen
+@value
 class SequenceView:
     """One sequence that owns a slot, as the policy sees it.
 
@@ -108,7 +109,7 @@ class Holder:
 NO_WORK = Work(0, 0)
 
 
-@frozen
+@value
 class MeasuredTick:
     """A tick that was computed, for the policy to learn from.
 
@@ -155,7 +156,7 @@ class Contract:
     playout_s: float = 0.3
 
 
-@frozen
+@value
 class GuardMemory:
     """What the latency guard remembers.
 
@@ -181,7 +182,7 @@ class GuardMemory:
     company_at: float | None = None
 
 
-@frozen
+@value
 class Served:
     """Which background decoders had a row last, since which tick, and how large that tick was.
 
@@ -196,7 +197,7 @@ class Served:
     held_until: int = 0
 
 
-@frozen
+@value
 class Memory:
     """What a policy remembers between ticks; it returns the next one in its plan."""
 
@@ -211,7 +212,7 @@ class Memory:
     same_shape: int = 0  # ticks in a row that had the shape of the one before
 
 
-@frozen
+@value
 class SchedulerState:
     """Everything a plan may depend on. Same state, same plan.
 

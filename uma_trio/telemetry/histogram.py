@@ -33,10 +33,10 @@ class Histogram:
         self._counts = [0] * (len(self._edges) + 1)
         self.total = 0.0
 
-    def record(self, value: float) -> None:
-        """Count `value`: an observation is in the first bucket whose edge is not below it."""
-        self._counts[bisect_left(self._edges, value)] += 1
-        self.total += value
+    def record(self, value: float, n: int = 1) -> None:
+        """Count `value` `n` times: it is in the first bucket whose edge is not below it."""
+        self._counts[bisect_left(self._edges, value)] += n
+        self.total += n * value
 
     @property
     def count(self) -> int:
@@ -93,13 +93,15 @@ class Recent:
         self._values: list[float] = []
         self._next = 0
 
-    def record(self, value: float) -> None:
-        """Remember `value` in place of the oldest."""
-        if len(self._values) < self.size:
-            self._values.append(value)
-            return
-        self._values[self._next] = value
-        self._next = (self._next + 1) % self.size
+    def record(self, value: float, n: int = 1) -> None:
+        """Remember `value` `n` times, in place of the oldest."""
+        values, size = self._values, self.size
+        for _ in range(n):
+            if len(values) < size:
+                values.append(value)
+            else:
+                values[self._next] = value
+                self._next = (self._next + 1) % size
 
     def quantiles(self, shares: Sequence[float]) -> list[float | None]:
         """Return the value at each share by the nearest rank; None while empty."""

@@ -161,16 +161,15 @@ class Metrics:
         self._first_chunk = seconds * 1e3
 
     def inter_token(self, seconds: float, lane: str = "", tokens: int = 1) -> None:
-        """Record the time between two tokens of one stream, of a lane if it is known.
+        """Record the time between two tokens of a stream, of a lane if it is known.
 
-        Several `tokens` that came of one computation share it.
+        So many `tokens` took as long: of several streams, or of one computation.
         """
-        milliseconds = seconds * 1e3 / tokens
-        for _ in range(tokens):
-            self._itl_ms.record(milliseconds)
-            if lane == "interactive":
-                self.interactive_itl_ms.record(milliseconds)
-            self._recent_itl.record(milliseconds)
+        milliseconds = seconds * 1e3
+        self._itl_ms.record(milliseconds, tokens)
+        if lane == "interactive":
+            self.interactive_itl_ms.record(milliseconds, tokens)
+        self._recent_itl.record(milliseconds, tokens)
 
     def shown(self, seconds: float, lane: str) -> None:
         """Record the time between two writes of a stream's tokens to its connection."""

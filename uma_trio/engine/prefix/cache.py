@@ -178,6 +178,9 @@ class PrefixCache:
         Where streams are read, no more than `allowance_s` as far as can be foreseen. Where nobody
         else has anything to compute, all restores are done at once.
         """
+        if not (self.held or self.saving.due or self.room.compaction.spans_a_gap):
+            self._put_by_s = 0.0
+            return 0.0
         began = self._clock()
         alone = len(self.held) >= len(running)
         for held in tuple(self.held.values()):
@@ -318,11 +321,14 @@ class PrefixCache:
 
     def figures(self) -> PrefixFigures:
         """Return what is counted."""
-        failed = {"save": self.saving.failures, "move": self.room.compaction.failures}
-        failures = self.failures + Counter(failed)
+        failures = dict(self.failures)
+        if self.saving.failures:
+            failures["save"] = self.saving.failures
+        if self.room.compaction.failures:
+            failures["move"] = self.room.compaction.failures
         return PrefixFigures(
             hits=dict(self.hits),
-            failures=dict(failures),
+            failures=failures,
             tokens=self.tokens_saved,
             rent_s=self.room.rent_s,
             moved=self.room.compaction.moved,
@@ -331,7 +337,7 @@ class PrefixCache:
             bytes=self.store.n_bytes,
             pages=self.store.n_pages,
             leaves=len(self.leaves),
-            leaf_tokens=sum(len(leaf.tokens) for leaf in self.leaves),
+            leaf_tokens=self.leaves.n_tokens,
         )
 
     def clear(self, mine: Callable[[str], bool]) -> int:

@@ -39,6 +39,11 @@ class Compaction:
     _token_s: dict[bool, float] = field(factory=lambda: {False: _FIRST_S, True: 20 * _FIRST_S})
 
     @property
+    def spans_a_gap(self) -> bool:
+        """Whether there is anything that moving might be good for."""
+        return self.under_way or self.gap >= LEAST_GAP
+
+    @property
     def gap(self) -> int:
         """How many free cells a decode spans."""
         return self.backend.kv_high_water() - self.backend.kv_used()

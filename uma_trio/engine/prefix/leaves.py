@@ -45,6 +45,7 @@ class Leaves:
 
     backend: Backend
     _leaves: dict[int, Leaf] = field(factory=dict)
+    n_tokens: int = 0  # of all of them
 
     def __iter__(self) -> Iterator[Leaf]:
         """Yield each, in the order of their last use."""
@@ -64,6 +65,7 @@ class Leaves:
             self.backend.kv_remove(leaf.seq)
             return False
         self._leaves[leaf.seq] = leaf
+        self.n_tokens += len(leaf.tokens)
         return True
 
     def use(self, leaf: Leaf, now: float) -> None:
@@ -74,6 +76,7 @@ class Leaves:
     def drop(self, leaf: Leaf) -> None:
         """Give its cells up; what is in pages stays there."""
         del self._leaves[leaf.seq]
+        self.n_tokens -= len(leaf.tokens)
         self.backend.kv_remove(leaf.seq)
 
     def covering(self, namespace: str, tokens: IntArray) -> bool:

@@ -74,6 +74,7 @@ class Sampler:
         "ends",
         "filters",
         "greedy",
+        "has_history",
         "never",
         "params",
     )
@@ -98,6 +99,8 @@ class Sampler:
         if params.ignore_eos and end_tokens:
             self.never = np.array(sorted(set(end_tokens)), np.intp)
         self.filters = Filters.of(params)
+        #: Whether what is sampled of a row depends on the tokens before it.
+        self.has_history = self.adjuster is not None or constraint is not None
         self._random = random.Random(params.seed)
         self._numbers: list[float] | None = None  # while rows may be chosen in vain
         self._unused: list[float] = []
