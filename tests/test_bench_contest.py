@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from benches.driver import Comparison, Table
 from benches.pace import Point
 from benches.scenes import agent_chain, apart, long_ctx, many, micro, prefill
 from benches.scenes.agent_chain import Chain
+from uma_trio.models import bundled_model
 from uma_trio.policy.contract import contract
 
 
@@ -256,7 +258,7 @@ DRY = {
     "throughput": "--k 2 --gen-tokens 12",
     "overhead": "--k 1 --gen-tokens 8",
 }
-TOOLS = {"micro", "figures", "record", "many"}
+TOOLS = {"micro", "figures", "record", "many", "schemas"}
 
 
 @pytest.mark.daemon
@@ -280,6 +282,22 @@ def test_many_requests_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]
     assert driver.main(["many", "--requests", "400", "--connections", "32"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("392 answered, 8 given up by us, 0 wrong, 0 missing")
+
+
+def test_public_schemas_are_tried_with_their_instances(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is refused, who gets through, and what structure adds to a tick."""
+    number = {"schema": {"type": "integer"}, "tests": [
+        {"valid": True, "data": 12}, {"valid": False, "data": "12"}, {"valid": False, "data": 1.5},
+    ]}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(number))
+    (tmp_path / "b.json").write_text(json.dumps({"schema": {"not": {}}, "tests": []}))
+    assert driver.main(["schemas", "--data", str(tmp_path), "--model", str(bundled_model())]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("1 of 2 schemas taken (50.0%)")
+    assert "valid instances accepted: 1 of 1; invalid ones: 0 of 2" in said
+    assert said.count("decode rate by free") == 4
 
 
 @pytest.mark.parametrize(

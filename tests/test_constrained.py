@@ -143,3 +143,17 @@ def test_what_is_accepted_reaches_the_constraint() -> None:
     for token in (4, 1, 4):
         sampler.accept(token)
     assert constraint.accepted == [4, 1, 4]
+
+
+def test_each_refused_token_is_counted_with_its_time() -> None:
+    """And none that was drawn well, or in a row that nothing constrains."""
+    logits = rows(3, 3)
+    liked = int(logits[0].argmax())
+    samplers = [
+        Sampler(SamplingParams(), (), constraint=constraint)
+        for constraint in (Only(liked), Only(int(logits[1].argmin())), None)
+    ]
+    found = Choice(samplers, N_VOCAB)(logits)
+    (seconds,) = found.masks_s
+    assert 0 < seconds < 1
+    assert Choice(samplers[::2], N_VOCAB)(logits[::2]).masks_s == []

@@ -89,6 +89,16 @@ def test_the_snapshot_is_json_from_the_first_moment() -> None:
     json.dumps(Metrics().snapshot(), allow_nan=False)
 
 
+def test_a_tick_is_late_by_all_the_tokens_that_grammars_refused_in_it() -> None:
+    """Two of a millisecond and a half are more than two milliseconds; each alone is not."""
+    metrics = Metrics()
+    for masks_s in ((), (0.0015,), (0.0015, 0.0015), (0.005,)):
+        metrics.tick(**BATCH, masks_s=masks_s)
+    found = metrics.snapshot()
+    assert found["late_mask_ticks_total"] == 2
+    assert summary(found["mask_ms"])["count"] == 4
+
+
 def test_ticks_add_up() -> None:
     """Counters count, means are means, and the last batch is the last."""
     metrics = Metrics()

@@ -188,12 +188,28 @@ def test_answers_do_not_share_their_way(grammarian: Grammarian) -> None:
     assert other.allows(ord("c"))
 
 
-def test_thousands_of_shapes_keep_the_cache_at_its_size(grammarian: Grammarian) -> None:
-    """The oldest leaves, and is compiled again when it is asked for."""
-    for number in range(300):
+def test_thousands_of_shapes_keep_the_cache_at_its_size() -> None:
+    """The oldest leaves, and is compiled again when it is asked for; a long one takes more room."""
+    grammarian = Grammarian(FakeVocabulary(), cache_bytes=1 << 20)
+    for number in range(2000):
         grammarian.follow(Shape("regex", f"x{number}"))
-    assert len(grammarian._compiled) == 64
+        assert grammarian.held_bytes <= 1 << 20
+    known = len(grammarian._compiled)
+    assert known > 8
     assert accepts(grammarian.follow(Shape("regex", "x0")), "x0")
+    long = json.dumps([str(number) for number in range(1000)])
+    assert accepts(grammarian.follow(Shape("choice", long)), "999")
+    assert len(grammarian._compiled) < known / 2
+    assert grammarian.held_bytes <= 1 << 20
+
+
+def test_one_shape_that_is_larger_than_the_cache_is_kept_until_the_next() -> None:
+    """Answers to it that come together share what was compiled."""
+    grammarian = Grammarian(FakeVocabulary(), cache_bytes=1)
+    grammarian.follow(Shape("regex", "a"))
+    assert len(grammarian._compiled) == 1
+    grammarian.follow(Shape("regex", "b"))
+    assert len(grammarian._compiled) == 1
 
 
 def test_any_number_of_threads_may_compile() -> None:
@@ -233,3 +249,11 @@ def test_what_was_accepted_can_be_taken_back(
             follower.take_back()
         assert follower.allowed().tolist() == other.allowed().tolist()
         assert follower.allows(EOS) == other.allows(EOS)
+
+
+@pytest.mark.parametrize("regex", ["[0-9]", "(?s:.)", "[a-z ]+", "x", "[^a]"])
+def test_all_that_is_allowed_is_what_each_token_is_told(grammarian: Grammarian, regex: str) -> None:
+    """Whether it is one token, some, or nearly all of them."""
+    follower = grammarian.follow(Shape("regex", regex))
+    every = range(FakeVocabulary().n_vocab)
+    assert follower.allowed().tolist() == [t for t in every if follower.allows(t)]

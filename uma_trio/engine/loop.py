@@ -200,7 +200,14 @@ class Engine:
         results = outcomes(tick.steps, choices)
         sampling_s = self._clock() - now
         self._uncommitted = Completed(
-            tick, results, now, decode_s, host_s, sampling_s, after_idle=after_idle
+            tick,
+            results,
+            now,
+            decode_s,
+            host_s,
+            sampling_s,
+            choices.masks_s,
+            after_idle=after_idle,
         )
 
     def publish(self) -> None:

@@ -7,7 +7,7 @@ frozen: only :meth:`uma_trio.engine.sequences.Sequence.advance` changes anything
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -156,7 +156,8 @@ class Tick:
 class Completed:
     """A tick that was computed until `at` (engine's clock), and how many seconds its parts took.
 
-    `messages` arrived before the next tick was launched; they are handled behind its commit. With
+    `masks_s` is for each token that a constraint refused how long it took to find another, in
+    `sampling_s`. `messages` arrived before the next tick was launched; they are handled behind its commit. With
     `after_idle` there was no decode right before it, and its `host_s` is 0.
     """
 
@@ -166,6 +167,7 @@ class Completed:
     decode_s: float
     host_s: float
     sampling_s: float
+    masks_s: Sequence[float] = ()
     messages: tuple[InboxMessage, ...] = ()
     after_idle: bool = False
 

@@ -39,6 +39,7 @@ def record(metrics: Metrics, completed: Completed) -> None:
         decode_s=completed.decode_s,
         host_s=completed.host_s,
         sampling_s=completed.sampling_s,
+        masks_s=completed.masks_s,
         rows=tick.n_rows,
         rows_in_place=tick.in_place,
         lane_tokens=lane_tokens,

@@ -126,6 +126,18 @@ METRICS: tuple[Metric, ...] = (
     ),
     _m("background_shown_ms", "histogram", "ms", "The same, of the background lane."),
     _m("decode_ms", "histogram", "ms", "Time inside llama_decode, each batch."),
+    _m(
+        "mask_ms",
+        "histogram",
+        "ms",
+        "Time to find another token for one that the grammar of an answer refused.",
+    ),
+    _m(
+        "late_mask_ticks_total",
+        "counter",
+        "ticks",
+        "Ticks that such tokens made more than 2 ms longer.",
+    ),
     _m("queue_ms", "histogram", "ms", "From a request's arrival to its KV slot."),
     _m("batch_size", "histogram", "tokens", "Tokens in each batch."),
     # The KV cache.

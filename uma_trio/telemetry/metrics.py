@@ -8,7 +8,7 @@ recorded, which no figure here is spoiled by.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -20,6 +20,9 @@ from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 
 _EWMA_SHARE = 0.2
+LATE_MASKS_S = 0.002
+"""What refused tokens may add to a tick before it counts as late."""
+
 _RECENT_TOKENS = 4096
 _OUTCOMES = ("stop", "length", "cancelled", "error")
 
@@ -74,6 +77,8 @@ class Metrics:
         self._decode_ms = Histogram(bounds_ms(0.1, 10_000))
         self._batch_size = Histogram(tuple(float(1 << n) for n in range(15)))
         self._ttft_ms = Histogram(bounds_ms(1, 1_000_000))
+        self._mask_ms = Histogram(bounds_ms(0.01, 1_000))
+        self._late_masks = 0
         self._itl_ms = Histogram(bounds_ms(0.1, 100_000))
         self.interactive_itl_ms = Histogram(bounds_ms(0.1, 100_000))
         self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
@@ -120,12 +125,14 @@ class Metrics:
         lane_tokens: Mapping[str, int] | None = None,
         budget_target: int | None = None,
         drafts: Mapping[str, tuple[int, int]] = _NO_DRAFTS,
+        masks_s: Sequence[float] = (),
     ) -> None:
         """Record one computed batch: `rows` of logits were sampled, `rows_in_place` uncopied.
 
         `drafts` has by source how many guesses it held, and how many of them were what the model
         says; those count as decoded tokens.
 
+        `masks_s` is for each token that an answer's grammar refused how long it took to find another.
         `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
         it budgets tokens.
         """
@@ -151,6 +158,9 @@ class Metrics:
         self._decode_ewma += change if first else _EWMA_SHARE * change
         self._decode_ms.record(decode_ms)
         self._batch_size.record(decode_tokens + prefill_tokens)
+        for seconds in masks_s:
+            self._mask_ms.record(seconds * 1e3)
+        self._late_masks += sum(masks_s) > LATE_MASKS_S
 
     def first_token(self, ttft_s: float) -> None:
         """Record a request's first token, `ttft_s` after it arrived."""
@@ -338,6 +348,8 @@ class Metrics:
             "p95_ms": p95,
             "p99_ms": p99,
             "ttft_ms": self._ttft_ms,
+            "mask_ms": self._mask_ms,
+            "late_mask_ticks_total": self._late_masks,
             "inter_token_ms": self._itl_ms,
             "interactive_gap_ms": self.interactive_itl_ms,
             "decode_ms": self._decode_ms,

@@ -27,7 +27,11 @@ from numpy.typing import NDArray
 from uma_trio.backend.base import Vocabulary
 from uma_trio.text.shape import MAX_BYTES, Kind, Shape, Unconstrainable
 
-_CACHED: Final = 64
+# 350 schemas of guidance-ai/jsonschemabench took 44 MiB: on average 64 KiB and 60 bytes a byte of the
+# schema, the worst three times what is reckoned here.
+_ENTRY_BYTES: Final = 65_536
+_BYTES_A_BYTE: Final = 100
+CACHE_BYTES: Final = 64 << 20
 _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # some 20 ms
     step_lexer_fuel=100_000,  # some 7 ms, which hardly anything needs
@@ -44,17 +48,25 @@ JSON: Final[Any] = {
 LOOSE: Final[Any] = {**JSON, "coerce_one_of": True, "lenient": True}
 _LOOSE_KINDS: Final = ("loose schema", "reply")  # of a reply each schema is looked at before
 _MAX_WORDS: Final = 300
+_WORD: Final = 32
+# Between parts of JSON hardly any token is allowed: then only words with a bit in them are unpacked.
+_SPARSE: Final = 4
 _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 class Grammarian:
-    """Compiles shapes for a vocabulary, and remembers the latest. Any number of threads may call it."""
+    """Compiles shapes for a vocabulary, and remembers the latest. Any number of threads may call it.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    What is remembered takes about `cache_bytes`, reckoned from how long each shape is written.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, cache_bytes: int = CACHE_BYTES) -> None:
         self._vocabulary = vocabulary
+        self._most_bytes = cache_bytes
+        self._held_bytes = 0
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
-        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
 
     def follow(self, shape: Shape) -> Follower:
         """Return what follows one answer, its first step computed. Blocks.
@@ -63,20 +75,32 @@ class Grammarian:
             Unconstrainable: the shape is too large, none, or asks for what cannot be enforced.
         """
         most = MAX_BYTES[shape.kind]
-        if len(shape.text.encode("utf-8", "surrogatepass")) > most:
+        n_bytes = len(shape.text.encode("utf-8", "surrogatepass"))
+        if n_bytes > most:
             raise Unconstrainable(f"takes more than {most} bytes")
         key = hashlib.sha256(f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            compiled = self._compiled.get(key)
-        if compiled is None:
-            compiled = self._compile(shape)
+            known = self._compiled.get(key)
+        compiled = self._compile(shape) if known is None else known[0]
         with self._lock:
-            self._compiled[key] = compiled
-            self._compiled.move_to_end(key)
-            if len(self._compiled) > _CACHED:
-                self._compiled.popitem(last=False)
+            self._remember(key, compiled, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
             copy = compiled.deep_copy()
         return Follower(copy, self._vocabulary)
+
+    @property
+    def held_bytes(self) -> int:
+        """About how much memory what is remembered takes."""
+        return self._held_bytes
+
+    def _remember(self, key: bytes, compiled: LLMatcher, n_bytes: int) -> None:
+        """Keep the latest; forget the oldest beyond what all together may take. Under the lock."""
+        if key not in self._compiled:
+            self._compiled[key] = (compiled, n_bytes)
+            self._held_bytes += n_bytes
+        self._compiled.move_to_end(key)
+        while self._held_bytes > self._most_bytes and len(self._compiled) > 1:
+            _, (_, freed) = self._compiled.popitem(last=False)
+            self._held_bytes -= freed
 
     def _tokenizer(self) -> LLTokenizer:
         """Return the vocabulary in llguidance's words: half a second, once, for a large one."""
@@ -129,6 +153,11 @@ class Follower:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             return np.empty(0, np.intp)
+        some = np.flatnonzero(words)
+        if len(some) < len(words) // _SPARSE:
+            few = np.unpackbits(words[some].view(np.uint8), bitorder="little")
+            which, bit = np.nonzero(few.reshape(-1, _WORD))
+            return some[which] * _WORD + bit
         bits = np.unpackbits(words.view(np.uint8), count=self._n_vocab, bitorder="little")
         return np.flatnonzero(bits)
 

@@ -27,6 +27,7 @@ the guesses were right, and is taken back. A row behind a wrong guess is not rea
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -238,11 +239,13 @@ class Choices:
     `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn,
     `IMPOSSIBLE` for one whose constraint leaves no token, `UNREACHED` for one behind a wrong guess;
     these have no logprobs. Logprobs are computed when the first of them is looked at, or when the same
-    :class:`Choice` is used again.
+    :class:`Choice` is used again. `masks_s` is for each token that a constraint refused how long it took
+    to find another.
     """
 
     tokens: list[int]
     logprobs: Mapping[int, TokenLogprobs] = _NO_LOGPROBS
+    masks_s: Sequence[float] = ()
 
 
 class Choice:
@@ -295,18 +298,26 @@ class Choice:
         without a sane maximum concerns no other. `guesses` are, if there are any, for each row the
         token behind it that the next row was computed with, or `NO_GUESS`.
         """
-        changed = self._adjusted or self._constrained
-        tokens = self._changed_tokens(logits, guesses) if changed else self._tokens(logits, guesses)
+        masks_s: Sequence[float] = ()
+        if self._adjusted or self._constrained:
+            tokens, masks_s = self._changed_tokens(logits, guesses)
+        else:
+            tokens = self._tokens(logits, guesses)
         if guesses:
             for row in self._chained:
                 if tokens[row - 1] != guesses[row - 1]:
                     tokens[row] = UNREACHED
         if self._describe is None:
-            return Choices(tokens)
-        return Choices(tokens, self._describe(logits, tokens))
+            return Choices(tokens, masks_s=masks_s)
+        return Choices(tokens, self._describe(logits, tokens), masks_s)
 
-    def _changed_tokens(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
-        """Return the tokens of rows of which some are edited for the choice, or constrained."""
+    def _changed_tokens(
+        self, logits: FloatArray, guesses: Sequence[int]
+    ) -> tuple[list[int], Sequence[float]]:
+        """Return the tokens of rows of which some are edited for the choice, or constrained.
+
+        With them comes how long each refused token took.
+        """
         edits = []
         try:
             for row, adjuster in self._adjusted:
@@ -314,17 +325,22 @@ class Choice:
                     adjuster.suppose(guesses[row - 1])
                 edits.append((row, adjuster.apply(logits[row])))
             tokens = self._tokens(logits, guesses)
-            self._check(logits, tokens, guesses)
-            return tokens
+            return tokens, self._check(logits, tokens, guesses)
         finally:
             for row, changed in edits:
                 Adjuster.undo(logits[row], changed)
             for _, adjuster in self._adjusted:
                 adjuster.take_back()
 
-    def _check(self, logits: FloatArray, tokens: list[int], guesses: Sequence[int]) -> None:
-        """Replace tokens that constraints refuse, along each chain up to its first wrong guess."""
+    def _check(
+        self, logits: FloatArray, tokens: list[int], guesses: Sequence[int]
+    ) -> Sequence[float]:
+        """Replace tokens that constraints refuse, along each chain up to its first wrong guess.
+
+        Returns how long each of these took.
+        """
         ahead: list[Constraint] = []
+        masks_s: list[float] = []
         try:
             for row, sampler in self._constrained:
                 constraint = sampler.constraint
@@ -334,11 +350,15 @@ class Choice:
                         continue
                     constraint.accept(guesses[row - 1])
                     ahead.append(constraint)
-                if tokens[row] != NOT_FINITE:
-                    tokens[row] = sampler.checked(logits[row], tokens[row])
+                if (drawn := tokens[row]) != NOT_FINITE:
+                    began = time.perf_counter()
+                    tokens[row] = sampler.checked(logits[row], drawn)
+                    if tokens[row] != drawn:
+                        masks_s.append(time.perf_counter() - began)
         finally:
             for constraint in ahead:
                 constraint.take_back()
+        return masks_s
 
     def _tokens(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
         """Return the tokens of rows that are edited where they have to be."""
