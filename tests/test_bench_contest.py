@@ -258,7 +258,7 @@ DRY = {
     "throughput": "--k 2 --gen-tokens 12",
     "overhead": "--k 1 --gen-tokens 8",
 }
-TOOLS = {"micro", "figures", "record", "many", "schemas"}
+TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas"}
 
 
 @pytest.mark.daemon

@@ -49,6 +49,18 @@ def test_of_two_places_the_latest_counts() -> None:
     assert guess("ab1 ab2 ab")[0][0] == "2"
 
 
+def test_a_copy_goes_on_where_it_was_although_another_place_is_later() -> None:
+    """The text that was followed so far matches further back than the latest place does."""
+    old = "one: pass the salt. two: pass the salad. "
+    text = old + "one: pass the sal"
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    lookup = Lookup()
+    for known in range(len(old) + 4, len(text) + 1):
+        lookup.index(tokens, known)
+        drafts, match = lookup.propose(tokens, known, 3)
+    assert (bytes(drafts).decode(), match) == ("t. ", 17)
+
+
 def test_what_never_stood_there_gives_no_guess() -> None:
     """Two tokens must match at the least."""
     assert guess("abcdefgh") == ("", 0)

@@ -107,13 +107,15 @@ def _model_info(n_ctx: int, chat_template: str | None, n_vocab: int) -> ModelInf
 
 
 class FakeVocabulary:
-    """Bytes are tokens; four special ones follow."""
+    """Bytes are tokens; four special ones follow, and as many without a text as are asked for."""
 
-    n_vocab = N_VOCAB
     end_tokens = frozenset({EOS, IM_END})
     bos_text = _SPECIAL[BOS]
     eos_text = _SPECIAL[EOS]
     adds_bos = True
+
+    def __init__(self, n_vocab: int = N_VOCAB) -> None:
+        self.n_vocab = n_vocab
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return a token per byte, and special tokens where they are asked for."""
@@ -131,7 +133,7 @@ class FakeVocabulary:
 
     def pieces(self) -> Sequence[bytes]:
         """Return each token's bytes."""
-        return [bytes([i]) for i in range(256)] + [b""] * (N_VOCAB - 256)
+        return [bytes([i]) for i in range(256)] + [b""] * (self.n_vocab - 256)
 
 
 class FakeBackend:
@@ -199,14 +201,19 @@ class FakeBackend:
 
     def continuation(self, prompt: Sequence[int] | IntArray, n: int) -> list[int]:
         """Return the `n` tokens that greedy decoding of `prompt` must give, ends included."""
-        history = self._key
-        for token in prompt:
-            history = mix(history, int(token))
+        history = self.history(prompt)
         out: list[int] = []
         for _ in range(n):
             out.append(self._choice(history))
             history = mix(history, out[-1])
         return out
+
+    def history(self, tokens: Sequence[int] | IntArray, before: int | None = None) -> int:
+        """Return what stands for a sequence of `tokens`, behind what stands for those before."""
+        history = self._key if before is None else before
+        for token in tokens:
+            history = mix(history, int(token))
+        return history
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`, as a client must see it."""

@@ -12,10 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
-from uma_trio.backend.base import DecodeStatus, Interrupt, Limits, Overlap, Traits, nothing
-from uma_trio.backend.fake import FakeBackend
+from uma_trio.backend.base import (
+    DecodeStatus,
+    IntArray,
+    Interrupt,
+    Limits,
+    Overlap,
+    Traits,
+    nothing,
+)
+from uma_trio.backend.fake import N_VOCAB, FakeBackend, FakeVocabulary
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit
@@ -47,16 +55,37 @@ class SimulatedBackend(FakeBackend):
     passes and cannot be interrupted, as a GPU does; else the callback comes first.
     """
 
-    def __init__(self, limits: Limits, let_pass: Callable[[], object], *, overlaps: bool) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        let_pass: Callable[[], object],
+        *,
+        overlaps: bool,
+        n_vocab: int = N_VOCAB,
+    ) -> None:
         super().__init__(
             n_ctx=limits.n_ctx,
             n_slots=limits.n_slots,
             n_batch=limits.n_batch,
+            n_rows=limits.n_rows,
+            vocabulary=FakeVocabulary(n_vocab),
             interruptible=not overlaps,
         )
         self.meanwhile = let_pass
         self.interrupted = False
         self._overlaps = overlaps
+        self._told: dict[int, int] = {}
+
+    def tell(self, prompt: IntArray, answer: IntArray) -> None:
+        """From now on, answer `prompt` with `answer`."""
+        history = self.history(prompt)
+        for token in answer.tolist():
+            self._told[history] = token
+            history = self.history([token], history)
+
+    def _choice(self, history: int) -> int:
+        told = self._told.get(history)
+        return super()._choice(history) if told is None else told
 
     @property
     def traits(self) -> Traits:
@@ -82,6 +111,14 @@ class SimulatedBackend(FakeBackend):
         return status
 
 
+@frozen(eq=False)
+class Told:
+    """A recorded text as tokens: what was asked, and what was answered."""
+
+    prompt: IntArray
+    answer: IntArray
+
+
 class Simulation(World):
     """One engine with one policy on one machine; the default machine is ``q4_0``, noise 2 %.
 
@@ -100,11 +137,14 @@ class Simulation(World):
         settings: EngineSettings | None = None,
         limits: Limits = LIMITS,
         recorder: Recorder | None = None,
+        n_vocab: int = N_VOCAB,
     ) -> None:
         super().__init__()
         profile = profile or built_in("q4_0", gaussian(0.02))
         self.machine = Machine.of(profile, seed)
-        self.backend = SimulatedBackend(limits, self._decode, overlaps=profile.overlaps)
+        self.backend = SimulatedBackend(
+            limits, self._decode, overlaps=profile.overlaps, n_vocab=n_vocab
+        )
         self.metrics = Metrics()
         self.inbox = Inbox(_MOST_WAITING)
         self.engine = Engine(
@@ -123,6 +163,12 @@ class Simulation(World):
     def memory(self) -> Memory:
         """What the policy remembers."""
         return self.engine.memory
+
+    def tell(self, told: Told, *, client: int, on_end: Callable[[], None] | None = None) -> Request:
+        """Send a request now whose prompt and answer are those of a recorded text."""
+        self.backend.tell(told.prompt, told.answer)
+        n_prompt, n_answer = len(told.prompt), len(told.answer)
+        return self.submit(n_prompt, n_answer, client=client, on_end=on_end, prompt=told.prompt)
 
     def tick(self) -> bool:
         """Do one tick of the engine, in the machine's time. False if there was nothing to do."""
@@ -148,7 +194,9 @@ class Simulation(World):
         self.inbox.submit(
             Submit(
                 handle=request.handle,
-                prompt=np.ones(request.prompt_tokens, np.int32),
+                prompt=np.ones(request.prompt_tokens, np.int32)
+                if request.prompt is None
+                else request.prompt,
                 max_tokens=request.answer_tokens,
                 params=SamplingParams(ignore_eos=True),
                 stop=(),
@@ -158,5 +206,6 @@ class Simulation(World):
                 sink=request,
                 submitted=request.arrived,
                 targets=request.targets,
+                namespace=None if request.prompt is None else "told",
             )
         )

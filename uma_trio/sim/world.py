@@ -9,6 +9,7 @@ from itertools import count
 
 from attrs import Factory, define
 
+from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import Finished, StreamItem, Targets, TokenOut
 from uma_trio.lanes import Lane
 from uma_trio.sim.latency import itl, startup_itl
@@ -41,6 +42,7 @@ class Request:
     prompt_tokens: int
     answer_tokens: int
     targets: Targets = Factory(Targets)
+    prompt: IntArray | None = None
     on_end: Callable[[], None] | None = None
     token_times: list[float] = Factory(list)
     end: Finished | None = None
@@ -89,8 +91,9 @@ class World(ABC):
         lane: Lane = "interactive",
         targets: Targets | None = None,
         on_end: Callable[[], None] | None = None,
+        prompt: IntArray | None = None,
     ) -> Request:
-        """Send a request now, with a prompt of its own. It generates `max_tokens` tokens."""
+        """Send a request now, whose `prompt` is any tokens. It generates `max_tokens` tokens."""
         request = Request(
             clock=self.clock,
             handle=next(self._handles),
@@ -101,6 +104,7 @@ class World(ABC):
             answer_tokens=max_tokens,
             targets=targets or Targets(),
             on_end=on_end,
+            prompt=prompt,
         )
         self.requests.append(request)
         self._send(request)

@@ -51,11 +51,19 @@ class Drafter:
         self._guessed: dict[int, _Guessed] = {}
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
-        """Draft for each sequence that decodes and whose request allows it."""
+        """Draft for each sequence that decodes and whose request allows it.
+
+        Prompts that are still computed are indexed meanwhile.
+        """
         self._pool.index()
         for sequence in running.values():
-            if sequence.view.decoding and sequence.submit.speculation != "off":
-                sequence.guess(self._draft(sequence))
+            if sequence.submit.speculation == "off":
+                continue
+            guessed = self._guessed.get(sequence.handle)
+            if guessed is None:
+                guessed = self._guessed[sequence.handle] = _Guessed()
+            if guessed.lookup.index(sequence.tokens, sequence.known) and sequence.view.decoding:
+                sequence.guess(self._draft(sequence, guessed))
         if len(self._guessed) > len(running):
             self._guessed = {key: kept for key, kept in self._guessed.items() if key in running}
 
@@ -78,14 +86,11 @@ class Drafter:
             first = max(0, sequence.n_prompt - LED_IN_BY)
             self._pool.add(submit.namespace, sequence.tokens[first : sequence.known])
 
-    def _draft(self, sequence: Sequence) -> Draft:
-        guessed = self._guessed.get(sequence.handle)
-        if guessed is None:
-            guessed = self._guessed[sequence.handle] = _Guessed()
+    def _draft(self, sequence: Sequence, guessed: _Guessed) -> Draft:
         known, tokens = sequence.known, sequence.tokens
         # What does not fit into its stream or its answer is not guessed.
         most = min(MOST_DRAFTS, sequence.credit - 1, len(tokens) - known - 1)
-        if not guessed.lookup.index(tokens, known) or most <= 0:
+        if most <= 0:
             return NO_DRAFT
         drafts, match = guessed.lookup.propose(tokens, known, most)
         source = OWN_TEXT

@@ -5,19 +5,24 @@ from __future__ import annotations
 from uma_trio.backend.base import IntArray
 
 ORDERS = (8, 4, 2)
-LONGEST_MATCH = 16  # a longer one tells no more
+LONGEST_MATCH = 32  # a longer one tells no more
 # A prompt is indexed at 1 us a token and order. So many a tick take half a millisecond.
 INDEXED_A_TICK = 256
 
 
 class Lookup:
-    """Where each run of 8, 4 and 2 tokens of one sequence was last followed by another token."""
+    """Where each run of 8, 4 and 2 tokens of one sequence was last followed by another token.
 
-    __slots__ = ("_indexed", "_places")
+    The text that was copied last goes on being copied where it matches further back than the latest
+    place does: whoever writes a changed file writes it in the order of the old one.
+    """
+
+    __slots__ = ("_ahead", "_indexed", "_places")
 
     def __init__(self) -> None:
         self._indexed = 1  # runs that end before this position are known
         self._places: tuple[dict[bytes, int], ...] = tuple({} for _ in ORDERS)
+        self._ahead = 0  # how far before the end of the text lies what was copied last
 
     def index(self, tokens: IntArray, known: int, most: int = INDEXED_A_TICK) -> bool:
         """Take in up to `most` of the first `known` tokens; say whether that was all of them."""
@@ -36,17 +41,31 @@ class Lookup:
 
         Everything must have been indexed. Without a match there is no guess, and the length is 0.
         """
+        place, match = self._found(tokens, known)
+        if not match:
+            return (), 0
+        copied = tokens[place : min(place + most, known)].tolist()
+        # A text that repeats itself goes on repeating itself.
+        while len(copied) < most:
+            copied += copied[: most - len(copied)]
+        return tuple(copied), match
+
+    def _found(self, tokens: IntArray, known: int) -> tuple[int, int]:
+        """Return where to copy from and how long the match is there; (0, 0) for nowhere."""
+        place = match = 0
         for order, places in zip(ORDERS, self._places, strict=True):
-            if order >= known:
-                continue
-            place = places.get(tokens[known - order : known].tobytes())
-            if place is not None:
-                copied = tokens[place : min(place + most, known)].tolist()
-                # A text that repeats itself goes on repeating itself.
-                while copied and len(copied) < most:
-                    copied += copied[: most - len(copied)]
-                return tuple(copied), matched(tokens[:place], tokens[:known], order)
-        return (), 0
+            found = places.get(tokens[known - order : known].tobytes()) if order < known else None
+            if found is not None:
+                place, match = found, matched(tokens[:found], tokens[:known], order)
+                break
+        if match < LONGEST_MATCH and 0 < self._ahead < known:
+            following = known - self._ahead
+            length = matched(tokens[:following], tokens[:known], 0)
+            if length > match and length >= ORDERS[-1]:
+                place, match = following, length
+        if match:
+            self._ahead = known - place
+        return place, match
 
 
 def matched(before: IntArray, known: IntArray, at_least: int) -> int:

@@ -7,8 +7,8 @@ by that, and as many are taken as give the most tokens a second:
 - *Free* rows take no time: they stand where ballast would, on a step of the staircase that goes down or
   is level. They are always taken.
 - *Paid* rows make the tick longer. They are taken where tokens a second rise by :data:`WORTH`, within what
-  the streams of the tick can bear: a reader's own drafts may take its tick to twice the time of one
-  without, since it gets more tokens in it; a tick with anybody else's work stays within its limit.
+  the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times
+  one without, since they are part of what it would do alone and give it more tokens a second; a tick with anybody else's work stays within its limit.
   Guesses of requests that asked for `speculation` free get no paid row.
 """
 
@@ -27,7 +27,6 @@ MOST_DRAFTS = 31  # a tick; beyond 32 rows no size paid in any staircase that wa
 FREE = 1.001  # a tick that is expected to take this many times as long takes as long
 LEAST_GAIN = 0.1  # tokens: to compute and to check guesses for less costs more than it gives
 WORTH = 1.05  # so much must paid rows gain: predictions are no finer
-LONGEST = 2.0  # times the time of a tick without, where everybody in it has drafts
 
 Guess = tuple[
     float, SequenceView
@@ -116,7 +115,7 @@ def _longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
     if len(readers) < len(plan.items):
         return max(plain_s, plan.limit.seconds)
     if all(view.drafted and view.pays_for_drafts for view in readers):
-        return min(LONGEST, state.contract.pause_cap) * plain_s
+        return state.contract.pause_cap * plain_s
     return state.contract.latency_cap * plain_s
 
 
