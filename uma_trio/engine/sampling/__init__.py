@@ -8,15 +8,14 @@ penalties, masks), `logprobs` describes it as the model gave it; both only where
 from uma_trio.engine.sampling.choice import (
     IMPOSSIBLE,
     NO_GUESS,
-    NOT_FINITE,
     UNREACHED,
     Choice,
     Choices,
     NonFinite,
     Sampler,
     choose,
-    greedy,
 )
+from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy
 
 __all__ = [
     "IMPOSSIBLE",

@@ -38,10 +38,10 @@ from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
 from uma_trio.engine.sampling.drawing import Filters, column, draw, draw_from_all, weigh
+from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but, without
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
 
-NOT_FINITE: Final = -1  # what is answered for a row that has no sane maximum
 IMPOSSIBLE: Final = -2  # and for one of which no token is allowed
 UNREACHED: Final = -3  # and for one behind a guess that was wrong: nobody asks what would follow
 NO_GUESS: Final = -1
@@ -189,7 +189,7 @@ class Sampler:
             row = row.copy()
             self.adjuster.apply(row)
         if self.never is not None:
-            row = _without(row, self.never)
+            row = without(row, self.never)
         (likeliest,) = greedy(row[np.newaxis])
         if likeliest == NOT_FINITE:
             raise NonFinite(_NO_MAXIMUM)
@@ -382,7 +382,7 @@ class Choice:
         tokens = self._lists(logits) if self._lists else greedy(logits).tolist()
         for row, ids, never in self._checked:
             if tokens[row] in never:
-                tokens[row] = _likeliest_but(logits[row], ids)
+                tokens[row] = likeliest_but(logits[row], ids)
         for row, sampler in self._apart:
             # A token that a constraint may replace later says nothing yet.
             final = bool(guesses) and row in self._follows and sampler.constraint is None
@@ -396,19 +396,6 @@ class Choice:
 def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
     """Return the next token of each row of ``logits[n, vocab]``, as a :class:`Choice` does."""
     return Choice(samplers, logits.shape[1])(logits).tokens
-
-
-def greedy(logits: FloatArray) -> IdArray:
-    """Return the likeliest token of each row of ``logits[n, vocab]``, the lowest id on a tie.
-
-    A row with NaN or +inf, or without any finite logit, is answered with `NOT_FINITE`: argmax
-    stops at the first NaN, so looking at the maximum is enough.
-    """
-    ids: IdArray = logits.argmax(axis=1)
-    finite = np.isfinite(logits[np.arange(len(ids)), ids])
-    if not finite.all():
-        ids[~finite] = NOT_FINITE
-    return ids
 
 
 class _Lists:
@@ -441,18 +428,3 @@ class _Lists:
 
     def _filters_of(self, rows: list[int]) -> Filters:
         return Filters.together([self._samplers[row].filters for row in rows])
-
-
-def _likeliest_but(row: FloatArray, masked: IdArray) -> int:
-    """Return the likeliest token that is not masked, or `NOT_FINITE`; the row is left as it was."""
-    hidden = row[masked]
-    row[masked] = -np.inf
-    (likeliest,) = greedy(row[np.newaxis])
-    row[masked] = hidden
-    return int(likeliest)
-
-
-def _without(row: FloatArray, masked: IdArray) -> FloatArray:
-    masked_row = row.copy()
-    masked_row[masked] = -np.inf
-    return masked_row
