@@ -48,6 +48,7 @@ from uma_trio.wiring import (
     load_backend,
     net_settings,
     recorder,
+    reply_format,
     scorecard_file,
     unwritable,
 )
@@ -197,7 +198,11 @@ class _Daemon:
             raise SystemExit(FORCED_EXIT)
 
     def _front_end(self) -> FrontEnd:
-        front_end = FrontEnd(self._backend.vocabulary, self._backend.model.chat_template)
+        front_end = FrontEnd(
+            self._backend.vocabulary,
+            self._backend.model.chat_template,
+            reply_format(self._config),
+        )
         if front_end.chat_problem is not None:
             self._log.warning("messages are refused", why=front_end.chat_problem)
         return front_end

@@ -33,6 +33,8 @@ from uma_trio.service.checks import Bounds
 from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
+from uma_trio.text.replies import ReplyFormat
+from uma_trio.text.replies.files import format_from
 
 Progress = Callable[[float], None]
 
@@ -181,6 +183,17 @@ def model_path(config: Config) -> Path:
         return bundled_model()
     except FileNotFoundError as missing:
         raise ModelError(f"{missing}; name a model with --model.") from None
+
+
+def reply_format(config: Config) -> ReplyFormat | None:
+    """Return the format of replies that is given. Raises :class:`ConfigError`."""
+    path = config.reply_format
+    if path is None:
+        return None
+    try:
+        return format_from(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{config.source('reply_format')} {path}: {error}") from error
 
 
 def bounds(config: Config, backend: Backend) -> Bounds:

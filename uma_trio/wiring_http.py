@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from uma_trio.http.settings import Settings as HttpSettings
     from uma_trio.service.front import Listener as PortListener
 
+_REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
+
 
 @contextmanager
 def http_port(config: Config) -> Iterator[PortListener | None]:
@@ -78,6 +80,7 @@ def http_settings(config: Config) -> HttpSettings:
         origins=frozenset(origin.rstrip("/") for origin in _listed(config.http_origin)),
         keys=keys,
         strict=config.http_strict,
+        reasoning_fields=_REASONING_FIELDS.get(config.http_reasoning, (config.http_reasoning,)),
         max_prompt_bytes=config.http_max_prompt_bytes,
         max_connections=config.http_max_connections,
         idle_timeout_s=min(config.idle_timeout_s, Settings().idle_timeout_s),

@@ -6,6 +6,7 @@ import platform
 import shlex
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -23,6 +24,21 @@ from uma_trio.config.options import Config
 _HttpFlag = Annotated[
     str | None, Parameter(help="The HTTP address to look at; UMA_HTTP.", metavar="[HOST:]PORT")
 ]
+_ParallelFlag = Annotated[
+    str | None,
+    Parameter(help="The slots to reckon with; each number has its own --cost.", metavar="N"),
+]
+_TemplateFlag = Annotated[
+    str | None,
+    Parameter(
+        help="Only tell how a model calls tools and reasons, from its chat template; a GGUF file or a "
+        "template of its own.",
+        metavar="FILE",
+    ),
+]
+_FreshFlag = Annotated[
+    bool, Parameter(help="With --cost: measure anew what was measured before.", negative="")
+]
 _MARGIN = " " * 8  # under the text beside the mark
 _LEAST_ROOM = 20  # columns
 
@@ -36,10 +52,7 @@ def doctor(
         str | None, Parameter(help="The socket to look at; UMA_SOCK.", metavar="PATH")
     ] = None,
     n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.", metavar="N")] = None,
-    parallel: Annotated[
-        str | None,
-        Parameter(help="The slots to reckon with; each number has its own --cost.", metavar="N"),
-    ] = None,
+    parallel: _ParallelFlag = None,
     http: _HttpFlag = None,
     config: Annotated[
         str | None, Parameter(help="A YAML file; UMA_CONFIG.", metavar="FILE")
@@ -51,9 +64,8 @@ def doctor(
             negative="",
         ),
     ] = False,
-    fresh: Annotated[
-        bool, Parameter(help="With --cost: measure anew what was measured before.", negative="")
-    ] = False,
+    fresh: _FreshFlag = False,
+    template: _TemplateFlag = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> int:
     """Look for what would keep the daemon from running, or from running fast.
@@ -72,6 +84,10 @@ def doctor(
         from uma_trio.cli.cost import show_cost
 
         return show_cost(settings.load(flags), fresh=fresh, as_json=json)
+    if template is not None:
+        from uma_trio.cli.template import show_template
+
+        return show_template(Path(template), as_json=json)
     if fresh:
         complain("--fresh goes with --cost.")
         return USAGE

@@ -7,6 +7,7 @@ from pathlib import Path
 from attrs import frozen
 
 from uma_trio.config.option import option
+from uma_trio.config.replies import ReplyConfig
 from uma_trio.sockets.address import Address, parse_address
 
 HTTP_OFF = "off"
@@ -23,7 +24,7 @@ def _http(raw: object) -> object:
 
 
 @frozen(kw_only=True)
-class HttpConfig:
+class HttpConfig(ReplyConfig):
     """Where HTTP is served, to whom, and how much of it."""
 
     http: str = option(
@@ -72,6 +73,14 @@ class HttpConfig:
         yaml=("http_api.strict",),
         since="0.1",
         help="Refuse HTTP requests that name another model, or a field that would be ignored.",
+    )
+    http_reasoning: str = option(
+        "reasoning_content",
+        flag="--http-reasoning",
+        yaml=("http_api.reasoning",),
+        choices=("reasoning_content", "reasoning", "both"),
+        since="0.1",
+        help="What an answer of /v1/chat/completions calls the model's reasoning.",
     )
     http_max_prompt_bytes: int = option(
         4 * _MIB,

@@ -16,6 +16,7 @@ from uma_trio.http.openai_chat import manner_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.tools import tools_of
 from uma_trio.service.ask import Chat
+from uma_trio.service.service import Derivation
 
 TOKENIZE: tuple[Field, ...] = (
     honoured("content", Text(0), "the text", required=True),
@@ -43,15 +44,28 @@ async def props(exchange: Exchange, shared: Shared) -> Reply:
             "model_alias": service.bounds.model,
             "modalities": {"vision": False, "audio": False},
             "chat_template": service.model.chat_template or "",
-            "chat_template_caps": {
-                "supports_tools": False,
-                "supports_tool_calls": False,
-                "supports_system_role": True,
-            },
+            "chat_template_caps": _caps(await service.derivation()),
             "build_info": f"uma-trio {__version__}",
             "is_sleeping": False,
         }
     )
+
+
+def _caps(found: Derivation | None) -> dict[str, Any]:
+    """Return what chats can do. Where the template knows no tools, they are told in words."""
+    chats = found is not None
+    calls = None if found is None else found.format.calls
+    return {
+        "supports_tools": chats,
+        "supports_tool_calls": calls is not None,
+        "supports_parallel_tool_calls": calls is not None,
+        "supports_system_role": chats,
+        "supports_reasoning": found is not None
+        and (found.format.thought is not None or found.format.name == "harmony"),
+        "supports_preserve_reasoning": found is not None and bool(found.habits.reasoning_key),
+        "tools_in_template": found is not None and found.tells_tools,
+        "reply_format": None if found is None else found.format.name,
+    }
 
 
 async def slots(exchange: Exchange, shared: Shared) -> Reply:

@@ -83,9 +83,7 @@ class ChatCompletions(Choices):
         """Return the chat, once for each answer that is wanted; they differ by their seeds."""
         body = self.body
         tools = tools_of(body.get("tools", []))
-        chat = Chat(
-            messages_of(body.get("messages")), manner_of(body), tools, choice_of(body, tools)
-        )
+        chat = Chat(messages_of(body.get("messages")), manner_of(body), tools, choice_of(body))
         first = self.ask(chat, max_tokens=self.max_tokens(), logprobs=self._logprobs())
         return numbered(evolve(first, reasoning_budget=budget_of(body)), self.n)
 

@@ -10,7 +10,7 @@ from uma_trio.http.asking import Anything
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured
 from uma_trio.http.message import Headers
-from uma_trio.service.ask import AUTO, Call, Mode, Tool, ToolChoice
+from uma_trio.service.ask import Call, Mode, Tool, ToolChoice
 from uma_trio.service.generation import Generation
 
 MAX_TOOLS: Final = 128
@@ -76,11 +76,11 @@ def tool_of(function: dict[str, Any], path: str) -> Tool:
     return Tool(name, description, parameters, strict)
 
 
-def choice_of(body: Body, tools: Sequence[Tool]) -> ToolChoice:
+def choice_of(body: Body) -> ToolChoice:
     """Return whether tools are called, and which.
 
     Raises:
-        Fault: a tool that there is not is asked for, or any without tools.
+        Fault: it is said in no known way.
     """
     value = body.get("tool_choice", "auto")
     parallel = body.get("parallel_tool_calls", True)
@@ -88,13 +88,7 @@ def choice_of(body: Body, tools: Sequence[Tool]) -> ToolChoice:
     mode = _MODES.get(named) if isinstance(named, str) else None
     if mode is None:
         raise invalid("tool_choice", "must be none, auto, required, a function or allowed_tools")
-    if mode == "required" and not tools:
-        raise invalid("tool_choice", "asks for a call, but there are no tools")
-    if not {tool.name for tool in tools}.issuperset(names):
-        raise invalid("tool_choice", "names a function that is not in tools")
-    return (
-        ToolChoice(mode, names, parallel) if (mode, names, parallel) != ("auto", (), True) else AUTO
-    )
+    return ToolChoice(mode, names, parallel)
 
 
 def _named(value: dict[str, Any]) -> tuple[str, tuple[str, ...]]:

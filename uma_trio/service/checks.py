@@ -64,6 +64,7 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
         check_vocabulary(ask.prompt, bounds, field)
     _check_shape(ask)
     if isinstance(ask.prompt, Chat):
+        _check_tools(ask.prompt)
         _check_arguments(ask.prompt.manner.arguments)
     sampling = ask.sampling
     check_vocabulary(_ids(sampling.stop_token_ids), bounds, "stop_token_ids")
@@ -119,6 +120,20 @@ def _check_shape(ask: Ask) -> None:
                 f"{field} does not go with {named}, which say where the answer ends",
                 field=field,
             )
+
+
+def _check_tools(chat: Chat) -> None:
+    """Check that what is to be called can be. Raises :class:`Refusal`."""
+    names = [tool.name for tool in chat.tools]
+    field, problem = "tool_choice", None
+    if len(set(names)) < len(names):
+        field, problem = "tools", "has two functions of the same name"
+    elif not set(names).issuperset(chat.choice.names):
+        problem = "names a function that is not in tools"
+    elif chat.choice.mode == "required" and not names:
+        problem = "asks for a call, but there are no tools"
+    if problem is not None:
+        raise Refusal(Code.E_PROTO_003, f"{field} {problem}", field=field)
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:

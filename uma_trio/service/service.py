@@ -30,6 +30,7 @@ from uma_trio.service.telemetry import Telemetry
 from uma_trio.text.chat import AUTO
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.replying import NOTHING_LOOSENED
+from uma_trio.text.replying import Derivation as Derivation
 from uma_trio.text.shape import Unconstrainable
 from uma_trio.text.veil import Unrenderable
 
@@ -198,6 +199,12 @@ class Service:
     def text_of(self, token: int) -> str:
         """Return one token's own text; U+FFFD stands for bytes that are no whole character."""
         return self._front_end.detokenize((token,)).decode("utf-8", "replace")
+
+    async def derivation(self) -> Derivation | None:
+        """Return what the model's template says of its replies; None if chats are refused."""
+        if self._front_end.chat_problem is not None:
+            return None
+        return await self._run_blocking(lambda: self._front_end.replies.found)
 
     async def render(self, chat: Chat) -> str:
         """Return a chat as the model's template writes it.

@@ -104,6 +104,7 @@ class FrontEnd:
             tokens.append(self._part(part.text, special=not part.is_content, joined=after_text))
             if len(tokens[-1]):  # a control token has no bytes
                 after_text = bool(self._pieces[int(tokens[-1][-1])])
+        _ = self.replies.pieces  # made here, in a helper thread
         thinking = not manner.continue_final and self.replies.opens_thought(parts)
         return self._finished(np.concatenate(tokens)), thinking
 
@@ -158,17 +159,17 @@ class FrontEnd:
     ) -> list[Part]:
         if self._template is None:
             raise Unrenderable(self.chat_problem or "the model has no chat template")
-        replies = self.replies
-        said = telling.written(messages, tools, replies.format, tells_tools=replies.tells_tools)
-        told = tools if replies.tells_tools and replies.format.source != "generic" else ()
+        found = self.replies.found
+        said = telling.written(messages, tools, found.format, tells_tools=found.tells_tools)
+        told = tools if found.tells_tools and not found.in_words else ()
         try:
-            return self._template.render(said, manner, tools=told, habits=replies.habits)
+            return self._template.render(said, manner, tools=told, habits=found.habits)
         except Unrenderable:
             if said == list(messages):
                 raise
         # Some templates have no place for a system message of ours.
         return self._template.render(
-            telling.without_system(said), manner, tools=told, habits=replies.habits
+            telling.without_system(said), manner, tools=told, habits=found.habits
         )
 
     def _part(self, text: str, *, special: bool, joined: bool) -> IntArray:

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from uma_trio.backend.base import Vocabulary
 from uma_trio.text.chat import Message, Tool, ToolChoice
-from uma_trio.text.documents import Habits
+from uma_trio.text.documents import NO_HABITS, Habits
 from uma_trio.text.replies import ReplyFormat, ReplyParser
 from uma_trio.text.replies.derive import derive
 from uma_trio.text.replies.format import PLAIN
@@ -46,6 +46,35 @@ class Loosened:
 NOTHING_LOOSENED: Final = Loosened((), ())
 
 
+@frozen
+class Derivation:
+    """What was found out from a model's template: how it writes replies, and what it wants.
+
+    `tells_tools` says whether the template shows tools to the model.
+    """
+
+    format: ReplyFormat = PLAIN
+    habits: Habits = NO_HABITS
+    tells_tools: bool = False
+
+    @classmethod
+    def of(cls, template: ChatTemplate, source: str) -> Derivation:
+        """Try a template. Takes tens of milliseconds, and bounded time whatever it does."""
+
+        def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
+            parts = template.render(messages, tools=tools, habits=habits, prompts=False)
+            return "".join([part.text for part in parts])
+
+        derived = derive(render, source, Unrenderable)
+        made, ids = format_of(derived, source)
+        return cls(made, evolve(derived.habits, ids=ids), derived.tells_tools)
+
+    @property
+    def in_words(self) -> bool:
+        """Whether calls and their results are told to the model as text."""
+        return self.format.source == "generic"
+
+
 class Replies:
     """The replies of one model. Any number of threads may use it."""
 
@@ -58,26 +87,11 @@ class Replies:
     ) -> None:
         self._vocabulary = vocabulary
         self._problem = lru_cache(_REMEMBERED)(_problem)
-        #: How the model writes its replies.
-        self.format: ReplyFormat = PLAIN
-        #: What its template wants.
-        self.habits = Habits()
-        #: Whether the template shows tools to the model.
-        self.tells_tools = False
-        if template is not None:
-            self._derive(template, source)
+        #: What was found out.
+        self.found = Derivation() if template is None else Derivation.of(template, source)
         if override is not None:
-            self.format = override
-
-    def _derive(self, template: ChatTemplate, source: str) -> None:
-        def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
-            parts = template.render(messages, tools=tools, habits=habits, prompts=False)
-            return "".join([part.text for part in parts])
-
-        derived = derive(render, source, Unrenderable)
-        self.format, ids = format_of(derived, source)
-        self.habits = evolve(derived.habits, ids=ids)
-        self.tells_tools = derived.tells_tools
+            self.found = evolve(self.found, format=override)
+        self.format = self.found.format
 
     # --- reading ---
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from uma_trio.text.replies.events import collect
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
 from uma_trio.text.replies.parser import ReplyParser
 
+CPU_SECONDS: Final = 2.0  # a large template takes 0.2
 _USER: Final = Message("user", "Hello")
 _SAID: Final = "qzcontent"
 _THOUGHT: Final = "qzthought"
@@ -80,14 +82,17 @@ def derive(render: Render, source: str, refused: type[Exception]) -> Derived:
 
 
 class _Probe:
-    """Renders what the derivation asks for; "" where the template refuses."""
+    """Renders what the derivation asks for; "" where the template refuses, or its time is up."""
 
     def __init__(self, render: Render, refused: type[Exception]) -> None:
         self._render, self._refused = render, refused
+        self._until = time.thread_time() + CPU_SECONDS
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), habits: Habits = _HABITS[0]
     ) -> str:
+        if time.thread_time() > self._until:
+            return ""
         try:
             return self._render(messages, tools, habits)
         except self._refused:
@@ -115,7 +120,7 @@ class _Probe:
 
     def calls(self, thought: Thought | None) -> tuple[Habits, CallSyntax | None]:
         """Return how calls are written, and what the template wants for it."""
-        known = Habits()
+        known: Habits | None = None
         for habits in (*_HABITS, *(evolve(each, ids="nine") for each in _HABITS)):
             one = self._reply(_CALLS[:1], habits, thought)
             if not one or "qzvala" not in one:
@@ -124,8 +129,8 @@ class _Probe:
             for syntax in _syntaxes(one, two):
                 if "qz" not in syntax.markers and _reads_back(syntax, one, two):
                     return habits, syntax
-            known = habits if known == Habits() else known
-        return known, None
+            known = known or habits
+        return known or Habits(), None
 
     def _reply(self, calls: Sequence[Call], habits: Habits, thought: Thought | None) -> str:
         """Return how the template writes a reply of calls: what it also writes for text is cut off."""

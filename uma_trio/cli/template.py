@@ -1,0 +1,98 @@
+"""`uma-trio doctor --template`: what was found out from a model's chat template, and what it can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from uma_trio.cli.output import OK, USAGE, complain, console, print_json
+from uma_trio.text.chat import Call, Message, Tool
+from uma_trio.text.replies import collect
+from uma_trio.text.replies.files import document_of
+from uma_trio.text.replies.parser import ReplyParser
+from uma_trio.text.replying import Derivation
+from uma_trio.text.template import ChatTemplate
+from uma_trio.text.veil import Unrenderable
+
+_KEY: Final = "tokenizer.chat_template"
+_TOOL: Final = Tool(
+    "get_weather",
+    "Return the weather of a place.",
+    {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+)
+_ASKED: Final = Message("user", "How is the weather in Oslo?")
+_CALLED: Final = Message(
+    "assistant", calls=(Call("c00000001", "get_weather", '{"place": "Oslo"}'),)
+)
+
+
+def show_template(path: Path, *, as_json: bool) -> int:
+    """Tell about the template in a GGUF file, or in a file of its own."""
+    try:
+        source = _source_of(path)
+    except (OSError, ValueError) as error:
+        complain(f"{path}: {error}")
+        return USAGE
+    told = about(source)
+    if as_json:
+        print_json(told)
+    else:
+        for name, value in told.items():
+            console().print(f"{name}: {value}", markup=False, soft_wrap=True)
+    return OK if told["usable"] is True else USAGE
+
+
+def about(source: str) -> dict[str, Any]:
+    """Return what was found out from a template."""
+    try:
+        template = ChatTemplate(source)
+    except Unrenderable as error:
+        return {"usable": f"no: {error}"}
+    found = Derivation.of(template, source)
+    rendered = _rendered(template, found)
+    return {
+        "usable": True,
+        "reply_format": document_of(found.format),
+        "found": found.format.source,
+        "tells_tools": found.tells_tools,
+        "arguments": "as text" if found.habits.arguments_as_text else "as an object",
+        "ids": found.habits.ids,
+        "reasoning_of_earlier_turns": found.habits.reasoning_key or "left out",
+        "rendered_call": rendered,
+        "read_back": _read_back(found, rendered),
+    }
+
+
+def _rendered(template: ChatTemplate, found: Derivation) -> str:
+    """Return how the template writes a call."""
+    try:
+        parts = template.render(
+            [_ASKED, _CALLED], tools=[_TOOL], habits=found.habits, prompts=False
+        )
+    except Unrenderable as error:
+        return f"refused: {error}"
+    return "".join([part.text for part in parts])
+
+
+def _read_back(found: Derivation, rendered: str) -> bool:
+    """Whether the parser finds the call in what the template wrote."""
+    calls = found.format.calls
+    start = "" if calls is None else calls.start.strip()
+    at = rendered.rfind(start or '{"name"')
+    parser = ReplyParser(found.format, tools=[_TOOL])
+    said = collect([*parser.feed(rendered[max(0, at) :]), *parser.finish()])
+    return [call.name for call in said.calls] == [_TOOL.name]
+
+
+def _source_of(path: Path) -> str:
+    """Return the template in a file."""
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        return path.read_text(encoding="utf-8")
+    from uma_trio.backend.gguf_header import read_header
+
+    source = read_header(path).metadata.get(_KEY)
+    if not isinstance(source, str):
+        raise ValueError("the model has no chat template")
+    return source
