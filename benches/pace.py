@@ -49,7 +49,7 @@ def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
 
 def ratios(loaded: Pace | None, solo: Pace | None) -> dict[str, float | None]:
     """Return each figure of `loaded` by the same figure of `solo`, as ``p95_x`` and so on."""
-    names = ("p50", "p95", "p99", "worst_startup", "ttft", "ttf5")
+    names = ("p50", "p95", "p99", "worst", "worst_startup", "ttft", "ttf5")
     found: dict[str, float | None] = {}
     for name in names:
         above, below = getattr(loaded, name, None), getattr(solo, name, None)

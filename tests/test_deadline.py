@@ -209,7 +209,8 @@ def test_where_a_change_of_shape_costs_mixed_ticks_come_in_rows() -> None:
     assert others(deadline(now)) == 0
     going = GuardMemory(mixed=True)
     memory = evolve(now.memory, guard=going, served=Served(tokens=16))
-    assert others(deadline(evolve(now, memory=memory))) == 15
+    before = evolve(now.before, tokens=16, rows=2)
+    assert others(deadline(evolve(now, memory=memory, before=before))) == 15
     assert others(planned(reader(ahead=0.39), batch(), cost=captured)) > 0
 
 

@@ -20,12 +20,12 @@ from trio.testing import MockClock
 from uma_protocol import Code, Eos, Generate, Token
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Finished, StreamItem, TokenOut
-from uma_trio.engine.playout import PLACES_IN_FLIGHT, show_times
+from uma_trio.engine.playout import show_times
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import Contract, SchedulerState
+from uma_trio.policy.state import PLACES_IN_FLIGHT, Contract, SchedulerState
 from uma_trio.service.ask import Ask, Door, Origin
 from uma_trio.service.stream import GRAIN_S, Pipe
 from uma_trio.wire import ask_of

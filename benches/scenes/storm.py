@@ -63,7 +63,11 @@ def systems(
         flags = ("--policy", policy, "--latency-cap", f"{cap:g}")
         return serving(family, f"cap {cap:g}", ours(*flags), play)
 
-    found = [capped(CONTRACT, "contract", cap) for cap in given.caps]
+    found = [
+        capped(CONTRACT if policy == "contract" else f"uma-trio {policy}", policy, cap)
+        for cap in given.caps
+        for policy in given.policies
+    ]
     # Each is a family of its own: no chart joins it to the caps, and no verdict is about it.
     found += [
         capped(f"{CONTRACT} -{part}", f"contract,-{part}", DEFAULT_CAP) for part in given.without
@@ -103,7 +107,7 @@ TABLES = (
     Table("Storm: unique prompts one after another, for one token each", (
         ("solo p50 ms", "solo_p50", 2), ("reader first", "reader_first", 0),
         ("p50 x", "storm_p50_x", 2), ("p95 x", "storm_p95_x", 2),
-        ("p95/p50 solo", "storm_p95_of_p50", 2), ("p99 x", "storm_p99_x", 2),
+        ("p95/p50 solo", "storm_p95_of_p50", 2), ("p99 x", "storm_p99_x", 2), ("worst x", "storm_worst_x", 2),
         ("worst 3 s x", "storm_worst_startup_x", 2), ("TTF5 x", "storm_ttf5_x", 2),
         ("prompts/s", "storm_prompts_s", 2), ("prefill t/s", "storm_tokens_s", 0),
         ("whole prompts", "storm_prompts", 0),
@@ -115,7 +119,7 @@ TABLES = (
     ), "newcomers"),
     Table("Background decoders: streams that nobody waits for", (
         ("p50 x", "decoders_p50_x", 2), ("p95 x", "decoders_p95_x", 2),
-        ("p95/p50 solo", "decoders_p95_of_p50", 2), ("p99 x", "decoders_p99_x", 2),
+        ("p95/p50 solo", "decoders_p95_of_p50", 2), ("p99 x", "decoders_p99_x", 2), ("worst x", "decoders_worst_x", 2),
         ("worst 3 s x", "decoders_worst_startup_x", 2), ("TTF5 x", "decoders_ttf5_x", 2),
         ("background t/s", "decoders_tokens_s", 1),
     ), "decoders_n"),
@@ -165,6 +169,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--without", nargs="+", choices=contract.optional, default=[], metavar="PART",
         help="the contract once more without this part, each for itself, at the default cap: "
              + ", ".join(contract.optional))  # fmt: skip
+    add(
+        "--policies",
+        nargs="+",
+        default=["contract"],
+        metavar="NAME",
+        help="policies of the daemon that have a latency cap, each at every cap",
+    )
     add("--no-baseline", action="store_true", help="leave out the daemon's baseline policy")
     add("--interactive", type=int, default=1, metavar="N", help="streams that are read")
     add("--background", type=int, default=3, metavar="N", help="clients that send prompts")

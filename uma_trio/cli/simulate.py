@@ -22,8 +22,10 @@ TROUBLE = 2  # nothing was simulated; the same statuses as diff's
 Several = Parameter(consume_multiple=True, negative="")
 _COLUMNS = (
     ("CASE", "case", 0), ("ITL P50 X", "itl_p50_x", 2), ("P95 X", "itl_p95_x", 2),
-    ("P99 X", "itl_p99_x", 2), ("MAX 3 S X", "startup_max_x", 2), ("TTFT MS", "ttft_p50_ms", 0),
-    ("P95 MS", "ttft_p95_ms", 0), ("LOAD T/S", "load_tokens_s", 1), ("JAIN", "jain", 2),
+    ("P99 X", "itl_p99_x", 2), ("MAX X", "itl_max_x", 2), ("MAX 3 S X", "startup_max_x", 2),
+    ("COMPUTED P95 X", "computed_p95_x", 2), ("TTFT MS", "ttft_p50_ms", 0),
+    ("P95 MS", "ttft_p95_ms", 0), ("LOAD T/S", "load_tokens_s", 1),
+    ("ANSWERS T/S", "load_answers_s", 1), ("JAIN", "jain", 2),
     ("GRANTS", "floor_grants", 0), ("INFEASIBLE", "infeasible", 0), ("N", "latencies", 0),
 )  # fmt: skip
 _FIGURES = (
@@ -34,7 +36,7 @@ _FIGURES = (
 
 
 _WORKLOADS = "desk, storm, paste, fairness (all of them if none is named), or module:name."
-_MACHINES = "q4_0 (if none is named), q8_0, q4_k_m or h200."
+_MACHINES = "q4_0 (if none is named), q4_0-slow, q8_0, q4_k_m or h200."
 _NOISE = "none, a standard deviation (0.02), or trace: as the trace's ticks scatter."
 
 
@@ -55,6 +57,7 @@ def simulate(
     policy: Annotated[Names, Several, _flag("Names, or module:function.", "NAME")] = (
         "baseline",
         "contract",
+        "deadline",
     ),
     workload: Annotated[Names, Several, _flag(_WORKLOADS, "NAME")] = (),
     cap: Annotated[Caps, Several, _flag("Latency caps of each policy.", "X")] = (1.2,),

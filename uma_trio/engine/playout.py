@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-# So many of a stream's places are for tokens on their way to and from its connection. Without one
-# left it would be parked as if its reader were away, so tokens that are held do not take them.
-PLACES_IN_FLIGHT: Final = 4
 # Once nobody else is there, what is held is shown at twice the rate at which it is computed. At once
 # it would be a jump of up to the longest hold; and where others come and go, the slack would be lost
 # in every moment between them.

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from uma_trio.engine.messages import FinishReason, SequenceReport, SequenceState, Submit
-from uma_trio.engine.playout import PLACES_IN_FLIGHT, show_times
+from uma_trio.engine.playout import show_times
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.lanes import Lane
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.state import Holder, SequenceView, Waiting
+from uma_trio.policy.state import PLACES_IN_FLIGHT, Holder, SequenceView, Waiting
 from uma_trio.text.stream import TokenText
 
 # A background request reserves its prompt and this part of what it may generate; the rest it

@@ -13,6 +13,10 @@ from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
 
+# So many of a stream's places are for tokens on their way to and from its connection. Without one
+# left it would be parked as if its reader were away, so tokens that are held do not take them.
+PLACES_IN_FLIGHT = 4
+
 
 @value
 class SequenceView:

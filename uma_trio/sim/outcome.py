@@ -14,17 +14,20 @@ from uma_trio.sim.simulation import Simulation
 class Outcome:
     """Figures of one run, or of several together. Times in seconds.
 
-    `itl` are the inter-token latencies of all watched streams, `startup` the longest of each stream
-    in its start-up window, `ttft` the time to the first token of each. `load_tokens` were computed
-    for everybody else; `shares` are the seconds of machine time that each client of the load had.
+    `itl` are the times between tokens that all watched streams were shown, `computed` those between
+    tokens that were computed; `startup` is the longest of the first of each stream in its start-up
+    window, `ttft` the time to the first token of each. `load_tokens` were computed for
+    everybody else, `load_answers` of them in answers; `shares` are the seconds of machine time that each client of the load had.
     """
 
     seconds: float
     ticks: int
     itl: tuple[float, ...]
+    computed: tuple[float, ...]
     startup: tuple[float, ...]
     ttft: tuple[float, ...]
     load_tokens: int
+    load_answers: int
     shares: tuple[float, ...]
     floor_grants: int
     infeasible: int
@@ -38,9 +41,11 @@ class Outcome:
             seconds=world.clock.now,
             ticks=world.ticks,
             itl=tuple(latency for request in read for latency in request.itl),
+            computed=tuple(latency for request in read for latency in request.computed_itl),
             startup=tuple(max(found) for request in read if (found := request.startup_itl)),
             ttft=tuple(request.ttft_s for request in read),
             load_tokens=sum(world.machine.tokens.get(client, 0) for client in load),
+            load_answers=sum(len(r.token_times) for r in world.requests if r.client in load),
             shares=tuple(world.machine.used_s.get(client, 0.0) for client in load),
             floor_grants=guard.floor_grants,
             infeasible=guard.infeasible,
@@ -49,17 +54,20 @@ class Outcome:
     def row(self, alone_s: float) -> dict[str, float | int | None]:
         """Return the figures of a table; latencies over `alone_s`, the ITL of a stream alone."""
 
-        def ratio(q: float) -> float | None:
-            return percentile(self.itl, q) / alone_s if self.itl else None
+        def ratio(q: float, itl: tuple[float, ...] = self.itl) -> float | None:
+            return percentile(itl, q) / alone_s if itl else None
 
         return {
             "itl_p50_x": ratio(50),
             "itl_p95_x": ratio(95),
             "itl_p99_x": ratio(99),
+            "itl_max_x": ratio(100),
+            "computed_p95_x": ratio(95, self.computed),
             "startup_max_x": max(self.startup) / alone_s if self.startup else None,
             "ttft_p50_ms": 1e3 * median(self.ttft) if self.ttft else None,
             "ttft_p95_ms": 1e3 * percentile(self.ttft, 95) if self.ttft else None,
             "load_tokens_s": self.load_tokens / self.seconds,
+            "load_answers_s": self.load_answers / self.seconds,
             "jain": jain(self.shares),
             "floor_grants": self.floor_grants,
             "infeasible": self.infeasible,
@@ -74,9 +82,11 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
         seconds=sum(o.seconds for o in outcomes),
         ticks=sum(o.ticks for o in outcomes),
         itl=tuple(latency for o in outcomes for latency in o.itl),
+        computed=tuple(latency for o in outcomes for latency in o.computed),
         startup=tuple(latency for o in outcomes for latency in o.startup),
         ttft=tuple(ttft for o in outcomes for ttft in o.ttft),
         load_tokens=sum(o.load_tokens for o in outcomes),
+        load_answers=sum(o.load_answers for o in outcomes),
         shares=tuple(sum(column) for column in zip(*(o.shares for o in outcomes), strict=True)),
         floor_grants=sum(o.floor_grants for o in outcomes),
         infeasible=sum(o.infeasible for o in outcomes),

@@ -26,7 +26,7 @@ from uma_trio.backend.base import (
 from uma_trio.backend.fake import N_VOCAB, FakeBackend, FakeVocabulary
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.messages import SamplingParams, Submit
+from uma_trio.engine.messages import Credit, SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
@@ -38,7 +38,7 @@ from uma_trio.sim.world import Request, World
 from uma_trio.telemetry.metrics import Metrics
 
 LIMITS = Limits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)  # one slot for ballast
-ENDLESS_CREDIT = 1_000_000  # readers keep up
+CREDIT = 16  # places of a stream, as in the daemon; readers take what is shown at once
 _MOST_WAITING = 10_000
 
 
@@ -191,6 +191,8 @@ class Simulation(World):
         self._pass(self._decode_s, lambda: self.backend.interrupted)
 
     def _send(self, request: Request) -> None:
+        request.on_shown = lambda n: self.inbox.put(Credit(request.handle, n))
+        request.wake_at = lambda when: self.at(when, request.show_due)
         self.inbox.submit(
             Submit(
                 handle=request.handle,
@@ -202,10 +204,11 @@ class Simulation(World):
                 stop=(),
                 lane=request.lane,
                 client=request.client,
-                credit=ENDLESS_CREDIT,
+                credit=CREDIT,
                 sink=request,
                 submitted=request.arrived,
                 targets=request.targets,
                 namespace=None if request.prompt is None else "told",
+                smooth=True,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -28,10 +29,13 @@ class Clock:
 
 @define(eq=False, kw_only=True)
 class Request:
-    """One request, and when its tokens were published. Seconds of the virtual clock.
+    """One request, and when its tokens were shown. Seconds of the virtual clock.
 
-    It is the sink of its own stream: the engine sends it what a connection would be sent. `on_end`
-    is called when the last token or an error has come; `end` then says which.
+    It is the sink of its own stream: the engine sends it what a connection would be sent. A token
+    that is not to be shown yet is held, as a connection holds it. `on_end` is called when
+    the last token or an error has come; `end` then says which.
+
+    `token_times` is when each token was shown, `computed_times` when it was there.
     """
 
     clock: Clock
@@ -44,17 +48,53 @@ class Request:
     targets: Targets = Factory(Targets)
     prompt: IntArray | None = None
     on_end: Callable[[], None] | None = None
+    on_shown: Callable[[int], None] | None = None
+    wake_at: Callable[[float], None] | None = None
     token_times: list[float] = Factory(list)
+    computed_times: list[float] = Factory(list)
+    held: deque[float] = Factory(deque)
     end: Finished | None = None
 
     def send_nowait(self, item: StreamItem) -> None:
         """Note the time of a token, or the end."""
+        now = self.clock.now
         if isinstance(item, TokenOut):
-            self.token_times.append(self.clock.now)
+            self.computed_times.append(now)
+            self._hold(item.show_at)
+            if item.show_at <= now:
+                self._show(len(self.held))
         elif isinstance(item, Finished):
+            self._show(len(self.held))
             self.end = item
             if self.on_end is not None:
                 self.on_end()
+
+    def show_due(self) -> None:
+        """Show what is due now."""
+        self._show(sum(at <= self.clock.now for at in self.held))
+
+    def _hold(self, due: float) -> None:
+        """Hold a token until it is due; those before it come evenly until then, as a pipe has it."""
+        held, now = self.held, self.clock.now
+        moved = bool(held) and due < held[-1]
+        if moved:
+            n = len(held)
+            last = self.token_times[-1] if self.token_times else now
+            first = min(max(now, last + (due - now) / n), due)
+            held = self.held = deque(
+                min(at, first + place * (due - first) / n) for place, at in enumerate(held)
+            )
+        held.append(due)
+        if self.wake_at is not None and due > now:
+            for at in held if moved else (due,):
+                self.wake_at(at)
+
+    def _show(self, n: int) -> None:
+        for _ in range(n):
+            self.held.popleft()
+            self.token_times.append(self.clock.now)
+        if n and self.on_shown is not None:
+            self.on_shown(n)
 
     @property
     def ttft_s(self) -> float:
@@ -65,6 +105,11 @@ class Request:
     def itl(self) -> list[float]:
         """Seconds between tokens."""
         return itl(self.token_times)
+
+    @property
+    def computed_itl(self) -> list[float]:
+        """Seconds between tokens as they were computed."""
+        return itl(self.computed_times)
 
     @property
     def startup_itl(self) -> list[float]:

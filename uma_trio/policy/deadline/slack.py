@@ -34,6 +34,7 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import (
+    PLACES_IN_FLIGHT,
     Contract,
     GuardMemory,
     SchedulerState,
@@ -116,7 +117,7 @@ def _limit(
     for view in readers:
         ahead, step = _ahead_s(view, now), step_s(view, contract, solo_s)
         slack, least = min(slack, ahead + step), min(least, step)
-        room = max(ahead, 0.0) + view.credit * step
+        room = max(ahead, 0.0) + max(view.credit - PLACES_IN_FLIGHT, 0) * step
         reach = min(reach, min(contract.playout_s, room) + step)
         asked = view.target_itl_s is not None
         newcomer = min(newcomer, ahead + (step if asked else max(step, welcome_s)))

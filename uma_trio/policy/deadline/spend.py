@@ -123,9 +123,10 @@ def _size(
         return 0, TOO_LONG
     _, base_s = ballast_for(cost, line.tick, state.spare_rows)
     in_use = state.memory.served.tokens - line.tick.tokens
-    best = _best(took, base_s, limit.step_s, cost.recapture_s, in_use, kept=begun)
+    kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
+    best = _best(took, base_s, limit.step_s, cost.recapture_s, in_use, kept=kept)
     # The shape changes once more when readers are alone again.
-    changes_s = cost.recapture_s * (1 if begun else 2)
+    changes_s = cost.recapture_s * (1 if kept and best == in_use else 2)
     return (best if took[best] + changes_s <= limit.seconds else 0), SAVING
 
 

@@ -1,0 +1,192 @@
+"""Token deadlines kept in virtual time, by the whole engine, on measured staircases.
+
+Gaps are those between tokens that are shown. Where the machine takes what the cost model says, no reader
+waits for a token longer than its step.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uma_trio.engine.messages import Targets
+from uma_trio.policy.contract import contract
+from uma_trio.policy.cost import CostModel
+from uma_trio.policy.deadline import deadline
+from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.state import Contract
+from uma_trio.sim.latency import percentile
+from uma_trio.sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
+from uma_trio.sim.simulation import Simulation
+from uma_trio.sim.world import Request
+
+CAPTURED = modelled(
+    "captured",
+    CostModel(staircase(TABLES["h200"]), host_s=HOST_S, recapture_s=0.004),
+    overlaps=True,
+)
+MACHINES = {name: built_in(name) for name in ("q4_0", "q4_0-slow", "q8_0", "h200")}
+
+
+def solo_s(machine: Profile) -> float:
+    """Return what a tick of one stream takes."""
+    return machine.believed.computing(1) + HOST_S
+
+
+def stormed(
+    policy: Policy, machine: Profile, cap: float = 1.2, seconds: float = 15.0, load: str = "prompts"
+) -> tuple[Simulation, Request]:
+    """Run one reader beside endless prompts, decoders or both; return both."""
+    world = Simulation(policy, Contract(latency_cap=cap), profile=machine)
+    if load != "decoders":
+        for client in range(3):
+            world.storm(100 + client)
+    if load != "prompts":
+        for client in range(3):
+            world.submit(20, 6000, client=110 + client, lane="background")
+    world.run(1.0)
+    reader = world.submit(20, 8000, client=1)
+    world.run(seconds)
+    return world, reader
+
+
+def computed(world: Simulation) -> int:
+    """Return how many tokens were computed for clients of the load."""
+    return sum(n for client, n in world.machine.tokens.items() if client >= 100)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from(sorted(MACHINES)),
+    st.sampled_from([1.05, 1.2, 1.5, 2.0, 3.0]),
+    st.sampled_from(["prompts", "decoders", "both"]),
+)
+def test_no_reader_waits_longer_than_its_step_where_predictions_are_exact(
+    name: str, cap: float, load: str
+) -> None:
+    """From the first token on, whatever the others do."""
+    _, reader = stormed(deadline, MACHINES[name], cap, 6.0, load)
+    assert len(reader.itl) > 50
+    assert max(reader.itl) <= cap * solo_s(MACHINES[name]) * 1.001
+
+
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_others_get_several_times_what_a_ledger_of_late_tokens_gives_them(name: str) -> None:
+    """At the default cap, and the reader sees no token later than it does alone on a noisy machine."""
+    machine = evolve(MACHINES[name], noise=gaussian(0.05))
+    before, _ = stormed(contract, machine, seconds=30.0)
+    after, reader = stormed(deadline, machine, seconds=30.0)
+    assert percentile(reader.itl, 95) <= 1.25 * solo_s(machine)
+    assert percentile(reader.itl, 99) <= 1.25 * solo_s(machine)
+    assert max(reader.itl) <= 1.5 * solo_s(machine)
+    assert computed(after) > 2.0 * computed(before)
+
+
+def test_a_captured_shape_is_changed_seldom_and_the_change_is_absorbed() -> None:
+    """What the first tick of a shape takes longer is slack like any other."""
+    _, reader = stormed(deadline, CAPTURED)
+    assert max(reader.itl[1:]) <= 1.2 * solo_s(CAPTURED) * 1.001
+
+
+@pytest.mark.parametrize("machine", [*MACHINES.values(), CAPTURED], ids=lambda m: m.name)
+def test_answers_that_come_and_go_beside_a_reader_are_not_felt(machine: Profile) -> None:
+    """Three clients that ask again and again for 60 tokens."""
+    world = Simulation(deadline, profile=machine)
+
+    def ask(client: int) -> None:
+        def again() -> None:
+            world.at(world.clock.now, lambda: ask(client))
+
+        world.submit(25, 60, client=client, lane="background", on_end=again)
+
+    for client in (100, 101, 102):
+        ask(client)
+    world.run(1.0)
+    reader = world.submit(20, 8000, client=1)
+    world.run(10.0)
+    assert max(reader.itl[1:]) <= 1.2 * solo_s(machine) * 1.001
+    assert sum(request.end is not None for request in world.requests) >= 2
+
+
+def test_an_answer_as_a_whole_takes_no_more_than_the_cap() -> None:
+    """And what is held at its end is shown at once."""
+    world = Simulation(deadline)
+    reader = world.submit(20, 300, client=1)
+    world.run(60.0)
+    beside = Simulation(deadline)
+    for client in range(3):
+        beside.storm(100 + client)
+    beside.run(2.0)
+    asked = beside.submit(20, 300, client=1)
+    beside.run(60.0)
+    whole = asked.token_times[-1] - asked.token_times[0]
+    assert whole <= 1.25 * (reader.token_times[-1] - reader.token_times[0])
+    assert asked.token_times[-1] == asked.computed_times[-1]
+
+
+def test_alone_every_token_is_shown_when_it_is_computed() -> None:
+    """Nobody else has a use for the machine, so nothing is held."""
+    world = Simulation(deadline)
+    readers = [world.submit(20, 200, client=client) for client in (1, 2)]
+    world.run(30.0)
+    for reader in readers:
+        assert reader.token_times[60:] == reader.computed_times[60:]
+
+
+def test_once_the_others_have_left_a_reader_gets_what_it_is_ahead() -> None:
+    """Soon, and then each token when it is there."""
+    world = Simulation(deadline)
+    world.submit(20, 100, client=100, lane="background")
+    reader = world.submit(20, 2000, client=1)
+    world.run(8.0)
+    held = [
+        shown > there
+        for shown, there in zip(reader.token_times, reader.computed_times, strict=False)
+    ]
+    assert any(held)
+    assert reader.token_times[-20:] == reader.computed_times[-20:]
+
+
+def test_a_looser_target_gives_the_machine_to_others_down_to_it() -> None:
+    """Who says that a token every 40 ms is enough gets one every 40 ms."""
+    found = []
+    for target in (None, 0.04):
+        world = Simulation(deadline)
+        for client in range(3):
+            world.storm(100 + client)
+        world.run(1.0)
+        reader = world.submit(20, 4000, client=1, targets=Targets(itl_s=target))
+        world.run(15.0)
+        found.append(computed(world))
+        assert percentile(reader.itl, 95) <= 1.05 * (target or 1.2 * solo_s(MACHINES["q4_0"]))
+    assert found[1] > 2.5 * found[0]
+
+
+def test_prompts_that_come_together_are_answered_as_if_each_had_the_machine_in_turn() -> None:
+    """The median of eight first words comes sooner than all of them would in one batch."""
+    ttft = {}
+    for name, policy in (("ledger", contract), ("deadline", deadline)):
+        world = Simulation(policy)
+        asked = [world.submit(40, 64, client=1 + n) for n in range(8)]
+        world.run(60.0)
+        ttft[name] = percentile([request.ttft_s for request in asked], 50)
+    whole_s = MACHINES["q4_0"].believed.computing(320)
+    assert ttft["deadline"] < whole_s < ttft["ledger"]
+
+
+@pytest.mark.parametrize("part", deadline.optional)
+def test_without_any_of_its_parts_everybody_is_served_to_the_end(part: str) -> None:
+    """Worse, perhaps, but no plan breaks a rule and nobody waits for ever."""
+    world = Simulation(deadline.without(part))
+    for client in range(3):
+        world.submit(506, 20, client=100 + client, lane="background")
+    world.run(0.5)
+    world.submit(20, 300, client=1)
+    world.run(60.0)
+    assert [request.end and request.end.reason for request in world.requests] == ["length"] * 4
+    for request in world.requests:
+        assert all(later >= at for at, later in pairwise(request.token_times))
