@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from uma_trio.engine.messages import Keep
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.admin import clear, report
 from uma_trio.engine.prefix.leaves import Leaf
+from uma_trio.engine.prefix.measured import Measured
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
@@ -308,6 +310,14 @@ def test_leaves_give_their_cells_to_who_computes() -> None:
     ask(made, letters(50, 500))
 
 
+def measured(together_s: float, scattered_s: float) -> Measured:
+    """Return what moving a token takes, as if it had been seen."""
+    takes = Measured(0.0, 0.0)
+    takes.learn(scattered=False, token_s=together_s)
+    takes.learn(scattered=True, token_s=scattered_s)
+    return takes
+
+
 def priced(used_cell_s: float) -> EngineSettings:
     """Return settings with a cost model in which a cell of anybody costs each token `used_cell_s`."""
     cost = CostModel(Staircase((1, 64), (0.001, 0.010)), used_cell_s=used_cell_s)
@@ -360,7 +370,7 @@ def test_beside_a_reader_cells_are_moved_in_slices() -> None:
     _, reader = made.submit(letters(2, 40), 200, namespace="2")
     made.ticks(6)
     assert reader.tokens
-    made.engine.prefix.saving.token_s = 1e-6
+    made.engine.prefix.saving.restore_takes = measured(1e-6, 1e-6)
     before, _ = len(reader.tokens), made.submit(prompt, 4, namespace=MINE)
     made.ticks(2)
     (held,) = made.engine.prefix.held.values()
@@ -380,7 +390,8 @@ def test_a_restore_that_is_slower_than_a_tick_comes_about_beside_a_reader() -> N
     forget_cells(made)
     made.submit(letters(2, 40), 400, namespace="2")
     made.ticks(6)
-    made.engine.prefix.saving.token_s = 0.002 / PAGE  # a page takes as long as some decodes
+    page_s = 0.002  # as long as some decodes
+    made.engine.prefix.saving.restore_takes = measured(page_s / PAGE, page_s / PAGE)
     _, sink = made.submit(prompt, 4, namespace=MINE)
     made.ticks(200)
     assert sink.end.cached_tokens == 127
@@ -452,7 +463,7 @@ def test_only_quick_pages_are_saved_at_once() -> None:
     made.run()
     prefix = made.engine.prefix
     # What was computed in one piece is quick, and what was generated in turn is scattered.
-    prefix.saving._saved_s = {False: 1e-6, True: 1e-3}
+    prefix.saving.save_takes = measured(1e-6, 1e-3)
     while prefix.idle(1e-3):
         pass
     assert [leaf.unsaved for leaf in prefix.leaves] == [39, 39]
@@ -475,6 +486,37 @@ def test_a_reader_above_cells_that_went_is_moved_down(used_cell_s: float, moves:
     assert (prefix.room.compaction.moved > 0) is moves
     made.run()
     assert reader.tokens == backend.continuation(letters(2, 90), 400)
+
+
+class SlowToMove(FakeBackend):
+    """A backend that takes half a second to move a slice, as one behind a slow bus might."""
+
+    now_s = 0.0
+
+    def kv_move(self, slot: int, first: int, last: int) -> bool:
+        """Move, and let time pass."""
+        self.now_s += 0.5
+        return super().kv_move(slot, first, last)
+
+
+def test_moving_stops_when_it_turns_out_to_take_more_than_the_gap_costs() -> None:
+    """One slice shows what it takes; the prompt behind it does not wait for the others."""
+    backend, ticks = SlowToMove(n_ctx=4096, n_slots=4, n_batch=64), count()
+    made = Bench(
+        backend,
+        settings=priced(1e-8),
+        clock=lambda: backend.now_s + next(ticks) / 1000,
+    )
+    made.submit(letters(1, 600), 4, namespace=MINE)
+    made.run()
+    _, reader = made.submit(letters(2, 640), 40, namespace="2")
+    made.ticks(4)
+    made.engine.prefix.room.drop_all()
+    made.ticks(3)
+    assert not reader.tokens, "nobody reads, so that moving may take as long as it is worth"
+    assert 0 < made.engine.prefix.room.compaction.moved <= PAGE
+    made.run()
+    assert reader.tokens == backend.continuation(letters(2, 640), 40)
 
 
 def test_a_move_that_fails_changes_nothing() -> None:

@@ -3,7 +3,8 @@
 A decode spans all cells up to the highest one in use (:mod:`uma_trio.backend.cell_map`). Where leaves
 have left, what lies above them keeps that mark up, and each token pays for the free cells below it.
 When those have cost as much as moving would (ski rental, as with leaves), the highest cells are moved,
-a slice at a time. The numbers in them stay the same.
+a slice at a time, for as long as that takes no more than they have cost. The numbers in them stay the
+same.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Final
 from attrs import define, field
 
 from uma_trio.backend.base import Backend
+from uma_trio.engine.prefix.measured import Measured
 from uma_trio.policy.prefix import PAGE
 
 #: llama.cpp rounds the cells that a decode spans up to this (`get_n_kv`), so that fewer change nothing.
 LEAST_GAP: Final = 256
-_RATE: Final = 0.2  # how quickly the measured seconds a token follow
 _FIRST_S: Final = 4e-6  # a token, until one was measured: saved and restored
 _SCATTERED: Final = 8  # runs of cells in a slice from which on it counts as scattered
 
@@ -27,7 +28,8 @@ _SCATTERED: Final = 8  # runs of cells in a slice from which on it counts as sca
 class Compaction:
     """Decides when cells are moved, and moves them. `moved` counts cells, `failures` moves.
 
-    `under_way` says that it was decided and is not done.
+    `under_way` says that it was decided and is not done. What moving takes is known only once some
+    cells were moved, so a slice that should take more than is left of what they have cost ends it.
     """
 
     backend: Backend
@@ -36,7 +38,8 @@ class Compaction:
     failures: int = 0
     under_way: bool = False
     _paid_s: float = 0.0  # what free cells below the mark have cost since they last were few
-    _token_s: dict[bool, float] = field(factory=lambda: {False: _FIRST_S, True: 20 * _FIRST_S})
+    _left_s: float = 0.0  # of what moving may take
+    _takes: Measured = field(factory=lambda: Measured(_FIRST_S, 20 * _FIRST_S))
 
     @property
     def spans_a_gap(self) -> bool:
@@ -61,7 +64,8 @@ class Compaction:
         if gap < LEAST_GAP or not cell_s:
             return False
         cells = min(gap, self.backend.kv_used())  # no more than these lie above a free one
-        self.under_way = self._paid_s + cell_s * n_tokens * gap >= self._token_s[False] * cells
+        self._left_s = self._paid_s + cell_s * n_tokens * gap
+        self.under_way = self._left_s >= self._takes[False] * cells
         return self.under_way
 
     def some(self, most_s: float) -> float:
@@ -74,7 +78,11 @@ class Compaction:
                 break
             seq, first, last = part
             n, scattered = last - first, self.backend.kv_runs(*part) >= _SCATTERED
-            if spent_s + n * self._token_s[scattered] > most_s:
+            need_s = n * self._takes[scattered]
+            if need_s > self._left_s:
+                self.under_way, self._paid_s = False, self._left_s
+                break
+            if spent_s + need_s > most_s:
                 break
             began = self.clock()
             if self.backend.kv_move(seq, first, last):
@@ -83,7 +91,8 @@ class Compaction:
                 self.failures += 1
                 self._stop()
             took_s = self.clock() - began
-            self._token_s[scattered] += _RATE * (took_s / n - self._token_s[scattered])
+            self._takes.learn(scattered=scattered, token_s=took_s / n)
+            self._left_s -= took_s
             spent_s += took_s
         return spent_s
 

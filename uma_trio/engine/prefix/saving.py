@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.leaves import Leaf
+from uma_trio.engine.prefix.measured import Measured
 from uma_trio.engine.prefix.pages import Page
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.policy.cost import CostModel, Work
@@ -19,7 +20,6 @@ MOST_SESSIONS = 1024
 MOST_LATEST = 64
 #: How many times as long as else what called a tool is kept.
 CALLED = 2.0
-_RATE = 0.2  # how quickly the measured seconds a token follow
 _FIRST_S = 2e-6  # a token, until one was measured
 _MOST_S = 0.010  # of saving time that is put by
 _SCATTERED = 8  # runs of cells in a page from which on it counts as scattered
@@ -44,8 +44,8 @@ class Saving:
         self._put_by_s = 0.0
         self._earned_s = 0.0
         self._last = clock() if store.budget else 0.0
-        self._saved_s = {False: _FIRST_S, True: 20 * _FIRST_S}  # a token, by whether scattered
-        self.token_s = _FIRST_S  # restoring one
+        self.save_takes = Measured(_FIRST_S, 20 * _FIRST_S)
+        self.restore_takes = Measured(_FIRST_S, _FIRST_S)
         self.failures = 0
         #: Seconds of saving and restoring by the client it was for, since somebody took them.
         self.spent_s: defaultdict[int, float] = defaultdict(float)
@@ -62,7 +62,12 @@ class Saving:
     @property
     def save_s(self) -> float:
         """What saving a token takes that does not lie scattered."""
-        return self._saved_s[False]
+        return self.save_takes[False]
+
+    @property
+    def token_s(self) -> float:
+        """What restoring a token takes."""
+        return self.restore_takes[False]
 
     def restore_s(self, page: Page) -> float:
         """Return how long restoring a page should take."""
@@ -70,7 +75,7 @@ class Saving:
 
     def restored(self, page: Page, took_s: float) -> None:
         """Learn from a restore."""
-        self.token_s += _RATE * (took_s / len(page.tokens) - self.token_s)
+        self.restore_takes.learn(scattered=False, token_s=took_s / len(page.tokens))
 
     def add(self, leaf: Leaf) -> None:
         """Save a leaf in time, but for what is saved already."""
@@ -106,7 +111,7 @@ class Saving:
         n = leaf.unsaved
         runs = self._backend.kv_runs(leaf.seq, leaf.saved, len(leaf.tokens)) - 1
         share = min(1.0, runs * PAGE / (_SCATTERED * n)) if n else 0.0
-        return n * (share * self._saved_s[True] + (1.0 - share) * self._saved_s[False])
+        return n * (share * self.save_takes[True] + (1.0 - share) * self.save_takes[False])
 
     def some(self, most_s: float, *, share: bool = True) -> float:
         """Save pages for as long as was earned, and for saving's `share` of the time since the last call.
@@ -147,7 +152,7 @@ class Saving:
     def _page_s(self, leaf: Leaf) -> float:
         """Return how long saving the next page of a leaf should take."""
         first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
-        return self._saved_s[self._scattered(leaf, first, last)] * (last - first)
+        return self.save_takes[self._scattered(leaf, first, last)] * (last - first)
 
     def _scattered(self, leaf: Leaf, first: int, last: int) -> bool:
         return self._backend.kv_runs(leaf.seq, first, last) >= _SCATTERED
@@ -181,7 +186,7 @@ class Saving:
         if page is None:
             self._queue.pop(0)
             return took_s
-        self._saved_s[scattered] += _RATE * (took_s / (last - first) - self._saved_s[scattered])
+        self.save_takes.learn(scattered=scattered, token_s=took_s / (last - first))
         leaf.page, leaf.saved = page, last
         if not leaf.unsaved:
             self._queue.pop(0)
