@@ -15,11 +15,14 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
-from uma_trio.http import openai_chat, openai_completions
-from uma_trio.http.chats import messages_of
+from uma_trio.http import chats, messages_input, responses_input
 from uma_trio.http.connection import Connection
 from uma_trio.http.fields import decode, document_of
 from uma_trio.http.message import Caller, Exchange, Reply
+from uma_trio.http.messages_api import Messages
+from uma_trio.http.openai_chat import ChatCompletions
+from uma_trio.http.openai_completions import Completions
+from uma_trio.http.responses_api import Responses
 from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import Bodies, Settings, Shared
 from uma_trio.sockets.transport import Transport
@@ -41,11 +44,27 @@ class _Faults:
 async def _echo(exchange: Exchange, shared: Shared) -> Reply:
     """Read a body as the text endpoints do, as far as that goes without an engine."""
     document = document_of(exchange.request.body)
-    for fields in (openai_chat.FIELDS, openai_completions.FIELDS):
-        body = decode(fields, {"messages": 1, "prompt": 1, **document}, strict=False)
-        if "messages" in document:
-            messages_of(body.get("messages"))
+    for api in (ChatCompletions, Completions, Responses, Messages):
+        body = decode(
+            api.fields, {"messages": 1, "prompt": 1, "input": 1, **document}, strict=False
+        )
+        if "messages" in document and api is ChatCompletions:
+            chats.messages_of(body.get("messages"))
+        elif "messages" in document and api is Messages:
+            messages_input.messages_of(body.get("system"), body.get("messages"), _aside)
+            messages_input.tools_of(body.get("tools"), _aside)
+            messages_input.choice_of(body.get("tool_choice"))
+        elif "input" in document and api is Responses:
+            responses_input.messages_of(body.get("instructions"), body.get("input"), _aside)
+            responses_input.tools_of(body.get("tools"), _aside)
+            responses_input.choice_of(body.get("tool_choice"), parallel=True)
     return Reply(200, b"{}")
+
+
+def _aside(name: str) -> None:
+    """Take the name of what is set aside, which goes into a header."""
+    if not name.isascii() or not name.isprintable():
+        raise AssertionError(f"{name!r} cannot be in a header")
 
 
 async def _well(exchange: Exchange, shared: Shared) -> Reply:
@@ -135,6 +154,9 @@ _BODIES = st.sampled_from(
         b'{"messages": [{"role": "user", "content": "hi"}], "stop": ["a"], "seed": 1e400}',
         b'{"prompt": "hi", "temperature": NaN}',
         b'{"n": 1.0, "logit_bias": {"1": 1}, "user": "x"}',
+        b'{"input": [{"type": "reasoning", "summary": []}, {"role": "user", "content": "hi"}]}',
+        b'{"input": "hi", "tools": [{"type": "x\\n"}, {"type": "function", "name": "f"}]}',
+        b'{"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "system": []}',
         b"\xff",
     ]
 )
