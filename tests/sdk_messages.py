@@ -67,7 +67,8 @@ def streamed(client: anthropic.Anthropic, text: str, usage: Any) -> None:
 
 def called(client: anthropic.Anthropic) -> None:
     """A use that is asked for comes, and its result goes back."""
-    asked = {**ASK, "tools": [TOOL], "tool_choice": {"type": "any"}, "stop_sequences": []}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    asked = {**ASK, "tools": [TOOL], "tool_choice": choice, "stop_sequences": []}
     with client.messages.stream(**asked) as stream:
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"

@@ -87,7 +87,8 @@ def parsed(client: openai.OpenAI) -> None:
 
 def called(client: openai.OpenAI) -> None:
     """A call that is asked for comes, and its output goes back."""
-    asked: dict[str, Any] = {**ASK, "tools": [TOOL], "tool_choice": "required", "extra_body": {}}
+    asked: dict[str, Any] = {**ASK, "tools": [TOOL], "tool_choice": "required"}
+    asked |= {"parallel_tool_calls": False, "extra_body": {"seed": 1}}
     with client.responses.stream(**asked) as stream:
         final = stream.get_final_response()
     (call,) = [item for item in final.output if item.type == "function_call"][:1]

@@ -9,37 +9,26 @@ from typing import Any
 
 from http_kit import Answer, HttpHouse, http_house
 from net_kit import TICK_S
+from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.backend.fake import linear_cost
+from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.http.responses_input import seal
 
 DATA = Path(__file__).resolve().parent / "data"
-# A model that is told its tools in the system's first words, as many are.
-TEMPLATE = (
-    "{% set first = messages[0] %}<|im_start|>system\n"
-    "{% if first.role == 'system' %}{{ first.content }}\n{% endif %}"
-    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
-    "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}"
-    '<tool_call>{"name": {{ c.function.name | tojson }}, '
-    '"arguments": {{ c.function.arguments | tojson }}}</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # Tokens of the fake are bytes; this is what a prompt ends with that the next turn need not begin with.
 ENDING = len("<|im_start|>assistant\n")
 
 
-def house() -> Any:
-    """Return a daemon with room for an agent's prompts, and a prefix cache."""
-    backend = FakeBackend(
+def house(*replies: str) -> Any:
+    """Return a daemon whose model says this, with room for an agent's prompts and a prefix cache."""
+    backend = ScriptedBackend(
+        [list(reply.encode()) for reply in replies or ("I see.",)],
         n_ctx=32_768,
         n_batch=512,
         cost=linear_cost(TICK_S, 0),
-        end_after=12,
-        chat_template=TEMPLATE,
+        chat_template=THINKING_TEMPLATE,
     )
     return http_house(backend=backend, prefix_bytes=64 << 20)
 
@@ -47,7 +36,7 @@ def house() -> Any:
 def fixture(name: str) -> dict[str, Any]:
     """Return the first request of a session."""
     found: dict[str, Any] = json.loads((DATA / name).read_text(encoding="utf-8"))
-    return found
+    return {**found, "temperature": 0}  # so that the model keeps to its script
 
 
 def grows(used: list[tuple[int, int]]) -> None:
@@ -103,6 +92,31 @@ async def test_a_session_of_codex_computes_each_turn_once(autojump_clock: MockCl
             request["input"] += turn
             used.append((await codex(daemon, request))[1])
         grows(used)
+
+
+LOOKS = (
+    "<think>\nI look first.\n</think>\n\nLet me look."
+    '<tool_call>\n{"name": "%s", "arguments": {"%s": "cat greet.py"}}\n</tool_call>'
+)
+
+
+async def test_codex_sends_back_what_the_model_said(autojump_clock: MockClock) -> None:
+    """Thought, words and call, of which nothing has to be computed again."""
+    request = fixture("agent_codex.json")
+    async with house(LOOKS % ("exec_command", "cmd"), "It prints hello.") as daemon:
+        answer, (prompt, _) = await codex(daemon, request)
+        response = answer.events[-1]["response"]
+        thought, words, call = response["output"]
+        assert thought["summary"] == [{"type": "summary_text", "text": "I look first."}]
+        assert words["content"][0]["text"] == "Let me look."
+        assert json.loads(call["arguments"]) == {"cmd": "cat greet.py"}
+        carried = {**thought, "summary": []}  # it comes back by what is sealed
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "hello"}
+        request["input"] += [carried, words, call, output]
+        answer, (_, cached) = await codex(daemon, request)
+        assert cached >= prompt + response["usage"]["output_tokens"] - 1
+        (item,) = answer.events[-1]["response"]["output"]
+        assert item["content"][0]["text"] == "It prints hello."
 
 
 def text(kind: str, said: str) -> list[dict[str, str]]:
@@ -171,6 +185,28 @@ async def test_a_session_of_claude_code_computes_each_turn_once(autojump_clock: 
             line["text"] = f"{line['text'].rpartition('=')[0]}={nth:05x};"
             used.append((await claude(daemon, request))[1])
         grows(used)
+
+
+async def test_claude_code_sends_back_what_the_model_said(autojump_clock: MockClock) -> None:
+    """Thought, words and use, of which nothing has to be computed again."""
+    request = fixture("agent_claude_code.json")
+    async with house(LOOKS % ("Bash", "command"), "It prints hello.") as daemon:
+        whole = await daemon.ask("POST", "/v1/messages", {**request, "stream": False}, **HEADERS)
+        said = whole.json
+        thought, words, use = said["content"]
+        assert (thought["thinking"], words["text"]) == ("I look first.", "Let me look.")
+        assert (use["name"], use["input"]) == ("Bash", {"command": "cat greet.py"})
+        assert said["stop_reason"] == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "hello"}
+        request["messages"] += [
+            {"role": "assistant", "content": said["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        answer, (_, cached) = await claude(daemon, request)
+        used = said["usage"]
+        assert cached >= used["input_tokens"] + used["output_tokens"] - 1
+        deltas = [e["delta"] for e in answer.events if e["type"] == "content_block_delta"]
+        assert "".join(delta["text"] for delta in deltas) == "It prints hello."
 
 
 async def test_what_claude_code_asks_beside_its_session(autojump_clock: MockClock) -> None:

@@ -105,6 +105,43 @@ def test_langchain(base_url: str, python: str) -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
+def test_langchain_by_responses(base_url: str, python: str) -> None:
+    """Whole and streamed, by the newer API."""
+    having("langchain_openai", python)
+    code = (
+        "import sys; from langchain_openai import ChatOpenAI\n"
+        "m = ChatOpenAI(base_url=sys.argv[1], api_key='none', model='x', use_responses_api=True,\n"
+        "               temperature=0, max_tokens=16)\n"
+        "whole = m.invoke('hello').text\n"
+        "assert whole and ''.join(c.text for c in m.stream('hello')) == whole\n"
+    )
+    run(python, "-c", code, base_url)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_pydantic_ai_with_a_tool(base_url: str, python: str, api: str) -> None:
+    """An agent that calls a tool, is told what came of it, and answers with an object."""
+    having(f"pydantic_ai.models.{api}", python)
+    code = (
+        "import sys; from pydantic import BaseModel; from pydantic_ai import Agent\n"
+        "from pydantic_ai.models.openai import OpenAIResponsesModel as openai_model\n"
+        "from pydantic_ai.providers.openai import OpenAIProvider as openai_provider\n"
+        "if sys.argv[2] == 'anthropic':\n"
+        "    from pydantic_ai.models.anthropic import AnthropicModel as openai_model\n"
+        "    from pydantic_ai.providers.anthropic import AnthropicProvider as openai_provider\n"
+        "class Pet(BaseModel):\n"
+        "    old: bool\n"
+        "provider = openai_provider(base_url=sys.argv[1], api_key='none')\n"
+        "agent = Agent(openai_model('x', provider=provider), output_type=Pet, retries=3)\n"
+        "asked = {'max_tokens': 400, 'temperature': 0}\n"
+        "assert isinstance(agent.run_sync('hello', model_settings=asked).output, Pet)\n"
+    )
+    url = base_url if api == "openai" else base_url.removesuffix("/v1")
+    run(python, "-c", code, url, api)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 def test_pydantic_ai(base_url: str, python: str) -> None:
     """An agent without tools."""
     having("pydantic_ai", python)

@@ -39,12 +39,12 @@ class ScriptedBackend(FakeBackend):
             cells = self._cells[slot]
             before = histories.get(slot, cells[-1] if cells else self._key)
             histories[slot] = history = mix(before, token)
-            if history in self._places:
-                continue
+            if history in self._places or not self.batch.want[i]:
+                continue  # known, or inside a prompt, which may go on behind an earlier reply
             if before in self._places:
                 reply, place = self._places[before]
                 self._places[history] = reply, place + (self._wanted(reply, place) == token)
-            elif self.batch.want[i]:
+            else:
                 self._places[history] = min(self._n_prompts, len(self._replies) - 1), 0
                 self._n_prompts += 1
         super()._compute(n_tokens)

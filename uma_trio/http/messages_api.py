@@ -108,12 +108,10 @@ class Messages(Api):
         """Return the conversation."""
         body = self.body
         said = body.get("messages")
-        chat = Chat(
-            messages_of(body.get("system"), said, self.set_aside),
-            self._manner(continue_final=goes_on(said)),
-            tools_of(body.get("tools"), self.set_aside),
-            choice_of(body.get("tool_choice")),
-        )
+        messages = messages_of(body.get("system"), said, self.set_aside)
+        manner = self._manner(continue_final=goes_on(said))
+        tools = tools_of(body.get("tools"), self.set_aside)
+        chat = Chat(messages, manner, tools, choice_of(body.get("tool_choice")))
         ask = self.ask(chat, max_tokens=body.get("max_tokens", self.room))
         stops = body.get("stop_sequences", ())
         stops = (stops,) if isinstance(stops, str) else tuple(stops)

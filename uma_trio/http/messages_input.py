@@ -14,6 +14,7 @@ from typing import Any, Final
 from uma_protocol.rules import shown
 from uma_trio.http.chats import MAX_MESSAGES
 from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import Turns
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 
@@ -188,15 +189,8 @@ def tools_of(value: Any, set_aside: SetAside) -> tuple[Tool, ...]:
         if kind != "custom":
             set_aside(f"{path} {shown(str(kind))}")
             continue
-        schema = tool.get("input_schema") or {}
-        if not isinstance(schema, dict):
-            raise invalid(f"{path}.input_schema", "must be a JSON Schema, which is an object")
-        description = tool.get("description") or ""
-        if not isinstance(description, str):
-            raise invalid(f"{path}.description", "must be a string")
-        name = _string(tool, "name", path)
-        tools.append(Tool(name, description, schema, strict=tool.get("strict") is True))
-    return tuple(tools)
+        tools.append(tool_of(tool, path, "input_schema"))
+    return unlike(tools)
 
 
 def choice_of(value: Any) -> ToolChoice:

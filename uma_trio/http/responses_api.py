@@ -122,7 +122,8 @@ class Responses(Api):
     def asks(self) -> list[Ask]:
         """Return the conversation."""
         body = self.body
-        choice = choice_of(body.get("tool_choice"), parallel=body.get("parallel_tool_calls", True))
+        parallel = body.get("parallel_tool_calls", True)
+        choice = choice_of(body.get("tool_choice"), parallel=parallel)
         messages = messages_of(body.get("instructions"), body.get("input"), self.set_aside)
         manner = Manner(arguments=body.get("chat_template_kwargs", {}), effort=self._effort())
         chat = Chat(messages, manner, self.tools.functions, choice)

@@ -12,11 +12,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from uma_protocol.rules import shown
 from uma_trio.http.chats import MAX_MESSAGES, text_of
 from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import Turns
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 
@@ -180,7 +181,7 @@ def tools_of(value: Any, set_aside: SetAside) -> Tools:
         path = f"tools[{index}]"
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "function":
-            functions.append(_function(tool, path))
+            functions.append(tool_of(tool, path))
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
             space = _string(tool, "name", path)
             for nth, inner in enumerate(tool["tools"]):
@@ -188,25 +189,15 @@ def tools_of(value: Any, set_aside: SetAside) -> Tools:
                 if not isinstance(inner, dict) or inner.get("type") != "function":
                     set_aside(inner_path)
                     continue
-                function = _function(inner, inner_path, space)
-                spaces[function.name] = (space, inner["name"])
-                functions.append(function)
+                function = tool_of(inner, inner_path)
+                name = joined(space, function.name)
+                spaces[name] = (space, function.name)
+                functions.append(evolve(function, name=name))
         elif isinstance(kind, str):
             set_aside(f"{path} {shown(str(kind))}")
         else:
             raise invalid(path, "must be an object with a type")
-    return Tools(tuple(functions), spaces)
-
-
-def _function(tool: Mapping[str, Any], path: str, space: str | None = None) -> Tool:
-    parameters = tool.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise invalid(f"{path}.parameters", "must be a JSON Schema, which is an object")
-    description = tool.get("description") or ""
-    if not isinstance(description, str):
-        raise invalid(f"{path}.description", "must be a string")
-    name = joined(space, _string(tool, "name", path))
-    return Tool(name, description, parameters, strict=tool.get("strict") is True)
+    return Tools(unlike(functions), spaces)
 
 
 def choice_of(value: Any, *, parallel: bool) -> ToolChoice:

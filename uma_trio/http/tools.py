@@ -42,10 +42,18 @@ def tools_of(value: Any) -> tuple[Tool, ...]:
     """
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise invalid("tools", f"must be a list of at most {MAX_TOOLS} functions")
-    tools = tuple(_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+    return unlike([_tool(item, f"tools[{index}]") for index, item in enumerate(value)])
+
+
+def unlike(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Return tools of which no two have the same name.
+
+    Raises:
+        Fault: two have.
+    """
     if len({tool.name for tool in tools}) < len(tools):
         raise invalid("tools", "has two functions of the same name")
-    return tools
+    return tuple(tools)
 
 
 def _tool(value: Any, path: str) -> Tool:
@@ -55,8 +63,10 @@ def _tool(value: Any, path: str) -> Tool:
     return tool_of(function, f"{path}.function")
 
 
-def tool_of(function: dict[str, Any], path: str) -> Tool:
+def tool_of(function: Mapping[str, Any], path: str, schema: str = "parameters") -> Tool:
     """Return a function as a tool: its name, description, parameters and strict.
+
+    `schema` is what the parameters are called.
 
     Raises:
         Fault: one of these is wrong.
@@ -67,9 +77,9 @@ def tool_of(function: dict[str, Any], path: str) -> Tool:
     description = function.get("description") or ""
     if not isinstance(description, str):
         raise invalid(f"{path}.description", "must be a string")
-    parameters = function.get("parameters") or {}
+    parameters = function.get(schema) or {}
     if not isinstance(parameters, dict):
-        raise invalid(f"{path}.parameters", "must be a JSON Schema, which is an object")
+        raise invalid(f"{path}.{schema}", "must be a JSON Schema, which is an object")
     strict = function.get("strict") or False
     if not isinstance(strict, bool):
         raise invalid(f"{path}.strict", "must be true or false")
