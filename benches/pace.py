@@ -25,6 +25,9 @@ class Pace:
     worst_startup: float | None  # within the first three seconds of a stream, if that was looked at
     ttft: float
     ttf5: float | None  # None where no stream had five tokens
+    p95_later: float | None = None  # behind those three seconds, if a stream lasted that long
+    p99_later: float | None = None
+    worst_later: float | None = None
 
 
 def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
@@ -33,6 +36,7 @@ def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
     if not latencies:
         return None
     startup = [1e3 * latency for times in streams for latency in startup_itl(times)]
+    later = [1e3 * latency for t in streams for latency in itl(t)[len(startup_itl(t)) :]]
     firsts = [1e3 * (t[0] - at) for at, t in zip(sent, streams, strict=True) if t]
     fifths = [1e3 * (t[4] - at) for at, t in zip(sent, streams, strict=True) if len(t) >= 5]
     return Pace(
@@ -44,15 +48,23 @@ def pace(sent: Sequence[float], streams: Sequence[Times]) -> Pace | None:
         worst_startup=max(startup, default=max(latencies)),
         ttft=median(firsts),
         ttf5=median(fifths) if fifths else None,
+        p95_later=percentile(later, 95) if later else None,
+        p99_later=percentile(later, 99) if later else None,
+        worst_later=max(later, default=None),
     )
 
 
 def ratios(loaded: Pace | None, solo: Pace | None) -> dict[str, float | None]:
-    """Return each figure of `loaded` by the same figure of `solo`, as ``p95_x`` and so on."""
+    """Return each figure of `loaded` by the same figure of `solo`, as ``p95_x`` and so on.
+
+    Those behind the first three seconds are by the same of all the time alone, which is shorter.
+    """
     names = ("p50", "p95", "p99", "worst", "worst_startup", "ttft", "ttf5")
+    pairs = [(name, name) for name in names]
+    pairs += [(f"{name}_later", name) for name in ("p95", "p99", "worst")]
     found: dict[str, float | None] = {}
-    for name in names:
-        above, below = getattr(loaded, name, None), getattr(solo, name, None)
+    for name, same in pairs:
+        above, below = getattr(loaded, name, None), getattr(solo, same, None)
         found[f"{name}_x"] = above / below if above is not None and below else None
     return found
 

@@ -41,6 +41,8 @@ class Script:
     chat_tokens: int = 30
     paste_tokens: int = 3000
     stream_tokens: int = 2000
+    bursts: tuple[int, ...] = ()  # how many ask at the same moment, each of these in turn
+    burst_tokens: int = 40  # of each prompt, and of each answer
 
     @property
     def seconds(self) -> float:
@@ -48,13 +50,13 @@ class Script:
         lone = 2.0 if self.interactive > 1 else 0.0
         return (
             3.5 + self.solo_s + lone + _AFTER_S + 1 + self.storm_s + self.newcomers_s
-            + 0.5 + self.decoders_s + self.paste_s
+            + 0.5 + self.decoders_s + self.paste_s + 2.0 * len(self.bursts)
         )  # fmt: skip
 
     @property
     def slots(self) -> int:
         """How many requests are in flight at once at the most."""
-        return self.background + self.interactive + 1
+        return max(self.background + self.interactive + 1, *self.bursts, 0)
 
     @property
     def cells(self) -> int:
@@ -90,7 +92,22 @@ class Scenes:
             found |= self._decoders(solo)
         if self._script.paste_s:
             found |= self._paste(solo)
+        for n in self._script.bursts:
+            found |= self._burst(n)
         return found
+
+    def _burst(self, n: int) -> Figures:
+        """Have `n` people ask at the same moment, while nothing else runs."""
+        tokens = self._script.burst_tokens
+        jobs = [self._job(tokens, tokens, "interactive") for _ in range(n)]
+        answers = checked(drive(self._wire, jobs))
+        self._settle()
+        took_s = max(a.times[-1] for a in answers) - min(a.sent for a in answers)
+        return {
+            f"burst{n}_ttft_ms": median([1e3 * (a.ttft_s or 0.0) for a in answers]),
+            f"burst{n}_tokens_s": sum(len(a.times) for a in answers) / took_s,
+            f"burst{n}_n": n,
+        }
 
     def _job(self, prompt_tokens: int, max_tokens: int, lane: str, **more: bool) -> Job:
         """Return a request with a prompt that nobody has sent before."""

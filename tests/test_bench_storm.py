@@ -32,6 +32,18 @@ def test_pace_is_of_all_streams_together() -> None:
     assert (found.n, found.p50, found.ttft, found.ttf5) == pytest.approx((6, 200, 1000, 1800))
 
 
+def test_what_comes_after_the_first_three_seconds_is_told_apart() -> None:
+    """A stream's beginning has bounds of its own; what is left is held against the solo's."""
+    found = pace([0.0], [[0.0, 2.5, 3.1, 3.4, 3.8]])
+    assert found is not None
+    assert (found.worst_startup, found.worst_later) == pytest.approx((2500, 400))
+    assert found.p95_later == pytest.approx(395)
+    assert ratios(found, SOLO)["worst_later_x"] == pytest.approx(20)
+    short = pace([0.0], [[0.0, 0.1]])
+    assert short is not None
+    assert (short.p99_later, short.worst_later) == (None, None)
+
+
 def test_a_stream_without_gaps_has_no_pace() -> None:
     """One token says nothing about gaps."""
     assert pace([0.0], [[1.0]]) is None
@@ -276,6 +288,24 @@ def test_a_quick_run_and_a_whole_one_are_bounded() -> None:
     assert whole.seconds * systems * whole.repetitions / 60 <= whole.minutes
 
 
+def test_who_asks_in_a_burst_has_a_slot() -> None:
+    """Nobody waits for a place: what is compared is how prompts are computed together."""
+    script = storm.script_of(asked("storm", "--bursts 4 16"))
+    assert script.slots == 16
+    assert script.bursts == (4, 16)
+
+
+def test_deadlines_stand_beside_the_ledger() -> None:
+    """What others get at the same cap, by what they got before."""
+    ledger, ours = system(storm.CONTRACT, "cap 1.2"), system(storm.DEADLINE, "cap 1.2")
+    rows = [
+        {"family": s.family, "knob": s.knob, "case": "", "storm_tokens_s": rate}
+        for s, rate in ((ledger, 5.0), (ours, 20.0))
+    ]
+    lines = list(storm.verdicts(contest.Medians([ledger, ours], rows)))
+    assert any("prompt tokens/s by those of uma-trio: 4.00" in line for line in lines)
+
+
 def test_every_scene_fits_into_the_context() -> None:
     """No request may be refused for want of room."""
     script = storm.script_of(asked("storm", "--interactive 3 --paste"))
@@ -323,7 +353,7 @@ def test_verdicts_name_targets_and_rivals() -> None:
     """A target that is missed, and a cap that is beaten, are said plainly."""
     ours, peer = system(storm.CONTRACT, "cap 1.2"), system(storm.PEER, "-b 4")
     lines = list(storm.verdicts(medians((ours, 1.3, 0.2), (peer, 1.1, 0.4))))
-    assert "storm: p95 ITL / solo: 1.30 (target at most 1.2: MISSED)" in lines
+    assert "uma-trio: storm: p95 ITL / solo: 1.30 (target at most 1.2: MISSED)" in lines
     assert any("LESS: llama-server -kvu -b 4" in line for line in lines)
     assert any(line.endswith("not measured") for line in lines)
     assert "decoders: no other server was measured" in lines
@@ -361,6 +391,10 @@ def test_each_cap_and_batch_is_a_system() -> None:
         "llama-server -kvu -fa off -b 4",
     ]
     assert len(systems(words)) == 2
+    assert systems("--caps 2 --no-baseline --policies contract deadline") == [
+        "uma-trio cap 2",
+        "uma-trio deadline cap 2",
+    ]
 
 
 def test_a_part_that_is_left_out_makes_a_system_beside_the_caps() -> None:
@@ -390,7 +424,7 @@ def test_the_contract_without_a_part_is_not_judged_as_the_contract() -> None:
     peer = system(storm.PEER, "-b 4")
     found = medians((whole, 1.1, 0.2), (part, 9.0, 0.6), (peer, 1.5, 0.1))
     lines = list(storm.verdicts(found))
-    assert "storm: p95 ITL / solo: 1.10 (target at most 1.2: met)" in lines
+    assert "uma-trio: storm: p95 ITL / solo: 1.10 (target at most 1.2: met)" in lines
     assert not any("-guard" in line or "9.00" in line for line in lines)
     (text,) = tables(found)
     assert "| uma-trio -guard cap 1.2 |" in text
@@ -407,13 +441,15 @@ def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
 ) -> None:
     """The whole way without a model: the policy that was named is the one that ran."""
     monkeypatch.setattr(report, "OUT", tmp_path)
-    words = "storm --dry-run --processes --caps 1.2 --no-baseline --without guard"
+    words = "storm --dry-run --processes --caps 1.2 --bursts 2 --no-baseline --without guard "
+    words += "--policies contract deadline"
     status = driver.main(words.split())
     (file,) = tmp_path.glob("storm-*.csv")
     text = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     rows = {row["family"]: row for row in csv.DictReader(text)}
     assert status == 0
-    assert set(rows) == {"uma-trio", "uma-trio -guard"}
+    assert set(rows) == {"uma-trio", "uma-trio deadline", "uma-trio -guard"}
+    assert all(float(row["burst2_ttft_ms"]) > 0 for row in rows.values())
     assert rows["uma-trio"]["says_tick_limit_ms"]
     assert not rows["uma-trio -guard"]["says_tick_limit_ms"]
 

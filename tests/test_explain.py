@@ -278,6 +278,16 @@ def test_a_worst_gap_tells_the_plan_and_what_came_of_it() -> None:
     )
 
 
+def test_a_stream_that_was_computed_ahead_says_by_how_much() -> None:
+    """Its tokens were there before they were shown."""
+    found = sentences(msgspec.structs.replace(STORY, held_ms=210.0))
+    assert (
+        "computed up to 210 ms ahead of its reader: tokens were held so that they came evenly"
+        in found
+    )
+    assert len(found) == len(sentences(STORY)) + 1
+
+
 def test_what_did_not_happen_has_no_sentence() -> None:
     """A request that waits has a head and a reason."""
     timeline = StoryInfo(

@@ -151,6 +151,23 @@ def test_without_paces_no_token_is_ever_held() -> None:
     assert not any(item.show_at for item in stream.items if isinstance(item, TokenOut))
 
 
+def test_ps_and_explain_tell_how_far_ahead_a_stream_is_computed() -> None:
+    """Of what its reader is shown: now, and at most; its worst gap is of what was shown."""
+    bench = Bench(policy=pacing(0.05))
+    handle, _ = bench.submit("hello", 50, smooth=True)
+    asap, _ = bench.submit("hello", 50)
+    bench.ticks(6)
+    ahead = {report.handle: report.ahead_s for report in bench.inspect()}
+    assert ahead[handle] > 0.05
+    assert ahead[asap] == 0.0
+    records = {record.handle: record for record in bench.explain().requests}
+    assert records[handle].held_s > 0.05
+    assert records[asap].held_s == 0.0
+    gap = records[handle].worst_gap
+    assert gap is not None
+    assert gap.seconds == pytest.approx(0.05)
+
+
 def test_background_requests_are_not_held() -> None:
     """Nobody reads them; nor is one that was demoted."""
     bench = Bench(policy=pacing(0.05))

@@ -182,6 +182,7 @@ def session_info(running: Running) -> SessionInfo:
         completion_tokens=report.completion_tokens,
         tokens_per_s=round(report.tokens_per_s, 3),
         age_ms=round(report.age_s * 1e3, 3),
+        ahead_ms=round(report.ahead_s * 1e3, 3),
     )
 
 

@@ -5,13 +5,14 @@
     python -m benches storm --interactive 3 --paste
     python -m benches storm --caps 2 --batch 16 --repetitions 5
     python -m benches storm --caps 1.2 --without guard stairs    what these parts of ours do
+    python -m benches storm --caps 1.2 --policies contract deadline --bursts 4 8 16 --seconds 12
     python -m benches storm --caps 1.2 --processes    the load comes from a process for each client
 
 Four loads, each against the same reader alone, seconds earlier on the same server: a *storm*
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
 (3 background streams), *newcomers* (short questions in the storm), with ``--paste`` one big
-unlabelled prompt. Systems: the daemon under its contract at several caps, its baseline, and
-llama-server at several batch sizes, which is the knob it has for this; on request the contract
+unlabelled prompt, with ``--bursts`` so many people who ask at the same moment. Systems: the daemon
+under its contract at several caps, or under each of ``--policies``, its baseline, and llama-server at several batch sizes, which is the knob it has for this; on request the contract
 without one part of it. What the figures mean is in docs/BENCHMARKS.md. One client for all unless there
 are ``--processes``, prompts from a printed seed, greedy, fixed lengths.
 """
@@ -19,7 +20,7 @@ are ``--processes``, prompts from a printed seed, greedy, fixed lengths.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from benches.reading import SAYS, Scenes, Script
 from uma_trio.policy.contract import contract
 
 CONTRACT, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
+DEADLINE = "uma-trio deadline"
+FAMILIES = {"contract": CONTRACT, "deadline": DEADLINE}  # by the policy that keeps a cap
 NO_FLASH = f"{PEER} -fa off"  # as the daemon has it on a CPU
 PEERS = (PEER, NO_FLASH)
 DEFAULT_CAP = 1.2
@@ -44,6 +47,16 @@ TARGETS = (
     ("storm_worst_startup_x", 2.0, "storm: longest ITL in the first 3 s / solo's"),
     ("storm_ttf5_x", 1.3, "storm: time to the fifth token / solo"),
     ("newcomer_x", 1.5, "newcomer's TTFT in the storm / solo"),
+)
+
+# The same for token deadlines. What is shown is by what is shown to the reader alone.
+DEADLINE_TARGETS = (
+    ("storm_p95_later_x", 1.2, "storm, after the first 3 s: p95 / solo"),
+    ("storm_p99_later_x", 1.2, "storm, after the first 3 s: p99 / solo"),
+    ("storm_worst_later_x", 1.5, "storm, after the first 3 s: longest / solo"),
+    ("storm_worst_startup_x", 1.5, "storm: longest in the first 3 s / solo's"),
+    ("decoders_p95_x", 1.2, "background decoders: p95 / solo"),
+    ("newcomer_x", 1.3, "newcomer's TTFT in the storm / solo"),
 )
 
 
@@ -64,7 +77,7 @@ def systems(
         return serving(family, f"cap {cap:g}", ours(*flags), play)
 
     found = [
-        capped(CONTRACT if policy == "contract" else f"uma-trio {policy}", policy, cap)
+        capped(FAMILIES.get(policy, f"{CONTRACT} {policy}"), policy, cap)
         for cap in given.caps
         for policy in given.policies
     ]
@@ -107,7 +120,10 @@ TABLES = (
     Table("Storm: unique prompts one after another, for one token each", (
         ("solo p50 ms", "solo_p50", 2), ("reader first", "reader_first", 0),
         ("p50 x", "storm_p50_x", 2), ("p95 x", "storm_p95_x", 2),
-        ("p95/p50 solo", "storm_p95_of_p50", 2), ("p99 x", "storm_p99_x", 2), ("worst x", "storm_worst_x", 2),
+        ("p95/p50 solo", "storm_p95_of_p50", 2), ("p99 x", "storm_p99_x", 2),
+        ("worst x", "storm_worst_x", 2),
+        ("p95 later x", "storm_p95_later_x", 2), ("p99 later x", "storm_p99_later_x", 2),
+        ("worst later x", "storm_worst_later_x", 2),
         ("worst 3 s x", "storm_worst_startup_x", 2), ("TTF5 x", "storm_ttf5_x", 2),
         ("prompts/s", "storm_prompts_s", 2), ("prefill t/s", "storm_tokens_s", 0),
         ("whole prompts", "storm_prompts", 0),
@@ -136,13 +152,21 @@ TABLES = (
 )  # fmt: skip
 
 
+def _burst_table(n: int) -> Table:
+    """Return the table of `n` people who ask at the same moment."""
+    columns = (("TTFT p50 ms", f"burst{n}_ttft_ms", 0), ("all tokens/s", f"burst{n}_tokens_s", 1))
+    return Table(f"Burst: {n} ask at the same moment", columns, f"burst{n}_n")
+
+
 def verdicts(medians: Medians) -> Iterator[str]:
     """Yield what came of the targets, and how each cap stands beside the peers."""
-    for system in medians.systems:
-        if (system.family, system.knob) != (CONTRACT, f"cap {DEFAULT_CAP:g}"):
-            continue
-        for figure, target, text in TARGETS:
-            yield contest.verdict(text, medians(system, figure), target)
+    at_default = {s.family: s for s in medians.systems if s.knob == f"cap {DEFAULT_CAP:g}"}
+    for family, targets in ((CONTRACT, TARGETS), (DEADLINE, DEADLINE_TARGETS)):
+        if family in at_default:
+            for figure, target, text in targets:
+                value = medians(at_default[family], figure)
+                yield contest.verdict(f"{family}: {text}", value, target)
+    yield from _beside_the_ledger(medians, at_default)
     for load, gain, unit in (
         ("storm", "storm_prompts_s", "prompts/s"),
         ("decoders", "decoders_tokens_s", "tokens/s"),
@@ -154,8 +178,24 @@ def verdicts(medians: Medians) -> Iterator[str]:
             yield f"{load}: no other server was measured"
             continue
         for point in found:
-            if point.family == CONTRACT:
+            if point.family in FAMILIES.values():
                 yield f"{load}: {judge(point, others, unit)}"
+
+
+def _beside_the_ledger(medians: Medians, at_default: Mapping[str, System]) -> Iterator[str]:
+    """Yield what others get beside a reader under token deadlines, by what the ledger gives them."""
+    if not {CONTRACT, DEADLINE} <= at_default.keys():
+        return
+    for figure, text in (
+        ("storm_tokens_s", "prompt tokens/s"),
+        ("decoders_tokens_s", "background tokens/s"),
+    ):
+        ledger, ours = (medians(at_default[name], figure) for name in (CONTRACT, DEADLINE))
+        said = f"{DEADLINE}: {text} by those of {CONTRACT}"
+        if ours is None or not ledger:
+            yield f"{said}: {report.cell(ours, 1)} and {report.cell(ledger, 1)}"
+        else:
+            yield contest.verdict(said, ours / ledger, 1.0, at_most=False)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +206,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="llama-server's -b; 0 is its default")  # fmt: skip
     add("--no-flash", type=int, nargs="*", default=[], metavar="N",
         help="llama-server's -b once more, each with -fa off")  # fmt: skip
+    add("--bursts", type=int, nargs="*", default=[], metavar="N",
+        help="also have so many people ask at the same moment")  # fmt: skip
     add("--without", nargs="+", choices=contract.optional, default=[], metavar="PART",
         help="the contract once more without this part, each for itself, at the default cap: "
              + ", ".join(contract.optional))  # fmt: skip
@@ -193,6 +235,7 @@ def script_of(given: argparse.Namespace) -> Script:
         background=given.background,
         prompt_tokens=given.prompt_tokens,
         paste_s=(4.0 if given.quick else 8.0) if given.paste else 0.0,
+        bursts=tuple(given.bursts),
     )
     if given.quick:
         script = replace(script, storm_s=4.5, newcomers_s=1.0, decoders_s=2.0)
@@ -213,7 +256,7 @@ def storm(given: argparse.Namespace, here: Here) -> Comparison:
         systems(setup, here.peers, given, script),
         seconds=script.seconds,
         minutes=3.9 if given.quick else 11.9,
-        tables=TABLES,
+        tables=(*TABLES, *map(_burst_table, script.bursts)),
         facts={"script": f"{script}, context {script.cells}, {script.slots} slots"},
         progress=_progress,
         verdicts=verdicts,

@@ -65,7 +65,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A live request as the admin request `sessions` lists it. `request` is the server's handle."""
+    """A live request as the admin request `sessions` lists it. `request` is the server's handle.
+
+    It is computed `ahead_ms` of what its reader is shown.
+    """
 
     request: int
     id: str
@@ -79,6 +82,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     completion_tokens: int
     tokens_per_s: float
     age_ms: float
+    ahead_ms: float = 0.0
 
 
 class PhaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,7 +152,8 @@ class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the time of one request was spent, as the admin request `explain` tells it.
 
-    `age_ms` is how long ago it came, `total_ms` how long it lasted, so far or in all. `reason`
+    `age_ms` is how long ago it came, `total_ms` how long it lasted, so far or in all. A token waited
+    for `held_ms` at most so that tokens came evenly. `reason`
     and `code` are those of its `eos`, absent while it runs.
     """
 
@@ -166,6 +171,7 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     passed_over: int = 0
     ttft_ms: float | None = None
     parked_ms: float = 0.0
+    held_ms: float = 0.0
     preemptions: int = 0
     preempted_ms: float = 0.0
     prefill: PhaseInfo = PhaseInfo()

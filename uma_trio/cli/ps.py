@@ -51,12 +51,14 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, side in _COLUMNS:
+    ahead = any(info.ahead_ms for info in sessions)
+    for heading, side in (*_COLUMNS, *(_AHEAD if ahead else ())):
         # In a narrow window the names are cut, so that no figure is.
         whole = heading not in {"APP", "PROCESS"}
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=whole)
     for info in sessions:
-        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in _row(info)))
+        cells = (*_row(info), *((f"{info.ahead_ms:.0f} ms",) if ahead else ()))
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
     console().print(table)
 
 
@@ -72,6 +74,7 @@ _COLUMNS = (
     ("TOKENS/S", "right"),
     ("AGE", "right"),
 )
+_AHEAD = (("AHEAD", "right"),)  # of what their readers are shown; only where somebody is
 
 
 def _row(info: SessionInfo) -> tuple[str, ...]:

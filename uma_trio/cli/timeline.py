@@ -54,6 +54,11 @@ def sentences(timeline: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
     lines += _phase("decode", timeline.decode)
     if timeline.parked_ms >= _LEAST_MS:
         lines.append(f"parked {_time(timeline.parked_ms)}: its reader was behind")
+    if timeline.held_ms >= _LEAST_MS:
+        lines.append(
+            f"computed up to {_time(timeline.held_ms)} ahead of its reader: "
+            "tokens were held so that they came evenly"
+        )
     if timeline.preemptions:
         lines.append(
             f"preempted {_times(timeline.preemptions)}, {_time(timeline.preempted_ms)} without a slot: "

@@ -258,7 +258,10 @@ StreamItem = PromptDone | TokenOut | Finished
 
 @frozen
 class SequenceReport:
-    """What ``ps`` shows of one request; joined by the handle with what its connection knows."""
+    """What ``ps`` shows of one request; joined by the handle with what its connection knows.
+
+    It is computed `ahead_s` of what its reader is shown.
+    """
 
     handle: int
     state: SequenceState
@@ -268,3 +271,4 @@ class SequenceReport:
     completion_tokens: int
     tokens_per_s: float
     age_s: float
+    ahead_s: float = 0.0

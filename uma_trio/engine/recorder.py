@@ -96,6 +96,7 @@ class _Timeline:
     preempted_s: float = 0.0
     parked_at: float | None = None
     parked_s: float = 0.0
+    held_s: float = 0.0
     missed: Counter[str] = field(factory=Counter)  # ticks without it since its token, by reason
     worst: Gap | None = None
 
@@ -182,13 +183,14 @@ class Recorder:
             timeline.parked_s += now - timeline.parked_at
             timeline.parked_at = None
 
-    def sampled(self, handle: int, itl_s: float | None) -> None:
-        """The latest tick gave it a token, `itl_s` after the one before."""
+    def sampled(self, handle: int, gap_s: float | None, held_s: float = 0.0) -> None:
+        """The latest tick gave it a token, shown in `held_s`, `gap_s` after the one before."""
         timeline = self._live[handle]
-        if itl_s is not None and (timeline.worst is None or itl_s > timeline.worst.seconds):
+        timeline.held_s = max(timeline.held_s, held_s)
+        if gap_s is not None and (timeline.worst is None or gap_s > timeline.worst.seconds):
             tick = self._ticks[-1]
             ((reason, _),) = timeline.missed.most_common(1) or ((tick.limit.reason, 0),)
-            timeline.worst = Gap(itl_s, tick, reason, timeline.missed.total())
+            timeline.worst = Gap(gap_s, tick, reason, timeline.missed.total())
         if timeline.missed:
             timeline.missed = Counter()
 
@@ -324,6 +326,7 @@ def _record(
         preemptions=timeline.preemptions,
         preempted_s=preempted_s,
         parked_s=parked_s,
+        held_s=timeline.held_s,
         prefill=timeline.prefill.frozen(),
         decode=timeline.decode.frozen(),
         worst_gap=timeline.worst,

@@ -109,6 +109,7 @@ class Beginning:
 class RequestRecord:
     """How the time of one request was spent, so far or in all.
 
+    A token was shown `held_s` after it was computed at most, so that tokens came evenly.
     `admitted`, `first_token` and `ended` are None until they happen. Up to the precision of a
     tick, its time is the sum of what it waited in the queue, `preempted_s`, `parked_s` (its
     reader was behind) and what it spent computing and waiting in the two phases.
@@ -128,6 +129,7 @@ class RequestRecord:
     preemptions: int = 0
     preempted_s: float = 0.0
     parked_s: float = 0.0
+    held_s: float = 0.0
     prefill: Spent = field(factory=Spent)
     decode: Spent = field(factory=Spent)
     worst_gap: Gap | None = None

@@ -185,7 +185,7 @@ class Registry:
             self._declined = False  # its prompt can be shared with those who wait
         if delivery.tokens:
             view = sequence.view
-            self._recorder.sampled(view.key, delivery.gap_s)
+            self._recorder.sampled(view.key, delivery.gap_s, delivery.held_s)
             if view.credit <= 0:
                 sequence.parked_since = now
                 self._recorder.parked(view.key, now)

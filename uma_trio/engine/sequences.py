@@ -320,6 +320,7 @@ class Sequence:
             completion_tokens=self.n_generated,
             tokens_per_s=self.n_generated / streaming_s if streaming_s > 0 else 0.0,
             age_s=now - self.submit.submitted,
+            ahead_s=max(0.0, (self.view.shown_at or now) - now) if self.smooth else 0.0,
         )
 
     def _state(self) -> SequenceState:

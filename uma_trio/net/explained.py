@@ -128,6 +128,7 @@ def _timeline(record: RequestRecord, now: float, directory: Directory, text: Tex
         passed_over=record.passed_over,
         ttft_ms=None if first is None else _ms(first - record.submitted),
         parked_ms=_ms(record.parked_s),
+        held_ms=_ms(record.held_s),
         preemptions=record.preemptions,
         preempted_ms=_ms(record.preempted_s),
         prefill=_phase(record.prefill),
