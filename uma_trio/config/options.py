@@ -183,8 +183,8 @@ class Config(HttpConfig):
         yaml=("scheduler.policy",),
         metavar="NAME",
         since="0.1",
-        help="The scheduling policy: baseline, contract, or another package's by its entry point's "
-        "name. A part is left out by -PART behind a comma: contract,-stairs.",
+        help="The scheduling policy: baseline, contract, deadline, or another package's by its entry "
+        "point's name. A part is left out by -PART behind a comma: contract,-stairs.",
     )
     latency_cap: float = option(
         1.2,
@@ -193,7 +193,7 @@ class Config(HttpConfig):
         maximum=1000,
         since="0.1",
         help="How many times longer an interactive stream's p95 inter-token latency may be while other "
-        "work runs (contract policy).",
+        "work runs (contract and deadline policies).",
     )
     pause_cap: float = option(
         4.0,
@@ -202,7 +202,7 @@ class Config(HttpConfig):
         maximum=1000,
         since="0.1",
         help="How many times longer a single inter-token latency may be, once a stream is 3 s old; "
-        "before that it is 2 (contract policy).",
+        "before that it is 2 (contract policy; deadline: beside a newcomer's prompt).",
     )
     playout_ms: float = option(
         300.0,
@@ -221,7 +221,7 @@ class Config(HttpConfig):
         minimum=0,
         maximum=0.9,
         since="0.1",
-        help="The part of machine time that background work gets at least (contract policy).",
+        help="The part of machine time that background work gets at least (contract and deadline policies).",
     )
     interactive_prompt: int = option(
         512,
@@ -231,7 +231,7 @@ class Config(HttpConfig):
         unit="tokens",
         since="0.1",
         help="How much of an interactive prompt is computed first, in ticks that may be long; the rest "
-        "of a longer prompt is scheduled as background work (contract policy).",
+        "of a longer prompt is scheduled as background work (contract and deadline policies).",
     )
     interactive_priority: float = option(
         10.0,
