@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from drafts_kit import FLAT, STAIRS, STEEP, speaking
+from engine_kit import OnDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder
@@ -414,3 +415,18 @@ def test_an_answer_that_is_asked_for_again_takes_few_decodes() -> None:
     bench.run()
     assert again.tokens == first.tokens
     assert bench.backend.decodes - before < 40
+
+
+def test_a_text_that_repeats_itself_is_drafted_where_decodes_overlap() -> None:
+    """A prepared tick has no drafts; where a likely one follows, the tick is planned anew."""
+    n = {}
+    for drafts in (False, True):
+        bench = speaking(drafts=drafts, kind=OnDevice)
+        looping = bench.backend.vocabulary.tokenize(
+            "ab" * 20, add_special=True, parse_special=False
+        )
+        bench.backend._choice = lambda history: 97 + history % 2  # type: ignore[method-assign]
+        bench.submit(list(looping), 64)
+        bench.run()
+        n[drafts] = bench.backend.decodes
+    assert n[True] < n[False]

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from attrs import evolve
-from engine_kit import Bench, Sink
+from engine_kit import Bench, OnDevice, Sink
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -831,3 +831,20 @@ TestAnswers = Answers.TestCase
 TestAnswers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestWindowedAnswers = WindowedAnswers.TestCase
 TestWindowedAnswers.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+def test_leaves_are_saved_while_a_gpu_goes_from_one_prepared_tick_to_the_next() -> None:
+    """There is time for it between two decodes, whoever planned them."""
+    made = bench(OnDevice(n_ctx=4096, n_slots=4, n_batch=64))
+    made.backend.meanwhile = lambda: [made.clock() for _ in range(20)]  # a decode takes 20 ms
+    made.submit(letters(3, 20), 3000, namespace=MINE)
+    _, other = made.submit(letters(1, 300), 4, namespace=MINE)
+    while not other.ends:
+        made.ticks(1)
+    (leaf,) = made.engine.prefix.leaves
+    made.engine.tick()  # behind which the next one is prepared
+    made.engine._planner.plan = None  # type: ignore[method-assign, assignment]
+    assert leaf.unsaved
+    for _ in range(200):
+        made.engine.tick()
+    assert not leaf.unsaved

@@ -13,8 +13,9 @@ from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import Fault
 from uma_trio.costing.calibrate import Calibration
 from uma_trio.costing.refine import UNNOTICED_S, Refinement
+from uma_trio.engine.idle import IDLE_S
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import IDLE_S, Engine
+from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings

@@ -40,6 +40,7 @@ class Code(StrEnum):
     E_RUNTIME_003 = "E_RUNTIME_003"
     E_RUNTIME_004 = "E_RUNTIME_004"
     E_RUNTIME_005 = "E_RUNTIME_005"
+    E_RUNTIME_006 = "E_RUNTIME_006"
     E_LIFECYCLE_001 = "E_LIFECYCLE_001"
 
 
@@ -156,6 +157,12 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             _TERMINAL,
             False,
             "simplify it, or take logit_bias away",
+        ),
+        Code.E_RUNTIME_006: CodeInfo(
+            "the daemon failed at this request, and at no other",
+            _TERMINAL,
+            False,
+            "report it with what the daemon logged; another request may work",
         ),
         Code.E_LIFECYCLE_001: CodeInfo(
             "the daemon is stopping", _ALWAYS, True, "reconnect once the daemon has restarted"

@@ -16,15 +16,16 @@ are sampled.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
-from uma_trio.costing.refine import Refinement
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.drafts import Drafter
+from uma_trio.engine.idle import IDLE_S, IdleTime
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import (
@@ -43,7 +44,7 @@ from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.prefix import admin
 from uma_trio.engine.prefix.cache import PrefixCache
-from uma_trio.engine.publisher import Answer, Figures, Publisher
+from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Figures, Publisher
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
@@ -56,12 +57,10 @@ from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.fallback import Fallback
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory
+from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
 
-# How long the engine is idle before the staircase is refined, and between two decodes of that:
-# others may have waited for the processor.
-IDLE_S, BREATH_S = 0.5, 0.01
 # A page that is saved within so long is saved as soon as nothing is computed: who comes waits for it.
 QUICK_S = 1e-3
 # What of the tick before it moving cells may take beside a tick, where streams are read.
@@ -100,7 +99,8 @@ class Engine:
             scratch=settings.scratch_slots > 0,
             keeps_high_water=settings.keeps_high_water,
         )
-        self._publisher = Publisher(outlet, metrics, settings.contract.startup_s)
+        startup_s = settings.contract.startup_s
+        self._publisher = Publisher(outlet, metrics, startup_s, self._stream_failed)
         self.prefix = PrefixCache(
             backend,
             settings.prefix_bytes,
@@ -115,11 +115,11 @@ class Engine:
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._planner = Planner(backend, policy, self.registry, self._recovery, settings)
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
-        self._refinement: Refinement | None = None
         if settings.cost is not None:
-            self._refinement = Refinement(backend, clock)
             metrics.promise.measured(settings.cost)
+        self._idle_time = IdleTime(backend, inbox, self._planner, self.registry, clock)
         self._drafter = _drafter(backend, settings)
+        self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         self._idle = True
@@ -144,7 +144,7 @@ class Engine:
             elif self.prefix.idle(QUICK_S):
                 continue
             else:
-                idle = IDLE_S if self._inbox.wait(idle) else self._use_idle_time()
+                idle = IDLE_S if self._inbox.wait(idle) else self._idle_time.use()
         self.publish()
 
     def tick(self) -> bool:
@@ -161,8 +161,8 @@ class Engine:
         None if there is nothing to compute; then nothing is left to publish.
         """
         began = self._clock()
-        messages = self._inbox.drain()
-        tick = self._prepared(messages) or self._planned(messages, began)
+        self._arrived += self._inbox.drain()
+        tick = self._prepared() or self._planned(began)
         # Whoever had the last answer hears of it during the next decode, and may ask again.
         if tick is None or not (tick.state.best_effort or tick.state.before.contended):
             self._kv.lower_high_water()
@@ -223,35 +223,46 @@ class Engine:
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error: the engine is gone. Its thread must have ended.
 
-        Tokens that were sampled are published first. The backend is not touched: where a decode
-        began before the commit of the tick before it, nobody ends by that commit.
+        Tokens that were sampled are published first, if they can be. The backend is not touched:
+        where a decode began before the commit of the tick before it, nobody ends by that commit.
         """
-        self._commit()
-        for submitted in self._inbox.drain():
-            if isinstance(submitted, Submit):
-                self.registry.enqueue(self._sequence(submitted))
-        self.registry.fail_all(code, message, self._clock())
+        now = self._clock()
+        try:
+            self._commit()
+        except Exception as error:
+            log.get("engine").error("the last tick is lost", exc_info=error)
+        self._arrived += self._inbox.drain()
+        for submit in self._arrived:
+            if isinstance(submit, Submit) and not self.registry.knows(submit.handle):
+                self.registry.refuse(submit, now, code, message)
+        self._arrived.clear()
+        self.registry.fail_all(code, message, now)
         self.publish()
 
-    def _prepared(self, messages: list[InboxMessage]) -> Tick | None:
+    def _prepared(self) -> Tick | None:
         """Return the prepared tick if it comes next; the commit then overlaps with its decode."""
         completed = self._uncommitted
         if completed is None:
             return None
-        tick = self._planner.take_prepared(completed, messages)
+        drafter, running = self._drafter, self.registry.running
+        if drafter is not None and drafter.expects(completed.outcomes, running):
+            return None
+        tick = self._planner.take_prepared(completed, self._arrived)
         if tick is not None:
-            self._uncommitted = evolve(completed, messages=tuple(messages))
+            self._uncommitted = evolve(completed, messages=tuple(self._arrived))
+            self._arrived.clear()
+            self._move_cells()
         return tick
 
-    def _planned(self, messages: list[InboxMessage], now: float) -> Tick | None:
+    def _planned(self, now: float) -> Tick | None:
         """Return the next tick after all that has happened; None if there is nothing to compute."""
         self._commit()
-        for message in messages:
-            self._handle(message, now)
+        while self._arrived:  # one that raises stays, for `fail_all`
+            self._handle(self._arrived[0], now)
+            self._arrived.popleft()
         self._admit(now)
         self._recorder.queued(self._kv)
-        if self.prefix.on:
-            self._move_cells()
+        self._move_cells()
         if self._drafter is not None:
             self._drafter.propose(self.registry.running)
         return self._planner.plan(now)
@@ -261,6 +272,8 @@ class Engine:
         self.publish()
         if self._backend.traits.overlaps:
             self._planner.prepare(tick, self._decode_began)
+            if self._drafter is not None:
+                self._drafter.index(self.registry.running)
         else:
             self._decode_began = self._clock()  # publishing is no part of the decode
 
@@ -324,7 +337,7 @@ class Engine:
             case Credit(handle, n):
                 registry.give_credit(handle, n)
             case Submit():
-                registry.enqueue(self._sequence(message))
+                self._enqueue(message, now)
             case Cancel(handle, code, text):
                 registry.cancel(handle, now, code, text)
             case SetLane(handle, lane):
@@ -340,10 +353,25 @@ class Engine:
                 reported = admin.handle(self.prefix, message)
                 self._publisher.add(Answer(partial(message.reply, reported)))
 
-    def _sequence(self, submit: Submit) -> Sequence:
-        ends = self._backend.vocabulary.end_tokens
-        sampler = Sampler(submit.params, ends, submit.prompt, submit.constraint)
-        return Sequence(submit, sampler, TokenText(submit.pieces or self._pieces, submit.stop))
+    def _enqueue(self, submit: Submit, now: float) -> None:
+        """Take in a request; one that breaks the engine's own code ends at once."""
+        try:
+            ends = self._backend.vocabulary.end_tokens
+            sampler = Sampler(submit.params, ends, submit.prompt, submit.constraint)
+            sequence = Sequence(
+                submit, sampler, TokenText(submit.pieces or self._pieces, submit.stop)
+            )
+        except Exception as error:
+            log.get("engine").error(FAILED_AT, request=submit.handle, exc_info=error)
+            self.registry.refuse(submit, now, FAILED_CODE, FAILED_AT)
+        else:
+            self.registry.enqueue(sequence)
+
+    def _stream_failed(self, handle: int, error: Exception) -> None:
+        """End a request whose tokens cannot be published, before the next tick is planned."""
+        log.get("engine").error(FAILED_AT, request=handle, exc_info=error)
+        # By the inbox, since the tick that is being computed may have its next token.
+        self._inbox.put(Cancel(handle, FAILED_CODE, FAILED_AT))
 
     def _admit(self, now: float) -> None:
         registry = self.registry
@@ -353,19 +381,24 @@ class Engine:
         # Admission right after room was made would undo it, unless there is nobody it was for.
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
-        chosen = admit(registry.admission(now))
+        state = registry.admission(now)
+        chosen = admit(state)
         if not chosen and registry.lend(now):
-            chosen = admit(registry.admission(now))
+            state = registry.admission(now)
+            chosen = admit(state)
         for making_room, reason in ((makes_way, AWAY), (gives_place, NEEDED)):
-            places = () if chosen else making_room(registry.admission(now))
+            places = () if chosen else making_room(state)
             for place in places:
                 registry.preempt(place, reason)
             if places:
-                chosen = admit(registry.admission(now))
+                state = registry.admission(now)
+                chosen = admit(state)
         registry.admit(chosen, now)
 
     def _move_cells(self) -> None:
         """Restore, share and save prefixes, as far as the streams that are read can bear it."""
+        if not self.prefix.on:
+            return
         running = self.registry.running
         read = any(sequence.view.protected for sequence in running.values())
         last_s = self._decode_ended - self._decode_began
@@ -373,38 +406,6 @@ class Engine:
         self._moving_s += self.prefix.advance(running, allowance_s)
         self._planner.charge(self.prefix.take_spent())
         self.prefix.room.make(self._backend.limits.n_batch)
-
-    def _use_idle_time(self) -> float | None:
-        """Do a little of what can wait; return how long to be idle then, None if that was all."""
-        return 0.0 if self.prefix.idle() else self._refine()
-
-    def _refine(self) -> float | None:
-        """Refine the staircase by a decode; return how long to be idle then, None if that was all.
-
-        Where a decode can be interrupted, a request that comes does so.
-        """
-        cost = self.memory.cost
-        if self.registry.running:
-            return IDLE_S  # who is parked holds slots: later, and who waits may get one meanwhile
-        if self._refinement is None or cost is None:
-            return None
-        interruptible = self._backend.traits.interruptible
-        if (
-            not self._refinement.due(cost, interruptible=interruptible)
-            or self.prefix.room.lingers()
-        ):
-            return None
-        interrupt = self._backend.arm()
-        if interrupt is not None:
-            self._inbox.watch(lambda _request: interrupt())
-        try:
-            refined = self._refinement.refine(cost, interruptible=interrupt is not None)
-        finally:
-            self._inbox.watch(None)
-        if refined is None:
-            return None
-        self._planner.refined(refined)
-        return BREATH_S
 
 
 def _drafter(backend: Backend, settings: EngineSettings) -> Drafter | None:

@@ -119,15 +119,8 @@ class Planner:
                 return
             views.append(view)
         state, plan = self._asked(self._state_of(views, now, computing))
-        running = self._registry.running
-        self._prepared = PreparedTick.behind(
-            computing,
-            self._filled(state, plan, self._spare_batch),
-            self._spare_batch,
-            ends_show=not any(
-                running[step.key].submit.stop for step in computing.steps if step.n_rows
-            ),
-        )
+        tick = self._filled(state, plan, self._spare_batch)
+        self._prepared = PreparedTick.behind(computing, tick, self._spare_batch)
 
     def take_prepared(self, completed: Completed, messages: Ordered[InboxMessage]) -> Tick | None:
         """Take the prepared tick into the backend's arrays, if it comes next for sure.

@@ -24,8 +24,7 @@ class PreparedTick:
     """`tick`, whose `batch` lacks the tokens of some `rows`.
 
     Those are the tokens of the outcomes `sources` (indices) of the tick before it. `parked` are the
-    requests that will have no credit then. `ends_show`: the tokens alone tell who ends by them, since
-    no stream waits for a stop string.
+    requests that will have no credit then.
     """
 
     tick: Tick
@@ -33,10 +32,9 @@ class PreparedTick:
     rows: IntArray
     sources: tuple[int, ...]
     parked: frozenset[int]
-    ends_show: bool
 
     @classmethod
-    def behind(cls, computing: Tick, tick: Tick, batch: Batch, *, ends_show: bool) -> PreparedTick:
+    def behind(cls, computing: Tick, tick: Tick, batch: Batch) -> PreparedTick:
         """Return `tick` as what follows the one that is `computing`."""
         place = {step.key: n for n, step in enumerate(computing.steps) if step.n_rows}
         rows, sources = [], []
@@ -45,7 +43,7 @@ class PreparedTick:
                 rows.append(row + step.n_tokens - 1)
                 sources.append(place[step.key])
         parked = frozenset([view.key for view in tick.state.sequences if view.credit <= 0])
-        return cls(tick, batch, np.array(rows, np.int32), tuple(sources), parked, ends_show)
+        return cls(tick, batch, np.array(rows, np.int32), tuple(sources), parked)
 
     def follows(
         self,
@@ -54,11 +52,13 @@ class PreparedTick:
         messages: Ordered[InboxMessage],
     ) -> bool:
         """Whether it is the next tick, given what came of the one before it and who wrote since."""
-        if not (self.ends_show and self.tick.plan.items):
+        if not self.tick.plan.items:
             return False
         for outcome in outcomes:
-            ends = sequences[outcome.step.key].sampler.ends
-            if outcome.fault is not None or (outcome.tokens and outcome.tokens[-1].token in ends):
+            sequence = sequences[outcome.step.key]
+            if outcome.fault is not None:
+                return False
+            if outcome.tokens and _ends(sequence, outcome.tokens[-1].token):
                 return False
         return all(isinstance(m, Credit) and m.handle not in self.parked for m in messages)
 
@@ -68,6 +68,16 @@ class PreparedTick:
         outcomes = completed.outcomes
         batch.token[self.rows] = [outcomes[n].tokens[-1].token for n in self.sources]
         return self.tick
+
+
+def _ends(sequence: Sequence, token: int) -> bool:
+    """Whether `token` ends the answer of a sequence, by itself or by its text."""
+    if token in sequence.sampler.ends:
+        return True
+    try:
+        return bool(sequence.submit.stop) and sequence.text.stops_with(token)
+    except Exception:  # as its commit is about to find out
+        return True
 
 
 def _first_rows(steps: Ordered[Step]) -> list[int]:

@@ -20,6 +20,8 @@ from uma_trio.lanes import Lane
 from uma_trio.telemetry.metrics import Metrics
 
 FIRST_FEW = 5
+# How a request ends that the engine itself fails at; the exception is logged.
+FAILED_CODE, FAILED_AT = "E_RUNTIME_006", "the engine failed at this request"
 
 
 @frozen(eq=False)
@@ -27,6 +29,14 @@ class Ending:
     """The end of a request: its terminal item, but for the text that is still held back."""
 
     sequence: Sequence
+    finished: Finished
+
+
+@frozen(eq=False)
+class Refused:
+    """The end of a request that never was in the engine."""
+
+    sink: Sink
     finished: Finished
 
 
@@ -44,7 +54,7 @@ class Figures:
     write: Callable[[], None]
 
 
-Publication = Delivery | Ending | Answer | Figures
+Publication = Delivery | Ending | Refused | Answer | Figures
 
 
 @define(eq=False)
@@ -60,13 +70,23 @@ class Publisher:
     """The one queue between what happens and who hears of it. For the engine's thread only.
 
     `startup_s` is how long a stream is in its start-up window; the longest time between two tokens
-    that were shown in that window is counted apart.
+    that were shown in that window is counted apart. `failed` is called with a request whose tokens
+    cannot be written as text, and the exception: it is to be ended. Nothing more is sent to it but
+    its terminal item.
     """
 
-    def __init__(self, outlet: Outlet, metrics: Metrics, startup_s: float) -> None:
+    def __init__(
+        self,
+        outlet: Outlet,
+        metrics: Metrics,
+        startup_s: float,
+        failed: Callable[[int, Exception], None],
+    ) -> None:
         self._outlet = outlet
         self._metrics = metrics
         self._startup_s = startup_s
+        self._failed = failed
+        self._broken: set[int] = set()  # streams that failed and have not ended yet
         self._queue: list[Publication] = []
         self._starts: dict[int, _Start] = {}  # streams that are looked at token by token
 
@@ -82,15 +102,47 @@ class Publisher:
         for publication in queue:
             match publication:
                 case Delivery():
-                    _add_items(publication, items)
+                    self._add_items(publication, items)
                 case Ending(sequence, finished):
-                    text = sequence.text.finish()
-                    last = evolve(finished, text=text, stop=sequence.text.stopped)
-                    items.append((sequence.submit.sink, last))
+                    items.append((sequence.submit.sink, self._terminal(sequence, finished)))
+                case Refused(sink, finished):
+                    items.append((sink, finished))
                 case Answer(call):
                     calls.append(call)
         self._outlet.deliver(items, calls)
         self._measure(queue)
+
+    def _add_items(self, delivery: Delivery, items: list[tuple[Sink, StreamItem]]) -> None:
+        """Add what a stream is sent; decode the text of its tokens if that is still to be done."""
+        sequence, texts, shows = delivery.sequence, delivery.texts, delivery.shows
+        if self._broken and sequence.handle in self._broken:
+            return
+        sink = sequence.submit.sink
+        if delivery.first:
+            items.append((sink, PromptDone(delivery.at)))
+        try:
+            for n, (token, row, described) in enumerate(delivery.tokens):
+                text = sequence.text.push(token) if texts is None else texts[n]
+                logprobs = described.get(row) if described else None
+                show_at = 0.0 if shows is None else shows[n]
+                items.append((sink, TokenOut(token, text, logprobs, show_at)))
+        except (
+            Exception
+        ) as error:  # its vocabulary, stop strings or logprobs: nobody else's business
+            self._broken.add(sequence.handle)
+            self._failed(sequence.handle, error)
+
+    def _terminal(self, sequence: Sequence, finished: Finished) -> Finished:
+        """Return the terminal item with the text that was held back: an error if text is missing."""
+        try:
+            text = sequence.text.finish()
+        except Exception as error:
+            self._broken.add(sequence.handle)
+            self._failed(sequence.handle, error)
+        if sequence.handle not in self._broken:
+            return evolve(finished, text=text, stop=sequence.text.stopped)
+        self._broken.discard(sequence.handle)
+        return evolve(finished, reason="error", code=FAILED_CODE, message=FAILED_AT)
 
     def _measure(self, queue: list[Publication]) -> None:
         """Write the latencies of what was published, and the other figures, into the metrics."""
@@ -147,17 +199,3 @@ class Publisher:
         if not start.over and start.worst_s is not None:
             self._metrics.promise.startup_itl(start.worst_s)
         start.over = True
-
-
-def _add_items(delivery: Delivery, items: list[tuple[Sink, StreamItem]]) -> None:
-    """Add what a stream is sent; decode the text of its tokens if that is still to be done."""
-    sequence, texts = delivery.sequence, delivery.texts
-    sink = sequence.submit.sink
-    if delivery.first:
-        items.append((sink, PromptDone(delivery.at)))
-    shows = delivery.shows
-    for n, (token, row, described) in enumerate(delivery.tokens):
-        text = sequence.text.push(token) if texts is None else texts[n]
-        logprobs = described.get(row) if described else None
-        show_at = 0.0 if shows is None else shows[n]
-        items.append((sink, TokenOut(token, text, logprobs, show_at)))

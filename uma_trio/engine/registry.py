@@ -11,15 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
-from uma_trio.engine.messages import Finished, FinishReason, SequenceReport
+from uma_trio.engine.messages import Finished, FinishReason, SequenceReport, Submit
 from uma_trio.engine.prefix.cache import PrefixCache
-from uma_trio.engine.publisher import Ending, Publisher
+from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Ending, Publisher, Refused
 from uma_trio.engine.recorder import AWAY, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.engine.step import Outcome
 from uma_trio.lanes import Lane
 from uma_trio.policy.admission import is_away
 from uma_trio.policy.state import AdmissionState
+from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 
 
@@ -46,6 +47,10 @@ class Registry:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self._declined = False  # admission took nobody, and nothing has happened since
+
+    def knows(self, handle: int) -> bool:
+        """Whether a request is here and has not ended."""
+        return handle in self.running or handle in self.waiting
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a new request into the queue."""
@@ -166,7 +171,11 @@ class Registry:
         for outcome in outcomes:
             step = outcome.step
             sequence = self.running[step.key]
-            delivery = sequence.advance(outcome, now, paces.get(step.key, 0.0), playout_s)
+            try:
+                delivery = sequence.advance(outcome, now, paces.get(step.key, 0.0), playout_s)
+            except Exception as error:  # its text or its constraint: no other request's business
+                self.broke(sequence, error, now)
+                continue
             if step.drafts:  # cells of wrong ones, and of what came behind the end
                 sequence.rewind(self.kv.truncate(step.key, sequence.computed))
             if outcome.tokens:
@@ -177,6 +186,30 @@ class Registry:
                 code, message = outcome.fault.code, outcome.fault.message
                 self.end(sequence, "error", now, code=code, message=message)
         return itl_s
+
+    def broke(self, sequence: Sequence, error: Exception, now: float) -> None:
+        """End a request at which the engine itself failed."""
+        log.get("engine").error(FAILED_AT, request=sequence.handle, exc_info=error)
+        self.end(sequence, "error", now, code=FAILED_CODE, message=FAILED_AT)
+
+    def refuse(self, submit: Submit, now: float, code: str, message: str) -> None:
+        """End a request that cannot be taken in; nothing is held for it."""
+        waited_s = now - submit.submitted
+        self._inbox.left_queue(waited_s)
+        finished = Finished(
+            reason="error",
+            text="",
+            prompt_tokens=len(submit.prompt),
+            completion_tokens=0,
+            cached_tokens=0,
+            queue_s=waited_s,
+            ttft_s=None,
+            total_s=waited_s,
+            code=code,
+            message=message,
+        )
+        self._publisher.add(Refused(submit.sink, finished))
+        self._metrics.finished(code, waited_s)
 
     def _give(self, sequence: Sequence, delivery: Delivery, now: float) -> None:
         """Let a stream have its tokens, and end its request if these were the last."""

@@ -106,6 +106,7 @@ _SHOWN: Mapping[Code, _Shown] = MappingProxyType(
         Code.E_RUNTIME_003: _Shown(500, "not_finite", _SERVER, headers=_NEVER_AGAIN),
         Code.E_RUNTIME_004: _Shown(503, "engine_stopped", _SERVER, headers=_NEVER_AGAIN),
         Code.E_RUNTIME_005: _Shown(500, "no_token_fits", _SERVER, headers=_NEVER_AGAIN),
+        Code.E_RUNTIME_006: _Shown(500, "internal_error", _SERVER, headers=_NEVER_AGAIN),
         Code.E_LIFECYCLE_001: _Shown(503, "shutting_down", _SERVER, _SOON_S),
     }
 )

@@ -45,6 +45,13 @@ class TokenText:
         self._bytes = data[used:]
         return self._pass(text) if self._matcher is not None else text
 
+    def stops_with(self, token_id: int) -> bool:
+        """Whether a stop string would be complete with this token, which is not taken yet."""
+        if self._matcher is None or self.stopped is not None:
+            return self.stopped is not None
+        text, _ = utf_8_decode(self._bytes + self._pieces[token_id], "replace", False)
+        return self._matcher.advance(self._states, text)[1] > 0
+
     def finish(self) -> str:
         """Return what is still held back; after the end, and after a stop string, ""."""
         data, self._bytes = self._bytes, b""

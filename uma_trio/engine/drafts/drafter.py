@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from operator import mul
 
@@ -29,6 +29,9 @@ SHARED_WEIGHT, OWN_WEIGHT = 20.0, 6.0
 # tried again, with each that is proposed.
 FADE, SHARED_FADE = 0.9, 0.995
 REST, SHARED_REST = 0.98, 0.998
+# A prepared tick is given up for a draft that is more likely right than wrong: the tick would save the
+# host's part of one decode, the draft a whole one.
+LIKELY = 0.5
 _PARTS = tuple(part_of(distance) for distance in range(MOST_DRAFTS))
 
 
@@ -55,17 +58,50 @@ class Drafter:
 
         Prompts that are still computed are indexed meanwhile.
         """
-        self._pool.index()
-        for sequence in running.values():
-            if sequence.submit.speculation == "off":
-                continue
-            guessed = self._guessed.get(sequence.handle)
-            if guessed is None:
-                guessed = self._guessed[sequence.handle] = _Guessed()
-            if guessed.lookup.index(sequence.tokens, sequence.known) and sequence.view.decoding:
-                sequence.guess(self._draft(sequence, guessed))
+        for sequence, guessed in self._indexed(running):
+            if sequence.view.decoding:
+                draft = self._guess(guessed, sequence, sequence.known, sequence.credit)
+                if draft.tokens:
+                    chances = self._survival(guessed.survival, draft.origin, len(draft.tokens))
+                    draft = draft._replace(survival=chances)
+                sequence.guess(draft)
         if len(self._guessed) > len(running):
             self._guessed = {key: kept for key, kept in self._guessed.items() if key in running}
+
+    def index(self, running: Mapping[int, Sequence]) -> None:
+        """Take in texts, while a tick is computed that nobody was drafted for."""
+        for _ in self._indexed(running):
+            pass
+
+    def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
+        """Whether a likely draft follows what was just sampled, so that a tick is to be planned anew.
+
+        The commit of these outcomes is still to come.
+        """
+        for outcome in outcomes:
+            sequence, guessed = running[outcome.step.key], self._guessed.get(outcome.step.key)
+            if guessed is None or not outcome.tokens or sequence.submit.speculation == "off":
+                continue
+            tokens, known = sequence.tokens, sequence.known + 1
+            tokens[known - 1] = outcome.tokens[-1].token  # as its commit is going to
+            if guessed.lookup.index(tokens, known):
+                draft = self._guess(guessed, sequence, known, sequence.credit - 1)
+                chances = self._chances(guessed.survival, draft.origin)
+                if draft.tokens and chances[_PARTS[0]] >= LIKELY:
+                    return True
+        return False
+
+    def _indexed(self, running: Mapping[int, Sequence]) -> Iterator[tuple[Sequence, _Guessed]]:
+        """Take in earlier answers and texts; yield each sequence whose text is known whole."""
+        self._pool.index()
+        for key, sequence in running.items():
+            if sequence.submit.speculation == "off":
+                continue
+            guessed = self._guessed.get(key)
+            if guessed is None:
+                guessed = self._guessed[key] = _Guessed()
+            if guessed.lookup.index(sequence.tokens, sequence.known):
+                yield sequence, guessed
 
     def learn(self, sequence: Sequence, outcome: Outcome, *, ended: bool) -> None:
         """Note what became of a step of `sequence`, whose answer has `ended` with it or not."""
@@ -86,10 +122,11 @@ class Drafter:
             first = max(0, sequence.n_prompt - LED_IN_BY)
             self._pool.add(submit.namespace, sequence.tokens[first : sequence.known])
 
-    def _draft(self, sequence: Sequence, guessed: _Guessed) -> Draft:
-        known, tokens = sequence.known, sequence.tokens
+    def _guess(self, guessed: _Guessed, sequence: Sequence, known: int, credit: int) -> Draft:
+        """Return guesses at what follows the first `known` tokens, without their chances."""
+        tokens = sequence.tokens
         # What does not fit into its stream or its answer is not guessed.
-        most = min(MOST_DRAFTS, sequence.credit - 1, len(tokens) - known - 1)
+        most = min(MOST_DRAFTS, credit - 1, len(tokens) - known - 1)
         if most <= 0:
             return NO_DRAFT
         drafts, match = guessed.lookup.propose(tokens, known, most)
@@ -98,19 +135,20 @@ class Drafter:
         if longer > match:
             drafts, match, source = others, longer, EARLIER_ANSWERS
         drafts = _before_an_end(drafts, sequence.sampler.ends)
-        if not drafts:
-            return NO_DRAFT
-        origin = Origin(source, match)
-        return Draft(drafts, self._survival(guessed.survival, origin, len(drafts)), origin)
+        return Draft(drafts, origin=Origin(source, match)) if drafts else NO_DRAFT
 
     def _survival(self, own: Survival, origin: Origin, n: int) -> tuple[float, ...]:
         """Return for each of `n` guesses the chance that it and all before it are right."""
         own.forget(origin, REST)
         self._shared.forget(origin, SHARED_REST)
+        chances = self._chances(own, origin)
+        return tuple(accumulate([chances[part] for part in _PARTS[:n]], mul))
+
+    def _chances(self, own: Survival, origin: Origin) -> list[float]:
+        """Return for each part of the distances the chance that a guess of `origin` is right."""
         first = (FIRST_BELIEF[bucket_of(origin.match)],) * PARTS
         beliefs = self._shared.chances(origin, first, SHARED_WEIGHT)
-        chances = own.chances(origin, beliefs, OWN_WEIGHT)
-        return tuple(accumulate([chances[part] for part in _PARTS[:n]], mul))
+        return own.chances(origin, beliefs, OWN_WEIGHT)
 
 
 def _before_an_end(drafts: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:

@@ -1,0 +1,136 @@
+"""A request at which the engine itself fails ends alone, and everybody gets one terminal item."""
+
+from __future__ import annotations
+
+import pytest
+from engine_kit import KINDS, Bench, OnDevice
+
+from uma_trio.backend.base import Overlap, nothing
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.messages import InboxMessage, SetLane
+from uma_trio.text.stream import TokenText
+
+BROKEN = "E_RUNTIME_006"
+
+
+class BrokenText(TokenText):
+    """A text that cannot be decoded."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def push(self, token_id: int) -> str:
+        """Fail, as a vocabulary without this token would."""
+        raise IndexError(token_id)
+
+    stops_with = push  # type: ignore[assignment]
+
+    def finish(self) -> str:
+        """Fail here, too."""
+        raise IndexError("the end")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", [(), ("never said",)])
+def test_a_text_that_cannot_be_decoded_ends_its_request_alone(
+    kind: type[FakeBackend], stop: tuple[str, ...]
+) -> None:
+    """Its reader has what was right before; the others notice nothing."""
+    bench = Bench(kind())
+    _, first = bench.submit("request 0", 30)
+    handle, second = bench.submit("request 1", 30, stop=stop)
+    bench.ticks(5)
+    n = len(second.tokens)
+    bench.engine.registry.running[handle].text = BrokenText()
+    bench.run()
+    assert second.end.code == BROKEN
+    assert second.tokens == bench.expected("request 1", n)
+    assert first.end.code is None
+    assert first.tokens == bench.expected("request 0", 30)
+    bench.engine.registry.kv.check()
+
+
+def test_an_answer_whose_last_text_is_missing_is_no_success() -> None:
+    """It ends by itself before it can be ended, and once."""
+    bench = Bench()
+    handle, sink = bench.submit(max_tokens=4)
+    bench.ticks(2)
+    bench.engine.registry.running[handle].text = BrokenText()
+    bench.run()
+    assert (sink.end.reason, sink.end.code) == ("error", BROKEN)
+
+
+def test_a_request_that_cannot_be_taken_in_ends_at_once() -> None:
+    """Nothing is held for it, and the next one has its place in the queue."""
+    bench = Bench(max_waiting=2)
+    for _ in range(5):
+        _, sink = bench.submit(stop=(b"no text",))  # type: ignore[arg-type]
+        _, other = bench.submit(max_tokens=5)
+        bench.run()
+        assert sink.end.code == BROKEN
+        assert other.tokens == bench.expected("hello", 5)
+    assert bench.inbox.waiting == 0
+
+
+def test_requests_that_came_with_what_kills_the_engine_are_told() -> None:
+    """Those before it in the inbox, and those behind it, each once."""
+
+    class Fragile(Engine):
+        def _handle(self, message: InboxMessage, now: float) -> None:
+            if isinstance(message, SetLane):
+                raise ZeroDivisionError
+            super()._handle(message, now)
+
+    bench = Bench(engine=Fragile)
+    _, running = bench.submit(max_tokens=30)
+    bench.ticks(3)
+    sinks = [running, bench.submit()[1]]
+    bench.inbox.put(SetLane(1, "background"))
+    sinks += [bench.submit()[1], bench.submit()[1]]
+    with pytest.raises(ZeroDivisionError):
+        bench.run()
+    bench.engine.fail_all("E_RUNTIME_004", "gone")
+    assert [sink.end.code for sink in sinks] == ["E_RUNTIME_004"] * 4
+    assert running.tokens == bench.expected("hello", len(running.tokens))
+
+
+def test_a_commit_that_fails_keeps_nobodys_end_back() -> None:
+    """The engine dies of it; its tokens are lost, and nothing else."""
+    bench = Bench()
+    sinks = [bench.submit(max_tokens=30)[1] for _ in range(2)]
+    bench.ticks(3)
+    bench.engine.tick()
+    bench.engine.registry.commit = None  # type: ignore[assignment, method-assign]
+    bench.engine.fail_all("E_RUNTIME_004", "gone")
+    assert [sink.end.code for sink in sinks] == ["E_RUNTIME_004"] * 2
+
+
+class Watching(OnDevice):
+    """Notes before each decode whether the commit of the one before is still to come."""
+
+    bench: Bench
+    early: list[bool]
+
+    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
+        """Look, then compute."""
+        running = self.bench.engine.registry.running.values()
+        self.early.append(int(self.batch.pos[0]) != next(iter(running)).computed)
+        return super().decode(n_tokens, while_computing)
+
+
+def test_a_stop_string_keeps_no_prepared_tick_waiting() -> None:
+    """Whether it is complete is known from the token, before its text is written down."""
+    backend = Watching()
+    backend.bench, backend.early = bench, _ = Bench(backend), []
+    expected = backend.text_of(bench.expected("hello", 40))
+    _, sink = bench.submit("hello", 40, stop=(expected[20:23],))
+    bench.submit("another", 40)
+    bench.ticks(2)  # which also publish at their end: the first decode after that is no early one
+    backend.early.clear()
+    bench.ticks(11)
+    assert backend.early[1:] == [True] * 10
+    bench.run()
+    assert sink.end.reason == "stop"
+    assert expected.startswith(sink.text)
+    assert expected[20:23] not in sink.text
