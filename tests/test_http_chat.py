@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 from http_kit import Answer, HttpHouse, http_house
 from net_kit import TICK_S
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.engine.messages import Finished
+from uma_trio.http.accounts import timings
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {
@@ -179,6 +182,10 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         ({"speculation": "on"}, "speculation"),
         ({"pace": "slow"}, "pace"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "add_generation_prompt",
+        ),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
         ({"model": "\n"}, "model"),
     ],
@@ -353,8 +360,50 @@ async def test_llama_servers_completion_says_all_in_its_last_chunk(
 async def test_llama_servers_errors_have_a_number_for_a_code(autojump_clock: MockClock) -> None:
     """As its clients expect it."""
     async with http_house() as daemon:
-        error = await refused(daemon, "/completion", {"prompt": ["a", "b"]})
-        assert (error["code"], error["param"]) == (400, "prompt")
+        error = await refused(daemon, "/completion", {"prompt": {"prompt_string": 1}})
+        assert (error["code"], error["param"]) == (400, "prompt.prompt_string")
+
+
+async def test_llama_servers_completion_answers_several_prompts(autojump_clock: MockClock) -> None:
+    """A list of answers in their order, or chunks that say whose they are; in any form of a prompt."""
+    async with http_house() as daemon:
+        text = {"content": "hello", "add_special": True}
+        tokens = (await daemon.ask("POST", "/tokenize", text)).json["tokens"]
+        prompts = ["bye", tokens, {"prompt_string": "hello"}]
+        asked = {"prompt": prompts, "n_predict": 6, "temperature": 0}
+        whole = (await daemon.ask("POST", "/completion", asked)).json
+        texts = [daemon.inner.expected(text, 6) for text in ("bye", "hello", "hello")]
+        assert [one["content"] for one in whole] == texts
+        assert [one["index"] for one in whole] == [0, 1, 2]
+        chunks = (await daemon.ask("POST", "/completion", {**asked, "stream": True})).events
+        for index, text in enumerate(texts):
+            own = [chunk for chunk in chunks if chunk["index"] == index]
+            assert "".join(chunk["content"] for chunk in own) == text
+            assert [chunk["tokens_predicted"] for chunk in own] == [1, 2, 3, 4, 5, 6, 6]
+
+
+async def test_the_tokens_of_a_chat_are_counted_without_an_answer(
+    autojump_clock: MockClock,
+) -> None:
+    """As many as the answer's usage says; nothing is computed."""
+    async with http_house() as daemon:
+        asked = {"messages": [{"role": "user", "content": "hi there"}], "max_tokens": 2}
+        counted = await daemon.ask("POST", "/v1/chat/completions/input_tokens", asked)
+        assert counted.status == 200
+        assert not daemon.inner.backend.decodes
+        answer = await daemon.ask("POST", "/v1/chat/completions", asked)
+        assert counted.json["input_tokens"] == answer.json["usage"]["prompt_tokens"]
+        error = await refused(daemon, "/v1/chat/completions/input_tokens", {"messages": 1})
+        assert error["param"] == "messages"
+
+
+def test_the_first_token_is_no_step_of_decoding() -> None:
+    """One token has no rate; n tokens have that of n - 1."""
+    end = Finished("length", "", 4, 1, 0, queue_s=0.5, ttft_s=1.0, total_s=1.0)
+    assert timings(end)["predicted_per_second"] == timings(end)["predicted_per_token_ms"] == 0
+    found = timings(evolve(end, completion_tokens=11, total_s=3.0))
+    assert (found["predicted_n"], found["predicted_ms"]) == (11, 2000)
+    assert (found["predicted_per_second"], found["predicted_per_token_ms"]) == (5, 200)
 
 
 async def test_texts_and_tokens_are_turned_into_each_other(autojump_clock: MockClock) -> None:

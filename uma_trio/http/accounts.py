@@ -35,6 +35,7 @@ def timings(end: Finished) -> dict[str, Any]:
     prompt_ms = max(0.0, ((end.ttft_s or end.total_s) - end.queue_s) * 1e3)
     predicted_ms = max(0.0, (end.total_s - (end.ttft_s or end.total_s)) * 1e3)
     n = end.completion_tokens
+    decoded = max(0, n - 1)  # the first token comes of the prompt
     return {
         "cache_n": end.cached_tokens,
         "prompt_n": computed,
@@ -43,8 +44,8 @@ def timings(end: Finished) -> dict[str, Any]:
         "prompt_per_second": _ratio(computed * 1e3, prompt_ms),
         "predicted_n": n,
         "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": _ratio(predicted_ms, n),
-        "predicted_per_second": _ratio(n * 1e3, predicted_ms),
+        "predicted_per_token_ms": _ratio(predicted_ms, decoded),
+        "predicted_per_second": _ratio(decoded * 1e3, predicted_ms),
         "queue_ms": round(end.queue_s * 1e3, 3),
     }
 

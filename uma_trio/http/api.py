@@ -169,6 +169,22 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
     return Reply(200, sse.unsplit(document), headers=headers)
 
 
+async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: str) -> Reply:
+    """Answer with how many tokens the prompt of a request has, and what else is `said`.
+
+    Raises:
+        Fault: the request is wrong.
+        Refusal: the service would not take it.
+    """
+    request = exchange.request
+    body = decode(api.fields, document_of(request.body), strict=shared.settings.strict)
+    asked = api(body, request, shared)
+    async with _renaming(api):
+        origin = origin_of(request, shared, asked.id)
+        n = await shared.service.count_tokens(asked.asks()[0], origin)
+    return Reply(200, msgspec.json.encode({**said, "input_tokens": n}), headers=asked.headers)
+
+
 @asynccontextmanager
 async def _renaming(api: type[Api]) -> AsyncIterator[None]:
     """Let a refusal name the field as the API does."""

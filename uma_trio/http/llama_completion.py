@@ -49,7 +49,12 @@ class Completion(Api):
     defaults = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     fields = (
         MODEL,
-        honoured("prompt", Anything("a text or tokens"), "one", required=True),
+        honoured(
+            "prompt",
+            Anything("a text, tokens, or a list of these"),
+            "each is answered",
+            required=True,
+        ),
         honoured(
             "n_predict",
             Integer(-2, MAX_INT32),
@@ -79,29 +84,31 @@ class Completion(Api):
     )
 
     def asks(self) -> list[Ask]:
-        """Return the one prompt."""
+        """Return what is asked, once for each prompt."""
         body, shared = self.body, self.shared
         prompts = prompts_of(body.get("prompt"), shared)
-        if len(prompts) != 1:
-            raise invalid("prompt", "must be one text or one list of tokens")
         asked: int | None = body.get("n_predict", body.get("max_tokens"))
         if asked is not None and asked < 0:
             asked = shared.service.bounds.n_ctx_seq
         if asked == 0:
             raise invalid("n_predict", "must be 1 or more, or -1")
-        return [self.ask(prompts[0], max_tokens=asked, logprobs=body.get("n_probs") or None)]
+        n_probs = body.get("n_probs") or None
+        return [self.ask(prompt, max_tokens=asked, logprobs=n_probs) for prompt in prompts]
 
     def encoder(self, generations: Sequence[Generation]) -> Encoder:
         """Return what writes the text in parts."""
-        return _Chunks(self)
+        return _Chunks(self, len(generations))
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[Answer]
-    ) -> dict[str, Any]:
-        """Return the whole text, and all about it."""
-        (answer,) = answers
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return the whole text, and all about it; a list of these where there were several."""
+        documents = [self._document(index, answer) for index, answer in enumerate(answers)]
+        return documents[0] if len(documents) == 1 else documents
+
+    def _document(self, index: int, answer: Answer) -> dict[str, Any]:
         tokens = [token.token_id for token in answer.tokens]
-        document = _last(answer.text, tokens, answer.end, self.model)
+        document = _last(index, answer.text, tokens, answer.end, self.model)
         found = chat_logprobs(answer.tokens, self.shared.service)
         if found is not None:
             document["completion_probabilities"] = found["content"]
@@ -122,28 +129,30 @@ class _Chunk(msgspec.Struct, omit_defaults=True):
 class _Chunks(Encoder):
     """Chunks as llama-server writes them; the last one says all about the answer."""
 
-    def __init__(self, api: Completion) -> None:
+    def __init__(self, api: Completion, n: int) -> None:
         self._service = api.shared.service
         self._model = api.model
-        self._n = 0
+        self._n = [0] * n
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        self._n += 1
-        chunk = _Chunk(0, item.text, (item.token_id,), False, self._n)
+        self._n[index] += 1
+        chunk = _Chunk(index, item.text, (item.token_id,), False, self._n[index])
         if (found := chat_logprobs([item], self._service)) is not None:
             chunk.completion_probabilities = found["content"]
         return sse.event(chunk)
 
     def end(self, index: int, finished: Finished) -> bytes:
-        return sse.event(_last(finished.text, [], finished, self._model))
+        return sse.event(_last(index, finished.text, [], finished, self._model))
 
     def failure(self, fault: Fault, finished: Finished) -> bytes:
         return b"error: " + fault.body(native=True) + b"\n\n"
 
 
-def _last(text: str, tokens: Sequence[int], end: Finished, model: str) -> dict[str, Any]:
+def _last(
+    index: int, text: str, tokens: Sequence[int], end: Finished, model: str
+) -> dict[str, Any]:
     return {
-        "index": 0,
+        "index": index,
         "content": text,
         "tokens": tokens,
         "stop": True,

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final, get_args
 
-import msgspec
 from attrs import evolve
 
 from uma_protocol.events import Effort
 from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer, Object
-from uma_trio.http.api import Api, answered
-from uma_trio.http.asking import CACHE, KWARGS, LANE, MODEL, SAMPLING, STOPS, Anything, origin_of
+from uma_trio.http.api import Api, answered, counted
+from uma_trio.http.asking import CACHE, KWARGS, LANE, MODEL, SAMPLING, STOPS, Anything
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.errors import invalid
-from uma_trio.http.fields import decode, document_of, honoured, ignored, refused
+from uma_trio.http.fields import honoured, ignored, refused
 from uma_trio.http.message import Exchange, Headers, Reply
 from uma_trio.http.messages_events import Events, Form
 from uma_trio.http.messages_input import choice_of, goes_on, messages_of, tools_of
@@ -69,12 +68,7 @@ async def messages(exchange: Exchange, shared: Shared) -> Reply | None:
 
 async def count_tokens(exchange: Exchange, shared: Shared) -> Reply:
     """Count the tokens of a conversation without answering it."""
-    request = exchange.request
-    body = decode(CountTokens.fields, document_of(request.body), strict=shared.settings.strict)
-    asked = CountTokens(body, request, shared)
-    (ask,) = asked.asks()
-    n = await shared.service.count_tokens(ask, origin_of(request, shared, asked.id))
-    return Reply(200, msgspec.json.encode({"input_tokens": n}), headers=asked.headers)
+    return await counted(CountTokens, exchange, shared)
 
 
 class Messages(Api):

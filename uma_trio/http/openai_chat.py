@@ -10,7 +10,7 @@ from attrs import evolve
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.api import answered, numbered
+from uma_trio.http.api import answered, counted, numbered
 from uma_trio.http.asking import (
     CACHE,
     MODEL,
@@ -44,6 +44,11 @@ from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasonin
 async def chat_completions(exchange: Exchange, shared: Shared) -> Reply | None:
     """Answer a chat, whole or as a stream."""
     return await answered(ChatCompletions, exchange, shared)
+
+
+async def chat_tokens(exchange: Exchange, shared: Shared) -> Reply:
+    """Count the tokens of a chat without answering it."""
+    return await counted(ChatCompletions, exchange, shared)
 
 
 class ChatCompletions(Choices):
@@ -132,8 +137,8 @@ def manner_of(body: Body) -> Manner:
         arguments=body.get("chat_template_kwargs", {}),
         effort=body.get("reasoning_effort"),
     )
-    if not body.get("add_generation_prompt", True) and not manner.continue_final:
-        raise invalid("add_generation_prompt", "may be false only with continue_final_message")
+    if body.get("add_generation_prompt") is manner.continue_final:
+        raise invalid("add_generation_prompt", "goes with the opposite of continue_final_message")
     return manner
 
 

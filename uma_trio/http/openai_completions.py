@@ -118,10 +118,10 @@ def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
     Raises:
         Fault: it is neither, or more prompts than are computed at once.
     """
-    if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
+    if not isinstance(value, list) or (value and type(value[0]) is int):
         value = [value]
     most = shared.service.slots
-    if not isinstance(value, list) or not 0 < len(value) <= most:
+    if not 0 < len(value) <= most:
         raise invalid(
             "prompt", f"must be a text, a list of tokens, or a list of 1 to {most} of these"
         )
@@ -130,6 +130,8 @@ def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
 
 
 def _prompt(value: Any, path: str) -> Prompt:
+    if isinstance(value, dict) and value.keys() == {"prompt_string"}:
+        value, path = value["prompt_string"], f"{path}.prompt_string"  # llama-server's long form
     if isinstance(value, str):
         return value
     fault = _TOKENS.check(path, value)

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final, get_args
 
-import msgspec
-
 from uma_protocol.events import Effort
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
-from uma_trio.http.api import Api, answered
+from uma_trio.http.api import Api, answered, counted
 from uma_trio.http.asking import (
     CACHE,
     KWARGS,
@@ -23,11 +21,10 @@ from uma_trio.http.asking import (
     STATELESS,
     URGENCY,
     Anything,
-    origin_of,
 )
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.errors import Fault, invalid
-from uma_trio.http.fields import decode, document_of, honoured, ignored, refused
+from uma_trio.http.fields import honoured, ignored, refused
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.responses_events import Events
 from uma_trio.http.responses_input import Tools, choice_of, messages_of, tools_of
@@ -50,13 +47,7 @@ async def responses(exchange: Exchange, shared: Shared) -> Reply | None:
 
 async def input_tokens(exchange: Exchange, shared: Shared) -> Reply:
     """Count the tokens of a conversation without answering it."""
-    request = exchange.request
-    body = decode(Responses.fields, document_of(request.body), strict=shared.settings.strict)
-    asked = Responses(body, request, shared)
-    (ask,) = asked.asks()
-    n = await shared.service.count_tokens(ask, origin_of(request, shared, asked.id))
-    counted = {"object": "response.input_tokens", "input_tokens": n}
-    return Reply(200, msgspec.json.encode(counted), headers=asked.headers)
+    return await counted(Responses, exchange, shared, object="response.input_tokens")
 
 
 async def stored_response(exchange: Exchange, shared: Shared) -> Reply:

@@ -9,7 +9,7 @@ from uma_trio.http.llama_server import apply_template, detokenize, props, slots,
 from uma_trio.http.messages_api import count_tokens, messages
 from uma_trio.http.messages_errors import reply_to as messages_error
 from uma_trio.http.models import model, models, not_served
-from uma_trio.http.openai_chat import chat_completions
+from uma_trio.http.openai_chat import chat_completions, chat_tokens
 from uma_trio.http.openai_completions import completions
 from uma_trio.http.responses_api import input_tokens, responses, stored_response
 from uma_trio.http.router import Route, Router
@@ -17,6 +17,7 @@ from uma_trio.http.status import health, metrics, priority
 
 ROUTES = (
     Route("POST", "/chat/completions", chat_completions),
+    Route("POST", "/chat/completions/input_tokens", chat_tokens),
     Route("POST", "/completions", completions),
     Route("POST", "/responses", responses),
     Route("POST", "/responses/input_tokens", input_tokens),
