@@ -1,9 +1,10 @@
 """Prompts that begin alike: what a prefix cache saves. A quarter of an hour; --quick a few minutes.
 
-Four parts, on one server after another: *apps*, four programs at once whose prompts share 2,000 tokens
+Five parts, on one server after another: *apps*, four programs at once whose prompts share 2,000 tokens
 and have 100 of their own; *one by one*, the same with other words, each after the one before; *turns*,
 six conversations of eight turns over four slots, taken in turn; *chain*, an agent whose eight steps
-each send the whole past again. Every answer is short. Times are to the last answer (apps, chain) or to
+each send the whole past again; *reader*, the pace of one stream after eight conversations have been
+answered and left what they computed, over its pace before any had. Every other answer is short. Times are to the last answer (apps, chain) or to
 the first token (one by one: the later ones over the first; turns: the median of all but the first).
 The daemon is there with its prefix cache and without, llama-server as it comes and with one cache for
 all slots.
@@ -12,6 +13,7 @@ all slots.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from uma_trio.sim.latency import median
 _COLUMNS: tuple[Column, ...] = (
     ("apps s", "apps_s", 2), ("one by one, first ms", "first_ms", 0),
     ("later / first", "later", 2), ("turns ms", "turns_ms", 0), ("chain s", "chain_s", 2),
+    ("reader", "reader", 2),
     ("others %", "others_pct", 0),
 )  # fmt: skip
 _TITLE = "four apps that share 2,000 tokens: seconds (less is better)"
@@ -44,6 +47,9 @@ class Script:
     steps: int = 8
     step: int = 200
     answer: int = 8
+    idle: int = 8
+    idle_tokens: int = 400
+    read: int = 96
 
     @property
     def cells(self) -> int:
@@ -63,13 +69,15 @@ def ask(running: servers.Running, jobs: Sequence[Job]) -> list[Answer]:
 
 
 def play(running: servers.Running, seed: str, script: Script) -> Row:
-    """Go through all four parts."""
+    """Go through all five parts."""
     ask(running, clients.jobs(1, 32, 2, f"{seed}/warm"))
+    reader = _reader(running, seed, script)
     first_ms, *later_ms = _one_by_one(running, seed, script)
     return {
         "apps_s": _apps(running, seed, script),
         "first_ms": first_ms,
         "later": median(later_ms) / first_ms,
+        "reader": reader,
         "turns_ms": _turns(running, seed, script),
         "chain_s": _chain(running, seed, script),
     }
@@ -115,10 +123,32 @@ def _chain(running: servers.Running, seed: str, script: Script) -> float:
     return seconds
 
 
+def _reader(running: servers.Running, seed: str, script: Script) -> float:
+    """Return the pace of a stream beside what eight conversations left, over that without."""
+
+    def gap_s(name: str) -> float:
+        # Sampled, so that an answer that repeats itself is not guessed ahead.
+        job = Job(name, " ".join(words(40, f"{seed}/{name}")), script.read, sampled=True)
+        times = ask(running, [job])[0].times
+        return median([after - before for before, after in itertools.pairwise(times)])
+
+    before_s = gap_s("before")
+    for n in range(script.idle):
+        text = " ".join(words(script.idle_tokens, f"{seed}/idle/{n}"))
+        ask(running, [Job(f"idle-{n}", text, script.answer)])
+    return before_s / gap_s("after")
+
+
 def verdicts(medians: Medians) -> Iterator[str]:
     """Yield how the daemon with its cache does beside the best of llama-server."""
     ours = next(s for s in medians.systems if (s.family, s.knob) == (OURS, "prefix"))
     yield contest.verdict("one by one: later / first", medians(ours, "later"), 0.10)
+    yield contest.verdict(
+        "a reader's pace beside 8 that are idle / before",
+        medians(ours, "reader"),
+        0.97,
+        at_most=False,
+    )
     for figure, target in (("apps_s", 0.40), ("turns_ms", 0.80), ("chain_s", 1.00)):
         peers = [v for s in medians.systems if s.family == PEER and (v := medians(s, figure))]
         value = medians(ours, figure)
@@ -131,7 +161,9 @@ def prefix(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare the daemon with and without its cache, and llama-server in two ways."""
     script = Script()
     if given.quick or given.dry_run:
-        script = Script(shared=600, own=50, conversations=5, turns=3, steps=3)
+        script = Script(
+            shared=600, own=50, conversations=5, turns=3, steps=3, idle_tokens=200, read=48
+        )
     setup = servers.Setup(here.model, here.threads, script.cells, script.apps)
     compared = [
         contest.serving(
