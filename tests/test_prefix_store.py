@@ -285,3 +285,21 @@ class Pages(RuleBasedStateMachine):
 
 TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_is_used_and_pinned_again_and_again_takes_no_more_memory() -> None:
+    """Entries that are out of date go, and the order of evictions stays what it was."""
+    clock = Clock()
+    store = PageStore(room_for(4), clock)
+    pages = [put(store, range(n * 1000, n * 1000 + PAGE))[0] for n in range(4)]
+    for n in range(2000):
+        clock.now += 0.01
+        page = pages[n % 3]
+        assert page is not None
+        store.used((page,))
+        store.pin((page,), clock.now + 300)
+    heaps = [heap for segment in store._segments for heap in segment.heaps.values()]
+    assert sum(map(len, heaps)) + len(store._pins) < 1000
+    put(store, range(9000, 9000 + PAGE))
+    kept = [page is not None and page.saved is not None for page in pages]
+    assert kept == [True, True, True, False], "the one that nobody used goes first"

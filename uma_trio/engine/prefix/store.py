@@ -25,7 +25,22 @@ _PAGE_BYTES: Final = 1024
 _GHOST_BYTES: Final = 160
 _GHOST_SHARE: Final = 0.01
 
+_SPARE_ENTRIES: Final = 256  # out of date, that are not looked for
+
 _Entry = tuple[bool, float, int, int, Page]  # pinned, value, a number, the page's version
+_Pin = tuple[float, int, Page]  # until when, a number
+
+
+def _ranks(entry: _Entry) -> bool:
+    """Whether an entry still says where its page belongs."""
+    *_, version, page = entry
+    return version == page.version and not page.children and page.saved is not None
+
+
+def _holds(pin: _Pin) -> bool:
+    """Whether a page is pinned until then, and no longer or shorter."""
+    until, _, page = pin
+    return page.pinned_until == until and page.saved is not None
 
 
 @define
@@ -50,10 +65,15 @@ class PageStore:
         self._by_owner: dict[int, int] = {}
         self._ghosts: OrderedDict[bytes, int] = OrderedDict()
         self._ghost_bytes = 0
-        self._pins: list[tuple[float, int, Page]] = []  # when each pin ends
+        self._pins: list[_Pin] = []  # in the order of their ends
         self._pinned = 0
         self._n = 0
         self._count = count()
+
+    @property
+    def _most_entries(self) -> int:
+        """How many entries a heap may have before those that are out of date are thrown away."""
+        return _SPARE_ENTRIES + 2 * self._n
 
     @property
     def n_bytes(self) -> int:
@@ -141,6 +161,9 @@ class PageStore:
             if page.pinned_until:
                 heapq.heappush(self._pins, (until, next(self._count), page))
             self._rank(page)
+        if len(self._pins) > self._most_entries:
+            self._pins = [pin for pin in self._pins if _holds(pin)]
+            heapq.heapify(self._pins)
 
     def clear(self, namespaces: Iterable[str]) -> int:
         """Drop the pages of these namespaces that no restore needs; return how many went."""
@@ -161,9 +184,9 @@ class PageStore:
 
     def _end_pins(self) -> None:
         while self._pins and self._pins[0][0] <= self._clock():
-            until, _, page = heapq.heappop(self._pins)
-            if page.pinned_until == until and page.saved is not None:
-                self.pin((page,), 0.0)
+            pin = heapq.heappop(self._pins)
+            if _holds(pin):
+                self.pin((pin[2],), 0.0)
 
     def _victim(self) -> Page | None:
         self._end_pins()
@@ -195,11 +218,10 @@ class PageStore:
         top: _Entry | None = None
         while heap and top is None:
             entry = heapq.heappop(heap)
-            *_, version, page = entry
-            if version != page.version or page.children or page.saved is None:
+            if not _ranks(entry):
                 continue
             kept.append(entry)
-            if not page.locked:
+            if not entry[4].locked:
                 top = entry
         for entry in kept:
             heapq.heappush(heap, entry)
@@ -218,6 +240,9 @@ class PageStore:
         pinned = page.pinned_until > self._clock()
         entry = (pinned, page.value, next(self._count), page.version, page)
         heapq.heappush(heap, entry)
+        if len(heap) > self._most_entries:
+            heap[:] = [entry for entry in heap if _ranks(entry)]
+            heapq.heapify(heap)
 
     def _account(self, page: Page, sign: int) -> None:
         n_bytes = sign * (page.n_bytes + _PAGE_BYTES)
