@@ -97,6 +97,9 @@ def test_where_no_more_may_be_held_a_token_moves_those_before_it_forward() -> No
     """It comes when as many more are computed, and the buffer spreads the others until then."""
     assert times_of(11.9, 10.1, pace=0.3, held=6, most=6) == pytest.approx((10.7,))
     assert times_of(10.7, 10.2, pace=0.3, held=6, most=6) == pytest.approx((10.8,))
+    assert times_of(10.85, 10.2, pace=0.3, held=6, most=6) == (
+        10.85,
+    )  # a tick's unrest moves nobody
 
 
 def test_without_a_pace_a_stream_catches_up_twice_as_fast_as_it_is_computed() -> None:
@@ -166,6 +169,21 @@ def test_ps_and_explain_tell_how_far_ahead_a_stream_is_computed() -> None:
     gap = records[handle].worst_gap
     assert gap is not None
     assert gap.seconds == pytest.approx(0.05)
+
+
+def test_a_preempted_stream_goes_on_behind_what_it_has_to_show() -> None:
+    """What is held stays so, and what is computed again comes once."""
+    bench = Bench(policy=pacing(0.05))
+    handle, stream = bench.submit("hello", 12, smooth=True)
+    bench.ticks(6)
+    held = bench.engine.registry.running[handle].view.shown_at
+    bench.engine.registry.preempt(handle, "for a test")
+    assert bench.engine.registry.waiting[handle].view.shown_at == held
+    bench.run()
+    shows = [item.show_at for item in stream.items if isinstance(item, TokenOut)]
+    assert stream.tokens == bench.expected("hello", 12)
+    assert any(shows[8:-1])  # it is paced once more
+    assert shows[-1] == 0.0  # the end comes at once, and takes all along
 
 
 def test_background_requests_are_not_held() -> None:

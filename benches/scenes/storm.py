@@ -12,9 +12,10 @@ Four loads, each against the same reader alone, seconds earlier on the same serv
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
 (3 background streams), *newcomers* (short questions in the storm), with ``--paste`` one big
 unlabelled prompt, with ``--bursts`` so many people who ask at the same moment. Systems: the daemon
-under its contract at several caps, or under each of ``--policies``, its baseline, and llama-server at several batch sizes, which is the knob it has for this; on request the contract
-without one part of it. What the figures mean is in docs/BENCHMARKS.md. One client for all unless there
-are ``--processes``, prompts from a printed seed, greedy, fixed lengths.
+under its contract at several caps, or under each of ``--policies``, its baseline, and llama-server at
+several batch sizes, which is the knob it has for this; on request the contract without one part of it.
+What the figures mean is in docs/BENCHMARKS.md. One client for all unless there are ``--processes``,
+prompts from a printed seed, greedy, fixed lengths.
 """
 
 from __future__ import annotations

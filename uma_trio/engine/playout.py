@@ -48,7 +48,9 @@ def show_times(
         elif ahead < most:
             at += pace
         else:
-            at = min(now + ahead * each_s, at + pace)
+            full = now + ahead * each_s
+            # What a tick more or less explains moves nobody.
+            at = full if full < at - each_s else min(max(at, full), at + pace)
         at = min(max(at, times[-1] if times else now), latest)
         times.append(at)
     return tuple(times)
