@@ -1,19 +1,24 @@
 """A real daemon process on the fake model: ``python tests/fake_daemon.py SOCKET [key=value ...]``.
 
-Prints ``ready`` when clients can connect, and ``computing`` at the first decode. Keys are fields of the configuration, and `cost`
-(seconds a tick takes) and `die` (the decode at which the engine breaks) of the fake.
+Prints ``ready`` when clients can connect, and ``computing`` at the first decode. Keys are fields of the
+configuration, and `cost` (seconds a tick takes), `die` (the decode at which the engine breaks) and
+`script` of the fake: a file with a JSON list of what it says, prompt by prompt, whatever the temperature.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from pathlib import Path
 
 import trio
+from reply_kit import THINKING_TEMPLATE
 
 from uma_trio import daemon
-from uma_trio.backend.base import Overlap, nothing
+from uma_trio.backend.base import FloatArray, Overlap, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.settings import flag_key, load
 from uma_trio.engine.task import EngineDied
@@ -35,20 +40,29 @@ class SlowBackend(FakeBackend):
         return status
 
 
+class Speaker(ScriptedBackend):
+    """A model that has read its script and knows tools and thoughts; it says nothing else."""
+
+    def __init__(self, script: str) -> None:
+        replies = json.loads(Path(script).read_text(encoding="utf-8"))
+        said = [list(reply.encode()) for reply in replies]
+        super().__init__(said, n_ctx=1 << 20, n_batch=4096, chat_template=THINKING_TEMPLATE)
+
+    def _fill_row(self, row: FloatArray, history: int) -> None:
+        super()._fill_row(row, history)
+        row[self._choice(history)] = 100.0
+
+
 def main(arguments: list[str]) -> int:
     """Serve until told to stop."""
     path, *rest = arguments
     given = dict(item.split("=", 1) for item in rest)
     cost, die = float(given.pop("cost", "0")), int(given.pop("die", "-1"))
+    script = given.pop("script", None)
     given.setdefault("policy", "baseline")  # which measures nothing before it is ready
     flags = {option.name: flag_key(option.flag) for option in OPTIONS}
     config = load({"socket": path, **{flags[name]: text for name, text in given.items()}}, env={})
-    backend = SlowBackend(
-        n_ctx=config.n_ctx,
-        n_slots=config.parallel,
-        faults={die: Fault(died="told to")} if die >= 0 else None,
-    )
-    backend.tick_s = cost
+    backend = Speaker(script) if script else slow(config, cost, die)
     log.configure("warning")
     try:
         trio.run(serve, config, backend)
@@ -59,6 +73,17 @@ def main(arguments: list[str]) -> int:
         print(died, flush=True)
         return 70
     return 0
+
+
+def slow(config: Config, cost: float, die: int) -> SlowBackend:
+    """Return the fake model on a machine that takes `cost` seconds for a tick."""
+    backend = SlowBackend(
+        n_ctx=config.n_ctx,
+        n_slots=config.parallel,
+        faults={die: Fault(died="told to")} if die >= 0 else None,
+    )
+    backend.tick_s = cost
+    return backend
 
 
 async def serve(config: Config, backend: FakeBackend) -> None:

@@ -2,10 +2,13 @@
 
 The packages come with ``pip install '.[sdk]'``. Other versions: ``UMA_SDK_PYTHONS`` names interpreters
 beside which another openai is installed, ``UMA_SDK_NODE`` a folder in which npm has installed it.
+``UMA_SDK_CODEX`` and ``UMA_SDK_CLAUDE`` name the agents' programs, which npm installs, too
+(@openai/codex, @anthropic-ai/claude-code).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,33 +26,44 @@ PYTHONS = [sys.executable, *filter(None, os.environ.get("UMA_SDK_PYTHONS", "").s
 pytestmark = pytest.mark.daemon
 
 
-@pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    """Serve the fake model, also over HTTP."""
+@contextmanager
+def served(**options: str) -> Iterator[str]:
+    """Serve the fake model, also over HTTP; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            HERE / "fake_daemon.py",
-            f"{folder}/s",
-            f"http={port}",
-            "cost=0.001",
-        ]
+        given = [f"{name}={value}" for name, value in options.items()]
+        command = [sys.executable, HERE / "fake_daemon.py", f"{folder}/s", f"http={port}", *given]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
             try:
                 assert daemon.stdout is not None
                 assert daemon.stdout.readline() == "ready\n"
-                yield f"http://127.0.0.1:{port}/v1"
+                yield f"http://127.0.0.1:{port}"
             finally:
                 daemon.terminate()
                 daemon.communicate(timeout=60)
 
 
-def run(*command: str | Path, cwd: str | None = None) -> str:
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    """Serve the fake model."""
+    with served(cost="0.001") as address:
+        yield f"{address}/v1"
+
+
+def run(
+    *command: str | Path, cwd: str | Path | None = None, env: dict[str, str] | None = None
+) -> str:
     """Run a client to its end; return what it printed."""
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=None if env is None else {"PATH": os.environ["PATH"], **env},
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -130,7 +145,7 @@ def test_pydantic_ai_with_a_tool(base_url: str, python: str, api: str) -> None:
         "if sys.argv[2] == 'anthropic':\n"
         "    from pydantic_ai.models.anthropic import AnthropicModel as openai_model\n"
         "    from pydantic_ai.providers.anthropic import AnthropicProvider as openai_provider\n"
-        "class Pet(BaseModel):\n"
+        "class Pet(BaseModel, extra='forbid'):\n"
         "    old: bool\n"
         "provider = openai_provider(base_url=sys.argv[1], api_key='none')\n"
         "agent = Agent(openai_model('x', provider=provider), output_type=Pet, retries=3)\n"
@@ -153,3 +168,48 @@ def test_pydantic_ai(base_url: str, python: str) -> None:
         "print(repr(Agent(model).run_sync('hello', model_settings={'max_tokens': 8, 'seed': 1}).output))\n"
     )
     run(python, "-c", code, base_url)
+
+
+def agent(name: str) -> str:
+    """Return where an agent is; skip the test if nobody says."""
+    found = os.environ.get(name)
+    if found is None:
+        pytest.skip(f"{name} names no program")
+    return found
+
+
+def script(folder: Path, tool: str, key: str) -> Path:
+    """Write what the model says: a thought, a few words, a call; then the answer."""
+    call = json.dumps({"name": tool, "arguments": {key: "cat greet.py"}})
+    looks = "<think>\nI look first.\n</think>\n\nLet me look."
+    path = folder / "script.json"
+    path.write_text(json.dumps([f"{looks}<tool_call>\n{call}\n</tool_call>", "It prints 'hello'."]))
+    (folder / "greet.py").write_text("print('hello')\n")
+    return path
+
+
+def test_codex_uses_a_tool(tmp_path: Path) -> None:
+    """The program itself: it runs the command that the model asks for, and prints the answer."""
+    program = agent("UMA_SDK_CODEX")
+    with served(script=str(script(tmp_path, "exec_command", "cmd"))) as address:
+        home = tmp_path / ".codex"
+        home.mkdir()
+        (home / "config.toml").write_text(
+            'model = "local"\nmodel_provider = "uma"\nmodel_context_window = 1000000\n'
+            '[model_providers.uma]\nname = "uma-trio"\nwire_api = "responses"\n'
+            f'base_url = "{address}/v1"\n'
+        )
+        flags = ("--skip-git-repo-check", "--sandbox", "danger-full-access")
+        env = {"HOME": str(tmp_path), "CODEX_HOME": str(home)}
+        said = run(program, "exec", *flags, "What does greet.py print?", cwd=tmp_path, env=env)
+    assert "It prints 'hello'." in said
+
+
+def test_claude_code_uses_a_tool(tmp_path: Path) -> None:
+    """The program itself: it runs the command that the model asks for, and prints the answer."""
+    program = agent("UMA_SDK_CLAUDE")
+    with served(script=str(script(tmp_path, "Bash", "command"))) as address:
+        env = {"HOME": str(tmp_path), "ANTHROPIC_BASE_URL": address}
+        env |= {"ANTHROPIC_AUTH_TOKEN": "none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+        asked = ("-p", "What does greet.py print?", "--allowedTools", "Bash")
+        assert run(program, *asked, cwd=tmp_path, env=env) == "It prints 'hello'.\n"
