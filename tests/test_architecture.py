@@ -76,8 +76,10 @@ ALLOWED = {
         "uma_trio.service",
         "uma_trio.sockets.peers",
         "uma_trio.engine.records",
+        "uma_trio.text.replies",
     },
     "uma_trio.net": {
+        "uma_trio.text.replies",
         *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),
         *("uma_trio.engine.messages", "uma_trio.engine.records", "uma_trio.wire"),
     },
@@ -89,7 +91,7 @@ ALLOWED = {
     },
     "uma_trio.http.generate": {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),
-        "uma_trio.engine.messages",
+        *("uma_trio.engine.messages", "uma_trio.service.generation"),
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio.sim": {

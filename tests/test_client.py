@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import trio
 from net_kit import TICK_S, House, house, slowly
+from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_protocol import Cancel, LocalProtocolError, Message
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.client import (
     DEFAULT_SOCKET,
     HELD_BACK,
@@ -462,3 +464,61 @@ def test_scripts_learn_that_nobody_serves(path: Path) -> None:
 def test_the_default_socket_is_the_daemons() -> None:
     """Declared twice, so that importing the client stays quick; this keeps them together."""
     assert str(Config().socket) == DEFAULT_SOCKET
+
+
+# --- tools and reasoning ---
+
+_SAYS = (
+    "<think>\nWhy?\n</think>\n\nSo.\n<tool_call>\n"
+    '{"name": "look", "arguments": {"what": "x"}}\n</tool_call>'
+)
+_LOOK = {"name": "look", "parameters": {"type": "object"}}
+
+
+def _backend() -> ScriptedBackend:
+    return ScriptedBackend(
+        [list(_SAYS.encode())],
+        n_ctx=2048,
+        n_batch=512,
+        cost=linear_cost(TICK_S, 0.0),
+        chat_template=THINKING_TEMPLATE,
+    )
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_calls_and_reasoning_come_apart_from_the_text(
+    autojump_clock: MockClock, path: Path, stream: bool
+) -> None:
+    """In pieces with the tokens, and the calls whole at the end; the texts are the content."""
+    async with client_of(path, _backend()) as (client, _):
+        answer = client.generate(
+            messages=[("user", "hi")], tools=[_LOOK], max_tokens=200, stream=stream
+        )
+        tokens = [token async for token in answer]
+        assert "".join(token.text for token in tokens) == "So."
+        assert "".join(token.reasoning or "" for token in tokens) == "Why?"
+        (call,) = await answer.calls()
+        assert (call.name, call.arguments) == ("look", '{"what": "x"}')
+        pieces = [piece for token in tokens for piece in token.calls]
+        assert "".join(piece.arguments for piece in pieces) == ('{"what": "x"}' if stream else "")
+        assert [piece.name for piece in pieces if piece.name] == ["look"] * stream
+
+
+async def test_a_conversation_goes_on_behind_a_call(autojump_clock: MockClock, path: Path) -> None:
+    """With the call and its result as messages."""
+    async with client_of(path, _backend()) as (client, _):
+        first = client.generate(messages=[("user", "hi")], tools=[_LOOK], max_tokens=200)
+        (call,) = await first.calls()
+        again = client.generate(
+            messages=[
+                ("user", "hi"),
+                {"role": "assistant", "content": "", "calls": [call]},
+                {"role": "tool", "content": "sun", "call_id": call.id},
+            ],
+            tools=[_LOOK],
+            tool_choice="none",
+            reasoning_budget=2,
+            max_tokens=200,
+        )
+        text = await again.text()
+        assert text.endswith("</tool_call>")

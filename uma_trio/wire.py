@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from uma_protocol import (
     CODES,
     Alternative,
+    CallPiece,
     Code,
     Eos,
     Error,
@@ -16,16 +17,34 @@ from uma_protocol import (
     PrefixInfo,
     SessionInfo,
     Timings,
+    Token,
+    ToolCall,
     Usage,
 )
-from uma_trio.engine.messages import Finished, SamplingParams, Targets, TokenLogprobs
+from uma_trio.engine.messages import Finished, SamplingParams, Targets, TokenLogprobs, TokenOut
 from uma_trio.engine.records import PrefixReport
-from uma_trio.service.ask import Ask, Chat, Door, Manner, Message, Origin, Refusal, Shape, seeded
+from uma_trio.service.ask import (
+    Ask,
+    Call,
+    Chat,
+    Door,
+    Manner,
+    Message,
+    Origin,
+    Refusal,
+    Shape,
+    Tool,
+    ToolChoice,
+    seeded,
+)
+from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    import uma_protocol
     from uma_protocol import Generate, Slo
+    from uma_trio.service.reading import Reading
     from uma_trio.service.service import Running
     from uma_trio.sockets.peers import Peer
 
@@ -46,6 +65,7 @@ def ask_of(generate: Generate) -> Ask:
         model=generate.model,
         session=generate.session,
         cache=generate.cache,
+        reasoning_budget=generate.reasoning_budget,
         speculation=generate.speculation,
         pace=generate.pace,
         streamed=generate.stream,
@@ -54,13 +74,77 @@ def ask_of(generate: Generate) -> Ask:
 
 def _chat(generate: Generate) -> Chat:
     return Chat(
-        tuple(Message(message.role, message.content) for message in generate.messages or ()),
+        tuple(map(_message, generate.messages or ())),
         Manner(
             continue_final=generate.continue_final_message,
             arguments=generate.chat_template_kwargs,
             effort=generate.reasoning_effort,
         ),
+        tuple(
+            Tool(tool.name, tool.description, tool.parameters, tool.strict)
+            for tool in generate.tools
+        ),
+        ToolChoice(generate.tool_choice, generate.allowed_tools, generate.parallel_tool_calls),
     )
+
+
+def _message(message: uma_protocol.Message) -> Message:
+    return Message(
+        message.role,
+        message.content,
+        tuple(Call(call.id, call.name, call.arguments) for call in message.calls),
+        message.call_id,
+        message.name,
+        message.reasoning or "",
+    )
+
+
+class Telling:
+    """What one answer says, in the words of the protocol: a token at a time, and its end."""
+
+    def __init__(self, generate: Generate, reading: Reading) -> None:
+        self._id = generate.id
+        self._streams = generate.stream
+        self._reading = reading
+        self._kept: list[Event] = []  # all of a whole answer, of a stream its calls
+
+    def token(self, item: TokenOut, text_of: Callable[[int], str]) -> Token:
+        """Return the event of a token."""
+        logprobs = logprobs_of(item.logprobs, text_of)
+        if self._reading.plain:
+            return Token(self._id, item.text, item.token_id, logprobs)
+        events = self._reading.token(item)
+        self._keep(events)
+        said = collect(event for event in events if isinstance(event, Content | Reasoning))
+        calls = tuple(piece for event in events if (piece := _piece(event)) is not None)
+        return Token(self._id, said.content, item.token_id, logprobs, said.reasoning or None, calls)
+
+    def keep(self, item: TokenOut) -> None:
+        """Keep a token of an answer that is told as a whole."""
+        self._keep(self._reading.token(item))
+
+    def end(self, finished: Finished) -> Said:
+        """Return what goes out with the end: what was held back, or everything; and all calls."""
+        events = self._reading.end(finished)
+        self._keep(events)
+        whole = collect(self._kept)
+        if not self._streams:
+            return whole
+        rest = collect(event for event in events if isinstance(event, Content | Reasoning))
+        return Said(rest.content, rest.reasoning, whole.calls)
+
+    def _keep(self, events: Iterable[Event]) -> None:
+        if not self._streams:
+            self._kept += events
+        elif not self._reading.plain:
+            self._kept += [e for e in events if isinstance(e, CallStart | Arguments)]
+
+
+def _piece(event: Event) -> CallPiece | None:
+    """Return what an event adds to a call."""
+    if isinstance(event, CallStart):
+        return CallPiece(event.index, event.id, event.name)
+    return CallPiece(event.index, arguments=event.text) if isinstance(event, Arguments) else None
 
 
 def _shape(generate: Generate) -> Shape | None:
@@ -147,8 +231,11 @@ def refusal_event(refusal: Refusal, request_id: str) -> Error:
     )
 
 
-def eos_event(generate: Generate, handle: int, finished: Finished, text: str | None) -> Eos:
-    """Build the terminal event; `text` is what goes out with it."""
+def eos_event(generate: Generate, handle: int, finished: Finished, said: Said | None) -> Eos:
+    """Build the terminal event; `said` is what goes out with it, if anything does."""
+    text = None
+    if said is not None:
+        text = said.content or None if generate.stream else said.content
     return Eos(
         id=generate.id,
         reason=finished.reason,
@@ -163,7 +250,13 @@ def eos_event(generate: Generate, handle: int, finished: Finished, text: str | N
         code=finished.code,
         message=finished.message,
         metadata=generate.metadata,
+        reasoning=None if said is None else said.reasoning or None,
+        calls=() if said is None else _calls(said),
     )
+
+
+def _calls(said: Said) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(call.id, call.name, call.arguments) for call in said.calls)
 
 
 def session_info(running: Running) -> SessionInfo:

@@ -13,6 +13,7 @@ import uma_protocol
 PACKAGE = pathlib.Path(uma_protocol.__file__).parent
 LADDER = [
     "errors",
+    "chats",
     "events",
     "states",
     "frames",

@@ -35,6 +35,8 @@ from .events import (
     SetPriority,
     Slo,
     Token,
+    Tool,
+    ToolCall,
 )
 from .fields import FIELDS, check_request, is_id
 from .rules import nearest, shown
@@ -151,7 +153,7 @@ def _generate(document: dict[str, Any]) -> Generate:
     for name in _NUMBERS:
         if name in document:
             document[name] = float(document[name])
-    for name in ("stop", "stop_token_ids", "choice"):
+    for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
         if name in document:
             document[name] = tuple(document[name])
     if "logit_bias" in document:
@@ -161,8 +163,15 @@ def _generate(document: dict[str, Any]) -> Generate:
     if "slo" in document:
         document["slo"] = Slo(**{name: float(ms) for name, ms in document["slo"].items()})
     if "messages" in document:
-        document["messages"] = tuple(Message(**message) for message in document["messages"])
+        document["messages"] = tuple(map(_message, document["messages"]))
+    if "tools" in document:
+        document["tools"] = tuple(Tool(**tool) for tool in document["tools"])
     return Generate(**document)
+
+
+def _message(document: dict[str, Any]) -> Message:
+    calls = tuple(ToolCall(**call) for call in document.pop("calls", ()))
+    return Message(**document, calls=calls)
 
 
 _BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
@@ -346,6 +355,10 @@ def _token(event: Token) -> dict[str, Any]:
     shape = {"id": event.id, "event": "token", "text": event.text, "token_id": event.token_id}
     if event.logprobs is not None:
         shape["logprobs"] = event.logprobs
+    if event.reasoning is not None:
+        shape["reasoning"] = event.reasoning
+    if event.calls:
+        shape["calls"] = event.calls
     return shape
 
 
@@ -361,6 +374,8 @@ def _eos(event: Eos) -> dict[str, Any]:
         code=event.code,
         message=event.message,
         metadata=event.metadata,
+        reasoning=event.reasoning,
+        calls=event.calls or None,
     )
 
 

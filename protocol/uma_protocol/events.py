@@ -13,15 +13,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from .chats import CallPiece as CallPiece
+from .chats import Message as Message
+from .chats import Speaker as Speaker
+from .chats import Tool as Tool
+from .chats import ToolCall as ToolCall
+from .chats import ToolMode as ToolMode
+
 PrefixAction = Literal["list", "clear", "pin"]
 Priority = Literal["interactive", "background"]
 """Who waits for the answer: a person, or nobody in particular."""
 
 Reason = Literal["stop", "length", "cancelled", "error"]
 """Why a stream ended."""
-
-Speaker = Literal["system", "user", "assistant", "tool"]
-"""Who speaks in a chat message."""
 
 Pace = Literal["smooth", "asap"]
 """Whether tokens may wait so that they come evenly, or are each sent when they are there."""
@@ -31,13 +35,6 @@ Speculation = Literal["off", "free", "auto"]
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """How much a model should think before it answers, where its template knows."""
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One turn of a chat."""
-
-    role: Speaker
-    content: str
 
 
 class Slo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -269,6 +266,11 @@ class Generate(_Request, frozen=True, tag="generate"):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Effort | None = None
+    reasoning_budget: int | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolMode = "auto"
+    allowed_tools: tuple[str, ...] = ()
+    parallel_tool_calls: bool = True
     slo: Slo | None = None
     metadata: dict[str, Any] | None = None
     prompt: str | None = None
@@ -350,19 +352,23 @@ class Logprobs(msgspec.Struct, frozen=True):
 class Token(_Event, frozen=True, tag="token"):
     """One sampled token. `text` may be empty: bytes of half a character wait for the other half.
 
-    `logprobs` is there if the request asked for it.
+    `logprobs` is there if the request asked for it. `text` is the answer's own; what the model
+    writes for itself is `reasoning`, and what it calls comes in pieces, `calls`.
     """
 
     id: str
     text: str
     token_id: int
     logprobs: Logprobs | None = None
+    reasoning: str | None = None
+    calls: tuple[CallPiece, ...] = ()
 
 
 class Eos(_Event, frozen=True, tag="eos"):
     """The one terminal event of every accepted request; nothing follows it for that id.
 
-    `text` is what was held back, or everything when the request asked not to stream.
+    `text` is what was held back, or everything when the request asked not to stream; so is
+    `reasoning`. `calls` are all calls of tools, each whole, either way.
     """
 
     id: str
@@ -374,6 +380,8 @@ class Eos(_Event, frozen=True, tag="eos"):
     code: str | None = None
     message: str | None = None
     metadata: dict[str, Any] | None = None
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
 
 
 class Error(_Event, frozen=True, tag="error"):

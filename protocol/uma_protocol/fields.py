@@ -43,6 +43,7 @@ MAX_CHOICES = 256
 MAX_CHOICE_BYTES = 4096
 MAX_METADATA_BYTES = 4096
 MAX_TICKS = 1000
+MAX_TOOLS = 128
 _MOST_PIN_S = 86_400
 _HOUR_MS = 3_600_000
 
@@ -57,9 +58,28 @@ _SLO = Record(
 _SHAPE = Text(1, MAX_SHAPE_BYTES)
 _PENALTY = Number(-2, 2)
 _BIAS = ByToken(MAX_BIASES, Number(-MAX_BIAS, MAX_BIAS))
+_CALL = Record(
+    Field("id", _LABEL, "of the call", required=True),
+    Field("name", _LABEL, "of the tool", required=True),
+    Field("arguments", Text(0), "JSON", required=True),
+)
 _MESSAGE = Record(
     Field("role", Choice(get_args(events.Speaker)), "who speaks", required=True),
     Field("content", Text(0), "what is said", required=True),
+    Field(
+        "calls",
+        ListOf(0, MAX_TOOLS, _CALL, "objects with `id`, `name` and `arguments`"),
+        "the assistant's calls of tools",
+    ),
+    Field("call_id", _LABEL, "which call a tool's result answers"),
+    Field("name", _LABEL, "of the tool that it is the result of"),
+    Field("reasoning", Text(0), "what the assistant thought before"),
+)
+_TOOL = Record(
+    Field("name", _LABEL, "what the model calls it", required=True),
+    Field("description", Text(0), "what it does"),
+    Field("parameters", Object(MAX_SHAPE_BYTES), "a JSON Schema of its arguments"),
+    Field("strict", Flag(), "default false; true refuses a schema that cannot be enforced"),
 )
 
 FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
@@ -166,6 +186,27 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 Choice(get_args(events.Effort)),
                 "how much to think, where the chat template knows",
             ),
+            Field(
+                "reasoning_budget",
+                Integer(0, MAX_INT32),
+                "the most tokens of reasoning; default: no bound of its own",
+            ),
+            Field(
+                "tools",
+                ListOf(0, MAX_TOOLS, _TOOL, "objects with `name`, `description`, `parameters`"),
+                "functions that the model may call",
+            ),
+            Field(
+                "tool_choice",
+                Choice(get_args(events.ToolMode)),
+                "default `auto`; `required`: at least one call; `none`: none",
+            ),
+            Field(
+                "allowed_tools",
+                ListOf(0, MAX_TOOLS, _LABEL, "names of tools"),
+                "the tools that may be called; default: all",
+            ),
+            Field("parallel_tool_calls", Flag(), "default true; false: at most one call"),
             Field("slo", _SLO, "what the client would like"),
             Field("metadata", Object(MAX_METADATA_BYTES), "echoed in the terminal event"),
             Field("prompt", Text(1), "text as it is; either this or `messages`"),
@@ -211,7 +252,13 @@ EITHER: Mapping[str, tuple[str, str]] = MappingProxyType(
 SHAPES = ("schema", "regex", "choice", "grammar")
 """Fields of `generate` that say what the answer looks like; a request has at most one."""
 
-ABOUT_MESSAGES = ("continue_final_message", "chat_template_kwargs", "reasoning_effort")
+ABOUT_MESSAGES = (
+    "continue_final_message",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "reasoning_budget",
+    "tools",
+)
 """Fields of `generate` that say how `messages` are rendered."""
 
 

@@ -14,6 +14,7 @@ from .connection import Connection, Pause
 from .errors import RemoteProtocolError
 from .events import (
     Alternative,
+    CallPiece,
     Cancel,
     ConnectionClosed,
     Eos,
@@ -42,6 +43,8 @@ from .events import (
     TickInfo,
     Timings,
     Token,
+    Tool,
+    ToolCall,
     Usage,
 )
 from .states import Role
@@ -115,6 +118,28 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         Generate(id="a-1", choice=("yes", "no"), prompt="Hi"),
         b'{"type":"generate","id":"a-1","choice":["yes","no"],"prompt":"Hi"}',
     ),
+    (
+        Generate(
+            id="a-1",
+            reasoning_budget=0,
+            tools=(Tool("look"), Tool("stop", "Stop.", {"type": "object"}, strict=True)),
+            tool_choice="required",
+            allowed_tools=("look",),
+            parallel_tool_calls=False,
+            messages=(
+                Message("assistant", "", (ToolCall("c1", "look", "{}"),), reasoning="so"),
+                Message("tool", "sun", call_id="c1", name="look"),
+            ),
+        ),
+        (
+            b'{"type":"generate","id":"a-1","reasoning_budget":0,"tools":[{"name":"look"},'
+            b'{"name":"stop","description":"Stop.","parameters":{"type":"object"},"strict":true}],'
+            b'"tool_choice":"required","allowed_tools":["look"],"parallel_tool_calls":false,'
+            b'"messages":[{"role":"assistant","content":"",'
+            b'"calls":[{"id":"c1","name":"look","arguments":"{}"}],"reasoning":"so"},'
+            b'{"role":"tool","content":"sun","call_id":"c1","name":"look"}]}'
+        ),
+    ),
     (Prefix(), b'{"type":"prefix"}'),
     (
         Prefix(action="pin", session="s", seconds=60),
@@ -140,6 +165,13 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
 EVENTS: tuple[tuple[Event, bytes], ...] = (
     (Token("a-1", " time", 640), b'{"id":"a-1","event":"token","text":" time","token_id":640}'),
     (Token("a-1", "", 0), b'{"id":"a-1","event":"token","text":"","token_id":0}'),
+    (
+        Token("a-1", "", 7, None, "so", (CallPiece(0, "c1", "look"), CallPiece(0, arguments="{}"))),
+        (
+            b'{"id":"a-1","event":"token","text":"","token_id":7,"reasoning":"so","calls":'
+            b'[{"index":0,"id":"c1","name":"look"},{"index":0,"arguments":"{}"}]}'
+        ),
+    ),
     (
         Token(
             "a-1", "a", 5, Logprobs(-0.5, (Alternative(5, "a", -0.5), Alternative(6, "b", -2.0)))

@@ -8,7 +8,19 @@
 Scripts without trio use :func:`generate_sync`.
 """
 
-from uma_protocol import Alternative, Eos, Explanation, Logprobs, Message, SessionInfo, Slo, Token
+from uma_protocol import (
+    Alternative,
+    CallPiece,
+    Eos,
+    Explanation,
+    Logprobs,
+    Message,
+    SessionInfo,
+    Slo,
+    Token,
+    Tool,
+    ToolCall,
+)
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.request import HELD_BACK, Chat, Params
 from uma_trio.client.script import generate_sync
@@ -19,6 +31,7 @@ __all__ = [
     "DEFAULT_SOCKET",
     "HELD_BACK",
     "Alternative",
+    "CallPiece",
     "Chat",
     "Client",
     "ConnectionFailed",
@@ -32,6 +45,8 @@ __all__ = [
     "SessionInfo",
     "Slo",
     "Token",
+    "Tool",
+    "ToolCall",
     "connect",
     "generate_sync",
 ]

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from uma_protocol import Effort, Generate, Message, Pace, Priority, Slo, Speculation, encode_request
+from uma_protocol import (
+    Effort,
+    Generate,
+    Message,
+    Pace,
+    Priority,
+    Slo,
+    Speculation,
+    Tool,
+    ToolCall,
+    ToolMode,
+    encode_request,
+)
 
 HELD_BACK = -1
 """The `token_id` of the last piece of a text, which belongs to no single token."""
 
-Chat = Iterable[Message | Mapping[str, str] | tuple[str, str]]
+Chat = Iterable[Message | Mapping[str, Any] | tuple[str, str]]
 """Turns of a chat: messages, ``{"role": ..., "content": ...}`` or ``(role, content)``."""
 
 
@@ -50,6 +62,11 @@ class Params(TypedDict, total=False):
     continue_final_message: bool
     chat_template_kwargs: dict[str, Any]
     reasoning_effort: Effort | None
+    reasoning_budget: int | None
+    tools: Sequence[Tool | Mapping[str, Any]]
+    tool_choice: ToolMode
+    allowed_tools: tuple[str, ...]
+    parallel_tool_calls: bool
     slo: Slo | None
     metadata: dict[str, Any] | None
 
@@ -62,9 +79,13 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
         uma_protocol.LocalProtocolError: a value that the protocol does not allow.
     """
     fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
-    for name in ("stop", "stop_token_ids", "choice"):
+    for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
         if name in fields:
             fields[name] = tuple(fields[name])
+    if "tools" in fields:
+        fields["tools"] = tuple(
+            tool if isinstance(tool, Tool) else Tool(**tool) for tool in fields["tools"]
+        )
     if messages is not None:
         fields["messages"] = tuple(_message(turn) for turn in messages)
     request = Generate(prompt=prompt, **fields)
@@ -75,4 +96,9 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
 def _message(turn: Any) -> Message:
     if isinstance(turn, Message):
         return turn
-    return Message(**turn) if isinstance(turn, Mapping) else Message(*turn)
+    if not isinstance(turn, Mapping):
+        return Message(*turn)
+    calls = tuple(
+        call if isinstance(call, ToolCall) else ToolCall(**call) for call in turn.get("calls", ())
+    )
+    return Message(**{**turn, "calls": calls})

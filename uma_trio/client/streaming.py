@@ -34,6 +34,7 @@ from uma_protocol import (
     Sessions,
     SetPriority,
     Token,
+    ToolCall,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import Link, pauses, socket_path_of
@@ -267,7 +268,9 @@ class Client:
         self.last = eos
         if eos.reason == "error" and not run.abandoned:
             raise ServerError.of(eos)
-        return Token(eos.id, eos.text, HELD_BACK) if eos.text else None
+        if not eos.text and not eos.reasoning:
+            return None
+        return Token(eos.id, eos.text or "", HELD_BACK, None, eos.reasoning)
 
     def _may_retry(self, run: Run, exc: Exception) -> bool:
         if not self._reconnect or run.n_tokens or run.eos is not None:
@@ -279,7 +282,9 @@ class Generation:
     """One request: iterate it for its tokens.
 
     The last :class:`Token` may have the `token_id` ``HELD_BACK``: text that waited for the end.
-    The texts of all tokens together are the answer, also with ``stream=False``.
+    The texts of all tokens together are the answer, also with ``stream=False``. What the model thinks
+    before it answers is in their `reasoning`; calls of tools come in pieces in their `calls`, and
+    whole from :meth:`calls`.
 
     Leaving early. Used as a context manager, it is ended at the daemon when the block is left,
     whichever way, within a short shielded time, and the connection stays usable. The same
@@ -306,6 +311,12 @@ class Generation:
     async def text(self) -> str:
         """Return all the text that is still to come."""
         return "".join([token.text async for token in self])
+
+    async def calls(self) -> tuple[ToolCall, ...]:
+        """Read on to the end; return the calls of tools that the answer makes, each whole."""
+        async for _ in self:
+            pass
+        return () if self.eos is None else self.eos.calls
 
     async def aclose(self) -> None:
         """End the request if it still runs. Shielded, see the class. Idempotent."""

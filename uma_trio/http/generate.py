@@ -8,7 +8,6 @@ from attrs import evolve
 from uma_protocol import (
     Generate,
     RemoteProtocolError,
-    Token,
     decode_request,
     encode_event,
 )
@@ -20,7 +19,8 @@ from uma_trio.http.fields import document_of
 from uma_trio.http.message import Exchange, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.streams import Encoder, started, stream, whole
-from uma_trio.wire import ask_of, eos_event, logprobs_of
+from uma_trio.service.generation import Generation
+from uma_trio.wire import Telling, ask_of, eos_event
 
 
 async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
@@ -31,12 +31,15 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
     async with started(shared, [ask_of(asked)], origin) as generations:
-        handle = generations[0].handle
+        (generation,) = generations
         if asked.stream:
-            await stream(exchange, shared, generations, _Events(asked, handle, shared), ())
+            await stream(exchange, shared, generations, _Events(asked, generation, shared), ())
             return None
         (answer,) = await whole(shared, generations)
-    event = eos_event(asked, handle, answer.end, answer.text)
+    telling = Telling(asked, generation.reading)
+    for token in answer.tokens:
+        telling.keep(token)
+    event = eos_event(asked, generation.handle, answer.end, telling.end(answer.end))
     return Reply(200, sse.unsplit(encode_event(event)))
 
 
@@ -55,17 +58,17 @@ def _asked(request: Request, shared: Shared) -> Generate:
 class _Events(Encoder):
     """The events of the protocol, each as it stands in a frame."""
 
-    def __init__(self, asked: Generate, handle: int, shared: Shared) -> None:
+    def __init__(self, asked: Generate, generation: Generation, shared: Shared) -> None:
         self._asked = asked
-        self._handle = handle
+        self._handle = generation.handle
+        self._telling = Telling(asked, generation.reading)
         self._text_of = shared.service.text_of
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        logprobs = logprobs_of(item.logprobs, self._text_of)
-        return _event(encode_event(Token(self._asked.id, item.text, item.token_id, logprobs)))
+        return _event(encode_event(self._telling.token(item, self._text_of)))
 
     def end(self, index: int, finished: Finished) -> bytes:
-        event = eos_event(self._asked, self._handle, finished, finished.text or None)
+        event = eos_event(self._asked, self._handle, finished, self._telling.end(finished))
         return _event(encode_event(event))
 
     def failure(self, fault: Fault, finished: Finished) -> bytes:

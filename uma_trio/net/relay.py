@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from uma_protocol import Code, Generate, LocalProtocolError, Token
+from uma_protocol import Code, Generate, LocalProtocolError
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
-from uma_trio.wire import eos_event, logprobs_of
+from uma_trio.wire import Telling, eos_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uma_trio.service.generation import Generation
     from uma_trio.service.service import Service
     from uma_trio.sockets.writer import Writer
+    from uma_trio.text.replies import Said
 
 _TOO_LONG = 'ask with "stream": true, or for fewer max_tokens'
 
@@ -53,24 +54,21 @@ async def _stream(
     text_of: Callable[[int], str],
 ) -> Finished:
     """Pass items on, a burst at a time, until the terminal one is wholly written; return that."""
-    request_id, streams = generate.id, generate.stream
-    whole: list[str] = []
+    telling = Telling(generate, generation.reading)
     finished: Finished | None = None
     while finished is None:
         frames: list[bytes] = []
         for item in await generation.burst():
             if isinstance(item, TokenOut):
-                if streams:
-                    logprobs = logprobs_of(item.logprobs, text_of)
-                    token = Token(request_id, item.text, item.token_id, logprobs)
-                    frames.append(protocol.send(token))
+                if generate.stream:
+                    frames.append(protocol.send(telling.token(item, text_of)))
                 else:
-                    whole.append(item.text)
+                    telling.keep(item)
             elif isinstance(item, PromptDone):
                 protocol.prompt_done()
             else:
-                text = item.text or None if streams else "".join(whole) + item.text
-                finished, frame = _last_frame(generate, generation.handle, item, text, protocol)
+                said = telling.end(item)
+                finished, frame = _last_frame(generate, generation.handle, item, said, protocol)
                 frames.append(frame)
         if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
             await writer.flushed()
@@ -83,12 +81,12 @@ def _last_frame(
     generate: Generate,
     handle: int,
     finished: Finished,
-    text: str | None,
+    said: Said,
     protocol: uma_protocol.Connection,
 ) -> tuple[Finished, bytes]:
     """Return how the request ends and the frame that says so; a text too long for one is left out."""
     try:
-        return finished, protocol.send(eos_event(generate, handle, finished, text))
+        return finished, protocol.send(eos_event(generate, handle, finished, said))
     except LocalProtocolError as fault:
         if fault.code is not Code.E_PROTO_002:
             raise
