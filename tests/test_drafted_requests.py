@@ -196,3 +196,29 @@ def test_explain_tells_what_was_guessed_and_what_of_it_was_right() -> None:
     assert isinstance(shown, Explanation)
     said = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]
     assert any("drafted (own text, match" in why and "accepted" in why for why in said)
+
+
+def test_tokens_that_are_drawn_along_chains_follow_the_models_distribution() -> None:
+    """A chi-square test: guesses that are right half of the time shift no token's share."""
+    n_vocab, left = 40, 20_000
+    chance = np.random.default_rng(5)
+    row = (chance.standard_normal(n_vocab) * 1.5).astype(np.float32)
+    sampler = Sampler(SamplingParams(1.0, seed=11), ())
+    sampler.expect_drafts()
+    choice, logits = Choice([sampler] * 4, n_vocab), np.stack([row] * 4)
+    ids, probs = Sampler(SamplingParams(1.0), ()).candidates(row)
+    shares = np.zeros(n_vocab)
+    shares[ids] = probs
+    shares /= shares.sum()
+    counts, drawn = np.zeros(n_vocab), 0
+    while drawn < left:
+        guesses = [int(token) for token in chance.choice(n_vocab, 3, p=shares)]
+        tokens = choice(logits, [*guesses, -1]).tokens
+        right = next((n for n in range(3) if tokens[n] != guesses[n]), 3)
+        sampler.return_unused(right + 1)
+        np.add.at(counts, tokens[: right + 1], 1)
+        drawn += right + 1
+    expected = shares * drawn
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    # 39 degrees of freedom: more than this happens once in a thousand, and the seeds are fixed.
+    assert chi_square < 72.1

@@ -40,7 +40,7 @@ ORDER = (
     *_steps(48),
     *_rows(16),
     *_steps(28, 40, 10, 14, 9, 11, 13, 15, 17),
-    *_rows(12),
+    *_rows(12, 32, 24),  # ticks with drafts have a row for each token
     *_steps(96, 192, 384),
 )
 NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks

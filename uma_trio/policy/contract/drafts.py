@@ -26,6 +26,7 @@ from uma_trio.policy.state import SchedulerState, SequenceView
 MOST_DRAFTS = 31  # a tick; beyond 32 rows no size paid in any staircase that was measured
 FREE = 1.001  # a tick that is expected to take this many times as long takes as long
 LEAST_GAIN = 0.1  # tokens: to compute and to check guesses for less costs more than it gives
+LEAST_CHANCE = 0.05  # a guess that is right once in twenty times is not worth being looked at
 WORTH = 1.05  # so much must paid rows gain: predictions are no finer
 
 Guess = tuple[
@@ -55,14 +56,16 @@ def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
 def _likeliest_first(state: SchedulerState, plan: Plan) -> list[Guess]:
     """Return the chance of each guess with whose it is; one behind another is never before it."""
     views = [state.views[item.key] for item in plan.items]
-    found = [
-        (chance, -place, view)
-        for view, item in zip(views, plan.items, strict=True)
-        if view.drafted and view.decoding and item.n_tokens == 1
-        for place, chance in enumerate(view.survival)
-    ]
-    found.sort(key=lambda guess: guess[:2], reverse=True)
-    return [(chance, view) for chance, _, view in found]
+    found = []
+    for whose, (view, item) in enumerate(zip(views, plan.items, strict=True)):
+        if not (view.drafted and view.decoding and item.n_tokens == 1):
+            continue
+        for place, chance in enumerate(view.survival):
+            if chance < LEAST_CHANCE:
+                break
+            found.append((-chance, place, whose))
+    found.sort()
+    return [(-chance, views[whose]) for chance, _, whose in found]
 
 
 def _chosen(
