@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from uma_trio.backend.base import Traits
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
-from uma_trio.engine.messages import Keep
+from uma_trio.engine.messages import Keep, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.admin import clear, report
 from uma_trio.engine.prefix.leaves import Leaf
@@ -272,6 +272,64 @@ def test_a_leader_is_as_urgent_as_who_waits_for_it() -> None:
     made.ticks(12)
     assert made.engine.registry.running[leader].lane == "background"
     made.run()
+
+
+def test_a_leader_that_is_preempted_is_what_it_was_again() -> None:
+    """It waits in its own lane; who waited for it goes on without."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    shared = letters(1, 600)
+    leader, _ = made.submit(shared, 40, namespace=MINE, lane="background")
+    made.ticks(2)
+    made.submit([*shared, *letters(2, 20)], 4, namespace=MINE)
+    made.ticks(1)
+    assert made.engine.registry.running[leader].lane == "interactive"
+    made.engine.registry.preempt(leader, "for a test")
+    assert made.engine.registry.waiting[leader].lane == "background"
+    made.run()
+
+
+def test_a_leader_is_promoted_when_who_waits_for_it_is() -> None:
+    """However a person comes to wait for it."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    shared = letters(1, 900)
+    leader, _ = made.submit(shared, 40, namespace=MINE, lane="background")
+    made.ticks(2)
+    follower, _ = made.submit([*shared, *letters(2, 20)], 4, namespace=MINE, lane="background")
+    made.ticks(1)
+    assert made.engine.registry.running[leader].lane == "background"
+    made.inbox.put(SetLane(follower, "interactive"))
+    made.ticks(1)
+    assert made.engine.registry.running[leader].lane == "interactive"
+    made.run()
+
+
+def test_nobody_waits_for_one_that_waits() -> None:
+    """A leader that loses its slot and has it again at once does not wait for its follower."""
+    made = bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64))
+    shared = letters(1, 600)
+    leader, first = made.submit(shared, 4, namespace=MINE)
+    made.ticks(2)
+    follower = [*shared, *letters(2, 20)]
+    _, second = made.submit(follower, 4, namespace=MINE)
+    made.ticks(1)
+    made.engine.prefix.room.drop_all()
+    made.engine.registry.preempt(leader, "for a test")
+    made.engine.prefix.room.drop_all()  # it has to compute all of it again
+    made.run()
+    assert first.tokens == made.backend.continuation(shared, 4)
+    assert second.tokens == made.backend.continuation(follower, 4)
+
+
+def test_a_leaf_that_cannot_be_saved_does_not_stay_for_ever() -> None:
+    """It goes when it has cost what it is worth, and when the machine has nothing else to do."""
+    made = bench()
+    made.backend.kv_fails = lambda verb: verb == "save"
+    ask(made, letters(1, 200))
+    save_all(made)
+    (leaf,) = made.engine.prefix.leaves
+    assert leaf.unsaved
+    assert not made.engine.prefix.room.lingers()
+    assert not len(made.engine.prefix.leaves)
 
 
 def test_a_preempted_request_goes_on_from_its_cells() -> None:

@@ -112,7 +112,8 @@ class RequestRecord:
     A token was shown `held_s` after it was computed at most, so that tokens came evenly.
     `admitted`, `first_token` and `ended` are None until they happen. Up to the precision of a
     tick, its time is the sum of what it waited in the queue, `preempted_s`, `parked_s` (its
-    reader was behind) and what it spent computing and waiting in the two phases.
+    reader was behind) and what it spent computing and waiting in the two phases. What it was held,
+    while its beginning was restored or another request computed it, is in none of these.
     """
 
     handle: int

@@ -278,7 +278,7 @@ class Registry:
         return tuple(s.report(now) for s in [*self.running.values(), *self.waiting.values()])
 
     def _drop(self, sequence: Sequence, *, keep: bool = True) -> None:
-        self.prefix.gone(sequence, self.running, keep=keep)
+        self.prefix.gone(sequence, keep=keep)
         self.kv.release(sequence.handle)
         if self.prefix.on:
             self.kv.recount()

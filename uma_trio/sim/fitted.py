@@ -47,11 +47,10 @@ class Load:
         rows = own = 0
         for item in plan.items:
             view = views[item.key]
-            rows += item.n_tokens == view.pending
+            rows += view.rows(item.n_tokens, item.n_drafts)
             own += item.n_tokens * view.computed + item.n_tokens * item.n_tokens // 2
         n = plan.n_tokens + plan.ballast
-        used_cells = sum(view.computed for view in state.sequences)
-        return cls((n, rows + plan.ballast), own, float(n * used_cells))
+        return cls((n, rows + plan.ballast), own, float(n * state.used_cells))
 
 
 @frozen

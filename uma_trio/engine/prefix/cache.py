@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from attrs import define, field
 
@@ -88,7 +88,7 @@ class PrefixCache:
         """Let a request that has just got its slot begin with all there is; return what was found."""
         if not self.on:
             return Found()
-        found = search(sequence, running.values(), self.leaves, self.store)
+        found = search(sequence, self._leaders(running), self.leaves, self.store)
         self._note_miss(sequence, found)
         if not self._waits(sequence, found):
             self._take(sequence, found)
@@ -117,10 +117,19 @@ class PrefixCache:
             return False
         held = _Held(sequence, "fork", found, leader=leader.handle, coming=found.coming)
         self.held[sequence.handle] = held
-        if sequence.lane == "interactive" and leader.lane == "background":
-            self._promoted[leader.handle] = leader.lane
-            leader.move_to("interactive")
         return True
+
+    def _leaders(self, running: Mapping[int, Sequence]) -> Iterator[Sequence]:
+        """Yield those that a request may wait for or share with.
+
+        None that waits for another itself: that one may come to wait for this request, when it is
+        preempted and begins anew, and there would be no end to it.
+        """
+        return (other for other in running.values() if not self._is_follower(other))
+
+    def _is_follower(self, sequence: Sequence) -> bool:
+        held = self.held.get(sequence.handle)
+        return held is not None and held.leader is not None
 
     def _take(self, sequence: Sequence, found: Found, source: Source | None = None) -> None:
         """Share what is resident, then restore what is saved beyond that."""
@@ -178,7 +187,8 @@ class PrefixCache:
         Where streams are read, no more than `allowance_s` as far as can be foreseen. Where nobody
         else has anything to compute, all restores are done at once.
         """
-        if not (self.held or self.saving.due or self.room.compaction.spans_a_gap):
+        moving = self.saving.due or self.room.compaction.spans_a_gap
+        if not (self.held or self._promoted or moving):
             self._put_by_s = 0.0
             return 0.0
         began = self._clock()
@@ -186,6 +196,7 @@ class PrefixCache:
         for held in tuple(self.held.values()):
             if held.leader is not None:
                 self._follow(held, running)
+        self._promote(running)
         # What was too little for a page adds up, or a slow restore would never come about.
         left_s = math.inf if alone else allowance_s + self._put_by_s
         unread, short = math.isinf(left_s), False
@@ -217,25 +228,29 @@ class PrefixCache:
     def _follow(self, held: _Held, running: Mapping[int, Sequence]) -> None:
         """Fork as soon as the leader has computed what is shared, or will not."""
         leader = running.get(held.leader) if held.leader is not None else None
-        if leader is not None and leader.computed < held.coming and leader.credit > 0:
+        goes_on = leader is not None and leader.credit > 0 and not self._is_follower(leader)
+        if goes_on and leader is not None and leader.computed < held.coming:
             return
         del self.held[held.sequence.handle]
-        self._return_lane(held, running)
-        # Nobody waits for one that waits: there would be no end to it.
-        others = (other for other in running.values() if other.handle not in self.held)
-        found = search(held.sequence, others, self.leaves, self.store)
+        found = search(held.sequence, self._leaders(running), self.leaves, self.store)
         if not self._waits(held.sequence, found):
             self._take(held.sequence, found, "fork" if leader is not None else None)
 
-    def _return_lane(self, held: _Held, running: Mapping[int, Sequence]) -> None:
-        """Give a leader its own lane back when nobody waits for it any more."""
-        if held.leader not in self._promoted or any(
-            h.leader == held.leader for h in self.held.values()
-        ):
-            return
-        lane = self._promoted.pop(held.leader)
-        if held.leader in running:
-            running[held.leader].move_to(lane)
+    def _promote(self, running: Mapping[int, Sequence]) -> None:
+        """Make leaders interactive for as long as a person waits for them, and no longer."""
+        held = self.held.values()
+        needed = {
+            h.leader for h in held if h.leader is not None and h.sequence.lane == "interactive"
+        }
+        for handle in [handle for handle in self._promoted if handle not in needed]:
+            lane = self._promoted.pop(handle)
+            if handle in running:
+                running[handle].move_to(lane)
+        for handle in needed:
+            leader = running.get(handle)
+            if leader is not None and leader.lane == "background":
+                self._promoted[handle] = leader.lane
+                leader.move_to("interactive")
 
     def _restore(self, held: _Held) -> float:
         """Restore the next page of a request; return the seconds that it took."""
@@ -267,18 +282,16 @@ class PrefixCache:
 
     # --- a request goes ---
 
-    def gone(
-        self, sequence: Sequence, running: Mapping[int, Sequence], *, keep: bool = True
-    ) -> None:
+    def gone(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Keep the cells of a request that loses its slot as a leaf, if they are worth it."""
         if not self.on or sequence.slot == NO_SLOT:
             return
         held = self.held.pop(sequence.handle, None)
         if held is not None:
             self._release(held)
-            if held.leader is not None:
-                self._return_lane(held, running)
-        self._promoted.pop(sequence.handle, None)
+        lane = self._promoted.pop(sequence.handle, None)
+        if lane is not None:
+            sequence.move_to(lane)
         namespace, n = sequence.submit.namespace, sequence.computed
         if not keep or held is not None or namespace is None or n < LEAST_HIT:
             return

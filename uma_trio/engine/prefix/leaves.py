@@ -16,6 +16,7 @@ class Leaf:
 
     The first `saved` of them are in pages, of which `page` is the last. `paid_s` is the rent that
     it has paid since it was used last, `ahead_s` what the requests that began since will make it pay.
+    `worth_s` is what computing it again would take, once saving has given it up, and None until then.
     `handle` is the request that left it, `called` says that its answer ended by calling a tool.
     """
 
@@ -32,11 +33,17 @@ class Leaf:
     paid_s: float = 0.0
     ahead_s: float = 0.0
     leaving: bool = False
+    worth_s: float | None = None
 
     @property
     def unsaved(self) -> int:
         """How many of its tokens are in no page."""
         return len(self.tokens) - self.saved
+
+    @property
+    def to_save(self) -> int:
+        """How many of its tokens are still to be saved."""
+        return self.unsaved if self.worth_s is None else 0
 
 
 @define(eq=False)

@@ -37,7 +37,7 @@ class Room:
         dropped = False
         limits, backend = self.backend.limits, self.backend
         while len(self.leaves) and limits.n_ctx - backend.kv_used() < n_tokens:
-            order = sorted(self.leaves, key=lambda leaf: (leaf.unsaved > 0, leaf.used_at))
+            order = sorted(self.leaves, key=lambda leaf: (leaf.to_save > 0, leaf.used_at))
             self.drop(order[0])
             dropped = True
         return dropped
@@ -54,7 +54,7 @@ class Room:
     def lingers(self) -> bool:
         """Take all leaves out of the KV cache, which has to be empty; whether one is not saved yet."""
         for leaf in self.leaves:
-            if not leaf.unsaved:
+            if not leaf.to_save:
                 self.drop(leaf)
         return len(self.leaves) > 0
 
@@ -68,7 +68,7 @@ class Room:
         for leaf in self.leaves:
             leaf.paid_s += (paid := rent(prices, n_tokens, len(leaf.tokens)))
             self.rent_s += paid
-            if not leaf.leaving and moves_out(prices, leaf.paid_s, len(leaf.tokens)):
+            if not leaf.leaving and _has_paid(leaf, prices, leaf.paid_s):
                 leaf.leaving = True
                 self.saving.first(leaf)
             if leaf.leaving:
@@ -90,8 +90,8 @@ class Room:
             if leaf is but_for:
                 continue
             leaf.ahead_s += rent(ahead, n_tokens, len(leaf.tokens))
-            leaf.leaving = leaf.leaving or moves_out(ahead, leaf.ahead_s, len(leaf.tokens))
-            if not leaf.leaving or not leaf.unsaved:
+            leaf.leaving = leaf.leaving or _has_paid(leaf, ahead, leaf.ahead_s)
+            if not leaf.leaving or not leaf.to_save:
                 continue
             price_s = self.saving.price_s(leaf)
             if self.saving.will_save(leaf) and leaf.ahead_s >= price_s:
@@ -104,7 +104,7 @@ class Room:
     def let_go(self) -> None:
         """Drop the leaves that are to go, as soon as they are saved."""
         for leaf in self.leaves:
-            if leaf.leaving and not leaf.unsaved:
+            if leaf.leaving and not leaf.to_save:
                 self.drop(leaf)
 
     def gap_costs(self, n_tokens: int) -> bool:
@@ -128,3 +128,10 @@ class Room:
             # CUDA's attention reads masked cells below the high-water mark like any other.
             cell_s = max(cell_s, cost.context_cell_s)
         return cell_s * cost.scale
+
+
+def _has_paid(leaf: Leaf, prices: Prices, paid_s: float) -> bool:
+    """Whether a leaf has paid what doing without it would cost: moving it, or computing it again."""
+    if leaf.worth_s is not None:
+        return paid_s > REUSED * leaf.worth_s
+    return moves_out(prices, paid_s, len(leaf.tokens))

@@ -80,12 +80,17 @@ class Saving:
     def add(self, leaf: Leaf) -> None:
         """Save a leaf in time, but for what is saved already."""
         if not self._can:
+            self._give_up(leaf)
             return
         self._find(leaf)
         if leaf.unsaved:
             self._queue.append(leaf)
         else:
             self._whole(leaf)
+
+    def _give_up(self, leaf: Leaf) -> None:
+        """Note that a leaf is never saved; it goes when it has cost what it is worth."""
+        leaf.worth_s = self.worth_s(len(leaf.tokens))
 
     def first(self, leaf: Leaf) -> None:
         """Save this leaf before all others, if it is to be saved at all."""
@@ -185,6 +190,7 @@ class Saving:
         self.spent_s[leaf.owner] += took_s
         if page is None:
             self._queue.pop(0)
+            self._give_up(leaf)
             return took_s
         self.save_takes.learn(scattered=scattered, token_s=took_s / (last - first))
         leaf.page, leaf.saved = page, last
