@@ -38,7 +38,7 @@ ASKED: dict[str, Any] = {
 CALL = '<tool_call>\n{"name": "look", "arguments": {"what": "a"}}\n</tool_call>'
 
 
-def house(says: str, template: str = HERMES_TEMPLATE) -> Any:
+def house(says: str, template: str = HERMES_TEMPLATE, **options: Any) -> Any:
     """Run a daemon whose model says this."""
     backend = ScriptedBackend(
         [list(says.encode())],
@@ -47,7 +47,7 @@ def house(says: str, template: str = HERMES_TEMPLATE) -> Any:
         chat_template=template,
         cost=linear_cost(TICK_S, 0.0),
     )
-    return http_house(backend=backend)
+    return http_house(backend=backend, **options)
 
 
 async def asked(daemon: HttpHouse, **fields: Any) -> Answer:
@@ -96,6 +96,19 @@ async def test_a_call_is_answered_whole(autojump_clock: MockClock, template: str
         assert calls(answer) == [("look", {"what": "a"})]
         assert message(answer)["content"] == "So."
         assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("says", "longer"), [(CALL, True), ("No need to look.", False)])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_called_a_tool_is_kept_for_longer(
+    autojump_clock: MockClock, says: str, longer: bool, stream: bool
+) -> None:
+    """Its result will come, and the conversation goes on from there."""
+    async with house(says, prefix_bytes=1 << 22) as daemon:
+        await asked(daemon, stream=stream)
+        await daemon.inner.until_idle()
+        (leaf,) = daemon.inner.bench.engine.prefix.leaves
+        assert leaf.called is longer
 
 
 async def test_a_call_is_streamed_as_clients_join_it(autojump_clock: MockClock) -> None:

@@ -166,6 +166,8 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
             return None
         answers = await whole(shared, generations)
     document = msgspec.json.encode(asked.document(generations, answers))
+    for generation in generations:
+        generation.tell_of_calls()
     return Reply(200, sse.unsplit(document), headers=headers)
 
 

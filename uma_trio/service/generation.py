@@ -180,10 +180,19 @@ class Generation:
         if not self._finished:
             self.end()
             self._finished = True
-        elif self._end is not None and self.reading.reason(self._end) == "tool_calls":
-            self._service.inbox.put(Keep(self.handle))
+        self.tell_of_calls()
         self._pipe.close()
         self._service.directory.remove(self)
+
+    def tell_of_calls(self) -> None:
+        """Have what it computed kept for longer if its answer, as far as it was read, called a tool.
+
+        Idempotent. Leaving the block does it; who reads the answer later than that does it, too.
+        """
+        end = self._end
+        if end is not None and self.reading.reason(end) == "tool_calls":
+            self._end = None
+            self._service.inbox.put(Keep(self.handle))
 
     async def _start(self) -> None:
         service, ask = self._service, self.ask
