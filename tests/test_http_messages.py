@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.http.messages_input import choice_of, goes_on, messages_of, tools_of
+from uma_trio.http.turns import UNSEEN
 from uma_trio.service.ask import Call, Chat, Message, Tool, ToolChoice
 
 PATH = "/v1/messages"
@@ -269,6 +270,23 @@ def test_documents_of_text_are_read() -> None:
     parts = {"type": "content", "content": [{"type": "text", "text": "x"}]}
     content = [document, {"type": "document", "source": parts}]
     assert read([{"role": "user", "content": content}])[0] == [Message("user", "T\nbody\n\nx")]
+
+
+def test_a_picture_that_a_tool_brought_is_told_of() -> None:
+    """Refused, it would end the session of an agent, which sends it with each turn."""
+    use = {"type": "tool_use", "id": "1", "name": "Read", "input": {}}
+    image = {"type": "image", "source": {"type": "base64", "data": "x"}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [image, *text_block("seen")]}
+    found, aside = read(
+        [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    )
+    assert found[-1].content == f"{UNSEEN}\nseen"
+    assert aside == ["messages[1].content[0].content[0] image"]
+
+
+def text_block(said: str) -> list[dict[str, str]]:
+    """Return a content of one block."""
+    return [{"type": "text", "text": said}]
 
 
 def test_a_checksum_of_the_request_does_not_reach_the_prompt() -> None:

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.http import responses_input
 from uma_trio.http.responses_input import choice_of, messages_of, tools_of
+from uma_trio.http.turns import UNSEEN
 from uma_trio.service.ask import Call, Message, ToolChoice
 
 PATH = "/v1/responses"
@@ -296,6 +297,16 @@ def test_thoughts_words_and_calls_of_one_turn_are_one_message() -> None:
         Message("tool", "s", call_id="2", name="g"),
     ]
     assert aside == ["input[7] web_search_call"]
+
+
+def test_a_picture_that_a_tool_brought_is_told_of() -> None:
+    """Refused, it would end the session of an agent, which sends it with each turn."""
+    image = {"type": "input_image", "image_url": "data:"}
+    parts = [{"type": "input_text", "text": "a"}, image]
+    output = {"type": "function_call_output", "call_id": "1", "output": parts}
+    messages, aside = read([output])
+    assert messages == [Message("tool", f"a\n{UNSEEN}", call_id="1")]
+    assert aside == ["input[0].output[1] input_image"]
 
 
 def test_a_sealed_thought_comes_back() -> None:

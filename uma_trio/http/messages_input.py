@@ -15,7 +15,7 @@ from uma_protocol.rules import shown
 from uma_trio.http.chats import MAX_MESSAGES
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.tools import tool_of, unlike
-from uma_trio.http.turns import Turns
+from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 
 SetAside = Callable[[str], None]
@@ -117,7 +117,10 @@ def _result(content: Any, path: str, set_aside: SetAside) -> str:
     for index, block in enumerate(content):
         inner = f"{path}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "document":
+        if kind == "image" or (kind == "document" and not _is_text(block)):
+            set_aside(f"{inner} {kind}")
+            texts.append(UNSEEN)
+        elif kind == "document":
             texts.append(_document(block, inner))
         elif kind == "tool_reference":
             set_aside(f"{inner} tool_reference")
@@ -128,13 +131,19 @@ def _result(content: Any, path: str, set_aside: SetAside) -> str:
     return "\n".join(texts)
 
 
+def _is_text(document: Mapping[str, Any]) -> bool:
+    source = document.get("source")
+    return isinstance(source, dict) and source.get("type") in ("text", "content")
+
+
 def _document(block: Mapping[str, Any], path: str) -> str:
     """Return the text of a document that is text."""
-    source = block.get("source")
-    kind = source.get("type") if isinstance(source, dict) else None
-    if isinstance(source, dict) and kind == "text":
+    if not _is_text(block):
+        raise _no_text(path)
+    source = block["source"]
+    if source["type"] == "text":
         text = _string(source, "data", f"{path}.source")
-    elif isinstance(source, dict) and kind == "content":
+    else:
         content = source.get("content")
         parts = [content] if isinstance(content, str) else content
         if not isinstance(parts, list):
@@ -144,8 +153,6 @@ def _document(block: Mapping[str, Any], path: str) -> str:
             for index, part in enumerate(parts)
         ]
         text = "\n".join(texts)
-    else:
-        raise _no_text(path)
     title = block.get("title")
     return f"{title}\n{text}" if isinstance(title, str) and title else text
 

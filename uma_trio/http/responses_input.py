@@ -18,7 +18,7 @@ from uma_protocol.rules import shown
 from uma_trio.http.chats import MAX_MESSAGES, text_of
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.tools import tool_of, unlike
-from uma_trio.http.turns import Turns
+from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 
 SetAside = Callable[[str], None]
@@ -69,11 +69,11 @@ def messages_of(instructions: str | None, value: Any, set_aside: SetAside) -> tu
         if read is None:
             set_aside(f"{path} {shown(str(kind))}")
         else:
-            read(item, path, turns)
+            read(item, path, turns, set_aside)
     return turns.messages()
 
 
-def _message(item: Mapping[str, Any], path: str, turns: Turns) -> None:
+def _message(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     role = item.get("role")
     text = text_of(item.get("content"), f"{path}.content")
     if role == "user":
@@ -86,7 +86,7 @@ def _message(item: Mapping[str, Any], path: str, turns: Turns) -> None:
         raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
 
 
-def _reasoning(item: Mapping[str, Any], path: str, turns: Turns) -> None:
+def _reasoning(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     """Read a thought: as it was, else as it was sealed, else what stood in for it."""
     said = _plain(item.get("content")) or unseal(item.get("encrypted_content"))
     turns.thought(said or _plain(item.get("summary")))
@@ -99,25 +99,34 @@ def _plain(parts: Any) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _function_call(item: Mapping[str, Any], path: str, turns: Turns) -> None:
+def _function_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     name = joined(item.get("namespace"), _string(item, "name", path))
     turns.call(Call(_string(item, "call_id", path), name, _string(item, "arguments", path)))
 
 
-def _custom_call(item: Mapping[str, Any], path: str, turns: Turns) -> None:
+def _custom_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     """Read a call whose argument was a text, made elsewhere: the model sees it as a function."""
     arguments = json.dumps({"input": _string(item, "input", path)}, ensure_ascii=False)
     name = _string(item, "name", path)
     turns.call(Call(_string(item, "call_id", path), name, arguments))
 
 
-def _output(item: Mapping[str, Any], path: str, turns: Turns) -> None:
+def _output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     output = item.get("output")
-    text = output if isinstance(output, str) else text_of(output, f"{path}.output")
-    turns.result(_string(item, "call_id", path), text)
+    parts = output if isinstance(output, list) else [output]
+    texts: list[str] = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("input_image", "input_file"):
+            aside(f"{path}.output[{index}] {kind}")
+            texts.append(UNSEEN)
+        else:
+            whole = part if isinstance(part, str) else [part]
+            texts.append(text_of(whole, f"{path}.output"))
+    turns.result(_string(item, "call_id", path), "\n".join(texts))
 
 
-def _reference(item: Mapping[str, Any], path: str, turns: Turns) -> None:
+def _reference(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     raise invalid(
         path, "refers to an item, and none is kept here: send it whole", code="unsupported_content"
     )
@@ -130,7 +139,7 @@ def _string(item: Mapping[str, Any], name: str, path: str) -> str:
     return value
 
 
-_Reader = Callable[[Mapping[str, Any], str, Turns], None]
+_Reader = Callable[[Mapping[str, Any], str, Turns, SetAside], None]
 _ITEMS: Final[Mapping[str, _Reader]] = {
     "message": _message,
     "reasoning": _reasoning,

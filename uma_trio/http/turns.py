@@ -14,6 +14,8 @@ from attrs import define, field
 from uma_trio.service.ask import Call, Message
 
 _BETWEEN = "\n\n"
+UNSEEN = "[This part of the result is no text, and cannot be shown to you.]"
+"""What the model reads of a picture that a tool brought: refused, it would end an agent's session."""
 
 
 @define
