@@ -99,6 +99,19 @@ async def test_several_answers_differ_by_their_seeds(autojump_clock: MockClock) 
         assert streamed.events[-1] == "[DONE]"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_several_answers_cost_one_prompt(autojump_clock: MockClock, stream: bool) -> None:
+    """But for its last token, whose logits each of them needs."""
+    async with http_house(prefix_bytes=1 << 22) as daemon:
+        asked = {**HELLO, "temperature": 1, "max_tokens": 20, "ignore_eos": True, "n": 4}
+        alone = await daemon.ask("POST", CHAT, {**HELLO, "cache_salt": "other", "max_tokens": 1})
+        n_prompt = alone.json["usage"]["prompt_tokens"]
+        computed = daemon.inner.backend.computed
+        before = sum(computed.values())
+        await daemon.ask("POST", CHAT, {**asked, "stream": stream})
+        assert sum(computed.values()) - before == n_prompt + 3 + 4 * 19
+
+
 async def test_probabilities_come_with_each_token(autojump_clock: MockClock) -> None:
     """In the API's own form; the likeliest alternative of a greedy answer is the token itself."""
     async with http_house() as daemon:
