@@ -58,7 +58,7 @@ def ask_all(texts: list[str], budget: int, disturb: random.Random | None = None)
 
 
 def disturb_it(made: Bench, rng: random.Random) -> None:
-    """Save, evict, preempt, or take leaves out of the cache, now and then."""
+    """Save, evict, preempt, move cells, or take leaves out of the cache, now and then."""
     prefix, running = made.engine.prefix, made.engine.registry.running
     match rng.randrange(40):
         case 0:
@@ -67,7 +67,9 @@ def disturb_it(made: Bench, rng: random.Random) -> None:
             prefix.idle()
         case 4:
             prefix.store.clear(["1"])
-        case 5 if running:
+        case 5 | 6 | 7 if (part := made.backend.kv_highest(64)) is not None:
+            assert made.backend.kv_move(*part)
+        case 8 if running:
             made.engine.publish()  # commits; a request that ended is no longer there
             if running:
                 made.engine.registry.preempt(rng.choice(sorted(running)), "a test")
