@@ -120,6 +120,8 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     parser.add_argument("--parallel", type=int)
     parser.add_argument("--policy", default="baseline")
     parser.add_argument("--http", default="off")
+    parser.add_argument("--http-max-connections", type=int, default=256)
+    parser.add_argument("--max-queue", type=int, default=256)
     options, _ = parser.parse_known_args(arguments)
     # A byte is a token here, so prompts are long: there must be room for them. As in the real one,
     # a policy that knows what ticks cost has a slot more, for rows that are thrown away.
@@ -141,6 +143,8 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
         n_ctx=1 << 16,
         policy=options.policy,
         http=options.http,
+        http_max_connections=options.http_max_connections,
+        max_queue=options.max_queue,
     )
 
     async def serve() -> None:
