@@ -72,6 +72,7 @@ def long_prompt(wire: SseWire, port: int, seed: str, tokens: int, patience_s: fl
     """Return when the head of an answer to a long prompt came; then leave while it is computed."""
     (job,) = clients.jobs(1, tokens, 8, seed)
     until_idle(port)
+    tokenise_ms = 1e3 * _tokenise(port, job.prompt)
     with Live(wire) as live:
         stream = live.start(job)
         live.run(patience_s, lambda: bool(stream.reads))
@@ -82,6 +83,7 @@ def long_prompt(wire: SseWire, port: int, seed: str, tokens: int, patience_s: fl
         freed_ms = 1e3 * until_idle(port)
     return {
         "left_n": 1,
+        "tokenise_ms": tokenise_ms,
         "head_ms": None if head_s is None else 1e3 * head_s,
         "left_prefill_ms": freed_ms if in_prefill else None,
     }
@@ -140,6 +142,19 @@ def _background(n: int, tokens: int, seed: str) -> list[Job]:
 def _decodes(stream: Stream) -> bool:
     """Whether tokens of a stream have come, and not only the head of its answer."""
     return stream.over or any(b'"content"' in data for _, data in stream.reads)
+
+
+def _tokenise(port: int, text: str) -> float:
+    """Return in how many seconds a server answers with the tokens of a text."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    try:
+        body = json.dumps({"content": text})
+        began = time.perf_counter()
+        connection.request("POST", "/tokenize", body, {"Content-Type": "application/json"})
+        connection.getresponse().read()
+        return time.perf_counter() - began
+    finally:
+        connection.close()
 
 
 def until_idle(port: int) -> float:
