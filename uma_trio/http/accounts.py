@@ -32,18 +32,18 @@ def usage(
 def timings(end: Finished) -> dict[str, Any]:
     """Return where the time of one answer went; the wait for a slot is not in it."""
     computed = end.prompt_tokens - end.cached_tokens
-    prompt_ms = max(0.0, ((end.ttft_s or end.total_s) - end.queue_s) * 1e3)
-    predicted_ms = max(0.0, (end.total_s - (end.ttft_s or end.total_s)) * 1e3)
+    prompt_ms = round(max(0.0, ((end.ttft_s or end.total_s) - end.queue_s) * 1e3), 3)
+    predicted_ms = round(max(0.0, (end.total_s - (end.ttft_s or end.total_s)) * 1e3), 3)
     n = end.completion_tokens
     decoded = max(0, n - 1)  # the first token comes of the prompt
     return {
         "cache_n": end.cached_tokens,
         "prompt_n": computed,
-        "prompt_ms": round(prompt_ms, 3),
+        "prompt_ms": prompt_ms,
         "prompt_per_token_ms": _ratio(prompt_ms, computed),
         "prompt_per_second": _ratio(computed * 1e3, prompt_ms),
         "predicted_n": n,
-        "predicted_ms": round(predicted_ms, 3),
+        "predicted_ms": predicted_ms,
         "predicted_per_token_ms": _ratio(predicted_ms, decoded),
         "predicted_per_second": _ratio(decoded * 1e3, predicted_ms),
         "queue_ms": round(end.queue_s * 1e3, 3),
@@ -51,4 +51,4 @@ def timings(end: Finished) -> dict[str, Any]:
 
 
 def _ratio(over: float, under: float) -> float:
-    return round(over / under, 3) if under > 0 else 0.0
+    return over / under if under > 0 else 0.0
