@@ -1,4 +1,4 @@
-"""What the parts of a tick cost by themselves, in microseconds: planning, sampling, frames.
+"""What the parts of a tick cost by themselves, in microseconds: planning, ticks, sampling, frames.
 
     python -m benches micro                         everything (about 2 minutes)
     python -m benches micro planning --quick        only this, a short look (seconds)
@@ -6,7 +6,8 @@
 
 No model, no server, no clients. *planning*: one plan, of the simulated engine (:mod:`uma_trio.sim`);
 of the *mixed* crowd half of the sequences are read, a quarter decode in the background, and a quarter
-are prompts of 506 tokens, one after another; of *readers* all are read. *sampling*: choosing from
+are prompts of 506 tokens, one after another; of *readers* all are read. *ticks*: all that the engine does
+for a tick of streams, on a backend that computes nothing (benches/ticks.py). *sampling*: choosing from
 logits (benches/sampling.py). *frames*: encoding and decoding a token and a request. Each figure is
 the least, or of planning the median of the best round, since everything that disturbs only adds.
 """
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attrs import evolve
 
-from benches import contest, host, report, sampling
+from benches import contest, host, report, sampling, ticks
 from benches.contest import Row
 from benches.driver import tool
 from uma_protocol import (
@@ -129,6 +130,18 @@ def verdict(rows: Sequence[Row], crowd: str) -> str:
     return contest.verdict(f"{what}: us for one plan", *(found or [None]), TARGETS_US[crowd])
 
 
+def ticking(given: argparse.Namespace) -> Iterator[Row]:
+    """Yield what a tick costs the engine, for each policy and number of streams."""
+    n_ticks = given.ticks or (100 if given.quick else 1000)
+    for policy in given.policies:
+        for overlaps in (False, True):
+            for drawn in (False, True):
+                for n in given.n:
+                    kind = f"{'GPU' if overlaps else 'CPU'}, {'drawn' if drawn else 'greedy'}"
+                    us = ticks.one_tick_us(policy, n, n_ticks, drawn=drawn, overlaps=overlaps)
+                    yield {"what": f"{policy}, {kind}, {n} streams", "us": us, "us a token": us / n}
+
+
 def choosing(_given: argparse.Namespace) -> Iterator[Row]:
     """Yield what sampling costs."""
     yield from sampling.one_token()
@@ -161,7 +174,7 @@ def frames(_given: argparse.Namespace) -> Iterator[Row]:
         yield {"what": what, "us": least}
 
 
-PARTS = {"planning": planning, "sampling": choosing, "frames": frames}
+PARTS = {"planning": planning, "ticks": ticking, "sampling": choosing, "frames": frames}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
