@@ -18,6 +18,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.policy.abort import Newcomer
+from uma_trio.policy.evolving import value
 from uma_trio.speculation import Speculation
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -218,7 +219,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@frozen
+@value
 class TokenOut:
     """One sampled token. `text` is valid UTF-8 and may be empty (held back).
 

@@ -21,7 +21,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import Choice
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
-from uma_trio.engine.step import NO_DRAFT, Completed, Step, Tick
+from uma_trio.engine.step import Completed, Step, Tick
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
@@ -255,11 +255,13 @@ def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -
     for item in plan.items:
         key, n, n_drafts = item.key, item.n_tokens, item.n_drafts
         view = views[key]
-        draft, n_rows = NO_DRAFT, 1 if n == view.pending - view.drafted else 0
         if n_drafts:
             draft, n_rows = running[key].draft, view.rows(n, n_drafts)
-        drafts = draft.tokens[:n_drafts]
-        steps.append(Step(key, view.computed, n, row, n_rows, drafts, draft.origin))
+            drafts = draft.tokens[:n_drafts]
+            steps.append(Step(key, view.computed, n, row, n_rows, drafts, draft.origin))
+        else:
+            n_rows = 1 if n == view.pending - view.drafted else 0
+            steps.append(Step(key, view.computed, n, row, n_rows))
         row += n_rows
     return tuple(steps)
 

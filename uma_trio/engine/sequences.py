@@ -174,7 +174,8 @@ class Sequence:
         This alone makes progress. Tokens behind one that ends the request are dropped. With a `pace`
         tokens are shown so many seconds after one another, none more than `playout_s` from `now`.
         """
-        self.guess(NO_DRAFT)
+        if self.draft.tokens:
+            self.guess(NO_DRAFT)
         self.sampler.return_unused(len(outcome.tokens))
         view = self.view
         known = view.computed + view.pending
@@ -185,13 +186,13 @@ class Sequence:
         given, texts, reason = self._take(outcome.tokens, known)
         n, last = len(given), view.last_token_at
         itl_s = now - last if n and last is not None else None
-        times: tuple[float, ...] | None = None
+        shows: tuple[float, ...] | None = None
         shown_at, gap_s = now, itl_s
         if n and reason is None and (pace or (view.shown_at or now) > now):  # else all is shown now
             times = self.show_times(n, now, pace, playout_s)
             shown_at = times[-1]
             if self.smooth:
-                gap_s = _longest_gap(view, times)
+                shows, gap_s = times, _longest_gap(view, times)
         self.view = after_tokens(view, known + n, n, now, shown_at)
         if n:
             self.forgiven = self.passed_over
@@ -205,7 +206,7 @@ class Sequence:
             view.lane,
             view.first_token_at is None,
             reason,
-            times if self.smooth else None,
+            shows,
             gap_s,
         )
 

@@ -142,7 +142,7 @@ class Tick:
     @property
     def guesses(self) -> list[int]:
         """For each row the draft that follows it, or `NO_GUESS`; empty if there is no draft."""
-        if not any(item.n_drafts for item in self.plan.items):
+        if not sum([item.n_drafts for item in self.plan.items]):
             return []
         return [guess for step in self.steps if step.n_rows for guess in (*step.drafts, NO_GUESS)]
 
