@@ -16,9 +16,15 @@ from uma_protocol import Explain, Explanation
 from uma_trio.backend.fake import EOS
 from uma_trio.cli.timeline import tick_table
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
+from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.records import TickRecord
 from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
 from uma_trio.engine.sampling.adjusting import Adjuster
 from uma_trio.net.explained import told as told_to_people
+from uma_trio.policy.contract import contract
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.portable import TracedTick, decode, encode
+from uma_trio.policy.state import SchedulerState
 from uma_trio.service.directory import Directory
 
 PROMPT = "abba baba abba baba ab"
@@ -222,3 +228,18 @@ def test_tokens_that_are_drawn_along_chains_follow_the_models_distribution() -> 
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     # 39 degrees of freedom: more than this happens once in a thousand, and the seeds are fixed.
     assert chi_square < 72.1
+
+
+def test_a_trace_with_drafts_is_planned_the_same_again() -> None:
+    """Its lines hold what was guessed and how likely it was."""
+    lines: list[bytes] = []
+
+    def keep(state: SchedulerState, plan: Plan, tick: TickRecord) -> None:
+        lines.append(encode(TracedTick(state, plan, tick.decode_s, tick.host_s, tick.status)))
+
+    bench = speaking(drafts=True, kind=Babbler, recorder=Recorder(keep))
+    bench.submit(PROMPT, 50)
+    bench.run()
+    ticks = [line for line in map(decode, lines) if isinstance(line, TracedTick)]
+    assert sum(item.n_drafts for tick in ticks for item in tick.plan.items) > 0
+    assert all(contract(tick.state) == tick.plan for tick in ticks)
