@@ -13,7 +13,7 @@ from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.http import responses_input
 from uma_trio.http.responses_input import choice_of, messages_of, tools_of
 from uma_trio.http.turns import UNSEEN
-from uma_trio.service.ask import Call, Message, ToolChoice
+from uma_trio.service.ask import Call, Chat, Message, ToolChoice
 
 PATH = "/v1/responses"
 HELLO: dict[str, Any] = {"input": "hello", "temperature": 0, "max_output_tokens": 8}
@@ -154,6 +154,20 @@ async def test_an_answer_may_take_all_the_room_there_is(autojump_clock: MockCloc
             answer = await daemon.ask("POST", path, {**asked, "ignore_eos": True})
             usage = answer.json["usage"]
             assert usage["input_tokens"] + usage["output_tokens"] == 600
+
+
+async def test_how_much_is_thought_and_whose_turn_it_is(autojump_clock: MockClock) -> None:
+    """Reach the service: effort, budget, and the name of the conversation."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        asked = {"reasoning": {"effort": "low"}, "reasoning_budget": 64, "prompt_cache_key": "c"}
+        await client.send("POST", PATH, {**HELLO, **asked, "stream": True})
+        await client.head()
+        (running,) = daemon.inner.service.directory
+        ask = running.ask
+        assert isinstance(ask.prompt, Chat)
+        assert (ask.prompt.manner.effort, ask.reasoning_budget, ask.session) == ("low", 64, "c")
+        client.close()
 
 
 # --- what is refused ---

@@ -11,7 +11,17 @@ from attrs import evolve
 from uma_protocol.events import Effort
 from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer, Object
 from uma_trio.http.api import Api, answered, counted
-from uma_trio.http.asking import CACHE, KWARGS, LANE, MODEL, SAMPLING, STOPS, Anything
+from uma_trio.http.asking import (
+    CACHE,
+    KWARGS,
+    LANE,
+    MODEL,
+    PACE,
+    SAMPLING,
+    SPECULATION,
+    STOPS,
+    Anything,
+)
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import honoured, ignored, refused
@@ -90,6 +100,8 @@ class Messages(Api):
         LANE,
         honoured("service_tier", Choice(("auto", "standard_only", "flex")), "flex: background"),
         CACHE,
+        SPECULATION,
+        PACE,
         *ignored("user_profile_id", "workspace_id", note="a label"),
     )
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final, get_args
 
+from attrs import evolve
+
 from uma_protocol.events import Effort
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
 from uma_trio.http.api import Api, answered, counted
@@ -17,7 +19,9 @@ from uma_trio.http.asking import (
     CACHE,
     KWARGS,
     MODEL,
+    PACE,
     SAMPLING,
+    SPECULATION,
     STATELESS,
     URGENCY,
     Anything,
@@ -32,6 +36,7 @@ from uma_trio.http.responses_items import Form, Items
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import format_of
 from uma_trio.http.streams import Answer
+from uma_trio.http.tools import BUDGET, budget_of
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation
 
@@ -103,6 +108,9 @@ class Responses(Api):
         KWARGS,
         *URGENCY,
         CACHE,
+        BUDGET,
+        SPECULATION,
+        PACE,
         *STATELESS,
         refused("prompt", "no templates of prompts are kept here; send the input"),
         *ignored("user", "safety_identifier", "client_metadata", "moderation", note="a label"),
@@ -121,14 +129,13 @@ class Responses(Api):
         for name in self._includes:
             if name not in (_LOGPROBS, _SEALED):
                 self.set_aside("include")
-        return [
-            self.ask(
-                chat,
-                max_tokens=body.get("max_output_tokens", self.room),
-                logprobs=self._logprobs(),
-                session=body.get("prompt_cache_key"),
-            )
-        ]
+        ask = self.ask(
+            chat,
+            max_tokens=body.get("max_output_tokens", self.room),
+            logprobs=self._logprobs(),
+            session=body.get("prompt_cache_key"),
+        )
+        return [evolve(ask, reasoning_budget=budget_of(body))]
 
     def shape(self) -> Shape | None:
         """Return what `text.format` asks for."""

@@ -17,6 +17,12 @@ MAX_TOOLS: Final = 128
 MAX_NAME: Final = 128
 _MODES: Final[Mapping[str, Mode]] = {"auto": "auto", "required": "required", "none": "none"}
 
+BUDGET: Final = honoured(
+    "reasoning_budget",
+    Integer(-1, MAX_INT32),
+    "the most tokens of reasoning; -1: no bound of its own",
+)
+
 FIELDS: tuple[Field, ...] = (
     honoured("tools", Anything("a list of at most 128 functions"), "what the model may call"),
     honoured(
@@ -26,11 +32,7 @@ FIELDS: tuple[Field, ...] = (
         default="auto",
     ),
     honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
-    honoured(
-        "reasoning_budget",
-        Integer(-1, MAX_INT32),
-        "the most tokens of reasoning; -1: no bound of its own",
-    ),
+    BUDGET,
 )
 
 
