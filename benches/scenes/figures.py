@@ -27,6 +27,7 @@ from uma_trio.sim.machine import TABLES, Profile, built_in, gaussian
 from uma_trio.sim.simulation import Simulation, settings_for
 from uma_trio.sim.world import Request
 
+CAPPED = ("contract", "deadline")  # policies with a latency cap
 CAPS = (1.2, 1.5, 3.0, 5.0)
 TICKS_MS = (20, 30, 40, 60)  # the baseline's knob, --tick-budget-ms; 30 is its default
 EVERY_S = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -61,7 +62,7 @@ def storm(
     world.run(seconds)
     answered = sum(r.end is not None and r.lane == "background" for r in world.requests)
     reading = _reading(stream, profile)
-    share = world.memory.guard.share if policy == "contract" else None
+    share = world.memory.guard.share if policy in CAPPED else None
     return evolve(reading, prompts_s=answered / seconds, share=share)
 
 
@@ -109,8 +110,9 @@ def _reading(stream: Request, profile: Profile) -> Reading:
 
 def loads(profile: Profile, seconds: float) -> Iterator[tuple[str, str, Reading]]:
     """Yield policy, knob and outcome of the storm, at each setting of each policy."""
-    for cap in CAPS:
-        yield "contract", f"{cap:g}", storm(profile, "contract", seconds, cap=cap)
+    for policy in CAPPED:
+        for cap in CAPS:
+            yield policy, f"{cap:g}", storm(profile, policy, seconds, cap=cap)
     for tick_ms in TICKS_MS:
         yield "baseline", f"{tick_ms} ms", storm(profile, "baseline", seconds, tick_ms=tick_ms)
 

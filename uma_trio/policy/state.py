@@ -168,7 +168,8 @@ class GuardMemory:
     p95 latency of isolated ticks over the predicted one. `mixed` and `background` are as in the
     :class:`MeasuredTick` that the tick will be. `share` is the smoothed part of machine time that
     background work got, `newcomers` the part that newcomers' prompts got. `since_grant` counts the
-    ticks with streams since the last grant. `long` is that of the last plan's limit.
+    ticks with streams since the last grant. `long` is that of the last plan's limit. `company_at` is
+    when best-effort work was ready last.
     """
 
     budgets: Mapping[int, float] = field(factory=dict)
