@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 
+import numpy as np
+
+from uma_trio.backend.base import IntArray
+from uma_trio.backend.fake import N_VOCAB, FakeVocabulary
 from uma_trio.text.chat import Tool
 from uma_trio.text.replies import Event, ReplyFormat, ReplyParser
 from uma_trio.text.replies.format import GENERIC_CALLS, THINK, CallSyntax
@@ -81,3 +86,32 @@ def parsed(
     parser = ReplyParser(format, thinking=thinking, tools=TOOLS, calls=calls, ids=lambda: next(ids))
     events = [event for piece in pieces for event in parser.feed(piece)]
     return [*events, *parser.finish()]
+
+
+class MarkedVocabulary(FakeVocabulary):
+    """Bytes are tokens, and markers of calls and reasoning are control tokens, which have no bytes."""
+
+    markers = ("[CALL]", "[ARGS]", "[T]", "[/T]")
+
+    def __init__(self) -> None:
+        super().__init__(N_VOCAB + len(self.markers))
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
+        """Return a token per byte, and markers where special tokens are asked for."""
+        if not parse_special:
+            return super().tokenize(text, add_special=add_special, parse_special=False)
+        parts = re.split("(" + "|".join(map(re.escape, self.markers)) + ")", text)
+        found = [
+            np.array([N_VOCAB + self.markers.index(part)], np.int32)
+            if part in self.markers
+            else super(MarkedVocabulary, self).tokenize(part, add_special=False, parse_special=True)
+            for part in parts
+        ]
+        return np.concatenate(found)
+
+
+MARKED_TEMPLATE = chatml(
+    "{% if m.reasoning_content %}[T]{{ m.reasoning_content }}[/T]{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[CALL]{{ c.function.name }}[ARGS]"
+    "{{ c.function.arguments | tojson }}{% endfor %}"
+)

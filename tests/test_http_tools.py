@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from http_kit import Answer, HttpHouse, http_house
 from net_kit import TICK_S
-from reply_kit import HERMES_TEMPLATE, PREFILLED_TEMPLATE, THINKING_TEMPLATE
+from reply_kit import (
+    HERMES_TEMPLATE,
+    MARKED_TEMPLATE,
+    PREFILLED_TEMPLATE,
+    THINKING_TEMPLATE,
+    MarkedVocabulary,
+)
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import CHATML, linear_cost
@@ -224,6 +230,30 @@ async def test_tools_and_a_shape_do_not_go_together(autojump_clock: MockClock) -
         answer = await asked(daemon, **asks)
         assert (answer.status, answer.error["param"]) == (400, "response_format")
         assert message(await asked(daemon, **asks, tool_choice="none"))["content"] == "{}"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_markers_that_are_special_tokens_are_seen(
+    autojump_clock: MockClock, choice: str
+) -> None:
+    """Though they have no text of their own; in an answer that is free, and in a grammar."""
+    vocabulary = MarkedVocabulary()
+    says = '[T]Why?[/T][CALL]look[ARGS]{"what": "a"}'
+    tokens = vocabulary.tokenize(says, add_special=False, parse_special=True).tolist()
+    backend = ScriptedBackend(
+        [tokens],
+        vocabulary=vocabulary,
+        n_ctx=4096,
+        n_batch=512,
+        chat_template=MARKED_TEMPLATE,
+        cost=linear_cost(TICK_S, 0.0),
+    )
+    async with http_house(backend=backend) as daemon:
+        answer = await asked(daemon, tool_choice=choice)
+        assert calls(answer) == [("look", {"what": "a"})]
+        assert message(answer)["reasoning_content"] == "Why?"
+        assert message(answer)["content"] is None
+        assert answer.json["usage"]["completion_tokens"] == len(tokens)
 
 
 # --- reasoning ---
