@@ -160,13 +160,13 @@ async def test_how_much_is_thought_and_whose_turn_it_is(autojump_clock: MockCloc
     """Reach the service: effort, budget, and the name of the conversation."""
     async with http_house() as daemon:
         client = daemon.connect()
-        asked = {"reasoning": {"effort": "low"}, "reasoning_budget": 64, "prompt_cache_key": "c"}
+        asked = {"reasoning": {"effort": "max"}, "reasoning_budget": 64, "prompt_cache_key": "c"}
         await client.send("POST", PATH, {**HELLO, **asked, "stream": True})
         await client.head()
         (running,) = daemon.inner.service.directory
         ask = running.ask
         assert isinstance(ask.prompt, Chat)
-        assert (ask.prompt.manner.effort, ask.reasoning_budget, ask.session) == ("low", 64, "c")
+        assert (ask.prompt.manner.effort, ask.reasoning_budget, ask.session) == ("xhigh", 64, "c")
         client.close()
 
 

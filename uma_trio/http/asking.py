@@ -131,6 +131,8 @@ SPECULATION = honoured(
     default="auto",
 )
 
+EFFORTS = (*get_args(Effort), "max")
+
 KWARGS = honoured("chat_template_kwargs", Object(4096), "variables of the chat template")
 
 PACE = honoured(
@@ -142,7 +144,7 @@ PACE = honoured(
 
 TEMPLATE: tuple[Field, ...] = (
     KWARGS,
-    honoured("reasoning_effort", Choice(get_args(Effort)), "where the template knows"),
+    honoured("reasoning_effort", Choice(EFFORTS), "where the template knows; max is xhigh"),
     honoured("continue_final_message", Flag(), "goes on with the assistant's last message"),
     honoured("add_generation_prompt", Flag(), "false only beside continue_final_message"),
 )
@@ -213,6 +215,18 @@ def sampling_of(body: Body, defaults: SamplingParams) -> SamplingParams:
         logit_bias=tuple((int(token), _trimmed(value)) for token, value in bias.items()),
         stop_token_ids=tuple(body.get("stop_token_ids", ())),
     )
+
+
+def effort_of(field: str, value: Any) -> Effort | None:
+    """Return how much the model should think; None if nobody says.
+
+    Raises:
+        Fault: it is no word for that.
+    """
+    if value is not None and value not in EFFORTS:
+        raise invalid(field, f"must be one of {', '.join(EFFORTS)}")
+    effort: Effort | None = "xhigh" if value == "max" else value
+    return effort
 
 
 def stops_of(body: Body) -> tuple[str, ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final
 
 from attrs import evolve
 
-from uma_protocol.events import Effort
 from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer, Object
 from uma_trio.http.api import Api, answered, counted
 from uma_trio.http.asking import (
@@ -21,6 +20,7 @@ from uma_trio.http.asking import (
     SPECULATION,
     STOPS,
     Anything,
+    effort_of,
 )
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.errors import invalid
@@ -34,7 +34,6 @@ from uma_trio.http.streams import Answer
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation
 
-_EFFORTS: Final = {"max": "xhigh"}  # the highest has another name here
 _CONVERSATION: Final = (
     MODEL,
     honoured(
@@ -180,11 +179,7 @@ class Messages(Api):
 
     def _manner(self, *, continue_final: bool) -> Manner:
         """Return how the chat is rendered. Without a word on thinking there is none, by the API."""
-        effort = self._config.get("effort")
-        effort = _EFFORTS.get(effort, effort) if isinstance(effort, str) else effort
-        if effort is not None and effort not in get_args(Effort):
-            words = ", ".join((*get_args(Effort), *_EFFORTS))
-            raise invalid("output_config.effort", f"must be one of {words}")
+        effort = effort_of("output_config.effort", self._config.get("effort"))
         if self._thinking == "disabled" or (self._thinking is None and effort is None):
             effort = "none"
         return Manner(

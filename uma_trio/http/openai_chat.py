@@ -23,6 +23,7 @@ from uma_trio.http.asking import (
     TEMPLATE,
     URGENCY,
     Anything,
+    effort_of,
 )
 from uma_trio.http.chats import messages_of
 from uma_trio.http.errors import invalid
@@ -135,7 +136,7 @@ def manner_of(body: Body) -> Manner:
     manner = Manner(
         continue_final=body.get("continue_final_message", False),
         arguments=body.get("chat_template_kwargs", {}),
-        effort=body.get("reasoning_effort"),
+        effort=effort_of("reasoning_effort", body.get("reasoning_effort")),
     )
     if body.get("add_generation_prompt") is manner.continue_final:
         raise invalid("add_generation_prompt", "goes with the opposite of continue_final_message")

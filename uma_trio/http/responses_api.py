@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final
 
 from attrs import evolve
 
-from uma_protocol.events import Effort
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
 from uma_trio.http.api import Api, answered, counted
 from uma_trio.http.asking import (
@@ -25,6 +24,7 @@ from uma_trio.http.asking import (
     STATELESS,
     URGENCY,
     Anything,
+    effort_of,
 )
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.errors import Fault, invalid
@@ -124,7 +124,8 @@ class Responses(Api):
         parallel = body.get("parallel_tool_calls", True)
         choice = choice_of(body.get("tool_choice"), parallel=parallel)
         messages = messages_of(body.get("instructions"), body.get("input"), self.set_aside)
-        manner = Manner(arguments=body.get("chat_template_kwargs", {}), effort=self._effort())
+        effort = effort_of("reasoning.effort", self._reasoning.get("effort"))
+        manner = Manner(arguments=body.get("chat_template_kwargs", {}), effort=effort)
         chat = Chat(messages, manner, self.tools.functions, choice)
         for name in self._includes:
             if name not in (_LOGPROBS, _SEALED):
@@ -169,7 +170,7 @@ class Responses(Api):
             self.id.removeprefix(self.prefix),
             self.shared.service,
             self.tools,
-            summarises=self._reasoning.get("summary") is not None,
+            summarises=not {"summary", "generate_summary"}.isdisjoint(self._reasoning),
             seals=_SEALED in self._includes,
         )
         return Form(self._repeated(), items)
@@ -230,12 +231,6 @@ class Responses(Api):
         if not isinstance(value, dict):
             raise invalid(name, "must be an object")
         return {key: inner for key, inner in value.items() if inner is not None}
-
-    def _effort(self) -> Effort | None:
-        effort = self._reasoning.get("effort")
-        if effort is None or effort in get_args(Effort):
-            return effort
-        raise invalid("reasoning.effort", f"must be one of {', '.join(get_args(Effort))}")
 
     def _logprobs(self) -> int | None:
         top: int = self.body.get("top_logprobs", 0)
