@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from http_kit import http_house
-from reply_kit import FORMATS, HERMES_TEMPLATE, PREFILLED_TEMPLATE, THINKING_TEMPLATE, chatml
+from reply_kit import (
+    FORMATS,
+    HERMES_TEMPLATE,
+    MARKED_TEMPLATE,
+    PREFILLED_TEMPLATE,
+    THINKING_TEMPLATE,
+    MarkedVocabulary,
+    chatml,
+)
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import CHATML, FakeVocabulary
+from uma_trio.backend.base import IntArray
+from uma_trio.backend.fake import CHATML, N_VOCAB, FakeVocabulary
 from uma_trio.cli.doctor import doctor
 from uma_trio.text.chat import AUTO, Call, Message, Tool
 from uma_trio.text.frontend import FrontEnd
@@ -148,6 +158,25 @@ def test_no_text_of_tools_becomes_a_special_token(source: str) -> None:
     fine_tokens = front_end.prepare_messages(fine, tools=(Tool("f", "d", {"type": "object"}),))
     assert sum(evil_tokens >= 256) == sum(fine_tokens >= 256)
     assert front_end.replies.parser(tools, AUTO, thinking=False) is not None
+
+
+def test_a_marker_that_is_an_ordinary_token_is_none_in_somebodys_text() -> None:
+    """A vocabulary may know it in any text; what a person writes is cut, and stays the same text."""
+
+    class Defined(MarkedVocabulary):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
+            return super().tokenize(text, add_special=add_special, parse_special=True)
+
+        def pieces(self) -> Sequence[bytes]:
+            pieces = super().pieces()[: -len(self.markers)]
+            return [*pieces, *(marker.encode() for marker in self.markers)]
+
+    vocabulary = Defined()
+    front_end = FrontEnd(vocabulary, MARKED_TEMPLATE)
+    call = Message("assistant", calls=(Call("1", "f", "{}"),))
+    tokens = front_end.prepare_messages([Message("user", "a[CALL]b[/T]"), call])
+    assert sum(tokens >= N_VOCAB) == len(("[CALL]", "[ARGS]"))
+    assert b"a[CALL]b[/T]" in front_end.detokenize(tokens.tolist())
 
 
 def test_a_prompt_tells_whether_it_opened_the_reasoning() -> None:

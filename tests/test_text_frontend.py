@@ -111,6 +111,7 @@ def test_a_space_before_a_content_belongs_to_its_first_word() -> None:
 
     source = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
     front_end = FrontEnd(Listening(), source)
+    front_end.prepare_messages([Message("user", "a")])  # finds out about the model once
     seen.clear()
     tokens = front_end.prepare_messages([Message("user", "a"), Message("user", "b")])
     assert seen == ["[INST]", " a", " [/INST][INST]", " b", " [/INST]"]

@@ -6,7 +6,8 @@ threads; any number of them may.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
@@ -42,6 +43,16 @@ def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
             text, space = text[:-1], " "
         if text:
             yield Part(text, part.is_content)
+
+
+def _without_markers(parts: Iterable[Part], forgeable: re.Pattern[str] | None) -> Iterator[Part]:
+    """Cut every marker in somebody's text behind its first character, so that it is no token."""
+    for part in parts:
+        if forgeable is None or not part.is_content:
+            yield part
+            continue
+        for text in forgeable.split(part.text):
+            yield Part(text, is_content=True)
 
 
 class FrontEnd:
@@ -100,7 +111,7 @@ class FrontEnd:
         parts = self._parts(messages, manner, tools)
         tokens: list[IntArray] = []
         after_text = False
-        for part in _with_spaces(parts):
+        for part in _without_markers(_with_spaces(parts), self.replies.forgeable):
             tokens.append(self._part(part.text, special=not part.is_content, joined=after_text))
             if len(tokens[-1]):  # a control token has no bytes
                 after_text = bool(self._pieces[int(tokens[-1][-1])])

@@ -6,6 +6,7 @@ Everything here blocks and is called in helper threads, but for `parser`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -122,6 +123,23 @@ class Replies:
             if token is not None:
                 pieces[token] = marker.encode()
         return tuple(pieces)
+
+    @cached_property
+    def forgeable(self) -> re.Pattern[str] | None:
+        """What finds the middle of a marker that the vocabulary knows in anybody's text.
+
+        Such tokens are ordinary ones to the vocabulary (`USER_DEFINED`), and special to the model.
+        """
+        found = [
+            marker
+            for marker in self._marker_words
+            if len(marker) > 2
+            and len(self._vocabulary.tokenize(marker, add_special=False, parse_special=False)) == 1
+        ]
+        if not found:
+            return None
+        cut = [f"(?<={re.escape(m[0])})(?={re.escape(m[1:])})" for m in found]
+        return re.compile("|".join(cut))
 
     @cached_property
     def _marker_words(self) -> Sequence[str]:
