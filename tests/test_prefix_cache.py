@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from uma_trio.backend.base import Traits
+from uma_trio.backend.base import Saved, Traits
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Keep, SetLane
 from uma_trio.engine.planner import EngineSettings
@@ -480,6 +480,56 @@ def test_on_a_gpu_an_idle_cell_costs_what_a_read_one_does(
     made.submit(letters(3, 30), 60, namespace="3")
     made.run()
     assert any(leaf.namespace == MINE for leaf in made.engine.prefix.leaves) is stays
+
+
+class SlowToGather(Captured):
+    """A device on which saving cells that lie scattered takes a quarter of a second."""
+
+    now_s = 0.0
+
+    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+        """Save, and let time pass."""
+        if self.kv_runs(slot, first, last) >= 8:
+            self.now_s += 0.25
+        return super().kv_save(slot, first, last)
+
+
+def after_a_crowd() -> tuple[Bench, SlowToGather]:
+    """Return an engine whose leaves lie scattered, as their answers were computed in turn."""
+    backend, ticks = SlowToGather(n_ctx=8192, n_slots=8, n_batch=64), count()
+    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), context_cell_s=1e-7)
+    made = Bench(
+        backend,
+        settings=EngineSettings(prefix_bytes=MIB, cost=cost),
+        clock=lambda: backend.now_s + next(ticks) / 1000,
+    )
+    for client in range(4):
+        made.submit(letters(client, 40), 150, namespace=str(client))
+    made.run()
+    return made, backend
+
+
+def test_on_a_gpu_nobody_waits_for_scattered_cells_to_be_saved() -> None:
+    """What that takes is not known there, and so it is left to idle time."""
+    made, backend = after_a_crowd()
+    prefix = made.engine.prefix
+    while prefix.idle(1e-3):
+        pass
+    _, sink = made.submit(letters(9, 40), 100, namespace="9")
+    made.run()
+    assert sink.tokens
+    assert backend.now_s == 0.0
+
+
+def test_what_takes_longer_to_save_than_to_compute_is_saved_once_at_most() -> None:
+    """The first page shows it, in idle time; the leaves stay until their cells are needed."""
+    made, backend = after_a_crowd()
+    save_all(made)
+    assert backend.now_s == 0.25
+    assert len(made.engine.prefix.leaves) == 4
+    _, again = made.submit(letters(1, 40), 20, namespace="1")
+    made.run()
+    assert again.end.cached_tokens == 39
 
 
 def costly_leaf() -> tuple[Bench, Leaf]:

@@ -39,7 +39,10 @@ class Compaction:
     under_way: bool = False
     _paid_s: float = 0.0  # what free cells below the mark have cost since they last were few
     _left_s: float = 0.0  # of what moving may take
-    _takes: Measured = field(factory=lambda: Measured(_FIRST_S, 20 * _FIRST_S))
+    _takes: Measured = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._takes = Measured.of(self.backend, _FIRST_S)
 
     @property
     def spans_a_gap(self) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+from uma_trio.backend.base import Backend
+
 _RATE: Final = 0.2  # how quickly later measurements change it
+_SCATTERED: Final = 20.0  # times what cells take that lie together, on a CPU
 
 
 class Measured:
@@ -14,6 +18,17 @@ class Measured:
     bus lies a factor of ten.
     """
 
+    @classmethod
+    def of(cls, backend: Backend, together_s: float) -> Measured:
+        """Return a guess for a backend.
+
+        On a device llama.cpp copies each run of cells in each layer by a call of its own. A request
+        waited 180 ms on an H200 while cells were moved or saved at a price that was guessed: nobody
+        should wait for the first page of scattered cells.
+        """
+        on_device = backend.traits.shape_costs
+        return cls(together_s, math.inf if on_device else _SCATTERED * together_s)
+
     def __init__(self, together_s: float, scattered_s: float) -> None:
         self._seconds = {False: together_s, True: scattered_s}
         self._guessed = {False, True}
@@ -21,6 +36,10 @@ class Measured:
     def __getitem__(self, scattered: bool) -> float:
         """Return the seconds a token."""
         return self._seconds[scattered]
+
+    def guessed(self, *, scattered: bool) -> bool:
+        """Whether it was never measured."""
+        return scattered in self._guessed
 
     def learn(self, *, scattered: bool, token_s: float) -> None:
         """Learn from a measurement."""

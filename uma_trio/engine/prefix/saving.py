@@ -20,6 +20,9 @@ MOST_SESSIONS = 1024
 MOST_LATEST = 64
 #: How many times as long as else what called a tool is kept.
 CALLED = 2.0
+#: A page is not saved where that takes more than so many times what computing it again would: a
+#: request that comes meanwhile waits for it.
+MOST_TIMES = 4.0
 _FIRST_S = 2e-6  # a token, until one was measured
 _MOST_S = 0.010  # of saving time that is put by
 _SCATTERED = 8  # runs of cells in a page from which on it counts as scattered
@@ -44,7 +47,7 @@ class Saving:
         self._put_by_s = 0.0
         self._earned_s = 0.0
         self._last = clock() if store.budget else 0.0
-        self.save_takes = Measured(_FIRST_S, 20 * _FIRST_S)
+        self.save_takes = Measured.of(backend, _FIRST_S)
         self.restore_takes = Measured(_FIRST_S, _FIRST_S)
         self.failures = 0
         #: Seconds of saving and restoring by the client it was for, since somebody took them.
@@ -116,7 +119,8 @@ class Saving:
         n = leaf.unsaved
         runs = self._backend.kv_runs(leaf.seq, leaf.saved, len(leaf.tokens)) - 1
         share = min(1.0, runs * PAGE / (_SCATTERED * n)) if n else 0.0
-        return n * (share * self.save_takes[True] + (1.0 - share) * self.save_takes[False])
+        scattered_s = share * self.save_takes[True] if share else 0.0  # which may be infinite
+        return n * (scattered_s + (1.0 - share) * self.save_takes[False])
 
     def some(self, most_s: float, *, share: bool = True) -> float:
         """Save pages for as long as was earned, and for saving's `share` of the time since the last call.
@@ -172,6 +176,11 @@ class Saving:
             self._queue.pop(0)
             return 0.0
         scattered = self._scattered(leaf, first, last)
+        known_s = 0.0 if self.save_takes.guessed(scattered=scattered) else self._page_s(leaf)
+        if known_s > MOST_TIMES * self._cost_s(first, last - first):
+            self._queue.pop(0)
+            self._give_up(leaf)
+            return 0.0
         saved = self._backend.kv_save(leaf.seq, first, last)
         page = None
         if saved is None:
