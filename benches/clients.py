@@ -54,7 +54,7 @@ class Job:
     """One request of fixed length, greedy unless it is to be `sampled`.
 
     `priority` is the daemon's lane; a server without lanes gets none. With `progress`, a server
-    that can is asked to say how much of the prompt it has computed.
+    that can is asked to say how much of the prompt it has computed. `speculation` is the daemon's field.
     """
 
     id: str
@@ -63,6 +63,7 @@ class Job:
     priority: str | None = None
     progress: bool = False
     sampled: bool = False
+    speculation: str | None = None
 
     @property
     def choosing(self) -> dict[str, float]:
@@ -141,7 +142,7 @@ class FramedWire:
 
     def request(self, job: Job) -> bytes:
         """Return one `generate` frame."""
-        lane = {} if job.priority is None else {"priority": job.priority}
+        fields = {"priority": job.priority, "speculation": job.speculation}
         return frame(
             {
                 "type": "generate",
@@ -149,7 +150,7 @@ class FramedWire:
                 "max_tokens": job.max_tokens,
                 "ignore_eos": True,
                 **job.choosing,
-                **lane,
+                **{name: value for name, value in fields.items() if value is not None},
                 "prompt": job.prompt,
             }
         )

@@ -256,6 +256,7 @@ DRY = {
     "mixed_load": "--document-tokens 50 --gen-tokens 8",
     "storm": "--caps 1.2 --no-baseline",
     "throughput": "--k 2 --gen-tokens 12",
+    "speculation": "--n 1 2",
     "overhead": "--k 1 --gen-tokens 8",
 }
 TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas"}
