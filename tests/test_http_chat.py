@@ -173,7 +173,11 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         ({"n": 100}, "n"),
         ({"stop": [""]}, "stop[0]"),
         ({"stop": ["x"] * 17}, "stop"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": "1"}}, "logit_bias.text"),
+        ({"logit_bias": {"1": True}}, "logit_bias.1"),
+        ({"logit_bias": [[1, -1], [2]]}, "logit_bias[1]"),
+        ({"logit_bias": [[-1, -1]]}, "logit_bias[0]"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"logit_bias": {"4000000": 1}}, "logit_bias"),
         ({"stop_token_ids": [4_000_000]}, "stop_token_ids"),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -245,6 +249,7 @@ async def test_a_prompt_beyond_the_context_is_told_with_both_numbers(
         long = {"messages": [{"role": "user", "content": "x" * 90}]}
         error = await refused(daemon, CHAT, {**HELLO, **long})
         assert error["code"] == "context_length_exceeded"
+        assert error["type"] == "exceed_context_size_error"
         assert error["n_prompt_tokens"] > error["n_ctx"] == 64
 
 
@@ -368,6 +373,32 @@ async def test_llama_servers_completion_says_all_in_its_last_chunk(
         assert "".join(c["content"] for c in [*chunks, last]) == whole["content"]
         assert [c["stop"] for c in [*chunks, last]] == [False] * 8 + [True]
         assert last["timings"]["predicted_n"] == 8
+
+
+@pytest.mark.parametrize("as_pairs", [False, True])
+@pytest.mark.parametrize("by_text", [False, True])
+async def test_a_bias_may_be_by_token_or_by_text(
+    autojump_clock: MockClock, by_text: bool, as_pairs: bool
+) -> None:
+    """As an object or as pairs; false is a ban. What would have come first does not come at all."""
+    async with http_house() as daemon:
+        asked = {"prompt": "hello", "n_predict": 8, "temperature": 0}
+        plain = (await daemon.ask("POST", "/completion", asked)).json
+        banned = plain["content"][0] if by_text else plain["tokens"][0]
+        bias = [[banned, False]] if as_pairs else {str(banned): -100}
+        other = (await daemon.ask("POST", "/completion", {**asked, "logit_bias": bias})).json
+        assert plain["tokens"][0] not in other["tokens"]
+
+
+async def test_biases_of_one_token_are_added_up(autojump_clock: MockClock) -> None:
+    """A text and an id may mean the same token."""
+    async with http_house() as daemon:
+        asked = {"prompt": "hello", "n_predict": 8, "temperature": 0}
+        plain = (await daemon.ask("POST", "/completion", asked)).json
+        text, token = plain["content"][0], plain["tokens"][0]
+        both = [[token, -100], [text, 100]]
+        other = (await daemon.ask("POST", "/completion", {**asked, "logit_bias": both})).json
+        assert other["content"] == plain["content"]
 
 
 async def test_llama_servers_errors_have_a_number_for_a_code(autojump_clock: MockClock) -> None:

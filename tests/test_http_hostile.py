@@ -272,7 +272,7 @@ async def test_a_listed_page_may_ask_and_read(autojump_clock: MockClock) -> None
         client = daemon.connect()
         asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
         answer = await client.ask("OPTIONS", "/v1/chat/completions", None, {**page, **asks})
-        assert answer.status == 204
+        assert answer.status == 200
         assert answer.headers["access-control-allow-origin"] == page["Origin"]
         assert answer.headers["access-control-allow-headers"] == "x-a"
         answer = await client.ask("GET", "/v1/models", None, {**page, "x-api-key": "k"})
@@ -282,6 +282,33 @@ async def test_a_listed_page_may_ask_and_read(autojump_clock: MockClock) -> None
         move = {"request": 1, "priority": "background"}
         answer = await client.ask("POST", "/priority", move, {**page, "x-api-key": "k"})
         assert answer.status == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("http://localhost:5173", 200),
+        ("https://127.0.0.1:3000", 200),
+        ("http://[::1]:3000", 200),
+        ("http://notlocalhost", 403),
+        ("http://localhost.evil.example", 403),
+        ("http://localhost:80@evil.example", 403),
+        ("http://127.0.0.1.evil.example", 403),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("localhost", 403),
+    ],
+)
+async def test_all_pages_of_this_machine_may_be_listed_at_once(
+    autojump_clock: MockClock, origin: str, status: int
+) -> None:
+    """Whatever their port; a name that only looks like it is refused."""
+    async with http_house(origins=frozenset({"localhost"})) as daemon:
+        answer = await daemon.connect().ask("OPTIONS", "/v1/models", None, {"Origin": origin})
+        assert answer.status == status
+        allowed = answer.headers.get("access-control-allow-origin")
+        assert allowed == (origin if status == 200 else None)
 
 
 async def test_a_page_of_our_own_needs_no_list(autojump_clock: MockClock) -> None:

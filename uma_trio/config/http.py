@@ -65,7 +65,8 @@ class HttpConfig(ReplyConfig):
         shown_default="none",
         metavar="ORIGIN,...",
         since="0.1",
-        help="Web pages that may use HTTP, such as http://localhost:3000; all others are refused.",
+        help="Web pages that may use HTTP, such as http://localhost:3000, or localhost for those of "
+        "this machine at any port; all others are refused.",
     )
     http_strict: bool = option(
         False,

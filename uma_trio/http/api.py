@@ -20,6 +20,7 @@ from uma_protocol.rules import MAX_INT64
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.http import sse
 from uma_trio.http.asking import lane_of, model_of, origin_of, sampling_of, stops_of, targets_of
+from uma_trio.http.bias import by_token
 from uma_trio.http.fields import (
     Body,
     Field,
@@ -154,8 +155,7 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
         Refusal: the service does not take it.
     """
     request = exchange.request
-    body = decode(api.fields, document_of(request.body), strict=shared.settings.strict)
-    asked = api(body, request, shared)
+    asked = await _read(api, request, shared)
     asks = asked.asks()
     origin = origin_of(request, shared, asked.id)
     async with _renaming(api), started(shared, asks, origin) as generations:
@@ -179,12 +179,17 @@ async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: st
         Refusal: the service would not take it.
     """
     request = exchange.request
-    body = decode(api.fields, document_of(request.body), strict=shared.settings.strict)
-    asked = api(body, request, shared)
+    asked = await _read(api, request, shared)
     async with _renaming(api):
         origin = origin_of(request, shared, asked.id)
         n = await shared.service.count_tokens(asked.asks()[0], origin)
     return Reply(200, msgspec.json.encode({**said, "input_tokens": n}), headers=asked.headers)
+
+
+async def _read(api: type[Api], request: Request, shared: Shared) -> Api:
+    """Return a request as its API reads it. Raises :class:`Fault`."""
+    body = decode(api.fields, document_of(request.body), strict=shared.settings.strict)
+    return api(await by_token(body, shared), request, shared)
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ from uma_protocol.events import Effort, Speculation
 from uma_protocol.rules import (
     MAX_INT32,
     MAX_INT64,
-    ByToken,
     Choice,
     Flag,
     Integer,
@@ -25,6 +24,7 @@ from uma_protocol.rules import (
     Fault as Wrong,
 )
 from uma_trio.engine.messages import SamplingParams, Targets
+from uma_trio.http import bias
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured, ignored, refused
 from uma_trio.http.message import Caller, Head, Request
@@ -92,7 +92,9 @@ SAMPLING: tuple[Field, ...] = (
     honoured(
         "repeat_last_n", Integer(-1, MAX_INT32), "how many are recent; -1 is all", default="64"
     ),
-    honoured("logit_bias", ByToken(1024, Number(-1000, 1000)), "by token id, trimmed to ±100"),
+    honoured(
+        bias.FIELD, bias.Biases(), "trimmed to ±100; false is -100; a text stands for its tokens"
+    ),
     honoured("min_tokens", Integer(0, MAX_INT32), "no token ends the answer before"),
     honoured(
         "stop_token_ids", ListOf(0, 64, Integer(0, MAX_INT32), "token ids"), "each ends the answer"
@@ -193,7 +195,10 @@ NO_MATTER: tuple[Field, ...] = (
 
 
 def sampling_of(body: Body, defaults: SamplingParams) -> SamplingParams:
-    """Return how tokens are chosen; what was left out is as in `defaults`."""
+    """Return how tokens are chosen; what was left out is as in `defaults`.
+
+    Biases have to be by token id: see :func:`uma_trio.http.bias.by_token`.
+    """
     plain = {
         name: body.get(name)
         for name in (
@@ -207,12 +212,11 @@ def sampling_of(body: Body, defaults: SamplingParams) -> SamplingParams:
     if body.get("top_k") is not None:
         plain["top_k"] = max(0, body.get("top_k"))
     seed = body.get("seed")
-    bias = body.get("logit_bias", {})
     return evolve(
         defaults,
         **plain,
         seed=seeded(None if seed is None or seed < 0 else seed),
-        logit_bias=tuple((int(token), _trimmed(value)) for token, value in bias.items()),
+        logit_bias=tuple(body.get(bias.FIELD, {}).items()),
         stop_token_ids=tuple(body.get("stop_token_ids", ())),
     )
 
@@ -307,7 +311,3 @@ def _milliseconds(head: Head, name: str) -> float | None:
     if not 1 <= value <= _HOUR_MS:
         raise invalid(name, f"must be a number from 1 to {_HOUR_MS:g}")
     return value / 1e3
-
-
-def _trimmed(value: float) -> float:
-    return float(max(-100.0, min(100.0, value)))

@@ -317,7 +317,7 @@ class Connection:
 
     def _options(self, head: Head) -> Reply:
         allowed = ", ".join(self._router.methods(head.path))
-        return Reply(204, headers=(("Allow", allowed), *guard.preflight(head, self._settings)))
+        return Reply(200, headers=(("Allow", allowed), *guard.preflight(head, self._settings)))
 
     def _refuse(self, fault: Fault, headers: Headers = (), form: ErrorForm = openai_error) -> None:
         self._last = self._last or fault.closes
@@ -327,8 +327,7 @@ class Connection:
     def _reply(self, reply: Reply, headers: Headers) -> None:
         """Send a whole answer in one piece."""
         every = [("Date", formatdate(usegmt=True)), *reply.headers, *headers]
-        if reply.status != 204:
-            every.append(("Content-Length", str(len(reply.body))))
+        every.append(("Content-Length", str(len(reply.body))))
         if reply.body:
             every += [("Content-Type", reply.content_type), ("X-Content-Type-Options", "nosniff")]
         if self._last or self._http.their_state is not h11.DONE:

@@ -99,7 +99,8 @@ _SHOWN: Mapping[Code, _Shown] = MappingProxyType(
         Code.E_PROTO_003: _Shown(400, "invalid_value"),
         Code.E_LIMIT_001: _Shown(413, "prompt_too_large"),
         Code.E_LIMIT_003: _Shown(429, "queue_full", "rate_limit_error", 1.0),
-        Code.E_LIMIT_004: _Shown(400, "context_length_exceeded"),
+        # OpenAI's clients look for the code, llama-server's for the type.
+        Code.E_LIMIT_004: _Shown(400, "context_length_exceeded", "exceed_context_size_error"),
         Code.E_MODEL_002: _Shown(400, "unsupported_value"),
         Code.E_RUNTIME_001: _Shown(500, "decode_failed", _SERVER),
         Code.E_RUNTIME_002: _Shown(503, "no_memory", _SERVER, 1.0),

@@ -7,6 +7,7 @@ order of the checks: the name that was asked for (against DNS rebinding), the pa
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from uma_trio.http.errors import Fault
@@ -16,6 +17,8 @@ from uma_trio.http.settings import Settings, matching
 Access = Literal["open", "key", "admin"]
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_LOCAL_PAGES = "localhost"  # in place of an origin: a page of this machine, at any port
+_LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _MAX_AGE_S = "600"
 
@@ -97,7 +100,7 @@ def _without_port(host: str) -> str:
 def _check_page(head: Head, settings: Settings) -> Headers:
     """Refuse other web pages; return the headers that let a listed one read the answer."""
     origin = head.headers.get("origin")
-    if origin is not None and origin.lower() in settings.origins:
+    if origin is not None and _is_listed(origin.lower(), settings.origins):
         return (("Access-Control-Allow-Origin", origin), ("Vary", "Origin"))
     own = origin is not None and origin.lower() == f"http://{head.headers.get('host', '')}".lower()
     cross = head.headers.get("sec-fetch-site") == "cross-site"
@@ -109,6 +112,12 @@ def _check_page(head: Head, settings: Settings) -> Headers:
             closes=True,
         )
     return ()
+
+
+def _is_listed(origin: str, origins: frozenset[str]) -> bool:
+    if _LOCAL_PAGES in origins and _LOCAL_PAGE.fullmatch(origin):
+        return True
+    return origin != _LOCAL_PAGES and origin in origins
 
 
 def _check_key(head: Head, settings: Settings) -> int | None:

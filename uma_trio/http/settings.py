@@ -24,7 +24,7 @@ class Settings:
     """Times in seconds, sizes in bytes.
 
     `hosts` are the names that a Host header may give besides the loopback's, in lower case and
-    without a port; `origins` the web pages that may ask. `keys` are the secrets that open the
+    without a port; `origins` the web pages that may ask, "localhost" for all of this machine. `keys` are the secrets that open the
     door; without any it is open to whoever can connect. With `strict` an unknown model is refused,
     and so is a field that would be ignored. `reasoning_fields` are what a chat's answer calls the
     model's reasoning.

@@ -187,6 +187,13 @@ class Service:
         )
         return list(map(int, tokens))
 
+    async def tokenize_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text, made in one helper thread. Control tokens stay text."""
+        if not texts:
+            return []
+        tokenize = partial(self._front_end.tokenize, add_special=False, parse_special=False)
+        return await self._run_blocking(lambda: [tokenize(text).tolist() for text in texts])
+
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the bytes of tokens, which may end inside a character.
 
