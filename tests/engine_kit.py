@@ -93,6 +93,12 @@ class OnDevice(FakeBackend):
 
         return super().decode(n_tokens, meanwhile)
 
+    def _drop(self, slot: int, first: int) -> None:
+        """Refuse while it computes: where the batch lies was settled before, and is noted after."""
+        if self.computing:
+            raise AssertionError(f"cells of {slot} are dropped during a decode")
+        super()._drop(slot, first)
+
 
 KINDS = (FakeBackend, OnDevice)
 """A decode that nothing overlaps with, and one that the host works during."""

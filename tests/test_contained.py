@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from engine_kit import KINDS, Bench, OnDevice
+from numpy.typing import NDArray
 
 from uma_trio.backend.base import Overlap, nothing
-from uma_trio.backend.fake import FakeBackend
+from uma_trio.backend.fake import N_VOCAB, FakeBackend
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import InboxMessage, SetLane
 from uma_trio.text.stream import TokenText
@@ -48,6 +50,48 @@ def test_a_text_that_cannot_be_decoded_ends_its_request_alone(
     assert second.tokens == bench.expected("request 1", n)
     assert first.end.code is None
     assert first.tokens == bench.expected("request 0", 30)
+    bench.engine.registry.kv.check()
+
+
+class Balking:
+    """A constraint that allows anything, and fails at the `n`-th token."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def allows(self, _token: int) -> bool:
+        """Allow anything."""
+        return True
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return anything."""
+        return np.arange(N_VOCAB, dtype=np.intp)
+
+    def accept(self, _token: int) -> None:
+        """Fail in the end."""
+        self.left -= 1
+        if not self.left:
+            raise ArithmeticError
+
+    def take_back(self) -> None:
+        """Go back."""
+        self.left += 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_constraint_that_fails_at_a_token_ends_its_request_alone(
+    kind: type[FakeBackend],
+) -> None:
+    """Also where the next tick is computed already when its token is committed."""
+    bench = Bench(kind())
+    _, first = bench.submit("request 0", 30)
+    _, second = bench.submit("request 1", 30, constraint=Balking(8))
+    bench.run()
+    assert (second.end.reason, second.end.code) == ("error", BROKEN)
+    assert second.tokens == bench.expected("request 1", 7)
+    assert first.end.code is None
+    assert first.tokens == bench.expected("request 0", 30)
+    assert not bench.inbox.waiting
     bench.engine.registry.kv.check()
 
 

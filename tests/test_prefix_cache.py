@@ -956,3 +956,22 @@ def test_leaves_are_saved_while_a_gpu_goes_from_one_prepared_tick_to_the_next() 
     for _ in range(200):
         made.engine.tick()
     assert not leaf.unsaved
+
+
+def test_a_leaf_leaves_between_two_decodes_of_a_gpu() -> None:
+    """Its rent is due while the next tick is computed, whose cells were chosen beside its own."""
+    made = Bench(OnDevice(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-6))
+    made.submit(letters(2, 40), 3000, namespace="2")
+    _, other = made.submit(letters(1, 300), 4, namespace=MINE)
+    while not other.ends:
+        made.engine.tick()
+    save_all(made)
+    prefix = made.engine.prefix
+    (leaf,) = prefix.leaves
+    prefix.room.saving.restored(leaf.page, 0.001)  # so that it is worth a few ticks
+    for _ in range(2500):
+        made.engine.tick()
+        if not len(prefix.leaves):
+            break
+    assert not len(prefix.leaves)
+    assert made.engine.registry.running

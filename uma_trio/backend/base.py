@@ -213,7 +213,8 @@ class Backend(Protocol):
 
         `while_computing` is called once, whatever the status, where it delays the computation
         least: while a device computes, or right before a call that blocks, so that the threads it
-        wakes run meanwhile. A decode that raises may not have called it.
+        wakes run meanwhile. It must change no cell: a device chose those of the batch before. A
+        decode that raises may not have called it.
         """
 
     def logits(self, n_rows: int) -> FloatArray:

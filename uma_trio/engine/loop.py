@@ -269,6 +269,7 @@ class Engine:
 
     def _overlap(self, tick: Tick) -> None:
         """What the engine's thread does while `tick` is computed, or right before if it computes."""
+        self._commit(computing=True)
         self.publish()
         if self._backend.traits.overlaps:
             self._planner.prepare(tick, self._decode_began)
@@ -277,8 +278,11 @@ class Engine:
         else:
             self._decode_began = self._clock()  # publishing is no part of the decode
 
-    def _commit(self) -> None:
-        """Move every sequence on by the latest tick, then handle what arrived since."""
+    def _commit(self, *, computing: bool = False) -> None:
+        """Move every sequence on by the latest tick, then handle what arrived since.
+
+        While the next tick is `computing` no cell may be dropped: where its own lie was chosen before.
+        """
         completed, self._uncommitted = self._uncommitted, None
         if completed is None:
             return
@@ -295,7 +299,7 @@ class Engine:
                 Figures(partial(tick_metrics.slack, self._metrics, completed, dues))
             )
         stepped = [(running[outcome.step.key], outcome) for outcome in completed.outcomes]
-        itl_s = self.registry.commit(completed.outcomes, now, paces, playout_s)
+        itl_s = self.registry.commit(completed.outcomes, now, paces, playout_s, computing=computing)
         if self._drafter is not None:
             for sequence, outcome in stepped:
                 self._drafter.learn(sequence, outcome, ended=sequence.handle not in running)
@@ -399,6 +403,7 @@ class Engine:
         """Restore, share and save prefixes, as far as the streams that are read can bear it."""
         if not self.prefix.on:
             return
+        self.prefix.room.let_go()
         running = self.registry.running
         read = any(sequence.view.protected for sequence in running.values())
         last_s = self._decode_ended - self._decode_began

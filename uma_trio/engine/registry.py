@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
-from uma_trio.engine.messages import Finished, FinishReason, SequenceReport, Submit
+from uma_trio.engine.messages import Cancel, Finished, FinishReason, SequenceReport, Submit
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Ending, Publisher, Refused
 from uma_trio.engine.recorder import AWAY, Recorder
@@ -47,6 +47,7 @@ class Registry:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self._declined = False  # admission took nobody, and nothing has happened since
+        self._broken: set[int] = set()  # requests that failed, and end once nothing is computed
 
     def knows(self, handle: int) -> bool:
         """Whether a request is here and has not ended."""
@@ -160,21 +161,26 @@ class Registry:
         now: float,
         paces: Mapping[int, float],
         playout_s: float,
+        *,
+        computing: bool = False,
     ) -> dict[int, float]:
         """Move sequences on by what came of their steps, and end those whose last token it was.
 
         `paces` (by key) and `playout_s` say when tokens are shown, see :meth:`Sequence.advance`.
+        While the next tick is `computing` nobody ends: it was prepared only because nobody should.
         Returns the inter-token latency of each stream that got tokens, by key and for each of
         them. What readers are to hear waits for the publisher.
         """
         itl_s: dict[int, float] = {}
         for outcome in outcomes:
             step = outcome.step
+            if self._broken and step.key in self._broken:
+                continue
             sequence = self.running[step.key]
             try:
                 delivery = sequence.advance(outcome, now, paces.get(step.key, 0.0), playout_s)
             except Exception as error:  # its text or its constraint: no other request's business
-                self.broke(sequence, error, now)
+                self._broke(sequence, error, now, computing=computing)
                 continue
             if step.drafts:  # cells of wrong ones, and of what came behind the end
                 sequence.rewind(self.kv.truncate(step.key, sequence.computed))
@@ -187,10 +193,15 @@ class Registry:
                 self.end(sequence, "error", now, code=code, message=message)
         return itl_s
 
-    def broke(self, sequence: Sequence, error: Exception, now: float) -> None:
-        """End a request at which the engine itself failed."""
-        log.get("engine").error(FAILED_AT, request=sequence.handle, exc_info=error)
-        self.end(sequence, "error", now, code=FAILED_CODE, message=FAILED_AT)
+    def _broke(self, sequence: Sequence, error: Exception, now: float, *, computing: bool) -> None:
+        """End a request at which the engine itself failed, once no tick is `computing` that has it."""
+        handle = sequence.handle
+        log.get("engine").error(FAILED_AT, request=handle, exc_info=error)
+        if computing:
+            self._broken.add(handle)
+            self._inbox.put(Cancel(handle, FAILED_CODE, FAILED_AT))
+        else:
+            self.end(sequence, "error", now, code=FAILED_CODE, message=FAILED_AT)
 
     def refuse(self, submit: Submit, now: float, code: str, message: str) -> None:
         """End a request that cannot be taken in; nothing is held for it."""
@@ -313,6 +324,7 @@ class Registry:
         code: str | None,
         message: str | None,
     ) -> None:
+        self._broken.discard(sequence.handle)
         submitted, first = sequence.submit.submitted, sequence.first_token
         admitted = sequence.admitted if sequence.admitted is not None else now
         finished = Finished(

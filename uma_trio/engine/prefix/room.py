@@ -59,7 +59,11 @@ class Room:
         return len(self.leaves) > 0
 
     def charge(self, n_tokens: int, cost: CostModel | None) -> None:
-        """Let each leaf pay for a tick of `n_tokens`, and go when it has paid enough."""
+        """Let each leaf pay for a tick of `n_tokens`, and decide whether it has paid enough to go.
+
+        It goes with :meth:`let_go`: the next decode may be running, and where its cells lie was chosen
+        beside those of the leaf.
+        """
         self.saving.cost = cost
         self.compaction.charge(n_tokens, self._cell_s)
         prices = self._prices()
@@ -73,7 +77,6 @@ class Room:
                 self.saving.first(leaf)
             if leaf.leaving:
                 self.saving.earn(paid)
-        self.let_go()
 
     def make_way(self, n_tokens: int, but_for: Leaf | None) -> None:
         """Take leaves out before a request computes so many tokens, where they would go anyway.
@@ -102,7 +105,7 @@ class Room:
         self.let_go()
 
     def let_go(self) -> None:
-        """Drop the leaves that are to go, as soon as they are saved."""
+        """Drop the leaves that are to go, as soon as they are saved. To be called between decodes."""
         for leaf in self.leaves:
             if leaf.leaving and not leaf.to_save:
                 self.drop(leaf)
