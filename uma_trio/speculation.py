@@ -6,3 +6,4 @@ from typing import Final, Literal, get_args
 
 Speculation = Literal["off", "free", "auto"]
 SPECULATIONS: Final[tuple[Speculation, ...]] = get_args(Speculation)
+BY_BACKEND: Final = "default"  # of the daemon's option: auto, but off on a GPU

@@ -30,6 +30,7 @@ from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.service.checks import Bounds
+from uma_trio.speculation import BY_BACKEND
 from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
@@ -103,18 +104,29 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
         cell_s = traffic.cell_bytes / probed
         cost = assume_looking_back(cost, cell_s, whole_cache=backend.limits.whole_cache)
     given = None if config.bmt_budget is None else config.bmt_budget * 1e9
+    speculation = allowed_speculation(config, backend)
     return evolve(
         plain,
         contract=evolve(
             contract,
             bmt_budget=given or probed or None,
-            paid_drafts=config.speculation == "auto",
+            paid_drafts=speculation == "auto",
         ),
         scratch_slots=1,
-        drafts=config.speculation != "off",
+        drafts=speculation != "off",
         cost=cost,
         traffic=traffic,
     )
+
+
+def allowed_speculation(config: Config, backend: Backend) -> str:
+    """Return how far guesses may go, where nothing was said by what is known to pay.
+
+    What a larger batch gives with captured graphs is known from simulations only.
+    """
+    if config.speculation != BY_BACKEND:
+        return config.speculation
+    return "off" if backend.traits.shape_costs else "auto"
 
 
 def prefix_bytes(config: Config) -> int:

@@ -39,6 +39,7 @@ TARGETS = {
     (WRONG, 1): 0.98, (WRONG, 4): 0.98, (NOTHING, 1): 0.98, (NOTHING, 4): 0.98,
 }  # fmt: skip
 OF_PEER = {1: 1.0, 2: 1.2, 3: 1.2}
+_AUTO = ("--speculation", "auto")  # also where that is not the default
 _DRAFTED = ("draft_rows_total", "draft_accepted_total")
 _TABLE = Table("", (
     ("without t/s", "without", 1), ("with t/s", "with", 1), ("times", "times", 2),
@@ -166,7 +167,7 @@ def speculation(given: argparse.Namespace, here: Here) -> Comparison:
         once = partial(play, given, cases, True)
         compared.append(contest.serving(OURS, knob, partial(_daemon, setup, acceptance), once))
     once = partial(play, given, [1, 4], False)
-    compared.append(contest.serving(OURS, NOTHING, partial(servers.ours, setup), once))
+    compared.append(contest.serving(OURS, NOTHING, partial(servers.ours, setup, *_AUTO), once))
     for most, figure in ((0, "without"), (3, "with"), (7, "with")):
         once = partial(play_peer, given, given.n, figure)
         flags = [_peer_flags(room, most)]
@@ -187,8 +188,8 @@ def _daemon(
     setup: servers.Setup, acceptance: float
 ) -> contextlib.AbstractContextManager[servers.Running]:
     if setup.model == servers.FAKE:  # which has no rows for drafts
-        return servers.ours(setup)
-    return servers.daemon(setup, ("-m", "benches.oracle", str(acceptance)))
+        return servers.ours(setup, *_AUTO)
+    return servers.daemon(setup, ("-m", "benches.oracle", str(acceptance)), _AUTO)
 
 
 def _peer_flags(slots: int, most: int) -> tuple[str, ...]:

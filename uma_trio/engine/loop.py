@@ -416,11 +416,8 @@ class Engine:
 def _drafter(backend: Backend, settings: EngineSettings) -> Drafter | None:
     """Return what guesses ahead, if there is a use for it.
 
-    Only a cost model can tell what a row is worth. Where another shape of the batch costs, as many
-    rows in each tick as there are guesses would.
+    Only a cost model can tell what a row is worth.
     """
     limits = backend.limits
     able = limits.n_rows > limits.n_slots and limits.can_go_back
-    if not (settings.drafts and settings.cost is not None and able):
-        return None
-    return None if backend.traits.shape_costs else Drafter()
+    return Drafter() if settings.drafts and settings.cost is not None and able else None

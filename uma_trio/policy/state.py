@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Final
 
 from attrs import field, frozen
 
@@ -203,6 +204,25 @@ class Served:
 
 
 @value
+class HeldDrafts:
+    """How many tokens ticks with drafts have where a change costs; 0: there are none.
+
+    Since the size was changed, `missed_s` is what each other size would have saved, by what was guessed, and
+    `saved_s` what this one did save. Then `doubt` sizes in a row were not worth their price.
+    `known` says by key how many tokens each stream had before the latest tick.
+    """
+
+    size: int = 0
+    missed_s: Mapping[int, float] = field(factory=dict)
+    saved_s: float = 0.0
+    doubt: int = 0
+    known: Mapping[int, int] = field(factory=dict)
+
+
+NO_HELD_DRAFTS: Final = HeldDrafts()
+
+
+@value
 class Memory:
     """What a policy remembers between ticks; it returns the next one in its plan."""
 
@@ -215,6 +235,7 @@ class Memory:
     lane_s: Mapping[Lane, float] = field(factory=dict)  # the same by lane, over its weight
     served: Served = field(factory=Served)
     same_shape: int = 0  # ticks in a row that had the shape of the one before
+    held_drafts: HeldDrafts = NO_HELD_DRAFTS
 
 
 @value

@@ -36,13 +36,14 @@ _PARTS = tuple(part_of(distance) for distance in range(MOST_DRAFTS))
 
 
 class _Guessed:
-    """What is kept of one sequence."""
+    """What is kept of one sequence. `first` is the latest guess at a token: where, which, its origin."""
 
-    __slots__ = ("lookup", "survival")
+    __slots__ = ("first", "lookup", "survival")
 
     def __init__(self) -> None:
         self.lookup = Lookup()
         self.survival = Survival()
+        self.first: tuple[int, int, Origin] | None = None
 
 
 class Drafter:
@@ -60,7 +61,7 @@ class Drafter:
         """
         for sequence, guessed in self._indexed(running):
             if sequence.view.decoding:
-                draft = self._guess(guessed, sequence, sequence.known, sequence.credit)
+                draft = self._noted(guessed, sequence, sequence.known, sequence.credit)
                 if draft.tokens:
                     chances = self._survival(guessed.survival, draft.origin, len(draft.tokens))
                     draft = draft._replace(survival=chances)
@@ -85,7 +86,7 @@ class Drafter:
             tokens, known = sequence.tokens, sequence.known + 1
             tokens[known - 1] = outcome.tokens[-1].token  # as its commit is going to
             if guessed.lookup.index(tokens, known):
-                draft = self._guess(guessed, sequence, known, sequence.credit - 1)
+                draft = self._noted(guessed, sequence, known, sequence.credit - 1)
                 chances = self._chances(guessed.survival, draft.origin)
                 if draft.tokens and chances[_PARTS[0]] >= LIKELY:
                     return True
@@ -108,10 +109,19 @@ class Drafter:
         guessed = self._guessed.get(sequence.handle)
         if guessed is not None and outcome.step.drafts:
             origin, tried, right = outcome.step.origin, len(outcome.step.drafts), outcome.right
-            guessed.survival.learn(origin, right, tried, FADE)
-            self._shared.learn(origin, right, tried, SHARED_FADE)
+            self._judge(guessed, origin, right, tried)
+        elif guessed is not None and guessed.first is not None and outcome.tokens:
+            # It was not computed, and is judged all the same: by the token that came in its place.
+            place, token, origin = guessed.first
+            if place == outcome.step.start + outcome.step.n_tokens:
+                self._judge(guessed, origin, int(token == outcome.tokens[0].token), 1)
         if ended and outcome.fault is None:
             self._keep(sequence)
+
+    def _judge(self, guessed: _Guessed, origin: Origin, right: int, tried: int) -> None:
+        guessed.first = None
+        guessed.survival.learn(origin, right, tried, FADE)
+        self._shared.learn(origin, right, tried, SHARED_FADE)
 
     def _keep(self, sequence: Sequence) -> None:
         """Put a whole answer into the pool, if its request shares."""
@@ -121,6 +131,12 @@ class Drafter:
         if sequence.n_generated >= LEAST_ANSWER:
             first = max(0, sequence.n_prompt - LED_IN_BY)
             self._pool.add(submit.namespace, sequence.tokens[first : sequence.known])
+
+    def _noted(self, guessed: _Guessed, sequence: Sequence, known: int, credit: int) -> Draft:
+        """Return guesses, and note the first of them, to be judged by what follows."""
+        draft = self._guess(guessed, sequence, known, credit)
+        guessed.first = (known, draft.tokens[0], draft.origin) if draft.tokens else None
+        return draft
 
     def _guess(self, guessed: _Guessed, sequence: Sequence, known: int, credit: int) -> Draft:
         """Return guesses at what follows the first `known` tokens, without their chances."""

@@ -12,6 +12,7 @@ from uma_trio.policy.contract.bandwidth import guard_bandwidth
 from uma_trio.policy.contract.drafts import add_drafts
 from uma_trio.policy.contract.error_budget import keep_error_budget
 from uma_trio.policy.contract.fill import fill_within_limit
+from uma_trio.policy.contract.held_drafts import hold_drafts
 from uma_trio.policy.contract.learn import learn_cost
 from uma_trio.policy.contract.limit import set_limit
 from uma_trio.policy.contract.rules import CAPTURED_SHAPES, FREE_SHAPES, Rules
@@ -69,7 +70,7 @@ def _pipeline(rules: Rules) -> Pipeline:
             "fill": partial(fill_within_limit, rules=rules),
             "bandwidth": guard_bandwidth,
             "shape": keep_shape,
-            "drafts": add_drafts,
+            "drafts": hold_drafts if rules.holds_sizes else add_drafts,
             "stairs": add_ballast,
             "accounting": account,
         },

@@ -32,7 +32,7 @@ def add_ballast(state: SchedulerState, plan: Plan, *, captured: bool = False) ->
     rows are not added only to keep the shape of the tick before, which would then be kept for ever.
     """
     cost = plan.memory.cost
-    if cost is None or not plan.items:
+    if cost is None or not plan.items or plan.ballast:  # the size is held for drafts
         return plan
     room = min(state.spare_rows, min(state.n_batch, state.empty_cells) - plan.n_tokens)
     best, _ = ballast_for(cost, planned_work(state, plan, captured=captured), room)

@@ -39,7 +39,7 @@ def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
     cost = plan.memory.cost
     if cost is None or not state.drafting:
         return plan
-    guesses = _likeliest_first(state, plan)
+    guesses = likeliest_first(state, plan)
     if not guesses:
         return plan
     work = planned_work(state, plan)
@@ -50,10 +50,10 @@ def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
         min(state.n_batch, state.empty_cells) - plan.n_tokens - MOST_BALLAST,
     )
     chosen = _chosen(state, plan, cost, work, guesses[: max(0, room)])
-    return _with_drafts(plan, chosen) if chosen else plan
+    return with_drafts(plan, chosen) if chosen else plan
 
 
-def _likeliest_first(state: SchedulerState, plan: Plan) -> list[Guess]:
+def likeliest_first(state: SchedulerState, plan: Plan) -> list[Guess]:
     """Return the chance of each guess with whose it is; one behind another is never before it."""
     views = [state.views[item.key] for item in plan.items]
     found = []
@@ -83,7 +83,7 @@ def _chosen(
     paying = [guess for guess in guesses if guess[1].pays_for_drafts]
     if len(paying) < len(guesses):
         offers = _offers(plan, cost, work, paying, ballast)
-    longest = _longest_s(state, plan, plain_s)
+    longest = longest_s(state, plan, plain_s)
     rates = {
         n: (plan.n_tokens + gain) / seconds
         for n, (gain, seconds) in offers.items()
@@ -109,7 +109,7 @@ def _offers(
     }
 
 
-def _longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
+def longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
     """Return how long the tick may take with drafts, which takes `plain_s` without."""
     views = [state.views[item.key] for item in plan.items]
     readers = [view for view in views if view.protected]
@@ -122,7 +122,8 @@ def _longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
     return state.contract.latency_cap * plain_s
 
 
-def _with_drafts(plan: Plan, guesses: list[Guess]) -> Plan:
+def with_drafts(plan: Plan, guesses: list[Guess]) -> Plan:
+    """Return `plan` with a row for each of `guesses`."""
     counts: dict[int, int] = {}
     for _, view in guesses:
         counts[view.key] = counts.get(view.key, 0) + 1

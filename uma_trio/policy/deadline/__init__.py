@@ -9,6 +9,7 @@ from uma_trio.policy.contract import ContractPolicy
 from uma_trio.policy.contract.ballast import add_ballast
 from uma_trio.policy.contract.bandwidth import guard_bandwidth
 from uma_trio.policy.contract.drafts import add_drafts
+from uma_trio.policy.contract.held_drafts import hold_drafts
 from uma_trio.policy.contract.learn import learn_cost
 from uma_trio.policy.contract.rules import CAPTURED_SHAPES, FREE_SHAPES, Rules
 from uma_trio.policy.contract.shape import keep_shape
@@ -31,7 +32,7 @@ def _pipeline(rules: Rules) -> Pipeline:
             "fill": spend_slack,
             "bandwidth": guard_bandwidth,
             "shape": keep_shape,
-            "drafts": add_drafts,
+            "drafts": hold_drafts if rules.holds_sizes else add_drafts,
             "pace": pace_streams,
             "stairs": partial(add_ballast, captured=True),
             "accounting": account,
