@@ -382,7 +382,7 @@ async def test_a_bias_may_be_by_token_or_by_text(
 ) -> None:
     """As an object or as pairs; false is a ban. What would have come first does not come at all."""
     async with http_house() as daemon:
-        asked = {"prompt": "hello", "n_predict": 8, "temperature": 0}
+        asked = {"prompt": "hello", "n_predict": 8, "temperature": 0, "return_tokens": True}
         plain = (await daemon.ask("POST", "/completion", asked)).json
         banned = plain["content"][0] if by_text else plain["tokens"][0]
         bias = [[banned, False]] if as_pairs else {str(banned): -100}
@@ -393,12 +393,77 @@ async def test_a_bias_may_be_by_token_or_by_text(
 async def test_biases_of_one_token_are_added_up(autojump_clock: MockClock) -> None:
     """A text and an id may mean the same token."""
     async with http_house() as daemon:
-        asked = {"prompt": "hello", "n_predict": 8, "temperature": 0}
+        asked = {"prompt": "hello", "n_predict": 8, "temperature": 0, "return_tokens": True}
         plain = (await daemon.ask("POST", "/completion", asked)).json
         text, token = plain["content"][0], plain["tokens"][0]
         both = [[token, -100], [text, 100]]
         other = (await daemon.ask("POST", "/completion", {**asked, "logit_bias": both})).json
         assert other["content"] == plain["content"]
+
+
+async def test_llama_servers_answer_tells_how_it_was_computed(autojump_clock: MockClock) -> None:
+    """Whole and streamed alike; with ignore_eos each end token is banned. Tokens only if wanted."""
+    async with http_house() as daemon:
+        asked = {"prompt": "hello", "n_predict": 8, "seed": 7, "stop": "zz", "ignore_eos": True}
+        whole = (await daemon.ask("POST", "/completion", asked)).json
+        settings = whole["generation_settings"]
+        assert (settings["n_predict"], settings["seed"], settings["stop"]) == (8, 7, ["zz"])
+        assert (settings["temperature"], settings["top_k"]) == (0.8, 40)
+        ends = [{"token": t, "bias": None} for t in sorted(daemon.inner.service.end_tokens)]
+        assert ends
+        assert settings["logit_bias"] == ends
+        assert (whole["tokens"], whole["has_new_line"]) == ([], "\n" in whole["content"])
+        last = (await daemon.ask("POST", "/completion", {**asked, "stream": True})).events[-1]
+        assert last["generation_settings"] == {**settings, "stream": True}
+        more = (await daemon.ask("POST", "/completion", {**asked, "return_tokens": True})).json
+        assert len(more["tokens"]) == 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_llama_servers_answer_has_only_the_fields_that_are_wanted(
+    autojump_clock: MockClock, stream: bool
+) -> None:
+    """By their paths, the prompt among them; what is not there is left out."""
+    async with http_house() as daemon:
+        wanted = ["prompt", "generation_settings/n_predict", "timings/none", "stop/x"]
+        asked = {"prompt": "hello", "n_predict": 3, "response_fields": wanted, "stream": stream}
+        answer = await daemon.ask("POST", "/completion", asked)
+        last = answer.events[-1] if stream else answer.json
+        assert last == {"prompt": "hello", "generation_settings/n_predict": 3}
+        error = await refused(daemon, "/completion", {**asked, "response_fields": "content"})
+        assert error["param"] == "response_fields"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_tokens_means_that_the_prompt_is_computed_for_later(
+    autojump_clock: MockClock, stream: bool
+) -> None:
+    """The next request with it finds it."""
+    async with http_house(prefix_bytes=1 << 22) as daemon:
+        asked = {"prompt": "hello there " * 20, "n_predict": 0, "return_tokens": True}
+        answer = await daemon.ask("POST", "/completion", {**asked, "stream": stream})
+        (last,) = answer.events if stream else [answer.json]
+        assert (last["content"], last["tokens"], last["tokens_predicted"]) == ("", [], 0)
+        assert (last["stop_type"], last["timings"]["predicted_n"]) == ("limit", 0)
+        later = (await daemon.ask("POST", "/completion", {**asked, "n_predict": 2})).json
+        assert later["timings"]["cache_n"] > 0
+
+
+async def test_each_chunk_of_llama_servers_may_have_the_timings(autojump_clock: MockClock) -> None:
+    """They grow with the answer, and its end says the same."""
+    async with http_house() as daemon:
+        asked = {"prompt": "hello", "n_predict": 8, "stream": True, "ignore_eos": True}
+        plain = (await daemon.ask("POST", "/completion", asked)).events
+        assert not any("timings" in chunk for chunk in plain[:-1])
+        asked = {**asked, "timings_per_token": True}
+        *chunks, last = (await daemon.ask("POST", "/completion", asked)).events
+        found = [chunk["timings"] for chunk in chunks]
+        assert [one["predicted_n"] for one in found] == [1, 2, 3, 4, 5, 6, 7, 8]
+        spent = [one["predicted_ms"] for one in found]
+        assert spent == sorted(spent)
+        assert spent[-1] > 0
+        same = ("cache_n", "prompt_n", "prompt_ms", "queue_ms")
+        assert [found[0][k] for k in same] == [last["timings"][k] for k in same]
 
 
 async def test_llama_servers_errors_have_a_number_for_a_code(autojump_clock: MockClock) -> None:

@@ -201,10 +201,13 @@ InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix |
 class PromptDone:
     """The whole prompt is in the KV cache; the next item is a token or the end.
 
-    `at` is when its logits were there, on the engine's clock.
+    `at` is when its logits were there, on the engine's clock. `cached_tokens` of it needed not be
+    computed, and it waited `queue_s` seconds for a slot.
     """
 
     at: float = 0.0
+    cached_tokens: int = 0
+    queue_s: float = 0.0
 
 
 @frozen

@@ -119,7 +119,7 @@ class Publisher:
             return
         sink = sequence.submit.sink
         if delivery.first:
-            items.append((sink, PromptDone(delivery.at)))
+            items.append((sink, _prompt_done(delivery)))
         try:
             for n, (token, row, described) in enumerate(delivery.tokens):
                 text = sequence.text.push(token) if texts is None else texts[n]
@@ -199,3 +199,10 @@ class Publisher:
         if not start.over and start.worst_s is not None:
             self._metrics.promise.startup_itl(start.worst_s)
         start.over = True
+
+
+def _prompt_done(delivery: Delivery) -> PromptDone:
+    sequence = delivery.sequence
+    submitted = sequence.submit.submitted
+    admitted = submitted if sequence.admitted is None else sequence.admitted
+    return PromptDone(delivery.at, sequence.cached_tokens, admitted - submitted)

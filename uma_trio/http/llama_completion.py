@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer
+from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
 from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.accounts import timings
@@ -24,11 +25,12 @@ from uma_trio.http.asking import (
     URGENCY,
     Anything,
 )
-from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.errors import Fault
 from uma_trio.http.fields import honoured, ignored
+from uma_trio.http.llama_settings import generation_settings, only
 from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.openai_completions import prompts_of
+from uma_trio.http.openai_completions import prompts_of, text_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, Encoder
@@ -58,7 +60,7 @@ class Completion(Api):
         honoured(
             "n_predict",
             Integer(-2, MAX_INT32),
-            "below 0: the room in the context",
+            "below 0: the room in the context; 0: compute the prompt, and keep it for the next request",
             default="--max-tokens",
         ),
         honoured("max_tokens", Integer(-2, MAX_INT32), "another name of n_predict"),
@@ -69,6 +71,13 @@ class Completion(Api):
             "each token's probability and so many alternatives'",
             default="0",
         ),
+        honoured(
+            "response_fields",
+            ListOf(0, 64, Text(1, 128), "strings of 1 to 128 bytes"),
+            "what the answer has, by path, such as generation_settings/seed; also prompt",
+        ),
+        honoured("return_tokens", Flag(), "a whole answer has its tokens", default="false"),
+        honoured("timings_per_token", Flag(), "each chunk has the timings", default="false"),
         *SAMPLING,
         *URGENCY,
         CACHE,
@@ -79,8 +88,7 @@ class Completion(Api):
         *NOT_HERE,
         *NO_MATTER,
         *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
-        *ignored("timings_per_token", "return_progress", "return_tokens", note="llama-server's"),
-        *ignored("post_sampling_probs", "response_fields", "lora", note="llama-server's"),
+        *ignored("return_progress", "post_sampling_probs", "lora", note="llama-server's"),
     )
 
     def asks(self) -> list[Ask]:
@@ -90,29 +98,86 @@ class Completion(Api):
         asked: int | None = body.get("n_predict", body.get("max_tokens"))
         if asked is not None and asked < 0:
             asked = shared.service.bounds.n_ctx_seq
-        if asked == 0:
-            raise invalid("n_predict", "must be 1 or more, or -1")
         n_probs = body.get("n_probs") or None
-        return [self.ask(prompt, max_tokens=asked, logprobs=n_probs) for prompt in prompts]
+        return [
+            self.ask(prompt, max_tokens=1 if asked == 0 else asked, logprobs=n_probs)
+            for prompt in prompts
+        ]
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether the prompt is computed for later, and the one token behind it given to nobody."""
+        return bool(self.body.get("n_predict", self.body.get("max_tokens")) == 0)
 
     def encoder(self, generations: Sequence[Generation]) -> Encoder:
         """Return what writes the text in parts."""
-        return _Chunks(self, len(generations))
+        return _Chunks(self, generations)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[Answer]
-    ) -> dict[str, Any] | list[dict[str, Any]]:
+    ) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Return the whole text, and all about it; a list of these where there were several."""
-        documents = [self._document(index, answer) for index, answer in enumerate(answers)]
+        documents = [
+            self._document(index, generation, answer)
+            for index, (generation, answer) in enumerate(zip(generations, answers, strict=True))
+        ]
         return documents[0] if len(documents) == 1 else documents
 
-    def _document(self, index: int, answer: Answer) -> dict[str, Any]:
-        tokens = [token.token_id for token in answer.tokens]
-        document = _last(index, answer.text, tokens, answer.end, self.model)
-        found = chat_logprobs(answer.tokens, self.shared.service)
+    def _document(self, index: int, generation: Generation, answer: Answer) -> Mapping[str, Any]:
+        tokens = () if self.only_prompt else answer.tokens
+        text = "" if self.only_prompt else answer.text
+        more: dict[str, Any] = {}
+        if self.body.get("return_tokens", False):
+            more["tokens"] = [token.token_id for token in tokens]
+        found = chat_logprobs(tokens, self.shared.service)
         if found is not None:
-            document["completion_probabilities"] = found["content"]
-        return document
+            more["completion_probabilities"] = found["content"]
+        return self.last(index, generation, answer.end, text=text, lines="\n" in text, more=more)
+
+    def last(
+        self,
+        index: int,
+        generation: Generation,
+        end: Finished,
+        *,
+        text: str,
+        lines: bool,
+        more: Mapping[str, Any],
+    ) -> Mapping[str, Any]:
+        """Return what says all about an answer; `lines` is whether there is a line end in it."""
+        ask, service, wanted = generation.ask, self.shared.service, self._wanted
+        if self.only_prompt:
+            end = evolve(end, reason="length", completion_tokens=0, stop=None)
+        document = {
+            "index": index,
+            "content": text,
+            "tokens": [],
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": end.completion_tokens,
+            "tokens_evaluated": end.prompt_tokens,
+            "tokens_cached": end.cached_tokens,
+            "generation_settings": generation_settings(
+                ask.sampling,
+                n_predict=service.bounds.max_tokens if ask.max_tokens is None else ask.max_tokens,
+                stop=ask.stop,
+                streams=self.streams,
+                ends=service.end_tokens,
+            ),
+            "has_new_line": lines,
+            "truncated": False,
+            "stop_type": _stop_type(end),
+            "stopping_word": end.stop or "",
+            "timings": timings(end),
+        }
+        if "prompt" in wanted:
+            document["prompt"] = text_of(ask, self.shared)
+        return only(wanted, {**document, **more})
+
+    @property
+    def _wanted(self) -> Sequence[str]:
+        wanted: Sequence[str] = self.body.get("response_fields", ())
+        return wanted
 
 
 class _Chunk(msgspec.Struct, omit_defaults=True):
@@ -124,47 +189,42 @@ class _Chunk(msgspec.Struct, omit_defaults=True):
     stop: bool
     tokens_predicted: int
     completion_probabilities: list[Any] | None = None
+    timings: dict[str, Any] | None = None
 
 
 class _Chunks(Encoder):
     """Chunks as llama-server writes them; the last one says all about the answer."""
 
-    def __init__(self, api: Completion, n: int) -> None:
+    def __init__(self, api: Completion, generations: Sequence[Generation]) -> None:
+        self._api = api
         self._service = api.shared.service
-        self._model = api.model
-        self._n = [0] * n
+        self._generations = generations
+        self._n = [0] * len(generations)
+        self._lines = [False] * len(generations)
+        self._timed = api.body.get("timings_per_token", False)
 
     def token(self, index: int, item: TokenOut) -> bytes:
+        if self._api.only_prompt:
+            return b""
         self._n[index] += 1
+        self._lines[index] |= "\n" in item.text
         chunk = _Chunk(index, item.text, (item.token_id,), False, self._n[index])
         if (found := chat_logprobs([item], self._service)) is not None:
             chunk.completion_probabilities = found["content"]
+        if self._timed:
+            chunk.timings = timings(self._generations[index].so_far(self._n[index]))
         return sse.event(chunk)
 
     def end(self, index: int, finished: Finished) -> bytes:
-        return sse.event(_last(index, finished.text, [], finished, self._model))
+        text = "" if self._api.only_prompt else finished.text
+        lines = self._lines[index] or "\n" in text
+        generation = self._generations[index]
+        return sse.event(
+            self._api.last(index, generation, finished, text=text, lines=lines, more={})
+        )
 
     def failure(self, fault: Fault, finished: Finished) -> bytes:
         return b"error: " + fault.body(native=True) + b"\n\n"
-
-
-def _last(
-    index: int, text: str, tokens: Sequence[int], end: Finished, model: str
-) -> dict[str, Any]:
-    return {
-        "index": index,
-        "content": text,
-        "tokens": tokens,
-        "stop": True,
-        "model": model,
-        "tokens_predicted": end.completion_tokens,
-        "tokens_evaluated": end.prompt_tokens,
-        "tokens_cached": end.cached_tokens,
-        "truncated": False,
-        "stop_type": _stop_type(end),
-        "stopping_word": end.stop or "",
-        "timings": timings(end),
-    }
 
 
 def _stop_type(end: Finished) -> str:

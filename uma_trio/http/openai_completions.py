@@ -105,11 +105,7 @@ class Completions(Choices):
 
     def echo(self, ask: Ask) -> str:
         """Return what goes before an answer: nothing, or its prompt."""
-        if not self.body.get("echo", False) or isinstance(ask.prompt, Chat):
-            return ""
-        if isinstance(ask.prompt, str):
-            return ask.prompt
-        return self.shared.service.detokenize(ask.prompt.tolist()).decode("utf-8", "replace")
+        return text_of(ask, self.shared) if self.body.get("echo", False) else ""
 
 
 def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
@@ -127,6 +123,15 @@ def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
         )
     several = len(value) > 1
     return [_prompt(item, f"prompt[{i}]" if several else "prompt") for i, item in enumerate(value)]
+
+
+def text_of(ask: Ask, shared: Shared) -> str:
+    """Return the text of a prompt that is continued."""
+    if isinstance(ask.prompt, Chat):
+        return ""
+    if isinstance(ask.prompt, str):
+        return ask.prompt
+    return shared.service.detokenize(ask.prompt.tolist()).decode("utf-8", "replace")
 
 
 def _prompt(value: Any, path: str) -> Prompt:

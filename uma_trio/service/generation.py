@@ -97,6 +97,7 @@ class Generation:
         self._ended_early = False
         self._ahead: deque[StreamItem] = deque()
         self._taken = 0
+        self._prompt_done: PromptDone | None = None
         self._logits_at: float | None = None
         self._shown_at: float | None = None
         self._finished = False
@@ -151,10 +152,24 @@ class Generation:
             if isinstance(item, TokenOut):
                 self._taken += 1
             elif isinstance(item, PromptDone):
-                self._logits_at = item.at
+                self._prompt_done, self._logits_at = item, item.at
             else:
                 self._finished, self._end = True, item
         return items
+
+    def so_far(self, n_tokens: int) -> Finished:
+        """Return what it took up to here, `n_tokens` into its answer, as its end will say it."""
+        done = self._prompt_done or PromptDone(self._service.clock())
+        return Finished(
+            reason="length",
+            text="",
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=n_tokens,
+            cached_tokens=done.cached_tokens,
+            queue_s=done.queue_s,
+            ttft_s=done.at - self._arrived,
+            total_s=self._service.clock() - self._arrived,
+        )
 
     def reader_was_behind(self) -> None:
         """Note that what it was given last had to wait for its reader: that is no gap of ours."""

@@ -115,6 +115,11 @@ class Service:
 
     # --- text ---
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens with which the model ends an answer."""
+        return self._front_end.end_tokens
+
     async def prepare(self, ask: Ask) -> Prepared:
         """Return what the engine and the reader of the answer need, made in helper threads.
 

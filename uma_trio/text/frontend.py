@@ -87,6 +87,11 @@ class FrontEnd:
         except Unrenderable as error:
             self.chat_problem = f"the model's chat template cannot be used: {error}"
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens with which the model ends an answer."""
+        return self._vocabulary.end_tokens
+
     def prepare_prompt(self, text: str) -> IntArray:
         """Return the tokens of a prompt (int32), with the model's first token if it wants one.
 
