@@ -19,6 +19,7 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import CHATML, linear_cost
 from uma_trio.backend.scripted import ScriptedBackend
+from uma_trio.text.replies.grammar import MAX_CALLS
 
 CHAT = "/v1/chat/completions"
 LOOK: dict[str, Any] = {
@@ -44,11 +45,11 @@ ASKED: dict[str, Any] = {
 CALL = '<tool_call>\n{"name": "look", "arguments": {"what": "a"}}\n</tool_call>'
 
 
-def house(says: str, template: str = HERMES_TEMPLATE, **options: Any) -> Any:
+def house(says: str, template: str = HERMES_TEMPLATE, *, n_ctx: int = 4096, **options: Any) -> Any:
     """Run a daemon whose model says this."""
     backend = ScriptedBackend(
         [list(says.encode())],
-        n_ctx=4096,
+        n_ctx=n_ctx,
         n_batch=512,
         chat_template=template,
         cost=linear_cost(TICK_S, 0.0),
@@ -174,6 +175,26 @@ async def test_without_parallel_calls_there_is_one(autojump_clock: MockClock) ->
     async with house(f"{CALL}\n{CALL}") as daemon:
         assert len(calls(await asked(daemon))) == 2
         assert len(calls(await asked(daemon, parallel_tool_calls=False))) == 1
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_white_space_behind_a_call_asks_for_no_other(
+    autojump_clock: MockClock, choice: str
+) -> None:
+    """Many models end a reply with a line end behind the closing marker."""
+    async with house(f"{CALL}\n") as daemon:
+        answer = await asked(daemon, tool_choice=choice)
+        assert calls(answer) == [("look", {"what": "a"})]
+        assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_model_that_calls_for_ever_is_ended(autojump_clock: MockClock) -> None:
+    """By the grammar, long before max_tokens."""
+    stop = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n'
+    async with house(stop * (MAX_CALLS + 2), n_ctx=16_384) as daemon:
+        answer = await asked(daemon, tool_choice="required", max_tokens=10_000)
+        assert len(calls(answer)) == MAX_CALLS
+        assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_a_model_that_is_not_to_call_says_text(autojump_clock: MockClock) -> None:

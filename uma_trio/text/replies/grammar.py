@@ -21,6 +21,9 @@ _ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTAL
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
 _TEXT: Final = "TEXT: /(.|\\n)*/\nSPACE: /[ \\n]{1,2}/\n"
 _ID: Final = "/[A-Za-z0-9]{9}/"
+MAX_CALLS: Final = (
+    64  # in one reply: a model that does not stop by itself would call until max_tokens
+)
 
 Special = Callable[[str], int | None]
 """Returns the id of a marker that is one special token, which has no text; None for others."""
@@ -46,11 +49,10 @@ def grammar_of(
     opened, close = writer.marker(syntax.open), writer.marker(syntax.close)
     # Models are not sure about white space between calls, and it means nothing.
     between = writer.marker(syntax.between) if syntax.between.strip() else "SPACE?"
-    again = f"({between} {opened} body {close})*" if choice.parallel else ""
-    rules += [
-        f"body: {bodies}",
-        f"rest: body {close} {again} {writer.marker(syntax.section_close)}",
-    ]
+    again = f"({between} {opened} body {close}){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
+    # The same white space may stand before the end, or whoever wrote it would have to call again.
+    end = f"SPACE? {writer.marker(syntax.section_close)}"
+    rules += [f"body: {bodies}", f"rest: body {close} {again} {end}"]
     start = syntax.start
     if choice.mode == "required":
         rules.append(f"start: {writer.marker(start)} rest")
