@@ -535,7 +535,9 @@ async def test_the_model_is_described_to_all_who_ask(autojump_clock: MockClock) 
         assert (await daemon.ask("GET", "/v1/models/org/name")).json["id"] == "org/name"
         props = (await daemon.ask("GET", "/props")).json
         assert props["default_generation_settings"]["n_ctx"] == 1024
-        assert "path" not in str(props)
+        params = props["default_generation_settings"]["params"]
+        assert (params["temperature"], params["top_k"], params["seed"]) == (0.8, 40, 0xFFFFFFFF)
+        assert "/" not in props["model_path"]
 
 
 async def test_slots_tell_who_is_computed(autojump_clock: MockClock) -> None:
@@ -640,6 +642,7 @@ async def test_metrics_come_as_json_or_for_prometheus(
         answer = await daemon.ask("GET", path, Accept=accept)
         assert answer.status == 200
         assert answer.headers["content-type"].startswith(kind)
+        assert ("process-start-time-unix" in answer.headers) is (kind == "text/plain")
 
 
 async def test_what_is_not_served_says_so(autojump_clock: MockClock) -> None:

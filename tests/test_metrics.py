@@ -21,6 +21,7 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit, Targets
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.http.llama_metrics import llama_metrics
 from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.contract import contract
@@ -362,6 +363,33 @@ def test_prometheus_text_has_every_metric_that_is_known() -> None:
     assert "uma_ttft_ms_count 1.0" in text
     assert "time_logits_to_first_chunk" not in text
     assert "scorecard" not in text
+
+
+def test_dashboards_of_llama_server_find_its_names() -> None:
+    """Prompt time is without the wait for a slot, a rate is over the time that it belongs to."""
+    metrics = Metrics()
+    ticked(metrics, decode=3, prefill=5)
+    metrics.first_token(0.75, queue_s=0.25)
+    metrics.inter_token(0.020, tokens=4)
+    text = llama_metrics(json.loads(json.dumps(metrics.snapshot())))
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    found = {name: float(value) for name, value in map(str.split, lines)}
+    assert found["llamacpp:prompt_tokens_total"] == 5
+    assert found["llamacpp:prompt_seconds_total"] == 0.5
+    assert found["llamacpp:prompt_tokens_seconds"] == 10
+    assert found["llamacpp:n_decode_total"] == 1
+    assert found["llamacpp:tokens_predicted_seconds_total"] == pytest.approx(0.08)
+    assert found["llamacpp:predicted_tokens_seconds"] == pytest.approx(50)
+    assert found["llamacpp:requests_processing"] == 0
+    for name in found:
+        assert f"# HELP {name} " in text
+        assert f"# TYPE {name} " in text
+
+
+def test_no_time_has_no_rate_in_llama_servers_names() -> None:
+    """A daemon that has done nothing divides nothing by nothing; what is unknown is left out."""
+    assert "llamacpp:prompt_tokens_seconds 0.0\n" in llama_metrics(Metrics().snapshot())
+    assert llama_metrics({"sessions": 3}) == ""
 
 
 def test_prometheus_text_takes_the_figures_of_another_version() -> None:

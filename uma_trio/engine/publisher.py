@@ -172,7 +172,7 @@ class Publisher:
         """Write down how long a request waited, and look closely at how its stream starts."""
         submit = delivery.sequence.submit
         waited = delivery.at - submit.submitted
-        self._metrics.first_token(waited)
+        self._metrics.first_token(waited, _queued_s(delivery.sequence))
         self._metrics.promise.compare("ttft", waited, submit.targets.ttft_s)
         if delivery.tokens:
             self._starts[submit.handle] = _Start(delivery.at)
@@ -203,6 +203,9 @@ class Publisher:
 
 def _prompt_done(delivery: Delivery) -> PromptDone:
     sequence = delivery.sequence
-    submitted = sequence.submit.submitted
-    admitted = submitted if sequence.admitted is None else sequence.admitted
-    return PromptDone(delivery.at, sequence.cached_tokens, admitted - submitted)
+    return PromptDone(delivery.at, sequence.cached_tokens, _queued_s(sequence))
+
+
+def _queued_s(sequence: Sequence) -> float:
+    """Return how long a request waited for its first slot."""
+    return 0.0 if sequence.admitted is None else sequence.admitted - sequence.submit.submitted

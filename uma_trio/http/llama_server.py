@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -11,12 +12,16 @@ from uma_trio import __version__
 from uma_trio.http.asking import TEMPLATE, Anything
 from uma_trio.http.chats import messages_of
 from uma_trio.http.fields import Field, decode, document_of, honoured
+from uma_trio.http.llama_completion import Completion
+from uma_trio.http.llama_settings import generation_settings
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai_chat import manner_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.tools import tools_of
 from uma_trio.service.ask import Chat
 from uma_trio.service.service import Derivation
+
+_ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
 
 TOKENIZE: tuple[Field, ...] = (
     honoured("content", Text(0), "the text", required=True),
@@ -39,9 +44,17 @@ async def props(exchange: Exchange, shared: Shared) -> Reply:
     service = shared.service
     return _json(
         {
-            "default_generation_settings": {"n_ctx": service.bounds.n_ctx_seq},
+            "default_generation_settings": {
+                "n_ctx": service.bounds.n_ctx_seq,
+                "params": generation_settings(
+                    Completion.defaults, n_predict=service.bounds.max_tokens
+                )
+                | {"seed": _ANY_SEED},
+            },
             "total_slots": service.slots,
             "model_alias": service.bounds.model,
+            # Its file without the folders, which are nobody's business; clients take a name from it.
+            "model_path": PurePath(service.model.path).name,
             "modalities": {"vision": False, "audio": False},
             "chat_template": service.model.chat_template or "",
             "chat_template_caps": _caps(await service.derivation()),

@@ -8,6 +8,7 @@ from uma_protocol.errors import Code
 from uma_protocol.rules import MAX_INT64, Choice, Integer, Text
 from uma_trio.http.errors import Fault, fault_of, invalid
 from uma_trio.http.fields import Field, decode, document_of, honoured
+from uma_trio.http.llama_metrics import llama_metrics
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.settings import Shared
 from uma_trio.lanes import LANES
@@ -35,7 +36,9 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
     accepted = head.headers.get("accept", "")
     named = head.query.get("format", "prometheus" if "text/plain" in accepted else "json")
     if named == "prometheus" or "openmetrics" in accepted:
-        return Reply(200, prometheus(figures).encode(), content_type=_PROMETHEUS)
+        text = prometheus(figures) + llama_metrics(figures)
+        since = (("Process-Start-Time-Unix", str(shared.started)),)
+        return Reply(200, text.encode(), content_type=_PROMETHEUS, headers=since)
     return Reply(200, msgspec.json.encode(figures))
 
 

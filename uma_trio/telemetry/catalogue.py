@@ -98,6 +98,12 @@ METRICS: tuple[Metric, ...] = (
     _m("sampling_ms_last", "gauge", "ms", "The last batch: time to choose the next tokens."),
     _m("host_ms_last", "gauge", "ms", "The last tick: everything but llama_decode."),
     _m("decode_seconds_total", "counter", "seconds", "Time inside llama_decode."),
+    _m(
+        "prompt_seconds_total",
+        "counter",
+        "seconds",
+        "From a request's KV slot to its first token, all requests together.",
+    ),
     _m("host_seconds_total", "counter", "seconds", "Time of ticks outside llama_decode."),
     _m(
         "time_logits_to_first_chunk",

@@ -7,6 +7,7 @@ recorded, which no figure here is spoiled by.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -79,6 +80,7 @@ class Metrics:
         self._ttft_ms = Histogram(bounds_ms(1, 1_000_000))
         self._mask_ms = Histogram(bounds_ms(0.01, 1_000))
         self._late_masks = 0
+        self._prompt_s = 0.0
         self._itl_ms = Histogram(bounds_ms(0.1, 100_000))
         self.interactive_itl_ms = Histogram(bounds_ms(0.1, 100_000))
         self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
@@ -162,9 +164,11 @@ class Metrics:
             self._mask_ms.record(seconds * 1e3)
         self._late_masks += sum(masks_s) > LATE_MASKS_S
 
-    def first_token(self, ttft_s: float) -> None:
-        """Record a request's first token, `ttft_s` after it arrived."""
+    def first_token(self, ttft_s: float, queue_s: float = 0.0) -> None:
+        """Record a request's first token, `ttft_s` after it arrived, of which it waited `queue_s`."""
         self._ttft_ms.record(ttft_s * 1e3)
+        if math.isfinite(ttft_s):
+            self._prompt_s += max(0.0, ttft_s - queue_s)
 
     def first_chunk(self, seconds: float) -> None:
         """Record how long a first token took from its logits to its connection."""
@@ -342,6 +346,7 @@ class Metrics:
             "sampling_ms_last": self._sampling_last,
             "host_ms_last": self._host_last,
             "decode_seconds_total": self._decode_s,
+            "prompt_seconds_total": self._prompt_s,
             "host_seconds_total": self._host_s,
             "time_logits_to_first_chunk": self._first_chunk,
             "p50_ms": p50,
