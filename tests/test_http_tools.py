@@ -244,6 +244,45 @@ async def test_a_conversation_with_calls_goes_on(autojump_clock: MockClock) -> N
         assert message(await asked(daemon, messages=chat))["content"] == "Fine."
 
 
+async def test_a_name_that_no_header_can_have_ends_no_connection(
+    autojump_clock: MockClock,
+) -> None:
+    """The tools whose schemas were loosened are counted where they cannot be named."""
+    schema = {"type": "object", "not": {}}
+    spaced = {"type": "function", "function": {"name": " look", "parameters": schema}}
+    async with house("No.") as daemon:
+        answer = await asked(daemon, tools=[spaced])
+        assert message(answer)["content"] == "No."
+        assert answer.headers["x-uma-loosened"] == "1"
+
+
+async def test_half_a_character_in_arguments_ends_no_conversation(
+    autojump_clock: MockClock,
+) -> None:
+    """JSON can write one, and a model may have."""
+    call = {"name": "look", "arguments": '{"what": "\\ud800"}'}
+    said = {"role": "assistant", "tool_calls": [{"id": "c1", "function": call}]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "sun"}
+    async with house("No.") as daemon:
+        answer = await asked(daemon, messages=[*ASKED["messages"], said, result])
+        assert message(answer)["content"] == "No."
+
+
+@pytest.mark.parametrize("path", [CHAT, f"{CHAT}/input_tokens"])
+async def test_what_is_nested_too_deeply_is_refused(autojump_clock: MockClock, path: str) -> None:
+    """In a schema, and in arguments of the template."""
+    schema: dict[str, Any] = {}
+    words: list[Any] = []
+    for _ in range(900):
+        schema, words = {"items": schema}, [words]
+    deep = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    async with house("No.") as daemon:
+        for fields in ({"tools": [deep]}, {"chat_template_kwargs": {"a": words}}):
+            answer = await daemon.ask("POST", path, {**ASKED, **fields})
+            assert answer.status == 400
+            assert "nested too deeply" in answer.json["error"]["message"]
+
+
 async def test_tools_and_a_shape_do_not_go_together(autojump_clock: MockClock) -> None:
     """An answer cannot be both; with calls ruled out it can."""
     async with house("{}") as daemon:

@@ -7,7 +7,8 @@ is tokenised.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,19 @@ class Bounds:
     max_tokens: int = 512
     max_tokens_cap: int | None = None
     credit: int = 16
+
+
+@contextmanager
+def refusing_depth() -> Iterator[None]:
+    """Refuse a request that is nested so deeply that Python cannot walk it.
+
+    Raises:
+        Refusal: it is.
+    """
+    try:
+        yield
+    except RecursionError:
+        raise Refusal(Code.E_PROTO_003, "the request is nested too deeply; simplify it") from None
 
 
 def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:

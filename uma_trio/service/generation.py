@@ -27,7 +27,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Origin, Refusal, namespace
-from uma_trio.service.checks import Bounds, check_untokenised, max_tokens_for
+from uma_trio.service.checks import Bounds, check_untokenised, max_tokens_for, refusing_depth
 from uma_trio.service.directory import Directory
 from uma_trio.service.reading import Reading
 from uma_trio.service.stream import Pipe
@@ -213,10 +213,11 @@ class Generation:
         service, ask = self._service, self.ask
         if service.draining:
             raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
-        check_untokenised(ask, self.origin.door, service.bounds)
         prepared = None
-        with self._preparing:
-            prepared = await service.prepare(ask)
+        with refusing_depth():
+            check_untokenised(ask, self.origin.door, service.bounds)
+            with self._preparing:
+                prepared = await service.prepare(ask)
         if prepared is None or self._ended_early:
             return
         self.prompt_tokens = len(prepared.tokens)

@@ -22,7 +22,7 @@ from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, Seque
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Chat, Origin, Refusal, owns
-from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary
+from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary, refusing_depth
 from uma_trio.service.directory import Directory
 from uma_trio.service.generation import Generation, Prepared
 from uma_trio.service.reading import Reading
@@ -170,8 +170,9 @@ class Service:
         Raises:
             Refusal: it would not be accepted, whatever its length in tokens.
         """
-        check_untokenised(ask, origin.door, self.bounds)
-        return len((await self._tokens_of(ask))[0])
+        with refusing_depth():
+            check_untokenised(ask, origin.door, self.bounds)
+            return len((await self._tokens_of(ask))[0])
 
     async def _compiled(self, field: str, compile_: Callable[[], Answer]) -> Answer:
         """Return what a grammar's compiler makes of `field`. Raises :class:`Refusal`."""

@@ -112,8 +112,15 @@ class Veil:
         return Cut(outside, words, self._texts)
 
     def _hidden(self, text: str) -> str:
-        self._texts.append(text)
+        self._texts.append(_encodable(text))
         return f"{_PAD}{self._word}{_MIDDLE}{len(self._texts) - 1}q{_PAD}"
+
+
+def _encodable(text: str) -> str:
+    """Return `text` with U+FFFD for halves of characters, which JSON may write as an escape."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def is_prose(text: str) -> bool:
