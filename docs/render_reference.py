@@ -40,7 +40,7 @@ def config() -> str:
         f"The YAML file is named by `{CONFIG_FLAG}` or `{CONFIG_ENV}`. Keys may be flat "
         "(`n_ctx: 8192`) or in sections (`limits: {max_sessions: 64}`); durations take a unit "
         "(`300`, `300s`, `5m`, `500ms`); in braces a text that holds a comma needs quotes "
-        '(`scheduler: {policy: "contract,-stairs"}`). An unknown flag or key is refused, with the '
+        '(`scheduler: {policy: "deadline,-stairs"}`). An unknown flag or key is refused, with the '
         "nearest known name; so is an environment variable that looks like a misspelt one of these.",
         "Clients (`run`, `ps`, `explain`, `metrics`, `uma-cli`) read `--socket`, `UMA_SOCK` and the YAML "
         "file's socket, and nothing else.",

@@ -19,7 +19,7 @@ from benches.live import Endless, Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within
 from benches.processes import processes
 from benches.scenes import mixed_load, storm
-from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
 from uma_trio.sockets.peers import peer_of
 
 SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_startup=20, ttft=50, ttf5=80)
@@ -297,13 +297,13 @@ def test_who_asks_in_a_burst_has_a_slot() -> None:
 
 def test_deadlines_stand_beside_the_ledger() -> None:
     """What others get at the same cap, by what they got before."""
-    ledger, ours = system(storm.CONTRACT, "cap 1.2"), system(storm.DEADLINE, "cap 1.2")
+    ledger, ours = system(storm.LEDGER, "cap 1.2"), system(storm.DEADLINE, "cap 1.2")
     rows = [
         {"family": s.family, "knob": s.knob, "case": "", "storm_tokens_s": rate}
         for s, rate in ((ledger, 5.0), (ours, 20.0))
     ]
     lines = list(storm.verdicts(contest.Medians([ledger, ours], rows)))
-    assert any("prompt tokens/s by those of uma-trio: 4.00" in line for line in lines)
+    assert any("prompt tokens/s by those of uma-trio ledger: 4.00" in line for line in lines)
 
 
 def test_every_scene_fits_into_the_context() -> None:
@@ -351,9 +351,9 @@ def medians(*p95: tuple[contest.System, float, float]) -> contest.Medians:
 
 def test_verdicts_name_targets_and_rivals() -> None:
     """A target that is missed, and a cap that is beaten, are said plainly."""
-    ours, peer = system(storm.CONTRACT, "cap 1.2"), system(storm.PEER, "-b 4")
+    ours, peer = system(storm.LEDGER, "cap 1.2"), system(storm.PEER, "-b 4")
     lines = list(storm.verdicts(medians((ours, 1.3, 0.2), (peer, 1.1, 0.4))))
-    assert "uma-trio: storm: p95 ITL / solo: 1.30 (target at most 1.2: MISSED)" in lines
+    assert "uma-trio ledger: storm: p95 ITL / solo: 1.30 (target at most 1.2: MISSED)" in lines
     assert any("LESS: llama-server -kvu -b 4" in line for line in lines)
     assert any(line.endswith("not measured") for line in lines)
     assert "decoders: no other server was measured" in lines
@@ -361,7 +361,7 @@ def test_verdicts_name_targets_and_rivals() -> None:
 
 def test_a_reader_who_starved_has_a_line_of_its_own() -> None:
     """No token at all is worse than any ratio: it is told, and no rival."""
-    ours, peer = system(storm.CONTRACT, "cap 2"), system(storm.PEER, "-b 2048")
+    ours, peer = system(storm.LEDGER, "cap 2"), system(storm.PEER, "-b 2048")
     rows: list[contest.Row] = [
         {"family": ours.family, "knob": ours.knob, "case": "", "storm_n": 9, "storm_p95_x": 1.9,
          "storm_prompts_s": 0.5},
@@ -375,8 +375,8 @@ def test_a_reader_who_starved_has_a_line_of_its_own() -> None:
 
 def test_a_table_shows_only_what_was_measured() -> None:
     """A scene that was not played has no table, and n is beside every figure."""
-    (text,) = tables(medians((system(storm.CONTRACT, "cap 2"), 1.9, 0.5)))
-    assert "| uma-trio cap 2 |" in text
+    (text,) = tables(medians((system(storm.LEDGER, "cap 2"), 1.9, 0.5)))
+    assert "| uma-trio ledger cap 2 |" in text
     assert "1.90" in text
 
 
@@ -391,9 +391,9 @@ def test_each_cap_and_batch_is_a_system() -> None:
         "llama-server -kvu -fa off -b 4",
     ]
     assert len(systems(words)) == 2
-    assert systems("--caps 2 --no-baseline --policies contract deadline") == [
+    assert systems("--caps 2 --no-baseline --policies ledger deadline") == [
+        "uma-trio ledger cap 2",
         "uma-trio cap 2",
-        "uma-trio deadline cap 2",
     ]
 
 
@@ -415,16 +415,16 @@ def test_a_part_that_is_not_there_is_refused_with_those_that_are(
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert "gard" in said
-    assert all(part in said for part in contract.optional)
+    assert all(part in said for part in deadline.optional)
 
 
 def test_the_contract_without_a_part_is_not_judged_as_the_contract() -> None:
     """Targets and caps are the whole contract's; what a part does is read in the tables."""
-    whole, part = system(storm.CONTRACT, "cap 1.2"), system("uma-trio -guard", "cap 1.2")
+    whole, part = system(storm.LEDGER, "cap 1.2"), system("uma-trio -guard", "cap 1.2")
     peer = system(storm.PEER, "-b 4")
     found = medians((whole, 1.1, 0.2), (part, 9.0, 0.6), (peer, 1.5, 0.1))
     lines = list(storm.verdicts(found))
-    assert "uma-trio: storm: p95 ITL / solo: 1.10 (target at most 1.2: met)" in lines
+    assert "uma-trio ledger: storm: p95 ITL / solo: 1.10 (target at most 1.2: met)" in lines
     assert not any("-guard" in line or "9.00" in line for line in lines)
     (text,) = tables(found)
     assert "| uma-trio -guard cap 1.2 |" in text
@@ -442,13 +442,13 @@ def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
     """The whole way without a model: the policy that was named is the one that ran."""
     monkeypatch.setattr(report, "OUT", tmp_path)
     words = "storm --dry-run --processes --caps 1.2 --bursts 2 --no-baseline --without guard "
-    words += "--policies contract deadline"
+    words += "--policies ledger deadline"
     status = driver.main(words.split())
     (file,) = tmp_path.glob("storm-*.csv")
     text = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     rows = {row["family"]: row for row in csv.DictReader(text)}
     assert status == 0
-    assert set(rows) == {"uma-trio", "uma-trio deadline", "uma-trio -guard"}
+    assert set(rows) == {"uma-trio", "uma-trio ledger", "uma-trio -guard"}
     assert all(float(row["burst2_ttft_ms"]) > 0 for row in rows.values())
     assert rows["uma-trio"]["says_tick_limit_ms"]
     assert not rows["uma-trio -guard"]["says_tick_limit_ms"]

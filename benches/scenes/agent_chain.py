@@ -160,7 +160,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--background", type=int, default=4, metavar="N", help="clients that generate meanwhile")
 
 
-@scene(arguments, policies=["contract", "baseline"])
+@scene(arguments, policies=["deadline", "baseline"])
 def agent_chain(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare the daemon with llama-server at several batch sizes."""
     short = given.quick or given.dry_run

@@ -110,7 +110,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--gen-tokens", type=int, metavar="N", help="of each stream (128)")
 
 
-@scene(arguments, policies=["contract"])
+@scene(arguments, policies=["deadline"])
 def apart(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare one daemon with a llama-server for each stream."""
     given.gen_tokens = given.gen_tokens or (64 if given.quick or given.dry_run else 128)

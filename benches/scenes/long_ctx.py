@@ -63,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--gen-tokens", type=int, default=64, metavar="N", help="how many are timed at each")
 
 
-@scene(arguments, policies=["contract"])
+@scene(arguments, policies=["deadline"])
 def long_ctx(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare the daemon with llama-server with and without flash attention."""
     depths = given.depths or list(_DEPTHS[:3:2] if given.quick or given.dry_run else _DEPTHS)

@@ -39,7 +39,7 @@ def verdicts(medians: Medians) -> Iterator[str]:
             yield contest.verdict(text, value - min(peers), TARGET_MIB)
 
 
-@scene(policies=["contract"])
+@scene(policies=["deadline"])
 def memory(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare the daemon with llama-server as it comes, and with a slot for each client."""
     setup = servers.Setup(here.model, here.threads, slots=_SLOTS)

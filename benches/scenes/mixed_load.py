@@ -143,7 +143,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--unlabelled", action="store_true", help="the document names no priority")
 
 
-@scene(arguments, policies=["contract", "baseline"])
+@scene(arguments, policies=["deadline", "baseline"])
 def mixed_load(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare the daemon with llama-server at three batch sizes."""
     short = 30 if given.dry_run else 150

@@ -72,7 +72,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt-tokens", type=int, default=512, metavar="N", help="length of each")
 
 
-@scene(arguments, policies=["contract", "baseline"])
+@scene(arguments, policies=["deadline", "baseline"])
 def prefill(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare the daemon with llama-server and ``llama-bench``."""
     given.prompts = given.prompts or (3 if given.quick or given.dry_run else 8)

@@ -75,7 +75,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("trace", type=Path, help="the file to write")
     add("--seconds", type=float, default=30.0)
     add("--seed", type=int, default=0)
-    add("--policy", default="contract")
+    add("--policy", default="deadline")
     add("--cap", type=float, default=1.2, help="latency cap of the contract")
     add("--model", type=Path, help="GGUF to use (UMA_BENCH_MODEL)")
     add("--threads", type=int, default=2, help="compute threads")

@@ -5,15 +5,15 @@
     python -m benches storm --interactive 3 --paste
     python -m benches storm --caps 2 --batch 16 --repetitions 5
     python -m benches storm --caps 1.2 --without guard stairs    what these parts of ours do
-    python -m benches storm --caps 1.2 --policies contract deadline --bursts 4 8 16 --seconds 12
+    python -m benches storm --caps 1.2 --policies ledger deadline --bursts 4 8 16 --seconds 12
     python -m benches storm --caps 1.2 --processes    the load comes from a process for each client
 
 Four loads, each against the same reader alone, seconds earlier on the same server: a *storm*
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
 (3 background streams), *newcomers* (short questions in the storm), with ``--paste`` one big
 unlabelled prompt, with ``--bursts`` so many people who ask at the same moment. Systems: the daemon
-under its contract at several caps, or under each of ``--policies``, its baseline, and llama-server at
-several batch sizes, which is the knob it has for this; on request the contract without one part of it.
+at several caps, or under each of ``--policies``, its baseline, and llama-server at
+several batch sizes, which is the knob it has for this; on request the daemon without one part of its policy.
 What the figures mean is in docs/BENCHMARKS.md. One client for all unless there are ``--processes``,
 prompts from a printed seed, greedy, fixed lengths.
 """
@@ -32,11 +32,12 @@ from benches.driver import Comparison, Here, Table, scene
 from benches.pace import Point, judge
 from benches.processes import processes
 from benches.reading import SAYS, Scenes, Script
-from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
 
-CONTRACT, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
-DEADLINE = "uma-trio deadline"
-FAMILIES = {"contract": CONTRACT, "deadline": DEADLINE}  # by the policy that keeps a cap
+LEDGER, BASELINE, PEER = "uma-trio ledger", "uma-trio baseline", "llama-server -kvu"
+DEADLINE = "uma-trio"
+# By the policy that keeps a cap.
+FAMILIES = {"contract": LEDGER, "ledger": LEDGER, "deadline": DEADLINE}
 NO_FLASH = f"{PEER} -fa off"  # as the daemon has it on a CPU
 PEERS = (PEER, NO_FLASH)
 DEFAULT_CAP = 1.2
@@ -79,13 +80,13 @@ def systems(
         return serving(family, f"cap {cap:g}", ours(*flags), play)
 
     found = [
-        capped(FAMILIES.get(policy, f"{CONTRACT} {policy}"), policy, cap)
+        capped(FAMILIES.get(policy, f"{DEADLINE} {policy}"), policy, cap)
         for cap in given.caps
         for policy in given.policies
     ]
     # Each is a family of its own: no chart joins it to the caps, and no verdict is about it.
     found += [
-        capped(f"{CONTRACT} -{part}", f"contract,-{part}", DEFAULT_CAP) for part in given.without
+        capped(f"{DEADLINE} -{part}", f"deadline,-{part}", DEFAULT_CAP) for part in given.without
     ]
     if not given.no_baseline:
         found.append(serving(BASELINE, "", ours("--policy", "baseline"), play))
@@ -163,7 +164,7 @@ def _burst_table(n: int) -> Table:
 def verdicts(medians: Medians) -> Iterator[str]:
     """Yield what came of the targets, and how each cap stands beside the peers."""
     at_default = {s.family: s for s in medians.systems if s.knob == f"cap {DEFAULT_CAP:g}"}
-    for family, targets in ((CONTRACT, TARGETS), (DEADLINE, DEADLINE_TARGETS)):
+    for family, targets in ((LEDGER, TARGETS), (DEADLINE, DEADLINE_TARGETS)):
         if family in at_default:
             for figure, target, text in targets:
                 value = medians(at_default[family], figure)
@@ -186,14 +187,14 @@ def verdicts(medians: Medians) -> Iterator[str]:
 
 def _beside_the_ledger(medians: Medians, at_default: Mapping[str, System]) -> Iterator[str]:
     """Yield what others get beside a reader under token deadlines, by what the ledger gives them."""
-    if not {CONTRACT, DEADLINE} <= at_default.keys():
+    if not {LEDGER, DEADLINE} <= at_default.keys():
         return
     for figure, text in (
         ("storm_tokens_s", "prompt tokens/s"),
         ("decoders_tokens_s", "background tokens/s"),
     ):
-        ledger, ours = (medians(at_default[name], figure) for name in (CONTRACT, DEADLINE))
-        said = f"{DEADLINE}: {text} by those of {CONTRACT}"
+        ledger, ours = (medians(at_default[name], figure) for name in (LEDGER, DEADLINE))
+        said = f"{DEADLINE}: {text} by those of {LEDGER}"
         if ours is None or not ledger:
             yield f"{said}: {report.cell(ours, 1)} and {report.cell(ledger, 1)}"
         else:
@@ -210,13 +211,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="llama-server's -b once more, each with -fa off")  # fmt: skip
     add("--bursts", type=int, nargs="*", default=[], metavar="N",
         help="also have so many people ask at the same moment")  # fmt: skip
-    add("--without", nargs="+", choices=contract.optional, default=[], metavar="PART",
-        help="the contract once more without this part, each for itself, at the default cap: "
-             + ", ".join(contract.optional))  # fmt: skip
+    add("--without", nargs="+", choices=deadline.optional, default=[], metavar="PART",
+        help="the daemon once more without this part, each for itself, at the default cap: "
+             + ", ".join(deadline.optional))  # fmt: skip
     add(
         "--policies",
         nargs="+",
-        default=["contract"],
+        default=["deadline"],
         metavar="NAME",
         help="policies of the daemon that have a latency cap, each at every cap",
     )

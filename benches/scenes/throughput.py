@@ -148,7 +148,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--n-ctx", type=int, default=4096, metavar="N")
 
 
-@scene(arguments, policies=["contract"])
+@scene(arguments, policies=["deadline"])
 def throughput(given: argparse.Namespace, here: Here) -> Comparison:
     """Compare the daemon with three settings of llama-server and the ceiling, at each k."""
     given.gen_tokens = given.gen_tokens or (32 if given.quick or given.dry_run else 160)

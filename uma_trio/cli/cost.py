@@ -53,7 +53,7 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
 
     if not needs_cost(chosen_policy(config)):
         # What is kept belongs to a set-up with a slot for ballast.
-        config = evolve(config, policy="contract")
+        config = evolve(config, policy="deadline")
     try:
         backend = (load or load_backend)(config, None)
     except ModelError as error:
@@ -169,7 +169,7 @@ def summary(measured: Measured, most: int) -> list[str]:
         if ms[4] < ms[3]:
             lines.append(
                 f"Four decoders ({_figure(ms[4])} ms) cost less than three ({_figure(ms[3])} ms): "
-                "the contract policy fills the row, with ballast if need be."
+                "policies that know what ticks cost fill the row, with ballast if need be."
             )
         else:
             more = 100 * (ms[4] / ms[3] - 1)

@@ -88,7 +88,7 @@ def count(number: float) -> str:
 
 
 def policy_in_words(spec: str) -> str:
-    """Return what ``contract,-guard,-stairs`` means: "contract without guard and stairs"."""
+    """Return what ``deadline,-guard,-stairs`` means: "deadline without guard and stairs"."""
     name, *parts = (part.strip().removeprefix("-").strip() for part in spec.split(","))
     return f"{name} without {' and '.join(parts)}" if parts else name
 

@@ -56,7 +56,7 @@ def simulate(
     *,
     policy: Annotated[Names, Several, _flag("Names, or module:function.", "NAME")] = (
         "baseline",
-        "contract",
+        "ledger",
         "deadline",
     ),
     workload: Annotated[Names, Several, _flag(_WORKLOADS, "NAME")] = (),

@@ -178,13 +178,13 @@ class Config(HttpConfig):
         help="How long one tick should take when prompts are waiting (baseline policy).",
     )
     policy: str = option(
-        "contract",
+        "deadline",
         flag="--policy",
         yaml=("scheduler.policy",),
         metavar="NAME",
         since="0.1",
-        help="The scheduling policy: baseline, contract, deadline, or another package's by its entry "
-        "point's name. A part is left out by -PART behind a comma: contract,-stairs.",
+        help="The scheduling policy: deadline, ledger, baseline, or another package's by its entry "
+        "point's name. A part is left out by -PART behind a comma: deadline,-stairs.",
     )
     latency_cap: float = option(
         1.2,
@@ -193,7 +193,7 @@ class Config(HttpConfig):
         maximum=1000,
         since="0.1",
         help="How many times longer an interactive stream's p95 inter-token latency may be while other "
-        "work runs (contract and deadline policies).",
+        "work runs (deadline and ledger policies).",
     )
     pause_cap: float = option(
         4.0,
@@ -202,7 +202,7 @@ class Config(HttpConfig):
         maximum=1000,
         since="0.1",
         help="How many times longer a single inter-token latency may be, once a stream is 3 s old; "
-        "before that it is 2 (contract policy; deadline: beside a newcomer's prompt).",
+        "before that it is 2 (ledger policy; deadline: beside a newcomer's prompt).",
     )
     playout_ms: float = option(
         300.0,
@@ -221,7 +221,7 @@ class Config(HttpConfig):
         minimum=0,
         maximum=0.9,
         since="0.1",
-        help="The part of machine time that background work gets at least (contract and deadline policies).",
+        help="The part of machine time that background work gets at least (deadline and ledger policies).",
     )
     interactive_prompt: int = option(
         512,
@@ -231,7 +231,7 @@ class Config(HttpConfig):
         unit="tokens",
         since="0.1",
         help="How much of an interactive prompt is computed first, in ticks that may be long; the rest "
-        "of a longer prompt is scheduled as background work (contract and deadline policies).",
+        "of a longer prompt is scheduled as background work (deadline and ledger policies).",
     )
     interactive_priority: float = option(
         10.0,
@@ -241,7 +241,7 @@ class Config(HttpConfig):
         maximum=1e6,
         since="0.1",
         help="How many parts the interactive lane gets of what is left beside running streams, for "
-        "each one of the background lane's (contract policy).",
+        "each one of the background lane's (deadline and ledger policies).",
     )
     bmt_budget: float | None = option(
         None,
@@ -254,7 +254,7 @@ class Config(HttpConfig):
         unit="GB/s",
         since="0.1",
         help="Memory bandwidth that ticks may use, such as 320GBps; background work is trimmed "
-        "to stay within it (contract policy).",
+        "to stay within it (deadline and ledger policies).",
     )
     kv_type: str = option(
         "f16",
@@ -307,7 +307,7 @@ class Config(HttpConfig):
         choices=(BY_BACKEND, *SPECULATIONS),
         since="0.1",
         help="Guess the next tokens of an answer from the text before it and check them together "
-        "(policies contract and deadline): off, free (only where a tick takes no longer), or auto (also "
+        "(policies deadline and ledger): off, free (only where a tick takes no longer), or auto (also "
         "where that gives more tokens a second); default is auto on a CPU, off on a GPU. A request may "
         "ask for less. It changes no answer.",
     )

@@ -1,6 +1,6 @@
 """Find a policy by its name: one of ours, or another package's by its entry point.
 
-A name may be followed by what to leave out, for comparison: ``contract,-stairs,-bandwidth``.
+A name may be followed by what to leave out, for comparison: ``deadline,-stairs,-bandwidth``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from uma_trio.spelling import nearest
 
 ENTRY_POINT_GROUP = "uma_trio.policies"
 
-BUILT_IN: dict[str, Policy] = {"baseline": baseline, "contract": contract, "deadline": deadline}
+#: `contract` is what `ledger` was called before there were two policies that keep the contract.
+BUILT_IN: dict[str, Policy] = {
+    "baseline": baseline,
+    "contract": contract,
+    "deadline": deadline,
+    "ledger": contract,
+}
 
 
 def find_policy(spec: str) -> Policy:
