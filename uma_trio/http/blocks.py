@@ -84,7 +84,7 @@ class Blocks:
         cut = finished.reason != "stop"
         if self._open is not None:
             changes.append(self._close(cut=cut))
-        elif cut and changes and isinstance(changes[-1], Closed):
+        elif (cut or self._reading.cut_call) and changes and isinstance(changes[-1], Closed):
             # The reader closes a call that the end cuts off; the block has to say that it was.
             last = changes[-1]
             changes[-1] = self.done[-1] = Closed(last.block, last.text, last.tokens, cut=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from uma_trio.engine.messages import Finished, FinishReason, TokenOut
-from uma_trio.text.replies import CallStart, Content, Event, ReplyParser
+from uma_trio.text.replies import CallEnd, CallStart, Content, Event, ReplyParser
 
 Reason = FinishReason | Literal["tool_calls"]
 
@@ -16,12 +16,14 @@ class Reading:
     The events of a token need not be of its own text: what may be part of a marker is held back.
     """
 
-    __slots__ = ("_parser", "loosened", "n_calls", "reasoning_tokens")
+    __slots__ = ("_parser", "cut_call", "loosened", "n_calls", "reasoning_tokens")
 
     def __init__(self, parser: ReplyParser | None = None, loosened: tuple[str, ...] = ()) -> None:
         self._parser = parser
         #: The tools whose arguments are not held to their whole schema.
         self.loosened = loosened
+        #: Whether a stop string ended the answer inside a call.
+        self.cut_call = False
         #: How many calls have begun.
         self.n_calls: int = 0
         #: How many tokens were reasoning.
@@ -46,13 +48,18 @@ class Reading:
         """Return what was held back until the end."""
         if self._parser is None:
             return [Content(finished.text)] if finished.text else []
-        events = [*self._parser.feed(finished.text), *self._parser.finish()]
+        events = self._parser.feed(finished.text)
+        rest = self._parser.finish()
+        # Of a whole call the end is said before that of the answer.
+        self.cut_call = finished.stop is not None and any(isinstance(e, CallEnd) for e in rest)
+        events += rest
         self._count(events)
         return events
 
     def reason(self, finished: Finished) -> Reason:
-        """Return why the answer ended: "tool_calls" where it did so by itself behind a call."""
-        return "tool_calls" if self.n_calls and finished.reason == "stop" else finished.reason
+        """Return why the answer ended: "tool_calls" where it did so behind a call, not inside one."""
+        called = self.n_calls and finished.reason == "stop" and not self.cut_call
+        return "tool_calls" if called else finished.reason
 
     def _count(self, events: list[Event]) -> None:
         self.n_calls += sum([isinstance(event, CallStart) for event in events])
