@@ -466,6 +466,30 @@ async def test_each_chunk_of_llama_servers_may_have_the_timings(autojump_clock: 
         assert [found[0][k] for k in same] == [last["timings"][k] for k in same]
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}, {"n": 2}], ids=str)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_each_chunk_of_openais_may_have_the_timings(
+    autojump_clock: MockClock, path: str, more: dict[str, Any]
+) -> None:
+    """Every chunk with text has those of its own answer, and the choices are the same."""
+    async with http_house() as daemon:
+        asked = {**(HELLO if path == CHAT else TEXT), "stream": True, "ignore_eos": True, **more}
+        if path != CHAT and "logprobs" in more:
+            asked["logprobs"] = 1
+        plain = (await daemon.ask("POST", path, asked)).events[:-1]
+        timed = (await daemon.ask("POST", path, {**asked, "timings_per_token": True})).events[:-1]
+        assert not any("timings" in chunk for chunk in plain[:-1])
+        for index in range(more.get("n", 1)):
+            own = [c for c in timed if c["choices"][0]["index"] == index]
+            tokens = [c for c in own if c["choices"][0]["finish_reason"] is None]
+            counts = [c["timings"]["predicted_n"] for c in tokens if "timings" in c]
+            assert len(counts) >= 4  # a token may end inside a character
+            assert counts == sorted(set(counts))
+            assert counts[-1] == 8
+            choices = [c["choices"] for c in plain if c["choices"][0]["index"] == index]
+            assert [c["choices"] for c in own] == choices
+
+
 async def test_llama_servers_errors_have_a_number_for_a_code(autojump_clock: MockClock) -> None:
     """As its clients expect it."""
     async with http_house() as daemon:

@@ -114,7 +114,12 @@ URGENCY: tuple[Field, ...] = (
     honoured("service_tier", Choice(_TIERS), "flex is the background lane", default="auto"),
 )
 
+TIMINGS = honoured(
+    "timings_per_token", Flag(), "with stream: each chunk has the timings", default="false"
+)
+
 STREAM: tuple[Field, ...] = (
+    TIMINGS,
     honoured("stream", Flag(), "server-sent events", default="false"),
     honoured(
         "stream_options",

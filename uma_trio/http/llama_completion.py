@@ -22,6 +22,7 @@ from uma_trio.http.asking import (
     PACE,
     SAMPLING,
     SPECULATION,
+    TIMINGS,
     URGENCY,
     Anything,
 )
@@ -77,7 +78,7 @@ class Completion(Api):
             "what the answer has, by path, such as generation_settings/seed; also prompt",
         ),
         honoured("return_tokens", Flag(), "a whole answer has its tokens", default="false"),
-        honoured("timings_per_token", Flag(), "each chunk has the timings", default="false"),
+        TIMINGS,
         *SAMPLING,
         *URGENCY,
         CACHE,

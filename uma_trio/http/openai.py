@@ -89,17 +89,25 @@ class Choices(Api):
 class Chunks(Encoder):
     """A stream of chunks: the usage if it was asked for, then ``[DONE]``.
 
-    The last one before ``[DONE]`` has the timings.
+    The last one before ``[DONE]`` has the timings; with `each_timed` every one with a token has those
+    of its answer.
     """
 
-    def __init__(self, api: Choices, n_answers: int) -> None:
+    def __init__(self, api: Choices, generations: Sequence[Generation]) -> None:
         self.api = api
-        self._timed = n_answers == 1 and not api.includes_usage
+        self.each_timed = bool(api.body.get("timings_per_token", False))
+        self._generations = generations
+        self._n = [0] * len(generations)
+        self._timed = len(generations) == 1 and not api.includes_usage
 
     @property
     def readings(self) -> Sequence[Reading]:
         """What has read the answers, where they say more than text."""
         return ()
+
+    def counted(self, index: int, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Return the chunk of a token with the timings of its answer up to here."""
+        return chunk | {"timings": timings(self._generations[index].so_far(self._n[index]))}
 
     def last(self, chunk: dict[str, Any], finished: Finished) -> dict[str, Any]:
         """Return the last chunk of one answer, with its timings where no other has them."""

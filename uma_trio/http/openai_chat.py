@@ -95,7 +95,7 @@ class ChatCompletions(Choices):
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the messages in parts."""
-        return _Chunks(self, [generation.reading for generation in generations])
+        return _Chunks(self, generations)
 
     def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole message."""
@@ -146,10 +146,10 @@ def manner_of(body: Body) -> Manner:
 class _Chunks(Chunks):
     """Chunks of a chat. The first of each answer names the role, the last only its end."""
 
-    def __init__(self, api: ChatCompletions, readings: Sequence[Reading]) -> None:
-        super().__init__(api, api.n)
+    def __init__(self, api: ChatCompletions, generations: Sequence[Generation]) -> None:
+        super().__init__(api, generations)
         self._service = api.shared.service
-        self._readings = readings
+        self._readings = [generation.reading for generation in generations]
         self._thoughts = api.shared.settings.reasoning_fields
         self._frames = [sse.Frame(self._chunk(i, {"content": sse.HOLE})) for i in range(api.n)]
 
@@ -164,7 +164,8 @@ class _Chunks(Chunks):
 
     def token(self, index: int, item: TokenOut) -> bytes:
         reading = self._readings[index]
-        if reading.plain and item.logprobs is None:
+        self._n[index] += 1
+        if reading.plain and item.logprobs is None and not self.each_timed:
             return self._frames[index].fill(item.text) if item.text else b""
         return self._events(index, reading.token(item), chat_logprobs([item], self._service))
 
@@ -176,14 +177,16 @@ class _Chunks(Chunks):
 
     def _events(self, index: int, events: Sequence[Event], logprobs: Any = None) -> bytes:
         """Return a chunk for each event; the first has the probabilities of the token."""
-        if logprobs is None and len(events) == 1 and isinstance(events[0], Content):
+        plain = logprobs is None and not self.each_timed and len(events) == 1
+        if plain and isinstance(events[0], Content):
             return self._frames[index].fill(events[0].text)
         deltas = [delta for event in events if (delta := self._delta(event))]
         if logprobs is not None and not deltas:
             deltas = [{"content": ""}]
         parts: list[bytes] = []
         for delta in deltas:
-            parts.append(sse.event(self._chunk(index, delta, None, logprobs)))
+            chunk = self._chunk(index, delta, None, logprobs)
+            parts.append(sse.event(self.counted(index, chunk) if self.each_timed else chunk))
             logprobs = None
         return b"".join(parts)
 

@@ -95,7 +95,7 @@ class Completions(Choices):
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the texts in parts."""
-        return _Chunks(self, [self.echo(generation.ask) for generation in generations])
+        return _Chunks(self, generations)
 
     def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole text."""
@@ -148,10 +148,10 @@ def _prompt(value: Any, path: str) -> Prompt:
 class _Chunks(Chunks):
     """Chunks of a text."""
 
-    def __init__(self, api: Completions, echoes: Sequence[str]) -> None:
-        super().__init__(api, len(echoes))
+    def __init__(self, api: Completions, generations: Sequence[Generation]) -> None:
+        super().__init__(api, generations)
         self._service = api.shared.service
-        self._echoes = echoes
+        self._echoes = echoes = [api.echo(generation.ask) for generation in generations]
         self._frames = [sse.Frame(self._chunk(i, sse.HOLE)) for i in range(len(echoes))]
         self._offsets = [len(echo) for echo in echoes]
 
@@ -161,10 +161,12 @@ class _Chunks(Chunks):
         )
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        if item.logprobs is not None:
+        self._n[index] += 1
+        if item.logprobs is not None or (self.each_timed and item.text):
             found = text_logprobs([item], self._service, self._offsets[index])
             self._offsets[index] += len(item.text)
-            return sse.event(self._chunk(index, item.text, logprobs=found))
+            chunk = self._chunk(index, item.text, logprobs=found)
+            return sse.event(self.counted(index, chunk) if self.each_timed else chunk)
         return self._frames[index].fill(item.text) if item.text else b""
 
     def end(self, index: int, finished: Finished) -> bytes:
