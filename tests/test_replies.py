@@ -186,6 +186,21 @@ def test_a_reply_that_ends_in_its_arguments_keeps_them() -> None:
     assert said.calls == (Call("id0", "look", '{"what": "a'),)
 
 
+HARMONY = next(made for made in FORMATS.values() if made.name == "harmony")
+
+
+def test_harmony_has_no_calls_where_none_are_read() -> None:
+    """What a message to a recipient says is text then."""
+    text = "<|channel|>commentary to=python<|message|>print()<|call|>"
+    assert collect(parsed(HARMONY, [text], calls=False)) == Said("print()", "", ())
+
+
+def test_a_call_in_harmony_without_arguments_has_an_empty_object() -> None:
+    """Clients decode arguments, and nothing is no JSON."""
+    text = "<|channel|>commentary to=functions.stop<|message|><|call|>"
+    assert collect(parsed(HARMONY, [text])).calls == (Call("id0", "stop", "{}"),)
+
+
 def test_reasoning_may_have_begun_in_the_prompt() -> None:
     """And may be opened once more by the model, or never end."""
     assert parsed(HERMES, ["a</think>b"], thinking=True) == [Reasoning("a"), Content("b")]

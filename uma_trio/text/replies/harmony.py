@@ -24,8 +24,8 @@ _NAME: Final = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
 _MAX_HEADER: Final = 512
 
 
-def harmony(source: Source, maker: Maker) -> Steps[None]:
-    """Read one reply."""
+def harmony(source: Source, maker: Maker, *, calls: bool = True) -> Steps[None]:
+    """Read one reply. Without `calls`, a recipient means nothing."""
     yield
     while True:
         first = yield from source.first()
@@ -35,7 +35,7 @@ def harmony(source: Source, maker: Maker) -> Steps[None]:
             if header is not None and _CHANNEL in header:
                 source.kept = False
                 source.pos += len(_MESSAGE)
-                yield from _body(source, maker, header)
+                yield from _body(source, maker, header, calls=calls)
             else:
                 source.pos = len(source.text) if header is None else source.pos + len(_MESSAGE)
                 maker.content(source.kept_text())
@@ -54,13 +54,16 @@ def _is_recipient(source: Source) -> Steps[bool]:
             return False
 
 
-def _body(source: Source, maker: Maker, header: str) -> Steps[None]:
+def _body(source: Source, maker: Maker, header: str, *, calls: bool) -> Steps[None]:
     """Read the text of a message, and what ends it."""
-    recipient, channel = _RECIPIENT.search(header), _NAME.search(header)
+    recipient = _RECIPIENT.search(header) if calls else None
+    channel = _NAME.search(header)
     if recipient is not None:
         maker.start(recipient[1])
         if (yield from source.peek()) == "{":
             yield from source.value(maker.arguments)
+        elif not source.ended:
+            maker.arguments("{}")
         maker.end()
     maker.thinking = recipient is None and channel is not None and channel[1] == "analysis"
     end = yield from pass_on(source, maker, _ENDS, trims=maker.thinking)

@@ -46,7 +46,7 @@ class ReplyParser:
         self._maker = Maker(ids, tools, thinking=thinking)
         syntax = format.calls if calls else None
         if format.calls is not None and format.calls.style == "harmony":
-            self._run = harmony(self._source, self._maker)
+            self._run = harmony(self._source, self._maker, calls=calls)
         else:
             made = None if syntax is None else Calls(syntax, self._source, self._maker)
             self._run = self._reply(made)
