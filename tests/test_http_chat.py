@@ -112,6 +112,19 @@ async def test_several_answers_cost_one_prompt(autojump_clock: MockClock, stream
         assert sum(computed.values()) - before == n_prompt + 3 + 4 * 19
 
 
+async def test_a_prompt_may_be_computed_apart_from_all_others(autojump_clock: MockClock) -> None:
+    """cache_prompt false finds nothing, not its own like either; others find what others left."""
+    async with http_house(prefix_bytes=1 << 22) as daemon:
+        asked = {**TEXT, "prompt": "hello there " * 20}
+        found = []
+        for apart in (False, True, True, False):
+            body = {**asked, "cache_prompt": not apart}
+            answer = await daemon.ask("POST", "/v1/completions", body)
+            assert "x-uma-ignored" not in answer.headers
+            found.append(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
+        assert found == [False, False, False, True]
+
+
 async def test_probabilities_come_with_each_token(autojump_clock: MockClock) -> None:
     """In the API's own form; the likeliest alternative of a greedy answer is the token itself."""
     async with http_house() as daemon:

@@ -139,7 +139,7 @@ class Api(ABC):
             targets=targets_of(head),
             model=self._required_model,
             session=session,
-            cache=body.get("cache_salt"),
+            cache=body.get("cache_salt") if body.get("cache_prompt", True) else self.id,
             speculation=body.get("speculation", "auto"),
             pace=body.get("pace", "smooth"),
             shape=self.shape(),

@@ -129,7 +129,15 @@ STREAM: tuple[Field, ...] = (
     honoured("n", Integer(1, MAX_N), "as many answers as there are slots", default="1"),
 )
 
-CACHE = honoured("cache_salt", _LABEL, "only who gives the same shares what is computed of prompts")
+CACHE: tuple[Field, ...] = (
+    honoured("cache_salt", _LABEL, "only who gives the same shares what is computed of prompts"),
+    honoured(
+        "cache_prompt",
+        Flag(),
+        "false: nothing that was computed before is used, and no later request uses this one's",
+        default="true",
+    ),
+)
 
 SPECULATION = honoured(
     "speculation",
@@ -190,7 +198,6 @@ NO_MATTER: tuple[Field, ...] = (
     *ignored("function_call", note="without functions"),
     *ignored("verbosity", "prediction", note="the model does not know it"),
     *ignored(
-        "cache_prompt",
         "prompt_cache_key",
         "prompt_cache_retention",
         "id_slot",

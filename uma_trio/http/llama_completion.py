@@ -81,7 +81,7 @@ class Completion(Api):
         TIMINGS,
         *SAMPLING,
         *URGENCY,
-        CACHE,
+        *CACHE,
         SPECULATION,
         PACE,
         *SHAPES,

@@ -98,7 +98,7 @@ class Messages(Api):
         *SAMPLING,
         LANE,
         honoured("service_tier", Choice(("auto", "standard_only", "flex")), "flex: background"),
-        CACHE,
+        *CACHE,
         SPECULATION,
         PACE,
         *ignored("user_profile_id", "workspace_id", note="a label"),

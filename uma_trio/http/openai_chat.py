@@ -77,7 +77,7 @@ class ChatCompletions(Choices):
         *TEMPLATE,
         *TOOLS,
         *URGENCY,
-        CACHE,
+        *CACHE,
         SPECULATION,
         PACE,
         *SHAPES,

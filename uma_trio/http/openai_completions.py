@@ -67,7 +67,7 @@ class Completions(Choices):
         ),
         refused("suffix", "text is only continued, not filled in", ""),
         *URGENCY,
-        CACHE,
+        *CACHE,
         SPECULATION,
         PACE,
         *SHAPES,

@@ -107,7 +107,7 @@ class Responses(Api):
         *SAMPLING,
         KWARGS,
         *URGENCY,
-        CACHE,
+        *CACHE,
         BUDGET,
         SPECULATION,
         PACE,
