@@ -92,6 +92,20 @@ def tokens_of(text: str) -> IntArray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
+def test_a_pool_forgets_the_answers_of_whoever_asks() -> None:
+    """Those that wait to be indexed, too; others keep theirs."""
+    pool = Pool()
+    for namespace in ("uid 1", "uid 2"):
+        pool.add(namespace, tokens_of("the quick brown fox"))
+    pool.index()
+    pool.add("uid 1", tokens_of("jumps over the lazy dog"))
+    pool.forget(lambda name: name == "uid 1")
+    pool.index()
+    assert from_pool(pool, "uid 1", "the quick bro") == ("", 0)
+    assert from_pool(pool, "uid 1", "jumps over th") == ("", 0)
+    assert from_pool(pool, "uid 2", "the quick bro")[0] == "wn fox"
+
+
 def from_pool(pool: Pool, namespace: str | None, text: str, most: int = 6) -> tuple[str, int]:
     """Return what a pool guesses behind a text, and the length of the match."""
     tokens = tokens_of(text)

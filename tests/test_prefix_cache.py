@@ -627,6 +627,34 @@ def test_moving_stops_when_it_turns_out_to_take_more_than_the_gap_costs() -> Non
     assert reader.tokens == backend.continuation(letters(2, 640), 40)
 
 
+class Lookups(Captured):
+    """A device that counts how often somebody looks for what to move."""
+
+    looks = 0
+
+    def kv_highest(self, most: int) -> tuple[int, int, int] | None:
+        """Look, and count."""
+        self.looks += 1
+        return super().kv_highest(most)
+
+
+def test_what_is_too_dear_to_move_is_not_looked_for_in_each_tick() -> None:
+    """Looking takes work in proportion to the cells."""
+    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), context_cell_s=1e-6)
+    made = Bench(
+        backend := Lookups(n_ctx=4096, n_slots=4, n_batch=64),
+        settings=EngineSettings(prefix_bytes=MIB, cost=cost),
+    )
+    made.submit(letters(1, 600), 40, namespace=MINE)
+    for client in (2, 3):
+        made.submit(letters(client, 40), 400, namespace=str(client))
+    made.ticks(160)
+    made.engine.prefix.room.drop_all()
+    made.ticks(100)
+    assert backend.kv_high_water() - backend.kv_used() >= 256
+    assert 0 < backend.looks < 6
+
+
 def test_a_move_that_fails_changes_nothing() -> None:
     """It is counted, and the reader stays where it is."""
     made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-6))

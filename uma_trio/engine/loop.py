@@ -355,6 +355,8 @@ class Engine:
                 self.prefix.keep(handle)
             case Prefix():
                 reported = admin.handle(self.prefix, message)
+                if message.clear and self._drafter is not None:
+                    self._drafter.forget(message.mine)
                 self._publisher.add(Answer(partial(message.reply, reported)))
 
     def _enqueue(self, submit: Submit, now: float) -> None:

@@ -39,7 +39,7 @@ def retell(
     longest = max(len(told.prompt) + len(told.answer) for told in texts)
     n_slots, n_ctx = readers + 1, (readers + 1) * longest
     world = Simulation(
-        find_policy("contract"),
+        find_policy("deadline"),
         profile=profile,
         settings=evolve(settings_for(profile), drafts=drafts),
         limits=Limits(n_ctx, n_ctx, n_slots, 512, n_rows=n_slots + DRAFT_ROWS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from operator import mul
 
@@ -117,6 +117,10 @@ class Drafter:
                 self._judge(guessed, origin, int(token == outcome.tokens[0].token), 1)
         if ended and outcome.fault is None:
             self._keep(sequence)
+
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Drop what was kept of answers of the namespaces that are `mine`."""
+        self._pool.forget(mine)
 
     def _judge(self, guessed: _Guessed, origin: Origin, right: int, tried: int) -> None:
         guessed.first = None

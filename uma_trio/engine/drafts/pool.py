@@ -8,6 +8,7 @@ user, nor from one that was asked for in private by another process.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -105,6 +106,14 @@ class Pool:
             if len(tokens) > most:
                 self._waiting.appendleft((namespace, tokens[most:]))
             most -= len(tokens)
+
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Drop all answers of the namespaces that are `mine`."""
+        for namespace in [name for name in self._answers if mine(name)]:
+            del self._answers[namespace]
+        left = [one for one in self._waiting if not mine(one[0])]
+        self._waiting.clear()
+        self._waiting.extend(left)
 
     def propose(
         self, namespace: str | None, tokens: IntArray, known: int, most: int

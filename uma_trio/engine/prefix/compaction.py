@@ -39,6 +39,7 @@ class Compaction:
     under_way: bool = False
     _paid_s: float = 0.0  # what free cells below the mark have cost since they last were few
     _left_s: float = 0.0  # of what moving may take
+    _need_s: float = 0.0  # what the slice takes that was too dear
     _takes: Measured = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -57,7 +58,10 @@ class Compaction:
     def charge(self, n_tokens: int, cell_s: float) -> None:
         """Note a tick of `n_tokens`, each of which pays `cell_s` for every cell that it spans."""
         gap = self.gap
-        self._paid_s = self._paid_s + cell_s * n_tokens * gap if gap >= LEAST_GAP else 0.0
+        if gap >= LEAST_GAP:
+            self._paid_s += cell_s * n_tokens * gap
+        else:
+            self._paid_s = self._need_s = 0.0
 
     def due(self, n_tokens: int, cell_s: float) -> bool:
         """Whether moving pays for itself, with so many tokens to be computed now."""
@@ -68,7 +72,7 @@ class Compaction:
             return False
         cells = min(gap, self.backend.kv_used())  # no more than these lie above a free one
         self._left_s = self._paid_s + cell_s * n_tokens * gap
-        self.under_way = self._left_s >= self._takes[False] * cells
+        self.under_way = self._left_s >= max(self._need_s, self._takes[False] * cells)
         return self.under_way
 
     def some(self, most_s: float) -> float:
@@ -83,7 +87,7 @@ class Compaction:
             n, scattered = last - first, self.backend.kv_runs(*part) >= _SCATTERED
             need_s = n * self._takes[scattered]
             if need_s > self._left_s:
-                self.under_way, self._paid_s = False, self._left_s
+                self.under_way, self._paid_s, self._need_s = False, self._left_s, need_s
                 break
             if spent_s + need_s > most_s:
                 break
@@ -100,4 +104,4 @@ class Compaction:
         return spent_s
 
     def _stop(self) -> None:
-        self.under_way, self._paid_s = False, 0.0
+        self.under_way, self._paid_s, self._need_s = False, 0.0, 0.0
