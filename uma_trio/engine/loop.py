@@ -298,11 +298,12 @@ class Engine:
             self._publisher.add(
                 Figures(partial(tick_metrics.slack, self._metrics, completed, dues))
             )
-        stepped = [(running[outcome.step.key], outcome) for outcome in completed.outcomes]
-        itl_s = self.registry.commit(completed.outcomes, now, paces, playout_s, computing=computing)
-        if self._drafter is not None:
+        drafter, outcomes = self._drafter, completed.outcomes
+        stepped = [(running[o.step.key], o) for o in outcomes] if drafter is not None else ()
+        itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
+        if drafter is not None:
             for sequence, outcome in stepped:
-                self._drafter.learn(sequence, outcome, ended=sequence.handle not in running)
+                drafter.learn(sequence, outcome, ended=sequence.handle not in running)
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))

@@ -58,7 +58,7 @@ class Pipe:
         self._items: list[StreamItem] = []
         self._held: deque[tuple[float, TokenOut]] = deque()  # and when each is due, ascending
         self._paced = False  # the latest token was; the reader then waits ready for a deadline
-        self._shown_at = -math.inf  # when a token was due last
+        self._shown_at = -math.inf  # when tokens that were held were last let go
         self._timer: trio.CancelScope | None = None
         self._reader: trio.lowlevel.Task | None = None
         self._closed = False

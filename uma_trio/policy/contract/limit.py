@@ -44,14 +44,8 @@ def set_limit(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     if not streams or cost is None:
         return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
     solo = alone_s(cost, streams, room_alone(state, len(streams)))
-    mixed_ticks, isolated_ticks = turns(guard, rules)
-    guard = evolve(
-        guard,
-        mixed_ticks=mixed_ticks,
-        isolated_ticks=max(0, isolated_ticks - 1),
-        since_grant=guard.since_grant + 1,
-    )
-    if isolated_ticks > 0:
+    guard, isolated = next_turn(guard, rules)
+    if isolated:
         limit = Limit(
             solo, "alone: to measure what the streams cost by themselves", solo, isolated=True
         )
@@ -93,16 +87,23 @@ def pasted(state: SchedulerState) -> bool:
     )
 
 
-def turns(guard: GuardMemory, rules: Rules) -> tuple[int, int]:
-    """Return how many mixed ticks there were in a row, and how many isolated ones follow, this one first.
+def next_turn(guard: GuardMemory, rules: Rules) -> tuple[GuardMemory, bool]:
+    """Return what the guard remembers from this tick on, and whether the tick is an isolated one.
 
-    Every limit is a multiple of solo, and only isolated ticks measure that.
+    Isolated ticks come after so many mixed ones: every limit is a multiple of solo, and only they
+    measure that.
     """
     mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
     isolated_ticks = guard.isolated_ticks
     if mixed_ticks >= rules.mixed_ticks:
         mixed_ticks, isolated_ticks = 0, rules.isolated_ticks
-    return mixed_ticks, isolated_ticks
+    counted = evolve(
+        guard,
+        mixed_ticks=mixed_ticks,
+        isolated_ticks=max(0, isolated_ticks - 1),
+        since_grant=guard.since_grant + 1,
+    )
+    return counted, isolated_ticks > 0
 
 
 def room_alone(state: SchedulerState, streams: int) -> int:

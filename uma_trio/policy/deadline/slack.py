@@ -24,9 +24,9 @@ from uma_trio.policy.contract.limit import (
     MANY_NEWCOMERS,
     alone_s,
     is_owed,
+    next_turn,
     pasted,
     room_alone,
-    turns,
     youngest_s,
 )
 from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
@@ -55,14 +55,8 @@ def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
         return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
     contract = state.contract
     solo = alone_s(cost, readers, room_alone(state, len(readers)))
-    mixed_ticks, isolated_ticks = turns(guard, rules)
-    guard = evolve(
-        guard,
-        mixed_ticks=mixed_ticks,
-        isolated_ticks=max(0, isolated_ticks - 1),
-        since_grant=guard.since_grant + 1,
-    )
-    if isolated_ticks > 0:
+    guard, isolated = next_turn(guard, rules)
+    if isolated:
         reason = "alone: to measure what the streams cost by themselves"
         return _with(plan, Limit(solo, reason, solo, isolated=True), guard)
     bound = _with_deadlines(state, readers)
