@@ -18,7 +18,7 @@ import numpy as np
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.drafts import Drafter, drafter
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NO_DRAFT, OWN_TEXT, Draft, Origin, Outcome
+from uma_trio.engine.step import NO_DRAFT, OWN_TEXT, Draft, Origin
 
 _MATCH = 8  # how long a match the oracle claims: one kind of guess, whose chances are learnt
 
@@ -32,11 +32,11 @@ class Oracle(Drafter):
         self._random = np.random.default_rng(seed)
         self._answers: dict[bytes, IntArray] = {}
 
-    def learn(self, sequence: Sequence, outcome: Outcome, *, ended: bool) -> None:
+    def keep(self, sequence: Sequence) -> None:
         """Keep the answer to a prompt that is new, spoilt."""
-        super().learn(sequence, outcome, ended=ended)
+        super().keep(sequence)
         prompt = sequence.tokens[: sequence.n_prompt].tobytes()
-        if ended and outcome.fault is None and prompt not in self._answers:
+        if prompt not in self._answers:
             answer = sequence.tokens[sequence.n_prompt : sequence.known]
             spoilt = self._random.random(len(answer)) >= self._acceptance
             self._answers[prompt] = np.where(spoilt, answer ^ 1, answer).astype(np.int32)

@@ -7,9 +7,10 @@ from itertools import count
 
 import numpy as np
 from attrs import Factory, define, evolve
+from numpy.typing import NDArray
 
 from uma_trio.backend.base import Overlap, Traits, nothing
-from uma_trio.backend.fake import FakeBackend
+from uma_trio.backend.fake import N_VOCAB, FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
@@ -37,6 +38,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 from uma_trio.speculation import Speculation
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.text.stream import TokenText
 
 
 @define
@@ -102,6 +104,48 @@ class OnDevice(FakeBackend):
 
 KINDS = (FakeBackend, OnDevice)
 """A decode that nothing overlaps with, and one that the host works during."""
+
+
+class BrokenText(TokenText):
+    """A text that cannot be decoded."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def push(self, token_id: int) -> str:
+        """Fail, as a vocabulary without this token would."""
+        raise IndexError(token_id)
+
+    stops_with = push  # type: ignore[assignment]
+
+    def finish(self) -> str:
+        """Fail here, too."""
+        raise IndexError("the end")
+
+
+class Balking:
+    """A constraint that allows anything, and fails at the `n`-th token."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def allows(self, _token: int) -> bool:
+        """Allow anything."""
+        return True
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return anything."""
+        return np.arange(N_VOCAB, dtype=np.intp)
+
+    def accept(self, _token: int) -> None:
+        """Fail in the end."""
+        self.left -= 1
+        if not self.left:
+            raise ArithmeticError
+
+    def take_back(self) -> None:
+        """Go back."""
+        self.left += 1
 
 
 class Bench:

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from engine_kit import KINDS, Bench, OnDevice
-from numpy.typing import NDArray
+from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
 
 from uma_trio.backend.base import Overlap, nothing
-from uma_trio.backend.fake import N_VOCAB, FakeBackend
+from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import InboxMessage, SetLane
-from uma_trio.text.stream import TokenText
 
 BROKEN = "E_RUNTIME_006"
-
-
-class BrokenText(TokenText):
-    """A text that cannot be decoded."""
-
-    def __init__(self) -> None:
-        super().__init__(())
-
-    def push(self, token_id: int) -> str:
-        """Fail, as a vocabulary without this token would."""
-        raise IndexError(token_id)
-
-    stops_with = push  # type: ignore[assignment]
-
-    def finish(self) -> str:
-        """Fail here, too."""
-        raise IndexError("the end")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,31 +31,6 @@ def test_a_text_that_cannot_be_decoded_ends_its_request_alone(
     assert first.end.code is None
     assert first.tokens == bench.expected("request 0", 30)
     bench.engine.registry.kv.check()
-
-
-class Balking:
-    """A constraint that allows anything, and fails at the `n`-th token."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-
-    def allows(self, _token: int) -> bool:
-        """Allow anything."""
-        return True
-
-    def allowed(self) -> NDArray[np.intp]:
-        """Return anything."""
-        return np.arange(N_VOCAB, dtype=np.intp)
-
-    def accept(self, _token: int) -> None:
-        """Fail in the end."""
-        self.left -= 1
-        if not self.left:
-            raise ArithmeticError
-
-    def take_back(self) -> None:
-        """Go back."""
-        self.left += 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from drafts_kit import FLAT, STAIRS, STEEP, speaking
-from engine_kit import OnDevice
+from engine_kit import Balking, Bench, BrokenText, OnDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder
@@ -16,6 +16,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.drafts.lookup import Lookup
 from uma_trio.engine.drafts.pool import MOST_NAMESPACES, Answers, Pool
 from uma_trio.engine.drafts.survival import Survival, part_of
+from uma_trio.engine.messages import Prefix
 from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, Origin
 from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
@@ -429,6 +430,41 @@ def test_an_answer_that_is_asked_for_again_takes_few_decodes() -> None:
     bench.run()
     assert again.tokens == first.tokens
     assert bench.backend.decodes - before < 40
+
+
+def rows_of(bench: Bench, prompt: str = "please say it") -> float:
+    """Return how many guesses were computed for a request of the user with the id 1."""
+    before = bench.metrics.snapshot()["draft_rows_total"]
+    bench.submit(prompt, 80, namespace="uid 1")
+    bench.run()
+    return bench.metrics.snapshot()["draft_rows_total"] - before
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["at a token", "at its last text"])
+def test_an_answer_that_the_engine_failed_at_is_not_drafted_from(last: bool) -> None:
+    """Neither one that a token broke, nor one that was whole but for its text."""
+    bench, untouched = speaking(drafts=True), speaking(drafts=True)
+    if last:
+        handle, sink = bench.submit("please say it", 80, namespace="uid 1")
+        while len(sink.tokens) < 70:
+            bench.ticks(1)
+        bench.engine.registry.running[handle].text = BrokenText()
+    else:
+        _, sink = bench.submit("please say it", 80, namespace="uid 1", constraint=Balking(70))
+    bench.run()
+    assert sink.end.code == "E_RUNTIME_006"
+    assert len(sink.tokens) >= 60
+    assert rows_of(bench) == rows_of(untouched)
+
+
+def test_what_ended_right_before_all_was_cleared_is_not_drafted_from() -> None:
+    """Its end was not published yet when the message came."""
+    bench, untouched = speaking(drafts=True), speaking(drafts=True)
+    _, sink = bench.submit("please say it", 80, namespace="uid 1")
+    while not sink.ends:
+        bench.inbox.put(Prefix(lambda _: None, lambda _: True, clear=True))
+        bench.engine.tick()
+    assert rows_of(bench) == rows_of(untouched)
 
 
 def test_a_text_that_repeats_itself_is_drafted_where_decodes_overlap() -> None:

@@ -32,6 +32,7 @@ from uma_trio.engine.messages import (
     Cancel,
     Credit,
     Explain,
+    Finished,
     InboxMessage,
     Inspect,
     Keep,
@@ -100,7 +101,7 @@ class Engine:
             keeps_high_water=settings.keeps_high_water,
         )
         startup_s = settings.contract.startup_s
-        self._publisher = Publisher(outlet, metrics, startup_s, self._stream_failed)
+        self._publisher = Publisher(outlet, metrics, startup_s, self._stream_failed, self._ended)
         self.prefix = PrefixCache(
             backend,
             settings.prefix_bytes,
@@ -303,7 +304,7 @@ class Engine:
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
         if drafter is not None:
             for sequence, outcome in stepped:
-                drafter.learn(sequence, outcome, ended=sequence.handle not in running)
+                drafter.learn(sequence, outcome)
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))
@@ -357,6 +358,7 @@ class Engine:
             case Prefix():
                 reported = admin.handle(self.prefix, message)
                 if message.clear and self._drafter is not None:
+                    self._publisher.publish()  # what has ended is kept, and then forgotten
                     self._drafter.forget(message.mine)
                 self._publisher.add(Answer(partial(message.reply, reported)))
 
@@ -379,6 +381,11 @@ class Engine:
         log.get("engine").error(FAILED_AT, request=handle, exc_info=error)
         # By the inbox, since the tick that is being computed may have its next token.
         self._inbox.put(Cancel(handle, FAILED_CODE, FAILED_AT))
+
+    def _ended(self, sequence: Sequence, finished: Finished) -> None:
+        """Let later answers be guessed from one that is whole."""
+        if self._drafter is not None and finished.reason in ("stop", "length"):
+            self._drafter.keep(sequence)
 
     def _admit(self, now: float) -> None:
         registry = self.registry

@@ -72,7 +72,7 @@ class Publisher:
     `startup_s` is how long a stream is in its start-up window; the longest time between two tokens
     that were shown in that window is counted apart. `failed` is called with a request whose tokens
     cannot be written as text, and the exception: it is to be ended. Nothing more is sent to it but
-    its terminal item.
+    its terminal item. `ended` is called with each request and its terminal item, as it is sent.
     """
 
     def __init__(
@@ -81,11 +81,13 @@ class Publisher:
         metrics: Metrics,
         startup_s: float,
         failed: Callable[[int, Exception], None],
+        ended: Callable[[Sequence, Finished], None],
     ) -> None:
         self._outlet = outlet
         self._metrics = metrics
         self._startup_s = startup_s
         self._failed = failed
+        self._ended = ended
         self._broken: set[int] = set()  # streams that failed and have not ended yet
         self._queue: list[Publication] = []
         self._starts: dict[int, _Start] = {}  # streams that are looked at token by token
@@ -104,7 +106,9 @@ class Publisher:
                 case Delivery():
                     self._add_items(publication, items)
                 case Ending(sequence, finished):
-                    items.append((sequence.submit.sink, self._terminal(sequence, finished)))
+                    terminal = self._terminal(sequence, finished)
+                    items.append((sequence.submit.sink, terminal))
+                    self._ended(sequence, terminal)
                 case Refused(sink, finished):
                     items.append((sink, finished))
                 case Answer(call):

@@ -104,8 +104,8 @@ class Drafter:
             if guessed.lookup.index(sequence.tokens, sequence.known):
                 yield sequence, guessed
 
-    def learn(self, sequence: Sequence, outcome: Outcome, *, ended: bool) -> None:
-        """Note what became of a step of `sequence`, whose answer has `ended` with it or not."""
+    def learn(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Note what became of a step of `sequence`."""
         guessed = self._guessed.get(sequence.handle)
         if guessed is not None and outcome.step.drafts:
             origin, tried, right = outcome.step.origin, len(outcome.step.drafts), outcome.right
@@ -115,8 +115,15 @@ class Drafter:
             place, token, origin = guessed.first
             if place == outcome.step.start + outcome.step.n_tokens:
                 self._judge(guessed, origin, int(token == outcome.tokens[0].token), 1)
-        if ended and outcome.fault is None:
-            self._keep(sequence)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Put the answer of a sequence that has ended into the pool, if its request shares."""
+        submit = sequence.submit
+        if submit.namespace is None or submit.speculation == "off":
+            return
+        if sequence.n_generated >= LEAST_ANSWER:
+            first = max(0, sequence.n_prompt - LED_IN_BY)
+            self._pool.add(submit.namespace, sequence.tokens[first : sequence.known])
 
     def forget(self, mine: Callable[[str], bool]) -> None:
         """Drop what was kept of answers of the namespaces that are `mine`."""
@@ -126,15 +133,6 @@ class Drafter:
         guessed.first = None
         guessed.survival.learn(origin, right, tried, FADE)
         self._shared.learn(origin, right, tried, SHARED_FADE)
-
-    def _keep(self, sequence: Sequence) -> None:
-        """Put a whole answer into the pool, if its request shares."""
-        submit = sequence.submit
-        if submit.namespace is None or submit.speculation == "off":
-            return
-        if sequence.n_generated >= LEAST_ANSWER:
-            first = max(0, sequence.n_prompt - LED_IN_BY)
-            self._pool.add(submit.namespace, sequence.tokens[first : sequence.known])
 
     def _noted(self, guessed: _Guessed, sequence: Sequence, known: int, credit: int) -> Draft:
         """Return guesses, and note the first of them, to be judged by what follows."""
