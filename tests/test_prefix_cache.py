@@ -368,6 +368,31 @@ def test_leaves_give_their_cells_to_who_computes() -> None:
     ask(made, letters(50, 500))
 
 
+@pytest.mark.parametrize("kind", [FakeBackend, OnDevice])
+def test_a_context_no_larger_than_a_batch_is_used_again(kind: type[FakeBackend]) -> None:
+    """Leaves make room for what a tick has, and not for the largest that there could be."""
+    made = bench(kind(n_ctx=512, n_slots=4, n_batch=512))
+    prompt, other = letters(1, 150), letters(2, 150)
+    ask(made, prompt)
+    ask(made, other)
+    assert ask(made, prompt).end.cached_tokens == 149
+    assert ask(made, other).end.cached_tokens == 149
+    made.submit(letters(3, 100), 60, namespace="3")
+    made.ticks(3)
+    assert len(made.engine.prefix.leaves) == 2, "what is computed fits beside them"
+    made.run()
+
+
+def test_a_full_context_costs_only_as_many_leaves_as_are_in_the_way() -> None:
+    """The one that was used longest ago goes, and the others stay."""
+    made = bench(FakeBackend(n_ctx=512, n_slots=4, n_batch=512))
+    for client in (1, 2, 3):
+        ask(made, letters(client, 140))
+    ask(made, letters(4, 140))
+    assert [len(leaf.tokens) for leaf in made.engine.prefix.leaves] == [143] * 3
+    assert ask(made, letters(2, 140)).end.cached_tokens == 139
+
+
 def measured(together_s: float, scattered_s: float) -> Measured:
     """Return what moving a token takes, as if it had been seen."""
     takes = Measured(0.0, 0.0)

@@ -170,6 +170,8 @@ class Engine:
         if tick is None:
             self.publish()
             self._idle = True
+        else:
+            self.prefix.room.make(tick.n_tokens)
         return tick
 
     def compute(self, tick: Tick) -> int:
@@ -420,7 +422,6 @@ class Engine:
         allowance_s = MOVING_SHARE * last_s if read else math.inf
         self._moving_s += self.prefix.advance(running, allowance_s)
         self._planner.charge(self.prefix.take_spent())
-        self.prefix.room.make(self._backend.limits.n_batch)
 
 
 def _drafter(backend: Backend, settings: EngineSettings) -> Drafter | None:
