@@ -14,7 +14,7 @@ from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.pace import LINGER_S
-from uma_trio.policy.deadline.slack import margin
+from uma_trio.policy.deadline.slack import AGAIN_S, QUESTION, WAITED_FOR, margin
 from uma_trio.policy.deadline.spend import SAVING, TOO_LONG
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -29,6 +29,7 @@ from uma_trio.policy.state import (
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
 COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
 DEAR = CostModel(Staircase((1, 2, 4, 16, 32), (0.015, 0.025, 0.038, 0.114, 0.215)))
+WIDE = CostModel(Staircase((1, 32, 128, 256, 512), (0.004, 0.009, 0.017, 0.028, 0.046)))
 SOLO, STEP = 0.008, 0.0096
 NOW = state().now
 MARGIN = margin(COST)
@@ -111,6 +112,22 @@ def test_newcomers_may_make_a_token_later_than_slack_allows() -> None:
     assert planned(fresh, asked).limit.newcomer_s == pytest.approx(2 * SOLO)
     many = planned(reader(), asked, newcomers=0.5)
     assert many.limit.newcomer_s == pytest.approx(2 * SOLO)
+
+
+def test_while_people_ask_ticks_that_nobody_reads_are_short() -> None:
+    """No longer than two questions would be, since whoever asks next waits for the tick's end."""
+    unread = planned(batch(pending=900), cost=WIDE, people_at=NOW - AGAIN_S)
+    later = planned(batch(pending=900), cost=WIDE, people_at=NOW - AGAIN_S - 0.1)
+    assert (unread.n_tokens, later.n_tokens) == (128, 512)
+    assert unread.predicted_s <= WAITED_FOR * WIDE.computing(QUESTION)
+    assert unread.items[0].reason == "background: short, since people ask"
+
+
+def test_where_no_tick_is_short_the_least_goes_on() -> None:
+    """Short ticks never keep anybody waiting for ever."""
+    deep = evolve(COST, context_cell_s=1e-4)
+    plan = planned(batch(computed=20_000), cost=deep, people_at=NOW)
+    assert plan.n_tokens == 1
 
 
 def test_a_newcomer_is_computed_whole_where_the_slack_suffices() -> None:

@@ -6,6 +6,7 @@ waits for a token longer than its step.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -176,6 +177,76 @@ def test_prompts_that_come_together_are_answered_as_if_each_had_the_machine_in_t
         ttft[name] = percentile([request.ttft_s for request in asked], 50)
     whole_s = MACHINES["q4_0"].believed.computing(320)
     assert ttft["deadline"] < whole_s < ttft["ledger"]
+
+
+def asked_at(
+    world: Simulation, moments: list[float], prompt_tokens: int = 30, answer: int = 1
+) -> list[Request]:
+    """Have somebody ask at each of these moments, in the middle of whatever is computed then."""
+    asked: list[Request] = []
+    for client, moment in enumerate(moments):
+        ask = partial(world.submit, prompt_tokens, answer, client=200 + client)
+        world.at(moment, lambda ask=ask: asked.append(ask()))  # type: ignore[misc]
+    return asked
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("name", ["h200", "captured"])
+def test_who_asks_again_on_a_gpu_amid_prompts_waits_twice_as_long_as_alone(
+    name: str, read: bool
+) -> None:
+    """At the median: half a tick that cannot be given up, and the newcomer's own, which is the next one."""
+    machine = {"h200": MACHINES["h200"], "captured": CAPTURED}[name]
+    empty = Simulation(deadline, profile=machine)
+    alone = asked_at(empty, [0.1])
+    empty.run(1.0)
+    world = Simulation(deadline, profile=machine)
+    for client in range(3):
+        world.storm(100 + client, 1500)
+    if read:
+        world.submit(20, 8000, client=1)
+    asked = asked_at(world, [1.0 + 0.1537 * n for n in range(60)])
+    world.run(11.0)
+    assert percentile([request.ttft_s for request in asked[1:]], 50) <= 2.1 * alone[0].ttft_s
+
+
+def test_ticks_are_as_large_as_they_should_be_once_nobody_has_asked_for_a_while() -> None:
+    """A tick of 512 tokens gives half as much again as one of 128."""
+    rates = []
+    for people in (False, True):
+        world = Simulation(deadline, profile=MACHINES["h200"])
+        world.storm(100, 1500)
+        if people:
+            asked_at(world, [0.1])
+        world.run(1.0)
+        before = computed(world)
+        world.run(1.5)
+        asking = computed(world) - before
+        world.run(2.0)
+        before = computed(world)
+        world.run(1.5)
+        rates.append((asking, computed(world) - before))
+    (free, later), (asked, after) = rates
+    assert asked < 0.8 * free
+    assert after == pytest.approx(later, rel=0.05)
+
+
+@pytest.mark.parametrize("n", [4, 8, 16])
+@pytest.mark.parametrize("apart_s", [0.0, 0.0005])
+@pytest.mark.parametrize("name", ["h200", "captured"])
+def test_people_who_ask_at_the_same_moment_on_a_gpu_are_computed_together(
+    name: str, apart_s: float, n: int
+) -> None:
+    """Whoever came first goes first; all others share the ticks behind that one."""
+    machine = {"h200": MACHINES["h200"], "captured": CAPTURED}[name]
+    world = Simulation(deadline, profile=machine)
+    asked = asked_at(world, [0.1 + place * apart_s for place in range(n)], 40, 40)
+    world.run(5.0)
+    model = machine.believed
+    ticks = [min(512, 40 * n - begun) for begun in range(0, 40 * n, 512)]
+    together = sum(model.computing(tokens) + model.recapture_s + HOST_S for tokens in ticks)
+    first = model.computing(40) + 2 * model.recapture_s + HOST_S if apart_s else 0.0
+    assert percentile([request.ttft_s for request in asked], 50) <= 1.03 * (together + first)
 
 
 @pytest.mark.parametrize("part", deadline.optional)

@@ -44,7 +44,8 @@ class Limit:
     `solo_s` is what the interactive streams alone would cost. A `long` tick is paid for by the error
     budget or is a `grant`; it is filled to its limit and must not exceed it. Newcomers' prompts may take
     a tick to `newcomer_s`, but have no part in a grant. An `isolated` tick holds streams alone.
-    `reach_s` is what `seconds` may become if the streams are served alone for a while.
+    `reach_s` is what `seconds` may become if the streams are served alone for a while. Where there are
+    none, a tick without newcomers takes at most `brief_s`, if any size of it is so short.
     """
 
     seconds: float
@@ -56,6 +57,7 @@ class Limit:
     grant: bool = False
     reach_s: float = math.inf
     step_s: float = 0.0
+    brief_s: float = math.inf
 
 
 NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")

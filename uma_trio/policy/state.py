@@ -170,7 +170,7 @@ class GuardMemory:
     :class:`MeasuredTick` that the tick will be. `share` is the smoothed part of machine time that
     background work got, `newcomers` the part that newcomers' prompts got. `since_grant` counts the
     ticks with streams since the last grant. `long` is that of the last plan's limit. `company_at` is
-    when best-effort work was ready last.
+    when best-effort work was ready last, `people_at` when interactive work was there.
     """
 
     budgets: Mapping[int, float] = field(factory=dict)
@@ -186,6 +186,7 @@ class GuardMemory:
     floor_grants: int = 0
     infeasible: int = 0
     company_at: float | None = None
+    people_at: float | None = None
 
 
 @value

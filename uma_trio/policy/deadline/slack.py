@@ -30,7 +30,7 @@ from uma_trio.policy.contract.limit import (
     youngest_s,
 )
 from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import (
@@ -45,14 +45,19 @@ from uma_trio.policy.state import (
 # Slack is spent on a tick that is longer by so many times the mean error of predictions, within bounds.
 # The margin costs little: what is left of it keeps readers ahead.
 MARGIN_ERRORS, LEAST_ERROR, MOST_ERROR = 4.0, 0.02, 0.25
+# Who asked may ask again soon. A question of so many tokens, which comes in the middle of a tick of so many
+# times its own, has its first word after twice the time that it takes alone.
+AGAIN_S, QUESTION, WAITED_FOR = 3.0, 32, 2.0
 ENOUGH = 1.1  # a floor that is above what readers leave by less than this is met by that
 
 
 def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
     """Say how long this tick may take."""
     cost, guard, readers = plan.memory.cost, plan.memory.guard, reading(state)
+    if readers or any(view.lane == "interactive" for view in state.sequences):
+        guard = evolve(guard, people_at=state.now)
     if not readers or cost is None:
-        return _with(plan, NO_LIMIT, evolve(guard, newcomers=0.0))
+        return _with(plan, _open(state, guard, cost), evolve(guard, newcomers=0.0))
     contract = state.contract
     solo = alone_s(cost, readers, room_alone(state, len(readers)))
     guard, isolated = next_turn(guard, rules)
@@ -96,6 +101,14 @@ def step_s(view: SequenceView, contract: Contract, solo_s: float) -> float:
 def margin(cost: CostModel) -> float:
     """Return how many times its prediction a tick is taken to be that spends slack."""
     return math.exp(MARGIN_ERRORS * min(max(cost.error, LEAST_ERROR), MOST_ERROR))
+
+
+def _open(state: SchedulerState, guard: GuardMemory, cost: CostModel | None) -> Limit:
+    """Return the limit of a tick that nobody reads: who asks meanwhile waits for its end."""
+    if cost is None or guard.people_at is None or state.now - guard.people_at > AGAIN_S:
+        return NO_LIMIT
+    brief_s = WAITED_FOR * cost.seconds(Work(QUESTION))
+    return evolve(NO_LIMIT, reason="short, since people ask", brief_s=brief_s)
 
 
 def _limit(

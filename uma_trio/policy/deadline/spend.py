@@ -109,8 +109,10 @@ def _size(
     most = min(line.demand, state.n_batch - line.tick.tokens)
     if math.isinf(limit.seconds):
         # With no reader but a newcomer in the tick, only what makes it no longer.
-        seconds = cost.seconds(line.tick) if newcomers else math.inf
+        seconds = cost.seconds(line.tick) if newcomers else limit.brief_s
         took = fitting(cost, line, most, seconds)
+        if not took and not newcomers:  # somebody has to go on
+            took = dict([*fitting(cost, line, most, math.inf).items()][:1])
         return sweet_spot(state, took, line.tick.tokens), "does not fit into this tick"
     if limit.grant:
         return max(fitting(cost, line, most, limit.seconds), default=0), TOO_LONG
