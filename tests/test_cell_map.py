@@ -114,6 +114,17 @@ def test_shared_cells_are_counted_once() -> None:
     assert (cells.shared((0, 2, 3)), cells.shared((0, 2)), cells.used) == (3, 0, 9)
 
 
+def test_each_of_several_holders_keeps_its_part_of_a_cell() -> None:
+    """And nothing of what others hold who are not asked about, however many there are."""
+    cells = CellMap(N_CELLS, N_SEQ)
+    cells.place(np.full(6, 0, np.int32), np.arange(6, dtype=np.int32))
+    cells.share(0, 1, 0, 4)
+    assert cells.portions((0, 1), ()) == [4.0, 2.0]
+    assert cells.portions((0,), ()) == [6.0]
+    cells.share(0, 2, 0, 3)
+    assert cells.portions((0, 1), (2, 3)) == [2.5, 0.5]
+
+
 @given(st.lists(OPERATION, max_size=40), st.integers(1, 9))
 @settings(max_examples=200, deadline=None)
 def test_moving_the_highest_cells_again_and_again_closes_all_gaps(

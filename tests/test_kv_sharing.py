@@ -143,6 +143,20 @@ def test_shared_cells_are_used_once(backend: Backend) -> None:
     assert decode(backend, [(2, 0, 97, 1)]) == DecodeStatus.OK
 
 
+def test_leaves_keep_what_no_slot_holds(backend: Backend) -> None:
+    """Each its part of what several of them hold."""
+    one, two = backend.limits.leaf_ids[:2]
+    feed(backend, 0, text(1, 60))
+    assert backend.kv_copy(0, one, 0, 60)
+    assert backend.kv_copy(0, two, 0, 40)
+    assert backend.kv_portions([one, two]) == [0.0, 0.0]
+    backend.kv_remove(0, 10)
+    assert backend.kv_portions([one, two]) == [35.0, 15.0]
+    backend.kv_retire(0)
+    assert backend.kv_portions([one, two]) == [40.0, 20.0]
+    assert sum(backend.kv_portions([one, two])) == backend.kv_used()
+
+
 @pytest.mark.parametrize(
     ("src", "dst", "first", "last"),
     [(0, 1, 0, 21), (0, 1, 5, 10), (0, 2, 0, 20), (0, 0, 0, 20), (3, 1, 0, 1), (0, 1, 7, 7)],

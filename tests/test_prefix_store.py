@@ -198,12 +198,12 @@ def test_a_page_has_1_to_64_tokens(n: int) -> None:
 
 
 def test_a_leaf_leaves_when_it_has_paid_for_the_way() -> None:
-    """Ski rental: rent adds up with ticks, tokens and cells, against both ways."""
+    """Ski rental: rent of each cell adds up with ticks and tokens, against both ways."""
     prices = Prices(save_s=2e-6, restore_s=3e-6, used_cell_s=1e-9)
-    assert not moves_out(prices, 0.0, 100)
-    assert rent(prices, 10, 100) == pytest.approx(1e-6)
-    assert not moves_out(prices, 499e-6, 100)
-    assert moves_out(prices, 501e-6, 100)
+    assert not moves_out(prices, 0.0)
+    assert rent(prices, 10) == pytest.approx(1e-8)
+    assert not moves_out(prices, 4.99e-6)
+    assert moves_out(prices, 5.01e-6)
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(

@@ -106,6 +106,10 @@ class CacheMemory:
         """Return how many cells fewer `seqs` hold together than one by one."""
         return 0 if self.map is None else self.map.shared(seqs)
 
+    def portions(self, leaves: Sequence[int]) -> list[float]:
+        """Return how many cells only `leaves` keep, for each its part."""
+        return [] if self.map is None else self.map.portions(leaves, range(self._n_slots))
+
     def runs(self, seq: int, first: int, last: int) -> int:
         """Return in how many runs of cells a part lies."""
         return 0 if self.map is None else self.map.runs(seq, first, last)

@@ -272,6 +272,13 @@ class Backend(Protocol):
     def kv_shared(self, slots: Sequence[int]) -> int:
         """Return how many cells fewer `slots` hold than each would alone."""
 
+    def kv_portions(self, leaves: Sequence[int]) -> list[float]:
+        """Return how many cells each of `leaves` holds that no slot does.
+
+        Of a cell that several of them hold each has an equal part, so that the sum is how many cells
+        nobody but leaves keeps.
+        """
+
     def kv_runs(self, slot: int, first: int, last: int) -> int:
         """Return in how many runs of neighbouring cells positions ``[first, last)`` lie.
 

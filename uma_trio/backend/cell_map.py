@@ -62,6 +62,20 @@ class CellMap:
             total += len(cells)
         return total - int(np.count_nonzero(held))
 
+    def portions(self, seqs: Sequence[int], but_for: Sequence[int]) -> list[float]:
+        """Return how many cells each of `seqs` holds that none of `but_for` does.
+
+        A cell that several of `seqs` hold counts for each in equal parts.
+        """
+        held = [self._cells_of(seq) for seq in seqs]
+        holders = np.zeros(self._size, np.int32)
+        for cells in held:
+            holders[cells] += 1
+        part = np.divide(1.0, holders, where=holders > 0, out=np.zeros(self._size))
+        for seq in but_for:
+            part[self._cells_of(seq)] = 0.0
+        return [float(part[cells].sum()) for cells in held]
+
     def only(self, cells: list[int]) -> int:
         """Return how many of these cells have one holder."""
         return int(np.count_nonzero(self._holders[cells] == 1))

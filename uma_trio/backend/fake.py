@@ -386,6 +386,10 @@ class FakeBackend:
         """Return how many cells fewer `slots` hold together."""
         return self._map.shared(slots)
 
+    def kv_portions(self, leaves: Sequence[int]) -> list[float]:
+        """Return how many cells only `leaves` keep, for each its part."""
+        return self._map.portions(leaves, range(self.limits.n_slots))
+
     def kv_runs(self, slot: int, first: int, last: int) -> int:
         """Return in how many runs a part lies."""
         return self._map.runs(slot, first, last)

@@ -297,6 +297,10 @@ class LlamaBackend:
         """Return how many cells fewer `slots` hold than each would alone."""
         return self._kv.shared(slots)
 
+    def kv_portions(self, leaves: Sequence[int]) -> list[float]:
+        """Return how many cells only `leaves` keep, for each its part."""
+        return self._kv.portions(leaves)
+
     def kv_runs(self, slot: int, first: int, last: int) -> int:
         """Return in how many runs of cells a part of `slot` lies."""
         return self._kv.runs(slot, first, last)

@@ -42,14 +42,14 @@ class Prices:
     used_cell_s: float
 
 
-def rent(prices: Prices, tokens: int, cells: int) -> float:
-    """Return what a tick of `tokens` pays for `cells` that only an idle leaf keeps in its span."""
-    return prices.used_cell_s * tokens * cells
+def rent(prices: Prices, tokens: int) -> float:
+    """Return what a tick of `tokens` pays for each cell that only idle leaves keep in its span."""
+    return prices.used_cell_s * tokens
 
 
-def moves_out(prices: Prices, paid_s: float, cells: int) -> bool:
-    """Whether an idle leaf has paid as much rent as leaving and coming back would cost.
+def moves_out(prices: Prices, paid_s: float) -> bool:
+    """Whether a leaf that has paid so much rent a cell has paid for leaving and coming back.
 
     Leaving no earlier and no later costs at most twice what knowing the future would (ski rental).
     """
-    return paid_s > 0 and paid_s >= (prices.save_s + prices.restore_s) * cells
+    return paid_s > 0 and paid_s >= prices.save_s + prices.restore_s

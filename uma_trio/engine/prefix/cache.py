@@ -142,6 +142,7 @@ class PrefixCache:
             pages = pages[0].path[:-1] + pages
         if found.leaf is not None and n:
             self.leaves.use(found.leaf, self._clock())
+        self.leaves.recount()
         kind: Source = source or ("leaf" if found.leaf is not None else "running")
         if pages:
             for page in pages:
@@ -167,6 +168,7 @@ class PrefixCache:
             n = 0
         sequence.resume(n)
         self._recount()
+        self.leaves.recount()
         if n:
             self.hits[source] += 1
             self.tokens_saved += n
@@ -286,6 +288,7 @@ class PrefixCache:
         """Keep the cells of a request that loses its slot as a leaf, if they are worth it."""
         if not self.on or sequence.slot == NO_SLOT:
             return
+        self.leaves.recount()
         held = self.held.pop(sequence.handle, None)
         if held is not None:
             self._release(held)

@@ -14,10 +14,12 @@ from uma_trio.engine.prefix.pages import Page, common
 class Leaf:
     """`tokens` whose cells the KV sequence `seq` holds, for a namespace and the client it was of.
 
-    The first `saved` of them are in pages, of which `page` is the last. `paid_s` is the rent that
-    it has paid since it was used last, `ahead_s` what the requests that began since will make it pay.
-    `worth_s` is what computing it again would take, once saving has given it up, and None until then.
-    `handle` is the request that left it, `called` says that its answer ended by calling a tool.
+    The first `saved` of them are in pages, of which `page` is the last. `cells` is how many cells it
+    keeps: of one that n leaves hold each has 1/n, and one that a request holds too is nobody's.
+    `paid_s` is the rent that it has paid for each since it was used last, `ahead_s` what the requests
+    that began since will make it pay for each. `worth_s` is what computing it again would take, once
+    saving has given it up, and None until then. `handle` is the request that left it, `called` says
+    that its answer ended by calling a tool.
     """
 
     seq: int
@@ -30,6 +32,7 @@ class Leaf:
     called: bool = False
     saved: int = 0
     page: Page | None = None
+    cells: float = 0.0
     paid_s: float = 0.0
     ahead_s: float = 0.0
     leaving: bool = False
@@ -53,6 +56,7 @@ class Leaves:
     backend: Backend
     _leaves: dict[int, Leaf] = field(factory=dict)
     n_tokens: int = 0  # of all of them
+    _counted: bool = True
 
     def __iter__(self) -> Iterator[Leaf]:
         """Yield each, in the order of their last use."""
@@ -73,7 +77,21 @@ class Leaves:
             return False
         self._leaves[leaf.seq] = leaf
         self.n_tokens += len(leaf.tokens)
+        self._counted = False
         return True
+
+    def recount(self) -> None:
+        """Note that cells were shared or dropped; what each leaf keeps is counted when it is needed."""
+        self._counted = False
+
+    def count(self) -> None:
+        """Bring the `cells` of all leaves up to date. Takes work only after :meth:`recount`."""
+        if self._counted:
+            return
+        self._counted = True
+        portions = self.backend.kv_portions(list(self._leaves))
+        for leaf, cells in zip(self._leaves.values(), portions, strict=True):
+            leaf.cells = cells
 
     def use(self, leaf: Leaf, now: float) -> None:
         """Note that a request began with it."""
@@ -85,6 +103,7 @@ class Leaves:
         del self._leaves[leaf.seq]
         self.n_tokens -= len(leaf.tokens)
         self.backend.kv_remove(leaf.seq)
+        self._counted = False
 
     def covering(self, namespace: str, tokens: IntArray) -> bool:
         """Whether a leaf holds all of `tokens`."""

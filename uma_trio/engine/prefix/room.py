@@ -33,17 +33,24 @@ class Room:
     rent_s: float = 0.0
 
     def make(self, n_tokens: int) -> bool:
-        """Drop leaves until so many cells are free; False if none had to go."""
-        dropped = False
-        limits, backend = self.backend.limits, self.backend
-        while len(self.leaves) and limits.n_ctx - backend.kv_used() < n_tokens:
-            order = sorted(self.leaves, key=lambda leaf: (leaf.to_save > 0, leaf.used_at))
-            self.drop(order[0])
-            dropped = True
-        return dropped
+        """Drop leaves until so many cells are free; False if none had to go.
+
+        Saved ones go first, and none of which requests hold every cell, since that would free nothing.
+        """
+        most = self.backend.limits.n_ctx - n_tokens
+        if not len(self.leaves) or self.backend.kv_used() <= most:
+            return False
+        self.leaves.count()
+        order = [leaf for leaf in self.leaves if leaf.cells]
+        order.sort(key=lambda leaf: (leaf.to_save > 0, leaf.used_at))
+        for leaf in order:
+            self.drop(leaf)
+            if self.backend.kv_used() <= most:
+                break
+        return len(order) > 0
 
     def drop_all(self) -> bool:
-        """Give up all leaves, because a decode found no room; False if there were none."""
+        """Give up all leaves that keep cells, because a decode found no room; False if none does."""
         return self.make(self.backend.limits.n_ctx)
 
     def drop(self, leaf: Leaf) -> None:
@@ -69,8 +76,13 @@ class Room:
         prices = self._prices()
         if prices is None:
             return
+        cell_s = rent(prices, n_tokens)
+        self.leaves.count()
         for leaf in self.leaves:
-            leaf.paid_s += (paid := rent(prices, n_tokens, len(leaf.tokens)))
+            if not leaf.cells:
+                continue
+            paid = cell_s * leaf.cells
+            leaf.paid_s += cell_s
             self.rent_s += paid
             if not leaf.leaving and _has_paid(leaf, prices, leaf.paid_s):
                 leaf.leaving = True
@@ -89,18 +101,19 @@ class Room:
         if prices is None:
             return
         ahead = evolve(prices, save_s=0.0)
+        self.leaves.count()
         for leaf in self.leaves:
-            if leaf is but_for:
+            if leaf is but_for or not leaf.cells:
                 continue
-            leaf.ahead_s += rent(ahead, n_tokens, len(leaf.tokens))
+            leaf.ahead_s += rent(ahead, n_tokens)
             leaf.leaving = leaf.leaving or _has_paid(leaf, ahead, leaf.ahead_s)
             if not leaf.leaving or not leaf.to_save:
                 continue
             price_s = self.saving.price_s(leaf)
-            if self.saving.will_save(leaf) and leaf.ahead_s >= price_s:
+            if self.saving.will_save(leaf) and leaf.ahead_s * leaf.cells >= price_s:
                 self.saving.first(leaf)
                 self.saving.earn(price_s)
-            elif leaf.ahead_s > REUSED * self.saving.worth_s(len(leaf.tokens)):
+            elif _exceeds(leaf.ahead_s, leaf, self.saving.worth_s(len(leaf.tokens))):
                 self.drop(leaf)
         self.let_go()
 
@@ -134,7 +147,15 @@ class Room:
 
 
 def _has_paid(leaf: Leaf, prices: Prices, paid_s: float) -> bool:
-    """Whether a leaf has paid what doing without it would cost: moving it, or computing it again."""
+    """Whether a leaf has paid what doing without it would cost: moving it, or computing it again.
+
+    Of what it shares with other leaves it pays its part, and its part of doing without counts.
+    """
     if leaf.worth_s is not None:
-        return paid_s > REUSED * leaf.worth_s
-    return moves_out(prices, paid_s, len(leaf.tokens))
+        return _exceeds(paid_s, leaf, leaf.worth_s)
+    return moves_out(prices, paid_s)
+
+
+def _exceeds(paid_s: float, leaf: Leaf, worth_s: float) -> bool:
+    """Whether rent of `paid_s` a cell is more than what computing a leaf again is likely to cost."""
+    return paid_s * len(leaf.tokens) > REUSED * worth_s

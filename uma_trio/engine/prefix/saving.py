@@ -169,12 +169,12 @@ class Saving:
     def _save(self) -> float:
         """Save the next page of the first leaf; give the leaf up where that fails."""
         leaf, began = self._queue[0], self._clock()
-        if leaf.page is not None and leaf.page.saved is None:  # evicted meanwhile
-            self._find(leaf)
-        first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
-        if first == last:
+        self._look_again(leaf)
+        if not leaf.unsaved:
             self._queue.pop(0)
+            self._whole(leaf)
             return 0.0
+        first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
         scattered = self._scattered(leaf, first, last)
         known_s = 0.0 if self.save_takes.guessed(scattered=scattered) else self._page_s(leaf)
         if known_s > MOST_TIMES * self._cost_s(first, last - first):
@@ -271,6 +271,21 @@ class Saving:
             page = page.parent
         leaf.page = page if page is not None and page.parent is not None else None
         leaf.saved = 0 if leaf.page is None else leaf.page.end
+
+    def _look_again(self, leaf: Leaf) -> None:
+        """Find what has changed since the latest page of a leaf.
+
+        That one may have been evicted, and another that shares its cells may have been saved.
+        """
+        if leaf.page is not None and leaf.page.saved is None:
+            self._find(leaf)
+        trie = self._store.trie
+        while leaf.unsaved:
+            tokens = leaf.tokens[leaf.saved : leaf.saved + PAGE]
+            there = trie.get(leaf.namespace, leaf.page, tokens)
+            if there is None:
+                break
+            leaf.page, leaf.saved = there, there.end
 
     def worth_s(self, n: int) -> float:
         """Return what computing the first `n` tokens of a prompt takes, page by page."""
