@@ -20,7 +20,6 @@ from uma_trio.engine.prefix.admin import clear, report
 from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.engine.prefix.measured import Measured
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefix import PAGE
@@ -767,26 +766,6 @@ def test_use_is_counted_by_namespace() -> None:
     assert two.asked == 24 * 320
     assert clear(prefix, lambda name: name == MINE).namespaces == ()
     assert {one.namespace for one in report(prefix, lambda _name: True).namespaces} == {"2"}
-
-
-def test_restores_and_saves_are_charged_to_whom_they_serve() -> None:
-    """Their seconds count as the client's machine time, where it is one of those that compete."""
-    made = Bench(
-        FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), policy=contract, settings=priced(0.0)
-    )
-    made.submit(letters(1, 640), 4, namespace=MINE, client=7)
-    made.run()
-    save_all(made)
-    assert made.engine.prefix.saving.spent_s[7] > 0
-    forget_cells(made)
-    made.submit(letters(2, 40), 50, namespace="2", client=8, lane="background")
-    made.submit(letters(3, 40), 50, namespace="3", client=7, lane="background")
-    made.ticks(4)
-    before = made.engine.memory.used_s[7] - made.engine.memory.used_s[8]
-    made.submit(letters(1, 640), 4, namespace=MINE, client=7, lane="background")
-    made.ticks(2)
-    after = made.engine.memory.used_s[7] - made.engine.memory.used_s[8]
-    assert after - before > 0.010, "ten pages of a millisecond each"
 
 
 def test_clear_leaves_nothing() -> None:

@@ -85,6 +85,7 @@ class Planner:
         self._builder = BatchBuilder(backend.limits.n_ctx, registry.kv.scratch_slot)
         self._choice = _Compiled.of((), registry, self._n_vocab)
         self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
+        self._charges: tuple[tuple[int, float], ...] = ()  # nor of these
         self._before = NO_WORK
         self._prepared: PreparedTick | None = None
         self._ticks = 0
@@ -144,6 +145,7 @@ class Planner:
         host_s = None if completed.after_idle else completed.host_s
         measured = as_measured(tick.plan, tick.work, completed.decode_s, host_s, itl_s)
         self._measured = (*self._measured[len(tick.state.measured) :], measured)
+        self._charges = self._charges[len(tick.state.charges) :]
         self.memory, self._before = tick.plan.memory, tick.work
 
     def tried(self) -> None:
@@ -151,11 +153,11 @@ class Planner:
         self._ticks += 1
 
     def charge(self, spent_s: Mapping[int, float]) -> None:
-        """Charge clients for machine time beside the ticks; one of whom nothing is known starts later."""
-        used_s = self.memory.used_s
-        known = {client: used_s[client] + s for client, s in spent_s.items() if client in used_s}
-        if known:
-            self.memory = evolve(self.memory, used_s={**used_s, **known})
+        """Charge clients for machine time beside the ticks, with the next plan.
+
+        Not in the memory: that of a prepared plan was made before.
+        """
+        self._charges += tuple(spent_s.items())
 
     def refined(self, cost: CostModel) -> None:
         """Go on with another model of the cost."""
@@ -196,13 +198,15 @@ class Planner:
     ) -> SchedulerState:
         """Return the state with these sequences, after the tick that is `computing`."""
         running, kv = self._registry.running, self._registry.kv
-        tick, before, measured, memory = self._ticks, self._before, self._measured, self.memory
+        tick, before, memory = self._ticks, self._before, self.memory
+        measured, charges = self._measured, self._charges
         used = sum([sequence.view.computed for sequence in running.values()]) - kv.shared_cells
         high_water = self._registry.prefix.high_water(kv.shared_cells)
         if computing is not None:
             plan = computing.plan
             tick, before, memory = tick + 1, computing.work, plan.memory
             measured = measured[len(computing.state.measured) :]
+            charges = charges[len(computing.state.charges) :]
             used += plan.n_tokens
             high_water = None if high_water is None else high_water + plan.n_tokens
         return SchedulerState(
@@ -221,6 +225,7 @@ class Planner:
             high_water=high_water,
             before=before,
             measured=measured,
+            charges=charges,
             prepared=computing is not None,
             memory=memory,
         )

@@ -65,7 +65,10 @@ def account(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _charged(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: float) -> Memory:
-    """Charge the whole tick to its clients, and its best-effort part to the lanes, by weight."""
+    """Charge the whole tick to its clients, and its best-effort part to the lanes, by weight.
+
+    What clients used beside ticks is charged to them, too.
+    """
     views, best_effort, contract, memory = (
         state.views,
         state.best_effort,
@@ -74,6 +77,9 @@ def _charged(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: flo
     )
     weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
     used_s = lift(memory.used_s, state.clients, ahead_s)
+    for client, seconds in state.charges:
+        if client in used_s:  # of whom nothing is known starts later
+            used_s[client] += seconds
     lane_s = lift(memory.lane_s, {view.lane for view in best_effort.values()})
     mixed = others = 0
     for item in plan.items:

@@ -243,6 +243,7 @@ class Memory:
 class SchedulerState:
     """Everything a plan may depend on. Same state, same plan.
 
+    `charges` are seconds of machine time beside ticks, by client, that `memory` does not have yet.
     `measured` are the ticks that `memory` has not learnt from yet, oldest first; usually one, the tick
     before. A `prepared` state is made while that tick is computed: `now` and the sequences are those
     that its plan predicts, and its measurement comes with a later state.
@@ -262,6 +263,7 @@ class SchedulerState:
     high_water: int | None = None  # cells that a tick spans, where others than these hold some
     before: Work = NO_WORK  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()
+    charges: tuple[tuple[int, float], ...] = ()
     prepared: bool = False
     memory: Memory = field(factory=Memory)
 

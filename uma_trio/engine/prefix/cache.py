@@ -216,12 +216,22 @@ class PrefixCache:
         if self.saving.due and not unread:
             left_s -= self.saving.some(left_s)
             self.room.let_go()
-        ready = (s.view.due for key, s in running.items() if key not in self.held)
-        if running and self.room.gap_costs(sum(ready)):
-            left_s -= self.room.compaction.some(left_s)
+        due: Counter[int] = Counter()
+        for key, sequence in running.items():
+            if key not in self.held:
+                due[sequence.submit.client] += sequence.view.due
+        if running and self.room.gap_costs(due.total()):
+            left_s -= self._compact(left_s, due)
             short = short or self.room.compaction.under_way
         self._put_by_s = left_s if short and not unread else 0.0
         return self._clock() - began
+
+    def _compact(self, most_s: float, due: Mapping[int, int]) -> float:
+        """Move cells, and charge clients by their tokens that are `due`: each of them spans fewer cells."""
+        took_s, total = self.room.compaction.some(most_s), sum(due.values())
+        for client, n in due.items() if took_s else ():
+            self.saving.spent_s[client] += took_s * n / max(1, total)
+        return took_s
 
     def idle(self, most_s: float = math.inf) -> bool:
         """Save one page while nothing is computed; False if none is left that takes `most_s`."""
@@ -322,7 +332,7 @@ class PrefixCache:
         self.saving.keep(handle)
 
     def take_spent(self) -> dict[int, float]:
-        """Return what saving and restoring took since the last call, by the client it was for."""
+        """Return what saving, restoring and moving took since the last call, by the client it was for."""
         spent = dict(self.saving.spent_s)
         self.saving.spent_s.clear()
         return spent

@@ -50,7 +50,7 @@ class Saving:
         self.save_takes = Measured.of(backend, _FIRST_S)
         self.restore_takes = Measured(_FIRST_S, _FIRST_S)
         self.failures = 0
-        #: Seconds of saving and restoring by the client it was for, since somebody took them.
+        #: Seconds of saving, restoring and moving by the client it was for, since somebody took them.
         self.spent_s: defaultdict[int, float] = defaultdict(float)
         self.cost: CostModel | None = None
         window = backend.limits.window
