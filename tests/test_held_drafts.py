@@ -54,7 +54,7 @@ def told(
         sizes.append(plan.n_tokens + plan.ballast)
 
     world = Simulation(
-        find_policy("contract"),
+        find_policy("deadline"),
         profile=machine(),
         settings=evolve(settings_for(machine()), drafts=drafts),
         limits=Limits(1000 * ns, 1000 * ns, ns, 512, n_rows=ns + 16),

@@ -20,7 +20,8 @@ LINGER_S = 0.5
 def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
     """Say how far apart the tokens of each stream are shown."""
     guard, solo_s = plan.memory.guard, plan.limit.solo_s
-    if state.best_effort:
+    # A prompt that nobody reads beside is company for nobody: it may be the reader's own.
+    if state.best_effort and solo_s > 0:
         guard = evolve(guard, company_at=state.now)
         plan = evolve(plan, memory=evolve(plan.memory, guard=guard))
     if guard.company_at is None or state.now - guard.company_at > LINGER_S or solo_s <= 0:
