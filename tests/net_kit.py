@@ -316,6 +316,7 @@ async def house(
             daemon.wakeup,
             lambda: backend.last_cost_s,
         )
+        nursery.start_soon(daemon.service.playout.run)
         if listener is None:
             await nursery.start(daemon.server.attend)
         else:

@@ -27,7 +27,8 @@ from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import PLACES_IN_FLIGHT, Contract, SchedulerState
 from uma_trio.service.ask import Ask, Door, Origin
-from uma_trio.service.stream import GRAIN_S, Pipe
+from uma_trio.service.playout import GRAIN_S, Playout
+from uma_trio.service.stream import Pipe
 from uma_trio.wire import ask_of
 
 PLAYOUT_S = Contract().playout_s
@@ -236,7 +237,8 @@ def played(
         counted += change
 
     async def main() -> None:
-        pipe = Pipe(trio.current_time, count)
+        playout = Playout(trio.current_time, count)
+        pipe = Pipe(playout)
 
         async def read() -> None:
             waits = iter(patience)
@@ -248,8 +250,10 @@ def played(
                     assert isinstance(item, TokenOut)
                     got.append((item.token_id, *sent[item.token_id], trio.current_time()))
                 await trio.sleep(pause_s)
+            nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(playout.run)
             nursery.start_soon(read)
             for n, (after_s, hold_s) in enumerate(arrivals):
                 await trio.sleep(after_s)
@@ -302,7 +306,8 @@ async def test_there_is_a_timer_only_while_something_is_held(autojump_clock: Moc
     def next_deadline() -> float:
         return trio.lowlevel.current_statistics().seconds_to_next_deadline
 
-    pipe = Pipe(trio.current_time)
+    playout = Playout(trio.current_time)
+    pipe = Pipe(playout)
     taken: list[StreamItem] = []
 
     async def read() -> None:
@@ -310,6 +315,7 @@ async def test_there_is_a_timer_only_while_something_is_held(autojump_clock: Moc
             taken.extend(await pipe.take())
 
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(playout.run)
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
         pipe.send_nowait(TokenOut(1, ""))
@@ -328,7 +334,7 @@ async def test_there_is_a_timer_only_while_something_is_held(autojump_clock: Moc
 async def test_a_closed_pipe_holds_nothing(autojump_clock: MockClock) -> None:
     """Its client is gone: the count of held tokens goes down by what it had."""
     changes: list[int] = []
-    pipe = Pipe(trio.current_time, changes.append)
+    pipe = Pipe(Playout(trio.current_time, changes.append))
     for n in range(3):
         pipe.send_nowait(TokenOut(n, "", None, trio.current_time() + 0.1))
     pipe.close()

@@ -14,6 +14,7 @@ from uma_protocol import Code
 from uma_trio.backend.fake import N_VOCAB, FakeBackend, linear_cost
 from uma_trio.engine.messages import Credit, Finished, PromptDone, StreamItem, TokenOut
 from uma_trio.service.ask import Ask, Chat, Door, Message, Origin, Refusal
+from uma_trio.service.playout import Playout
 from uma_trio.service.stream import Pipe
 
 DOOR = Door(max_prompt_bytes=100, option="--door-bytes")
@@ -223,7 +224,7 @@ async def test_texts_are_looked_at_without_a_request(autojump_clock: MockClock) 
 
 async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None:
     """In order; a reader that waits is woken by the first and finds those that came with it."""
-    pipe = Pipe(trio.current_time)
+    pipe = Pipe(Playout(trio.current_time))
     got: list[list[StreamItem]] = []
 
     async def read() -> None:
@@ -243,7 +244,7 @@ async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None
 
 async def test_a_reader_that_is_cancelled_loses_nothing(autojump_clock: MockClock) -> None:
     """The next one to ask gets what came meanwhile."""
-    pipe = Pipe(trio.current_time)
+    pipe = Pipe(Playout(trio.current_time))
     with trio.move_on_after(1):
         await pipe.take()
     pipe.send_nowait(PromptDone())
@@ -255,7 +256,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing(autojump_clock: MockCloc
 
 async def test_a_closed_pipe_drops_what_comes(autojump_clock: MockClock) -> None:
     """The engine may still be on its way with a token."""
-    pipe = Pipe(trio.current_time)
+    pipe = Pipe(Playout(trio.current_time))
     pipe.close()
     pipe.send_nowait(PromptDone())
     with trio.move_on_after(1) as scope:

@@ -34,6 +34,7 @@ from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.service.service import Service, in_thread
+from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.listener import Listener, claim
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
@@ -153,6 +154,7 @@ class _Daemon:
             telemetry=metrics,
             clock=time.monotonic,
             run_blocking=in_thread(2),  # more would only take cores from the model
+            timer=finest_timer(time.monotonic),
         )
         self._server = Server(
             Shared(settings=net_settings(config), service=self._service, log=log.get("net"))
@@ -171,6 +173,7 @@ class _Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._compute)
             nursery.start_soon(self._scorekeeper.run)
+            nursery.start_soon(self._service.playout.run)
             nursery.start_soon(self._watch_name, listener)
             await nursery.start(self._obey_signals, listener)
             with self._clients:

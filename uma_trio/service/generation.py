@@ -29,6 +29,7 @@ from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Origin, Refusal, namespace
 from uma_trio.service.checks import Bounds, check_untokenised, max_tokens_for, refusing_depth
 from uma_trio.service.directory import Directory
+from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
 from uma_trio.service.stream import Pipe
 from uma_trio.service.telemetry import Telemetry
@@ -45,6 +46,7 @@ class Host(Protocol):
     telemetry: Telemetry
     clock: Callable[[], float]
     directory: Directory
+    playout: Playout
     draining: bool
 
     async def prepare(self, ask: Ask) -> Prepared:
@@ -91,7 +93,7 @@ class Generation:
         self.prompt_tokens: int = 0
         self._service = service
         self._arrived = service.clock()
-        self._pipe = Pipe(service.clock, service.telemetry.held)
+        self._pipe = Pipe(service.playout)
         self._preparing = trio.CancelScope()
         self._submitted = False
         self._ended_early = False

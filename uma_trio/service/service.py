@@ -25,8 +25,10 @@ from uma_trio.service.ask import Ask, Chat, Origin, Refusal, owns
 from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary, refusing_depth
 from uma_trio.service.directory import Directory
 from uma_trio.service.generation import Generation, Prepared
+from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
 from uma_trio.service.telemetry import Telemetry
+from uma_trio.service.timer import Timer
 from uma_trio.text.chat import AUTO
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.replying import NOTHING_LOOSENED
@@ -72,7 +74,8 @@ class Running:
 class Service:
     """Everything that the fronts share. `clock` is the engine's. For trio's thread only.
 
-    `slots` is how many requests are computed at once.
+    `slots` is how many requests are computed at once. `timer` tells when tokens are due; without one
+    that is as fine as trio's clock.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Service:
         telemetry: Telemetry,
         clock: Callable[[], float],
         run_blocking: RunBlocking,
+        timer: Timer | None = None,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -94,6 +98,8 @@ class Service:
         self.telemetry = telemetry
         self.clock = clock
         self.directory = Directory()
+        #: Somebody has to be in its `run`, or tokens that are held stay so.
+        self.playout = Playout(clock, telemetry.held, timer)
         self.draining = False
         self._front_end = front_end
         self._run_blocking = run_blocking

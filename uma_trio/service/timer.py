@@ -1,0 +1,129 @@
+"""The one moment at which somebody is to be woken, as finely as the machine can.
+
+epoll counts milliseconds and rounds up, so a deadline of trio's goes off 0.5 ms late on average: a
+twentieth of a token that takes 10 ms. Linux has timers that are files (timerfd_create(2)); they
+count nanoseconds, and epoll waits for them as for any other file. kqueue has fine timeouts of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import trio
+
+_FLAGS: Final[int] = os.O_NONBLOCK | os.O_CLOEXEC  # <bits/timerfd.h>: those of open(2)
+
+
+class Timer(Protocol):
+    """Goes off once it is the time that was set last; not before a time is set."""
+
+    def set(self, at: float) -> None:
+        """Have it go off at `at`, on the clock it was made with; never, if that is infinite."""
+
+    async def wait(self) -> None:
+        """Wait until it has gone off. Once it has, that is at once until a time is set anew.
+
+        For one task. A time that is set meanwhile counts; where that is later than the one before,
+        this may return early.
+        """
+
+    def close(self) -> None:
+        """Let go of what it has of the system. Nobody may wait. Idempotent."""
+
+
+class TrioTimer:
+    """A deadline on trio's clock, as fine as that is: milliseconds with epoll."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at = math.inf
+        self._scope: trio.CancelScope | None = None
+
+    def set(self, at: float) -> None:
+        """See :class:`Timer`."""
+        self._at = at
+        if self._scope is not None:
+            self._scope.deadline = self._deadline()
+
+    async def wait(self) -> None:
+        """See :class:`Timer`."""
+        try:
+            with trio.CancelScope(deadline=self._deadline()) as self._scope:
+                await trio.sleep_forever()
+        finally:
+            self._scope = None
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def _deadline(self) -> float:
+        return trio.current_time() + self._at - self._clock()
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class FileTimer:
+    """A file that becomes readable when it goes off.
+
+    Raises:
+        AttributeError: this system has no such files.
+        OSError: there are no more of them, or they may not be used.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        # These calls never wait, so they keep the interpreter's lock (PyDLL): to give it up and to take it
+        # back next to a thread that computes costs more than the call.
+        library = ctypes.PyDLL(None, use_errno=True)
+        create, self._settime = library.timerfd_create, library.timerfd_settime
+        self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._clock = clock
+        self._spec = _Itimerspec()
+        self._address = ctypes.addressof(self._spec)
+        self._file = _checked(create(time.CLOCK_MONOTONIC, _FLAGS))
+
+    def set(self, at: float) -> None:
+        """See :class:`Timer`."""
+        value = self._spec.value
+        if at == math.inf:
+            value.seconds = value.nanoseconds = 0  # which stops it
+        else:
+            after_ns = max(1, int((at - self._clock()) * 1e9))
+            value.seconds, value.nanoseconds = divmod(after_ns, 1_000_000_000)
+        # Whatever the kernel has counted is dropped by this, so the file need not be read.
+        _checked(self._settime(self._file, 0, self._address, None))
+
+    async def wait(self) -> None:
+        """See :class:`Timer`."""
+        await trio.lowlevel.wait_readable(self._file)
+
+    def close(self) -> None:
+        """See :class:`Timer`."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+def finest_timer(clock: Callable[[], float]) -> Timer:
+    """Return the finest timer of this machine by `clock`, which has to run in real time."""
+    try:
+        return FileTimer(clock)
+    except (AttributeError, OSError):
+        return TrioTimer(clock)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
