@@ -12,10 +12,12 @@ import pytest
 from uma_trio.cli.main import main
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
+from uma_trio.engine.trace import traced
 from uma_trio.policy.contract import contract
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import Footer, Header, TracedTick, encode
 from uma_trio.policy.state import SchedulerState
+from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.simulation import Simulation
 from uma_trio.sim.trace import read, requests_of
 from uma_trio.sim.workload import WORKLOADS, play, sessions
@@ -41,9 +43,11 @@ def trace(tmp_path: Path) -> Path:
     ticks: list[TracedTick] = []
 
     def keep(state: SchedulerState, plan: Plan, record: TickRecord) -> None:
-        ticks.append(TracedTick(state, plan, record.decode_s, record.host_s, record.status))
+        ticks.append(traced(state, plan, record))
 
-    world = Simulation(contract, seed=7, recorder=Recorder(keep))
+    world = Simulation(
+        contract, seed=7, recorder=Recorder(keep), guesses=lambda _: Guesses.always(0.5)
+    )
     play(world, sessions(WORKLOADS["storm"], 1, 10.0))
     world.run(10.0)
     path = tmp_path / "run.trace"
@@ -97,8 +101,30 @@ def test_the_machine_of_a_trace_can_be_simulated(run: Any, trace: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("drafts", "there"), [("", True), ("--drafts trace", True), ("--drafts none", False)]
+)
+def test_answers_can_be_guessed_at_as_those_of_a_trace(
+    run: Any, trace: Path, drafts: str, there: bool
+) -> None:
+    """They are unless it is said otherwise; without a trace by a chance, or not at all."""
+    words = "--workload storm --policy contract --seconds 3 --seeds 1 --json"
+    status, out, _ = run(f"--trace {trace} {drafts} {words}")
+    found = json.loads(out.splitlines()[-1])["draft_accepted_ratio"]
+    assert status == 0
+    assert (found is not None) == there
+    chance = "--drafts 0.7" if there else ""
+    _, out, _ = run(f"{chance} {words}")
+    row = json.loads(out.splitlines()[-1])
+    assert (row["draft_accepted_ratio"] is not None) == there
+    assert (row["gap_p95_x"] > 1.2 * row["itl_p50_x"]) == there
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("--drafts trace", "name it by --trace"),
+        ("--drafts many", "not many"),
+        ("--drafts 0", "not 0"),
         ("--policy luck", "no policy is called 'luck'"),
         ("--workload lunch", "no workload is called 'lunch'"),
         ("--machine abacus", "no machine is called 'abacus'"),

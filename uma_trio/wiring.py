@@ -152,7 +152,13 @@ def recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iter
     if config.trace is None:
         yield Recorder()
         return
-    header = Header(__version__, backend.model.name, config.policy, settings.contract)
+    header = Header(
+        __version__,
+        backend.model.name,
+        config.policy,
+        settings.contract,
+        slots=backend.limits.n_slots,
+    )
     try:
         trace = TraceFile(config.trace, header)
     except OSError as error:

@@ -204,9 +204,13 @@ class FakeBackend:
         history = self.history(prompt)
         out: list[int] = []
         for _ in range(n):
-            out.append(self._choice(history))
+            out.append(self.favourite(history))
             history = mix(history, out[-1])
         return out
+
+    def favourite(self, history: int) -> int:
+        """Return the token that greedy decoding gives behind what `history` stands for."""
+        return self._choice(history)
 
     def history(self, tokens: Sequence[int] | IntArray, before: int | None = None) -> int:
         """Return what stands for a sequence of `tokens`, behind what stands for those before."""

@@ -12,6 +12,7 @@ from uma_trio.cli.output import OK, complain, console, print_json
 
 if TYPE_CHECKING:
     from uma_trio.sim.compare import Row
+    from uma_trio.sim.guesses import Texts
     from uma_trio.sim.machine import Noise, Profile
     from uma_trio.sim.trace import Recording
     from uma_trio.sim.validate import Compared
@@ -22,21 +23,25 @@ TROUBLE = 2  # nothing was simulated; the same statuses as diff's
 Several = Parameter(consume_multiple=True, negative="")
 _COLUMNS = (
     ("CASE", "case", 0), ("ITL P50 X", "itl_p50_x", 2), ("P95 X", "itl_p95_x", 2),
-    ("P99 X", "itl_p99_x", 2), ("MAX X", "itl_max_x", 2), ("MAX 3 S X", "startup_max_x", 2),
+    ("P99 X", "itl_p99_x", 2), ("MAX X", "itl_max_x", 2), ("MAX 3 S X", "startup_max_x", 2), ("GAP P95 X", "gap_p95_x", 2),
     ("COMPUTED P95 X", "computed_p95_x", 2), ("TTFT MS", "ttft_p50_ms", 0),
     ("P95 MS", "ttft_p95_ms", 0), ("LOAD T/S", "load_tokens_s", 1),
     ("ANSWERS T/S", "load_answers_s", 1), ("JAIN", "jain", 2),
+    ("RIGHT", "draft_accepted_ratio", 2),
     ("GRANTS", "floor_grants", 0), ("INFEASIBLE", "infeasible", 0), ("N", "latencies", 0),
 )  # fmt: skip
 _FIGURES = (
     ("ITL p50, ms", "itl_p50", 1e3), ("ITL p95, ms", "itl_p95", 1e3),
     ("ITL p99, ms", "itl_p99", 1e3), ("TTFT p50, ms", "ttft_p50", 1e3),
-    ("tokens/s computed", "tokens_s", 1.0),
+    ("tokens/s computed", "tokens_s", 1.0), ("gap p95, ms", "gap_p95", 1e3),
+    ("tokens/delivery", "delivered", 1.0), ("drafted/tick", "drafted", 1.0),
+    ("of these right", "accepted", 1.0),
 )  # fmt: skip
 
 
 _WORKLOADS = "desk, storm, paste, fairness (all of them if none is named), or module:name."
 _MACHINES = "q4_0 (if none is named), q4_0-slow, q8_0, q4_k_m or h200."
+_DRAFTS = "none, the chance that a guess is right (0.7), or trace: as the trace's answers."
 _NOISE = "none, a standard deviation (0.02), or trace: as the trace's ticks scatter."
 
 
@@ -65,6 +70,7 @@ def simulate(
     cost: Annotated[Path | None, _flag("The machine of a daemon's cost file.", "FILE")] = None,
     trace: Annotated[Path | None, _flag("The machine that a trace shows.", "FILE")] = None,
     noise: Annotated[str | None, _flag(_NOISE, "SIGMA")] = None,
+    drafts: Annotated[str | None, _flag(_DRAFTS, "CHANCE")] = None,
     seconds: Annotated[float, _flag("Virtual, of each run.")] = 60.0,
     seeds: Annotated[int, _flag("Runs of each, one seed each.")] = 3,
     seed: Annotated[int, _flag("The first of the seeds.")] = 0,
@@ -87,7 +93,8 @@ def simulate(
             return _validate(trace, range(seed, seed + seeds), closed=not open, as_json=json)
         profile = _profile(machine, cost, trace, noise)
         several = range(seed, seed + seeds)
-        _compare(policy, workload, cap, profile, seconds, several, as_json=json)
+        guesses = _guesses(drafts, trace)
+        _compare(policy, workload, cap, profile, seconds, several, guesses, as_json=json)
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}.")
     except (_Refused, NoCost, NoWorkload, PolicyError, TraceError) as error:
@@ -146,6 +153,30 @@ def _noise(text: str | None) -> Noise:
     return gaussian(sigma)
 
 
+def _guesses(text: str | None, trace: Path | None) -> Texts | None:
+    """Return what can be guessed of answers; what a trace has unless something else is wanted."""
+    from uma_trio.sim.guesses import Guesses, any_of
+    from uma_trio.sim.trace import read
+    from uma_trio.sim.traced_guesses import guesses_of
+
+    if text == "none" or (text is None and trace is None):
+        return None
+    if text in (None, "trace"):
+        if trace is None:
+            raise _Refused("--drafts trace takes them from a trace: name it by --trace")
+        recorded = list(guesses_of(read(trace).ticks).values())
+        if text and not recorded:
+            raise _Refused(f"--drafts trace: nothing was guessed in {trace}")
+        return any_of(recorded) if recorded else None
+    try:
+        chance = float(text or "")
+    except ValueError:
+        chance = -1.0
+    if not 0 < chance <= 1:
+        raise _Refused(f"--drafts is none, trace, or a chance up to 1 such as 0.7, not {text}")
+    return lambda _draw: Guesses.always(chance)
+
+
 def _compare(
     policies: Sequence[str],
     workloads: Sequence[str],
@@ -153,6 +184,7 @@ def _compare(
     profile: Profile,
     seconds: float,
     seeds: range,
+    guesses: Texts | None,
     *,
     as_json: bool,
 ) -> None:
@@ -166,7 +198,7 @@ def _compare(
         console().print(f"{profile.name}: a stream alone has a token every {1e3 * alone_s:.2f} ms.")
         console().print(f"{len(seeds)} runs of {seconds:g} s, seeds from {seeds.start}.")
     for name, workload in known.items():
-        found = compare(workload, compared, profile, seconds=seconds, seeds=seeds)
+        found = compare(workload, compared, profile, seconds=seconds, seeds=seeds, guesses=guesses)
         if as_json:
             for row in found:
                 print_json({"workload": name, "machine": profile.name, **row})

@@ -24,7 +24,7 @@ from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
-from uma_trio.engine.drafts import Drafter
+from uma_trio.engine.drafts import Drafter, Drafting
 from uma_trio.engine.idle import IDLE_S, IdleTime
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
@@ -71,7 +71,8 @@ MOVING_SHARE = 0.25
 class Engine:
     """Continuous batching over one backend.
 
-    `clock` gives seconds and is the only clock there is. Every method but :meth:`fail_all` is
+    `clock` gives seconds and is the only clock there is. `drafter` guesses ahead in place of the one
+    that looks texts up. Every method but :meth:`fail_all` is
     called on the engine's thread.
     """
 
@@ -86,6 +87,7 @@ class Engine:
         *,
         settings: EngineSettings | None = None,
         recorder: Recorder | None = None,
+        drafter: Drafting | None = None,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -119,7 +121,7 @@ class Engine:
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
         self._idle_time = IdleTime(backend, inbox, self._planner, self.registry, clock)
-        self._drafter = _drafter(backend, settings)
+        self._drafter = (drafter or Drafter()) if _has_use_for_drafts(backend, settings) else None
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
@@ -182,8 +184,11 @@ class Engine:
         self._abort.end(status)
         return status
 
-    def finish(self, tick: Tick, status: int) -> None:
-        """Sample a token for each row of logits. The commit follows with the next tick."""
+    def finish(self, tick: Tick, status: int) -> Completed | None:
+        """Sample a token for each row of logits; return what came of the tick, None if it failed.
+
+        The commit follows with the next tick.
+        """
         now = self._clock()
         decode_s = now - self._decode_began
         # What passed while there was nothing to do is nobody's cost.
@@ -196,7 +201,7 @@ class Engine:
             self._kv.clear_scratch()
         if status != DecodeStatus.OK:
             self._failed(tick, status, decode_s, host_s, now)
-            return
+            return None
         self._recovery.succeeded()
         n_rows = tick.n_rows
         choices = tick.choice(self._backend.logits(n_rows), tick.guesses) if n_rows else NO_CHOICES
@@ -212,6 +217,7 @@ class Engine:
             choices.masks_s,
             after_idle=after_idle,
         )
+        return self._uncommitted
 
     def publish(self) -> None:
         """Commit what is not committed, then publish all that has happened, in order.
@@ -424,11 +430,8 @@ class Engine:
         self._planner.charge(self.prefix.take_spent())
 
 
-def _drafter(backend: Backend, settings: EngineSettings) -> Drafter | None:
-    """Return what guesses ahead, if there is a use for it.
-
-    Only a cost model can tell what a row is worth.
-    """
+def _has_use_for_drafts(backend: Backend, settings: EngineSettings) -> bool:
+    """Whether drafts are wanted and can be checked. Only a cost model can tell what a row is worth."""
     limits = backend.limits
     able = limits.n_rows > limits.n_slots and limits.can_go_back
-    return Drafter() if settings.drafts and settings.cost is not None and able else None
+    return settings.drafts and settings.cost is not None and able

@@ -30,8 +30,14 @@ class TraceFile:
 
     def __call__(self, state: SchedulerState, plan: Plan, record: TickRecord) -> None:
         """Take one tick (engine's thread)."""
-        self._file.put(TracedTick(state, plan, record.decode_s, record.host_s, record.status))
+        self._file.put(traced(state, plan, record))
 
     def close(self) -> None:
         """End the file in order. Idempotent; the engine must have ended."""
         self._file.close()
+
+
+def traced(state: SchedulerState, plan: Plan, record: TickRecord) -> TracedTick:
+    """Return a tick as a trace has it."""
+    accepted = {drafted.key: drafted.right for drafted in record.drafted}
+    return TracedTick(state, plan, record.decode_s, record.host_s, record.status, accepted)

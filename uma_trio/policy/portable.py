@@ -9,7 +9,7 @@ read, too: it had other names for some fields and parts of a policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -62,24 +62,33 @@ class TraceError(Exception):
 
 @frozen
 class Header:
-    """The first line: what made the trace."""
+    """The first line: what made the trace, with how many `slots`, one for ballast included; 0: unknown."""
 
     version: str
     model: str
     policy: str
     contract: Contract = field(factory=Contract)
     format: int = FORMAT
+    slots: int = 0
 
 
 @frozen
 class TracedTick:
-    """A line for each tick: what the policy saw, what it answered, what came of it."""
+    """A line for each tick: what the policy saw, what it answered, what came of it.
+
+    `accepted` says by key how many guesses were right, for each sequence that had some in it.
+    """
 
     state: SchedulerState
     plan: Plan
     decode_s: float
     host_s: float
     status: int
+    accepted: Mapping[int, int] = field(factory=dict)
+
+    def gave(self, key: int) -> int:
+        """Return how many tokens a sequence got by it that was ready to get one."""
+        return 1 + self.accepted.get(key, 0)
 
 
 @frozen

@@ -13,6 +13,7 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.policy.state import Contract
+from uma_trio.sim.guesses import Texts
 from uma_trio.sim.latency import median
 from uma_trio.sim.machine import Profile
 from uma_trio.sim.outcome import Outcome, together
@@ -46,23 +47,37 @@ def compare(
     *,
     seconds: float,
     seeds: Sequence[int],
+    guesses: Texts | None = None,
 ) -> Iterator[Row]:
     """Yield a row of figures for each case; the runs of all seeds are taken together.
+
+    With `guesses` that is what can be guessed of each answer; without, nobody guesses.
 
     Raises:
         PolicyError: a policy made a plan that breaks a rule.
     """
     alone_s = itl_alone_s(profile)
     for case in cases:
-        runs = [simulate(case, workload, profile, seconds, seed) for seed in seeds]
+        runs = [simulate(case, workload, profile, seconds, seed, guesses) for seed in seeds]
         yield {"case": case.name, "cap": case.cap, **together(runs).row(alone_s)}
 
 
 def simulate(
-    case: Case, workload: Sequence[Application], profile: Profile, seconds: float, seed: int
+    case: Case,
+    workload: Sequence[Application],
+    profile: Profile,
+    seconds: float,
+    seed: int,
+    guesses: Texts | None = None,
 ) -> Outcome:
     """Run the applications for `seconds` of virtual time."""
-    world = Simulation(case.policy, Contract(latency_cap=case.cap), profile=profile, seed=seed)
+    world = Simulation(
+        case.policy,
+        Contract(latency_cap=case.cap),
+        profile=profile,
+        seed=seed,
+        guesses=guesses,
+    )
     numbered = list(enumerate(workload, start=1))
     watched = [client for client, app in numbered if app.watched]
     load = [client for client, app in numbered if not app.watched]

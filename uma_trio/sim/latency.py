@@ -6,7 +6,7 @@ Pure functions of lists of seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from uma_trio.policy.state import Contract
 
@@ -38,9 +38,18 @@ def median(values: Sequence[float]) -> float:
     return percentile(values, 50)
 
 
+def gaps(times: Times) -> list[float]:
+    """Return the seconds between one delivery of a stream and the next, of one or several tokens."""
+    return [later - earlier for earlier, later in pairwise(times) if later > earlier]
+
+
 def itl(times: Times) -> list[float]:
-    """Return the seconds between one token of a stream and the next."""
-    return [later - earlier for earlier, later in pairwise(times)]
+    """Return the seconds for each token of a stream but the first.
+
+    Tokens that came together took equal parts of the time since those before them.
+    """
+    deliveries = [(at, len(list(together))) for at, together in groupby(times)]
+    return [(at - before) / n for (before, _), (at, n) in pairwise(deliveries) for _ in range(n)]
 
 
 def startup_itl(times: Times) -> list[float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from attrs import define, evolve, field, frozen
 
 from uma_trio.costing.store import Unusable, recall
+from uma_trio.engine.step import Completed
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
@@ -75,12 +76,17 @@ class Profile:
 
 @define
 class Machine:
-    """One run of a machine. It counts seconds and computed tokens by client."""
+    """One run of a machine. It counts seconds and computed tokens by client.
+
+    Of `drafted` guesses that were computed so many were `accepted`; wrong ones are no tokens.
+    """
 
     profile: Profile
     random: random.Random
     used_s: dict[int, float] = field(factory=dict)
     tokens: dict[int, int] = field(factory=dict)
+    drafted: int = 0
+    accepted: int = 0
     was_idle: bool = True
 
     @classmethod
@@ -101,14 +107,17 @@ class Machine:
         noise = profile.noise(self.random, plan.n_tokens + plan.ballast, state.now)
         return host_s, profile.cost(work, state, plan) * noise
 
-    def charge(self, state: SchedulerState, plan: Plan, took_s: float) -> None:
-        """Charge a tick to its clients, by the tokens of each."""
-        clients = {view.key: view.client for view in state.sequences}
-        per_token = took_s / plan.n_tokens
-        for item in plan.items:
-            client = clients[item.key]
-            self.used_s[client] = self.used_s.get(client, 0.0) + per_token * item.n_tokens
-            self.tokens[client] = self.tokens.get(client, 0) + item.n_tokens
+    def charge(self, completed: Completed, took_s: float) -> None:
+        """Charge a tick to its clients, by the rows of each."""
+        plan, views = completed.tick.plan, completed.tick.state.views
+        per_row = took_s / plan.n_tokens
+        for outcome in completed.outcomes:
+            client = views[outcome.step.key].client
+            self.used_s[client] = self.used_s.get(client, 0.0) + per_row * outcome.step.n_tokens
+            self.tokens[client] = self.tokens.get(client, 0) + outcome.kept
+            if outcome.step.drafts:
+                self.drafted += len(outcome.step.drafts)
+                self.accepted += outcome.right
 
 
 def steady(_random: random.Random, _n_tokens: int, _now: float) -> float:

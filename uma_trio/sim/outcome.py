@@ -14,21 +14,25 @@ from uma_trio.sim.simulation import Simulation
 class Outcome:
     """Figures of one run, or of several together. Times in seconds.
 
-    `itl` are the times between tokens that all watched streams were shown, `computed` those between
-    tokens that were computed; `startup` is the longest of the first of each stream in its start-up
+    `itl` are the times for each token that all watched streams were shown, `gaps` the times between
+    deliveries of one or several, `computed` the times for each token that was computed; `startup` is the longest of the first of each stream in its start-up
     window, `ttft` the time to the first token of each. `load_tokens` were computed for
-    everybody else, `load_answers` of them in answers; `shares` are the seconds of machine time that each client of the load had.
+    everybody else, `load_answers` of them in answers; `shares` are the seconds of machine time that each client of the load had. Of
+    `drafted` guesses that were computed so many were `accepted`.
     """
 
     seconds: float
     ticks: int
     itl: tuple[float, ...]
+    gaps: tuple[float, ...]
     computed: tuple[float, ...]
     startup: tuple[float, ...]
     ttft: tuple[float, ...]
     load_tokens: int
     load_answers: int
     shares: tuple[float, ...]
+    drafted: int
+    accepted: int
     floor_grants: int
     infeasible: int
 
@@ -41,12 +45,15 @@ class Outcome:
             seconds=world.clock.now,
             ticks=world.ticks,
             itl=tuple(latency for request in read for latency in request.itl),
+            gaps=tuple(gap for request in read for gap in request.gaps),
             computed=tuple(latency for request in read for latency in request.computed_itl),
             startup=tuple(max(found) for request in read if (found := request.startup_itl)),
             ttft=tuple(request.ttft_s for request in read),
             load_tokens=sum(world.machine.tokens.get(client, 0) for client in load),
             load_answers=sum(len(r.token_times) for r in world.requests if r.client in load),
             shares=tuple(world.machine.used_s.get(client, 0.0) for client in load),
+            drafted=world.machine.drafted,
+            accepted=world.machine.accepted,
             floor_grants=guard.floor_grants,
             infeasible=guard.infeasible,
         )
@@ -62,6 +69,7 @@ class Outcome:
             "itl_p95_x": ratio(95),
             "itl_p99_x": ratio(99),
             "itl_max_x": ratio(100),
+            "gap_p95_x": ratio(95, self.gaps),
             "computed_p95_x": ratio(95, self.computed),
             "startup_max_x": max(self.startup) / alone_s if self.startup else None,
             "ttft_p50_ms": 1e3 * median(self.ttft) if self.ttft else None,
@@ -69,6 +77,7 @@ class Outcome:
             "load_tokens_s": self.load_tokens / self.seconds,
             "load_answers_s": self.load_answers / self.seconds,
             "jain": jain(self.shares),
+            "draft_accepted_ratio": self.accepted / self.drafted if self.drafted else None,
             "floor_grants": self.floor_grants,
             "infeasible": self.infeasible,
             "latencies": len(self.itl),
@@ -82,12 +91,15 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
         seconds=sum(o.seconds for o in outcomes),
         ticks=sum(o.ticks for o in outcomes),
         itl=tuple(latency for o in outcomes for latency in o.itl),
+        gaps=tuple(gap for o in outcomes for gap in o.gaps),
         computed=tuple(latency for o in outcomes for latency in o.computed),
         startup=tuple(latency for o in outcomes for latency in o.startup),
         ttft=tuple(ttft for o in outcomes for ttft in o.ttft),
         load_tokens=sum(o.load_tokens for o in outcomes),
         load_answers=sum(o.load_answers for o in outcomes),
         shares=tuple(sum(column) for column in zip(*(o.shares for o in outcomes), strict=True)),
+        drafted=sum(o.drafted for o in outcomes),
+        accepted=sum(o.accepted for o in outcomes),
         floor_grants=sum(o.floor_grants for o in outcomes),
         infeasible=sum(o.infeasible for o in outcomes),
     )

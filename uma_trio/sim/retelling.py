@@ -15,10 +15,8 @@ from attrs import evolve, frozen
 from uma_trio.backend.base import Limits
 from uma_trio.policy.find import find_policy
 from uma_trio.sim.machine import Profile
-from uma_trio.sim.simulation import Simulation, Told, settings_for
+from uma_trio.sim.simulation import DRAFT_ROWS, Simulation, Told, settings_for
 from uma_trio.sim.world import Request
-
-DRAFT_ROWS = 16  # what the backend of llama.cpp has beside a row for each slot
 
 
 @frozen

@@ -9,13 +9,13 @@ later.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import numpy as np
 from attrs import evolve, frozen
 
 from uma_trio.backend.base import (
-    DecodeStatus,
     IntArray,
     Interrupt,
     Limits,
@@ -33,12 +33,14 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract, Memory
+from uma_trio.sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
 from uma_trio.sim.machine import Machine, Profile, built_in, gaussian
 from uma_trio.sim.world import Request, World
 from uma_trio.telemetry.metrics import Metrics
 
 LIMITS = Limits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)  # one slot for ballast
 CREDIT = 16  # places of a stream, as in the daemon; readers take what is shown at once
+DRAFT_ROWS = 16  # what the backend of llama.cpp has beside a row for each slot
 _MOST_WAITING = 10_000
 
 
@@ -123,7 +125,9 @@ class Simulation(World):
     """One engine with one policy on one machine; the default machine is ``q4_0``, noise 2 %.
 
     `settings` is what the engine is told, instead of what follows from `profile` and `contract`.
-    `recorder` is given every tick. Public parts are for reading: the `engine`, its `metrics` and
+    `recorder` is given every tick. With `guesses` the answers of requests that bring none of their own are
+    guessed at as these say; without, the texts of prompts and answers are looked up where `limits` have
+    rows for drafts. Public parts are for reading: the `engine`, its `metrics` and
     `backend`, and the `machine`, which counts time and tokens by client.
     """
 
@@ -138,13 +142,18 @@ class Simulation(World):
         limits: Limits = LIMITS,
         recorder: Recorder | None = None,
         n_vocab: int = N_VOCAB,
+        guesses: Texts | None = None,
     ) -> None:
         super().__init__()
         profile = profile or built_in("q4_0", gaussian(0.02))
+        if guesses is not None and limits.n_rows == limits.n_slots:
+            limits = evolve(limits, n_rows=limits.n_slots + DRAFT_ROWS)
         self.machine = Machine.of(profile, seed)
         self.backend = SimulatedBackend(
             limits, self._decode, overlaps=profile.overlaps, n_vocab=n_vocab
         )
+        self._texts, self._seed = guesses, seed
+        self._drafter = None if guesses is None else SimulatedDrafter(self.backend)
         self.metrics = Metrics()
         self.inbox = Inbox(_MOST_WAITING)
         self.engine = Engine(
@@ -156,6 +165,7 @@ class Simulation(World):
             self.clock,
             settings=settings or settings_for(profile, contract),
             recorder=recorder,
+            drafter=self._drafter,
         )
         self._decode_s = 0.0
 
@@ -180,9 +190,9 @@ class Simulation(World):
         host_s, self._decode_s = self.machine.times(work, job.state, job.plan)
         self._pass(host_s)
         status = self.engine.compute(job)
-        if status == DecodeStatus.OK:
-            self.machine.charge(job.state, job.plan, host_s + self._decode_s)
-        self.engine.finish(job, status)
+        completed = self.engine.finish(job, status)
+        if completed is not None:
+            self.machine.charge(completed, host_s + self._decode_s)
         if not self.machine.profile.overlaps:
             self.engine.publish()
         return True
@@ -190,7 +200,18 @@ class Simulation(World):
     def _decode(self) -> None:
         self._pass(self._decode_s, lambda: self.backend.interrupted)
 
+    def _guesses(self, request: Request) -> Guesses:
+        """Return what can be guessed of an answer, the same for the same seed and request."""
+        if self._texts is None:
+            return NO_GUESSES
+        draw = random.Random(f"{self._seed}/guesses/{request.handle}")
+        guesses = self._texts(draw) if request.guesses is None else request.guesses
+        return guesses.settled(draw)
+
     def _send(self, request: Request) -> None:
+        guesses = self._guesses(request)
+        if self._drafter is not None:
+            self._drafter.expect(request.handle, guesses)
         request.on_shown = lambda n: self.inbox.put(Credit(request.handle, n))
         request.wake_at = lambda when: self.at(when, request.show_due)
         self.inbox.submit(
@@ -210,5 +231,6 @@ class Simulation(World):
                 targets=request.targets,
                 namespace=None if request.prompt is None else "told",
                 smooth=True,
+                speculation="auto" if guesses.paid else "free",
             )
         )

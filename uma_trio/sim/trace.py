@@ -15,7 +15,9 @@ from attrs import define, field, frozen
 
 from uma_trio.lanes import Lane
 from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, decode
+from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.latency import percentile
+from uma_trio.sim.traced_guesses import guesses_of
 from uma_trio.sim.workload import ENDLESS, Session, Turn
 
 
@@ -59,7 +61,8 @@ def _line(path: Path, number: int, text: bytes) -> object:
 class TracedRequest:
     """One request, from the ticks that it was in. Seconds on the daemon's clock.
 
-    `ended` is None if it was there in the last tick. `itl` is what the daemon measured.
+    `ended` is None if it was there in the last tick. `itl` is the time for each token and `gaps` the time
+    between deliveries of one or several, as the daemon measured both. `guesses` are what its drafter had.
     """
 
     key: int
@@ -71,6 +74,8 @@ class TracedRequest:
     first_token: float | None = None
     ended: float | None = None
     itl: list[float] = field(factory=list)
+    gaps: list[float] = field(factory=list)
+    guesses: Guesses | None = None
 
 
 def requests_of(ticks: Sequence[TracedTick]) -> list[TracedRequest]:
@@ -79,9 +84,9 @@ def requests_of(ticks: Sequence[TracedTick]) -> list[TracedRequest]:
     last_seen: dict[int, int] = {}
     ends = _ends(ticks)
     for i, tick in enumerate(ticks):
-        pending = {}
+        due = {}
         for view in tick.state.sequences:
-            known = view.pending + view.computed
+            known = view.due + view.computed
             request = found.get(view.key)
             if request is None:
                 request = found[view.key] = TracedRequest(
@@ -96,19 +101,26 @@ def requests_of(ticks: Sequence[TracedTick]) -> list[TracedRequest]:
             if not tick.state.prepared:  # a prepared tick has the predicted time
                 request.first_token = view.first_token_at
             last_seen[view.key] = i
-            pending[view.key] = view.pending
+            due[view.key] = view.due
         # The measurements that a failed tick was planned from are in the next state again.
         seen = len(ticks[i - 1].state.measured) if i and ticks[i - 1].status != 0 else 0
-        for measured in tick.state.measured[seen:]:
-            for key, itl_s in measured.itl.items():
+        measured = tick.state.measured[seen:]
+        for n, one in enumerate(measured, start=1):
+            # Behind drafts no tick is prepared, so the latest measurement is that of the tick before.
+            of_before = i and n == len(measured) and not tick.state.prepared
+            for key, itl_s in one.itl.items():
                 if key in found:
-                    found[key].itl.append(itl_s)
+                    given = ticks[i - 1].gave(key) if of_before else 1
+                    found[key].itl += [itl_s] * given
+                    found[key].gaps.append(itl_s * given)
         for item in tick.plan.items if tick.status == 0 else ():
-            if item.n_tokens == pending[item.key]:  # it got a token, perhaps its last
+            if item.n_tokens - item.n_drafts == due[item.key]:  # it got tokens, perhaps its last
                 request = found[item.key]
-                request.answer += 1
+                request.answer += tick.gave(item.key)
                 request.first_token = request.first_token or ends[i]
+    guesses = guesses_of(ticks)
     for key, i in last_seen.items():
+        found[key].guesses = guesses.get(key)
         if i < len(ticks) - 1:
             found[key].ended = ends[i]
     return sorted(found.values(), key=lambda request: (request.arrived, request.key))
@@ -132,15 +144,22 @@ def _ends(ticks: Sequence[TracedTick]) -> list[float]:
 class Figures:
     """Figures of interactive streams, or of all where there are none. Seconds.
 
-    `tokens_s` is everything that was computed, prompts and answers, by the time from the first
-    arrival to the end of the last tick. `latencies` is how many inter-token latencies there are.
+    `itl` is the time for each token, `gap_p95` between deliveries, in which there are
+    `delivered` tokens on average. `tokens_s` is everything that was computed, prompts and answers,
+    by the time from the first arrival to the end of the last tick; wrong guesses are no tokens. Of
+    those that were computed `accepted` is the share that was right, and `drafted` how many there were a
+    tick. `latencies` is how many inter-token latencies there are.
     """
 
     itl_p50: float
     itl_p95: float
     itl_p99: float
+    gap_p95: float
+    delivered: float
     ttft_p50: float
     tokens_s: float
+    drafted: float
+    accepted: float
     latencies: int
     requests: int
 
@@ -164,13 +183,21 @@ def figures(ticks: Sequence[TracedTick], began: float | None = None) -> Figures:
         message = "no stream in the trace has two tokens: there is no latency to predict"
         raise TraceError(message)
     began = requests[0].arrived if began is None else began
-    computed = sum(t.plan.n_tokens for t in ticks if t.status == 0)
+    gaps = [gap for request in read for gap in request.gaps]
+    good = [tick for tick in ticks if tick.status == 0]
+    drafted = sum(item.n_drafts for tick in good for item in tick.plan.items)
+    accepted = sum(sum(tick.accepted.values()) for tick in good)
+    computed = sum(tick.plan.n_tokens for tick in good) - drafted + accepted
     return Figures(
         percentile(latencies, 50),
         percentile(latencies, 95),
         percentile(latencies, 99),
+        percentile(gaps, 95),
+        len(latencies) / len(gaps),
         median(ttft),
         computed / (_ends(ticks)[-1] - began),
+        drafted / len(good),
+        accepted / max(1, drafted),
         len(latencies),
         len(requests),
     )
@@ -213,5 +240,5 @@ def _turns(chain: Sequence[TracedRequest]) -> Iterable[Turn]:
     for request in chain:
         think_s = 0.0 if ended is None else request.arrived - ended
         answer = ENDLESS if request.ended is None else max(1, request.answer)
-        yield Turn(think_s, request.prompt, answer)
+        yield Turn(think_s, request.prompt, answer, guesses=request.guesses)
         ended = request.ended

@@ -6,6 +6,8 @@ policy, and the figures are compared. docs/SIMULATION.md says what this shows an
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from statistics import median
 
@@ -15,14 +17,16 @@ from uma_trio.backend.base import Limits
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
+from uma_trio.engine.trace import traced
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import SchedulerState
 from uma_trio.sim.fitted import profile
+from uma_trio.sim.guesses import NO_GUESSES, Texts
 from uma_trio.sim.machine import Profile
 from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.trace import Figures, Recording, figures, requests_of, sessions
+from uma_trio.sim.trace import Figures, Recording, TracedRequest, figures, requests_of, sessions
 from uma_trio.sim.workload import ENDLESS, Session, play
 
 BOUNDS = {"itl_p95": 0.10, "ttft_p50": 0.10, "tokens_s": 0.05}
@@ -41,7 +45,9 @@ class Compared:
     @property
     def off(self) -> float:
         """How far the prediction is off, as a share of what was measured."""
-        return self.predicted / self.measured - 1.0
+        if self.predicted == self.measured:
+            return 0.0
+        return self.predicted / self.measured - 1.0 if self.measured else math.inf
 
     @property
     def within(self) -> bool | None:
@@ -76,7 +82,7 @@ def predict(
     ticks: list[TracedTick] = []
 
     def keep(state: SchedulerState, plan: Plan, record: TickRecord) -> None:
-        ticks.append(TracedTick(state, plan, record.decode_s, record.host_s, record.status))
+        ticks.append(traced(state, plan, record))
 
     requests = requests_of(recording.ticks)
     work = [_bounded(one, recording) for one in sessions(requests, closed=closed)]
@@ -87,11 +93,18 @@ def predict(
         settings=_settings(recording),
         limits=_limits(recording, work),
         recorder=Recorder(keep),
+        guesses=_texts(requests),
     )
     play(world, work)
     last = recording.ticks[-1]
     world.run(last.state.now + last.decode_s - requests[0].arrived)
     return figures(ticks, began=0.0)
+
+
+def _texts(requests: Sequence[TracedRequest]) -> Texts | None:
+    """Return that answers are guessed at as recorded, if any was: each request brings its own guesses."""
+    guessed = any(request.guesses is not None for request in requests)
+    return (lambda _draw: NO_GUESSES) if guessed else None
 
 
 def _bounded(session: Session, recording: Recording) -> Session:
@@ -122,8 +135,12 @@ def _limits(recording: Recording, work: Sequence[Session]) -> Limits:
     A trace does not say what requests had reserved.
     """
     states = [tick.state for tick in recording.ticks]
-    # With a slot for ballast the state tells how many there are, else as many as were used.
-    n_slots = max(state.spare_rows + len(state.sequences) for state in states)
+    # An older trace does not say how many there were; with a slot for ballast its states have a row for each.
+    rows = max(state.spare_rows + len(state.sequences) for state in states)
+    n_slots = recording.header.slots or rows
     longest = max(turn.prompt + turn.answer for session in work for turn in session.turns)
     cells = (n_slots + 1) * longest
-    return Limits(cells, cells, n_slots, max(state.n_batch for state in states))
+    n_batch = max(state.n_batch for state in states)
+    # Older traces do not say how many rows there are, and have no drafts.
+    known = [state.n_rows for state in states if state.n_rows < sys.maxsize]
+    return Limits(cells, cells, n_slots, n_batch, n_rows=max(known, default=n_slots))

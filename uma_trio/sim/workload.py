@@ -19,6 +19,7 @@ from itertools import count
 from attrs import frozen
 
 from uma_trio.lanes import Lane
+from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.world import World
 
 BURSTINESS = 2.0  # coefficient of variation of the times between sessions
@@ -54,12 +55,16 @@ class Application:
 
 @frozen
 class Turn:
-    """One request, sent `think_s` after the answer before it. Earlier prompts had `shared` tokens of it."""
+    """One request, sent `think_s` after the answer before it. Earlier prompts had `shared` tokens of it.
+
+    Of its answer can be guessed what `guesses` say, or else what the world has for any.
+    """
 
     think_s: float
     prompt: int
     answer: int
     shared: int = 0
+    guesses: Guesses | None = None
 
 
 @frozen(eq=False)
@@ -186,7 +191,12 @@ def _asking(world: World, session: Session, left: Iterator[Turn]) -> Callable[[]
         turn = turn or next(left, None)
         if turn is not None:
             world.submit(
-                turn.prompt, turn.answer, client=session.client, lane=session.lane, on_end=think
+                turn.prompt,
+                turn.answer,
+                client=session.client,
+                lane=session.lane,
+                on_end=think,
+                guesses=turn.guesses,
             )
 
     def think() -> None:

@@ -13,7 +13,8 @@ from attrs import Factory, define
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import Finished, StreamItem, Targets, TokenOut
 from uma_trio.lanes import Lane
-from uma_trio.sim.latency import itl, startup_itl
+from uma_trio.sim.guesses import Guesses
+from uma_trio.sim.latency import gaps, itl, startup_itl
 
 
 @define
@@ -35,7 +36,8 @@ class Request:
     that is not to be shown yet is held, as a connection holds it. `on_end` is called when
     the last token or an error has come; `end` then says which.
 
-    `token_times` is when each token was shown, `computed_times` when it was there.
+    `token_times` is when each token was shown, `computed_times` when it was there. `guesses` are what can
+    be guessed of its answer, None for what the world has for any.
     """
 
     clock: Clock
@@ -47,6 +49,7 @@ class Request:
     answer_tokens: int
     targets: Targets = Factory(Targets)
     prompt: IntArray | None = None
+    guesses: Guesses | None = None
     on_end: Callable[[], None] | None = None
     on_shown: Callable[[int], None] | None = None
     wake_at: Callable[[float], None] | None = None
@@ -103,13 +106,18 @@ class Request:
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between tokens."""
+        """Seconds for each token; those that came together took equal parts."""
         return itl(self.token_times)
 
     @property
     def computed_itl(self) -> list[float]:
         """Seconds between tokens as they were computed."""
         return itl(self.computed_times)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between deliveries of one or several tokens."""
+        return gaps(self.token_times)
 
     @property
     def startup_itl(self) -> list[float]:
@@ -137,6 +145,7 @@ class World(ABC):
         targets: Targets | None = None,
         on_end: Callable[[], None] | None = None,
         prompt: IntArray | None = None,
+        guesses: Guesses | None = None,
     ) -> Request:
         """Send a request now, whose `prompt` is any tokens. It generates `max_tokens` tokens."""
         request = Request(
@@ -150,6 +159,7 @@ class World(ABC):
             targets=targets or Targets(),
             on_end=on_end,
             prompt=prompt,
+            guesses=guesses,
         )
         self.requests.append(request)
         self._send(request)

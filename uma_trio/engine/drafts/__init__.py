@@ -6,5 +6,6 @@ worth, and :class:`Drafter` puts these together for an engine.
 """
 
 from uma_trio.engine.drafts.drafter import Drafter
+from uma_trio.engine.drafts.drafting import Drafting
 
-__all__ = ["Drafter"]
+__all__ = ["Drafter", "Drafting"]

@@ -47,7 +47,7 @@ class _Guessed:
 
 
 class Drafter:
-    """See the module. Every method is called on the engine's thread."""
+    """See the module, and :class:`uma_trio.engine.drafts.Drafting`."""
 
     def __init__(self) -> None:
         self._shared = Survival()

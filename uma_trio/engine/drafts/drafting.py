@@ -1,0 +1,37 @@
+"""What an engine asks of whoever guesses ahead for its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.step import Outcome
+
+
+class Drafting(Protocol):
+    """Proposes drafts, and is told what became of them. Every method is called on the engine's thread.
+
+    `running` are the sequences that have a slot, by key.
+    """
+
+    def propose(self, running: Mapping[int, Sequence]) -> None:
+        """Draft for each sequence that decodes and whose request allows it."""
+
+    def index(self, running: Mapping[int, Sequence]) -> None:
+        """Prepare, while a tick is computed that nobody was drafted for."""
+
+    def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
+        """Whether a likely draft follows what was just sampled, so that a tick is to be planned anew.
+
+        The commit of these outcomes is still to come.
+        """
+
+    def learn(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Note what became of a step of `sequence`."""
+
+    def keep(self, sequence: Sequence) -> None:
+        """Take note of a sequence whose answer is whole, and has ended."""
+
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Drop what was kept of answers of the namespaces that are `mine`."""
