@@ -7,6 +7,7 @@ from engine_kit import Bench
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
 
@@ -32,8 +33,9 @@ def speaking(
     cost: CostModel = FLAT,
     kind: type[FakeBackend] = FakeBackend,
     recorder: Recorder | None = None,
+    masks: Masks = AT_ONCE,
 ) -> Bench:
     """Return an engine with a cost model, on a backend with rows for drafts."""
     backend = kind(n_slots=5, n_ctx=4000, n_rows=24)
     given = EngineSettings(cost=cost, scratch_slots=1, drafts=drafts)
-    return Bench(backend, contract, settings=given, recorder=recorder)
+    return Bench(backend, contract, settings=given, recorder=recorder, masks=masks)

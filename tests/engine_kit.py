@@ -31,6 +31,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Recorded
+from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
@@ -137,6 +138,11 @@ class Balking:
         """Return anything."""
         return np.arange(N_VOCAB, dtype=np.intp)
 
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        """Return the same, found already."""
+        here = self.allowed()
+        return lambda: here
+
     def accept(self, _token: int) -> None:
         """Fail in the end."""
         self.left -= 1
@@ -166,6 +172,7 @@ class Bench:
         recorder: Recorder | None = None,
         engine: type[Engine] = Engine,
         settings: EngineSettings | None = None,
+        masks: Masks = AT_ONCE,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -182,6 +189,7 @@ class Bench:
             self.clock,
             settings=settings,
             recorder=recorder,
+            masks=masks,
         )
         self.handles = count(1)
 

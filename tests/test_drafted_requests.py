@@ -49,6 +49,11 @@ class Turns:
         twice = told[-1] if len(told) > 1 and told[-1] == told[-2] else None
         return np.array([token for token in (97, 98) if token != twice], np.intp)
 
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        """Return the same, found already."""
+        here = self.allowed()
+        return lambda: here
+
     def accept(self, token: int) -> None:
         """Go on."""
         self._told.append(token)
@@ -210,7 +215,7 @@ def test_tokens_that_are_drawn_along_chains_follow_the_models_distribution() -> 
     chance = np.random.default_rng(5)
     row = (chance.standard_normal(n_vocab) * 1.5).astype(np.float32)
     sampler = Sampler(SamplingParams(1.0, seed=11), ())
-    sampler.expect_drafts()
+    sampler.expect_to_lose_rows()
     choice, logits = Choice([sampler] * 4, n_vocab), np.stack([row] * 4)
     ids, probs = Sampler(SamplingParams(1.0), ()).candidates(row)
     shares = np.zeros(n_vocab)

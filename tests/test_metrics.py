@@ -90,14 +90,14 @@ def test_the_snapshot_is_json_from_the_first_moment() -> None:
     json.dumps(Metrics().snapshot(), allow_nan=False)
 
 
-def test_a_tick_is_late_by_all_the_tokens_that_grammars_refused_in_it() -> None:
-    """Two of a millisecond and a half are more than two milliseconds; each alone is not."""
+def test_masks_that_were_in_time_and_late_ones_are_told_apart() -> None:
+    """How long the former took, and how many of the latter there were."""
     metrics = Metrics()
-    for masks_s in ((), (0.0015,), (0.0015, 0.0015), (0.005,)):
-        metrics.tick(**BATCH, masks_s=masks_s)
+    for masks_s, late in (((), 0), ((0.0015, 0.001), 0), ((0.001,), 2)):
+        metrics.tick(**BATCH, masks_s=masks_s, late_masks=late)
     found = metrics.snapshot()
-    assert found["late_mask_ticks_total"] == 2
-    assert summary(found["mask_ms"])["count"] == 4
+    assert found["late_masks_total"] == 2
+    assert summary(found["mask_ms"])["count"] == 3
 
 
 def test_ticks_add_up() -> None:

@@ -12,6 +12,7 @@ import pytest
 from uma_trio.backend.fake import EOS, IM_END, FakeVocabulary
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import MAX_BYTES, Kind, Shape, Unconstrainable
+from uma_trio.text.thinking import Markers, Thinking
 
 PERSON = {
     "type": "object",
@@ -249,6 +250,34 @@ def test_what_was_accepted_can_be_taken_back(
             follower.take_back()
         assert follower.allowed().tolist() == other.allowed().tolist()
         assert follower.allows(EOS) == other.allows(EOS)
+
+
+def test_a_deferred_mask_is_that_of_its_place(grammarian: Grammarian) -> None:
+    """Wherever the answer has gone meanwhile, and in whatever thread it is found."""
+    follower = grammarian.follow(Shape("regex", "[ab][cd][ef]"))
+    with ThreadPoolExecutor(1) as pool:
+        for token in b"ace":
+            here, deferred = follower.allowed().tolist(), follower.deferred()
+            follower.accept(token)
+            assert pool.submit(deferred).result().tolist() == here
+
+
+@pytest.mark.parametrize("thought", [b"", b"<think>", b"<think>hm", b"<think>hm</think>", b"<th"])
+@pytest.mark.parametrize("shape", [None, Shape("regex", "[ab][cd]")])
+@pytest.mark.parametrize("budget", [None, 1, 9])
+def test_a_deferred_mask_behind_reasoning_is_that_of_its_place(
+    grammarian: Grammarian, thought: bytes, shape: Shape | None, budget: int | None
+) -> None:
+    """Inside the thought, in its markers and behind them."""
+    pieces = FakeVocabulary().pieces()
+    markers = Markers(list, pieces, b"<think>", b"</think>", tuple(b"</think>"), ENDS)
+    inner = None if shape is None else grammarian.follow(shape)
+    thinking = Thinking(markers, inner, budget, thinking=False)
+    for token in thought:
+        thinking.accept(token)
+    here, deferred = thinking.allowed().tolist(), thinking.deferred()
+    thinking.accept(here[0])
+    assert deferred().tolist() == here
 
 
 @pytest.mark.parametrize("regex", ["[0-9]", "(?s:.)", "[a-z ]+", "x", "[^a]"])

@@ -28,6 +28,7 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.sampling import MaskThreads
 from uma_trio.engine.task import EngineDied, run_engine
 from uma_trio.machine import files_needed, tune_interpreter
 from uma_trio.net.server import Server
@@ -144,6 +145,7 @@ class _Daemon:
             time.monotonic,
             settings=settings,
             recorder=recorder,
+            masks=MaskThreads(),
         )
         self._service = Service(
             model=backend.model,

@@ -49,7 +49,8 @@ from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Figures, P
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import Sampler
+from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
+from uma_trio.engine.sampling.checking import ALONE_S
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import NO_CHOICES, Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
@@ -88,6 +89,7 @@ class Engine:
         settings: EngineSettings | None = None,
         recorder: Recorder | None = None,
         drafter: Drafting | None = None,
+        masks: Masks = AT_ONCE,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -97,11 +99,7 @@ class Engine:
         policy = Fallback(policy, PolicyFailures(metrics))
         self._pieces = backend.vocabulary.pieces()
         self._recorder = recorder = recorder or Recorder()
-        self._kv = KvCache(
-            backend,
-            scratch=settings.scratch_slots > 0,
-            keeps_high_water=settings.keeps_high_water,
-        )
+        self._kv = _cache(backend, settings)
         startup_s = settings.contract.startup_s
         self._publisher = Publisher(outlet, metrics, startup_s, self._stream_failed, self._ended)
         self.prefix = PrefixCache(
@@ -116,7 +114,7 @@ class Engine:
             self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
-        self._planner = Planner(backend, policy, self.registry, self._recovery, settings)
+        self._planner = Planner(backend, policy, self.registry, self._recovery, settings, masks)
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
@@ -144,7 +142,7 @@ class Engine:
         while not self._inbox.closed:
             if self.tick():
                 idle = IDLE_S
-            elif self.prefix.idle(QUICK_S):
+            elif self.registry.await_mask(ALONE_S) or self.prefix.idle(QUICK_S):
                 continue
             else:
                 idle = IDLE_S if self._inbox.wait(idle) else self._idle_time.use()
@@ -428,6 +426,14 @@ class Engine:
         allowance_s = MOVING_SHARE * last_s if read else math.inf
         self._moving_s += self.prefix.advance(running, allowance_s)
         self._planner.charge(self.prefix.take_spent())
+
+
+def _cache(backend: Backend, settings: EngineSettings) -> KvCache:
+    return KvCache(
+        backend,
+        scratch=settings.scratch_slots > 0,
+        keeps_high_water=settings.keeps_high_water,
+    )
 
 
 def _has_use_for_drafts(backend: Backend, settings: EngineSettings) -> bool:

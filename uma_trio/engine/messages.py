@@ -62,6 +62,9 @@ class Constraint(Protocol):
     def allowed(self) -> NDArray[np.intp]:
         """Return all tokens that it may go on with, ascending; none if there is no way on."""
 
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        """Return what `allowed` is here and now, to be called later, in any thread, once."""
+
     def accept(self, token: int) -> None:
         """Go on behind `token`, which is no end."""
 

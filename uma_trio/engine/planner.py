@@ -19,7 +19,7 @@ from uma_trio.engine.messages import InboxMessage
 from uma_trio.engine.prepared import PreparedTick
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import Choice
+from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Step, Tick
 from uma_trio.policy.accounting import as_measured
@@ -75,6 +75,7 @@ class Planner:
         registry: Registry,
         recovery: Recovery,
         settings: EngineSettings,
+        masks: Masks,
     ) -> None:
         self._limits, self._n_vocab = backend.limits, backend.model.n_vocab
         self._batch, self._spare_batch = backend.batch, Batch(backend.batch.capacity)
@@ -83,7 +84,9 @@ class Planner:
         self._recovery = recovery
         self._settings = settings
         self._builder = BatchBuilder(backend.limits.n_ctx, registry.kv.scratch_slot)
-        self._choice = _Compiled.of((), registry, self._n_vocab)
+        # Who sits out computes its last token again, which takes a cache that can go back.
+        self._masks = masks if backend.limits.can_go_back else AT_ONCE
+        self._choice = self._compiled(())
         self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
         self._charges: tuple[tuple[int, float], ...] = ()  # nor of these
         self._before = NO_WORK
@@ -98,7 +101,7 @@ class Planner:
         """
         state, plan = self._still_valid() or self._asked(self._state(now))
         if not plan.items:
-            self._choice = _Compiled.of((), self._registry, self._n_vocab)  # holds no ended sampler
+            self._choice = self._compiled(())  # holds no ended sampler
             return None
         return self._filled(state, plan, self._batch)
 
@@ -110,9 +113,9 @@ class Planner:
         now = began + computing.plan.predicted_s
         steps = {step.key: step for step in computing.steps}
         views = []
-        held, playout_s = self._registry.prefix.held, self._settings.contract.playout_s
+        absent, playout_s = self._registry.absent, self._settings.contract.playout_s
         for key, sequence in self._registry.running.items():
-            if key in held:
+            if key in absent:
                 continue
             pace = computing.plan.paces.get(key, 0.0)
             view = foreseen(sequence, steps.get(key), now, pace, playout_s)
@@ -133,6 +136,8 @@ class Planner:
         if prepared is None or not self._as_trusted(prepared.tick.state):
             return None
         if self._registry.to_be_asked(completed.at) or self._registry.prefix.held:
+            return None
+        if not self._for_all(prepared.tick.state):
             return None
         if not prepared.follows(completed.outcomes, self._registry.running, messages):
             return None
@@ -169,14 +174,18 @@ class Planner:
         if prepared is None:
             return None
         state, running = prepared.tick.state, self._registry.running
-        planned_for = len(running) - len(self._registry.prefix.held)
-        if len(state.sequences) != planned_for or not self._as_trusted(state):
+        if not (self._for_all(state) and self._as_trusted(state)):
             return None
         for planned in state.sequences:
             sequence = running.get(planned.key)
             if sequence is None or not same_place(sequence.view, planned):
                 return None
         return state, prepared.tick.plan
+
+    def _for_all(self, state: SchedulerState) -> bool:
+        """Whether `state` has as many sequences as may take part in a tick."""
+        registry = self._registry
+        return len(state.sequences) == len(registry.running) - len(registry.absent)
 
     def _as_trusted(self, state: SchedulerState) -> bool:
         """Whether decodes are trusted as much as `state` has it, for all sequences together."""
@@ -185,11 +194,11 @@ class Planner:
     def _state(self, now: float) -> SchedulerState:
         """Return what the next tick is planned from, when none is computed."""
         running, suspect = self._registry.running, self._recovery.suspect
-        held = self._registry.prefix.held
+        absent = self._registry.absent
         views = [
             s.view
             for key, s in running.items()
-            if key not in held and (suspect is None or key == suspect)
+            if key not in absent and (suspect is None or key == suspect)
         ]
         return self._state_of(views, now)
 
@@ -248,10 +257,16 @@ class Planner:
         )
         sampled = _sampled(steps)
         if sampled != self._choice.keys:
-            self._choice = _Compiled.of(sampled, self._registry, self._n_vocab)
+            self._choice = self._compiled(sampled)
         choice = self._choice
         n_tokens = plan.n_tokens + plan.ballast
         return Tick(state, plan, steps, choice.choice, choice.in_place, n_tokens, len(sampled))
+
+    def _compiled(self, keys: tuple[int, ...]) -> _Compiled:
+        """Compile a choice, which is used for as long as the same sequences sample."""
+        samplers = [self._registry.running[key].sampler for key in keys]
+        in_place = sum([sampler.in_place(self._n_vocab) for sampler in samplers])
+        return _Compiled(keys, Choice(samplers, self._n_vocab, self._masks), in_place)
 
 
 def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -> tuple[Step, ...]:
@@ -289,10 +304,3 @@ class _Compiled:
     keys: tuple[int, ...]
     choice: Choice
     in_place: int
-
-    @classmethod
-    def of(cls, keys: tuple[int, ...], registry: Registry, n_vocab: int) -> _Compiled:
-        """Compile a choice, which is used for as long as the same sequences sample."""
-        samplers = [registry.running[key].sampler for key in keys]
-        in_place = sum([sampler.in_place(n_vocab) for sampler in samplers])
-        return cls(keys, Choice(samplers, n_vocab), in_place)

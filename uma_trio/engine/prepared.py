@@ -56,7 +56,7 @@ class PreparedTick:
             return False
         for outcome in outcomes:
             sequence = sequences[outcome.step.key]
-            if outcome.fault is not None:
+            if outcome.fault is not None or outcome.late:
                 return False
             if outcome.tokens and _ends(sequence, outcome.tokens[-1].token):
                 return False

@@ -47,9 +47,9 @@ class Recovery:
         while self._suspects:
             key = self._suspects[0]
             sequence = self._registry.running.get(key)
-            # One that is gone, parked or held cannot be tried, and must not hold the others up.
-            held = key in self._registry.prefix.held
-            if sequence is not None and sequence.credit > 0 and not held:
+            # One that is gone, parked or absent cannot be tried, and must not hold the others up.
+            absent = key in self._registry.absent
+            if sequence is not None and sequence.credit > 0 and not absent:
                 return key
             self._suspects.popleft()
         return None

@@ -48,10 +48,30 @@ class Registry:
         self.running: dict[int, Sequence] = {}
         self._declined = False  # admission took nobody, and nothing has happened since
         self._broken: set[int] = set()  # requests that failed, and end once nothing is computed
+        self._late: set[int] = set()  # requests whose mask was not there in time
 
     def knows(self, handle: int) -> bool:
         """Whether a request is here and has not ended."""
         return handle in self.running or handle in self.waiting
+
+    @property
+    def absent(self) -> Collection[int]:
+        """Requests with a slot that sit out: their beginning is restored, or their mask is made."""
+        if not self._late:
+            return self.prefix.held
+        running = self.running
+        self._late = {
+            key for key in self._late if key in running and running[key].sampler.waits_for_mask
+        }
+        return self.prefix.held.keys() | self._late
+
+    def await_mask(self, seconds: float) -> bool:
+        """Wait for the mask of a request that sits out, so long at most; False if none does."""
+        for key in self._late:
+            if key in self.running:
+                self.running[key].sampler.await_mask(seconds)
+                return True
+        return False
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a new request into the queue."""
@@ -182,7 +202,10 @@ class Registry:
             except Exception as error:  # its text or its constraint: no other request's business
                 self._broke(sequence, error, now, computing=computing)
                 continue
-            if step.drafts:  # cells of wrong ones, and of what came behind the end
+            if outcome.late:
+                self._late.add(step.key)
+            # Cells of wrong drafts, of what came behind the end, and of what is computed again.
+            if step.drafts or outcome.late:
                 sequence.rewind(self.kv.truncate(step.key, sequence.computed))
             if outcome.tokens:
                 self._give(sequence, delivery, now)

@@ -257,7 +257,7 @@ class Sequence:
         if not (draft.tokens or self.draft.tokens):
             return
         self.draft = draft
-        self.sampler.expect_drafts()
+        self.sampler.expect_to_lose_rows()
         due, n = self.view.due, len(draft.tokens)
         self.view = evolve(self.view, pending=due + n, drafted=n, survival=draft.survival)
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from attrs import frozen
 
 from uma_trio.engine.messages import InboxMessage, TokenLogprobs
-from uma_trio.engine.sampling import IMPOSSIBLE, NO_GUESS, NOT_FINITE, Choice, Choices
+from uma_trio.engine.sampling import IMPOSSIBLE, LATE, NO_GUESS, NOT_FINITE, Choice, Choices
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import Work
 from uma_trio.policy.plan import Plan
@@ -110,18 +110,20 @@ class Outcome(NamedTuple):
     """What came of `step`: `kept` of its tokens stay in the KV cache, the rest were wrong drafts.
 
     `tokens` were sampled, in order: one for each row, up to the first draft that differs from what
-    was sampled for the row before it. A `fault` means that there are none.
+    was sampled for the row before it. A `fault` means that there are none. With `late` the mask for
+    the next one is still being made: the last token that was kept is to be computed again.
     """
 
     step: Step
     kept: int
     tokens: tuple[Drawn, ...] = ()
     fault: Fault | None = None
+    late: bool = False
 
     @property
     def right(self) -> int:
         """How many of the step's drafts were right."""
-        return self.kept - (self.step.n_tokens - len(self.step.drafts))
+        return max(0, self.kept - (self.step.n_tokens - len(self.step.drafts)))
 
 
 @frozen(eq=False)
@@ -183,7 +185,7 @@ def outcomes(steps: Iterable[Step], choices: Choices) -> tuple[Outcome, ...]:
         row = step.first_row
         if not step.n_rows:
             found.append(Outcome(step, step.n_tokens))
-        elif step.n_rows == 1 and tokens[row] not in FAULTS:
+        elif step.n_rows == 1 and tokens[row] >= 0:
             found.append(Outcome(step, step.n_tokens, (Drawn(tokens[row], row, described),)))
         else:
             found.append(_checked(step, choices))
@@ -191,16 +193,18 @@ def outcomes(steps: Iterable[Step], choices: Choices) -> tuple[Outcome, ...]:
 
 
 def _checked(step: Step, choices: Choices) -> Outcome:
-    """Return what came of a step with drafts or a fault."""
+    """Return what came of a step with drafts, a fault or a late mask."""
     row, drafts, tokens = step.first_row, step.drafts, choices.tokens
     right = 0
     while right < len(drafts) and tokens[row + right] == drafts[right]:
         right += 1
     kept, drawn = step.n_tokens - len(drafts) + right, tokens[row : row + right + 1]
-    if drawn[-1] in FAULTS:
-        if not right:
-            return Outcome(step, kept, fault=FAULTS[drawn[-1]])
-        # What came before it is given first; the next step finds the fault again.
+    late = drawn[-1] == LATE
+    if drawn[-1] in FAULTS and not right:
+        return Outcome(step, kept, fault=FAULTS[drawn[-1]])
+    if late or drawn[-1] in FAULTS:
+        # What came before it is given first; a later step finds the fault again, or the mask.
         kept, drawn = kept - 1, drawn[:-1]
     described = choices.logprobs
-    return Outcome(step, kept, tuple([Drawn(t, row + n, described) for n, t in enumerate(drawn)]))
+    given = tuple([Drawn(token, row + n, described) for n, token in enumerate(drawn)])
+    return Outcome(step, kept, given, late=late)

@@ -40,6 +40,7 @@ def record(metrics: Metrics, completed: Completed) -> None:
         host_s=completed.host_s,
         sampling_s=completed.sampling_s,
         masks_s=completed.masks_s,
+        late_masks=sum([outcome.late for outcome in completed.outcomes]),
         rows=tick.n_rows,
         rows_in_place=tick.in_place,
         lane_tokens=lane_tokens,

@@ -139,10 +139,11 @@ METRICS: tuple[Metric, ...] = (
         "Time to find another token for one that the grammar of an answer refused.",
     ),
     _m(
-        "late_mask_ticks_total",
+        "late_masks_total",
         "counter",
-        "ticks",
-        "Ticks that such tokens made more than 2 ms longer.",
+        "tokens",
+        "Such tokens for which all that the grammar allows was not found within 2 ms: their requests "
+        "sat out until it was, and held nobody up.",
     ),
     _m("queue_ms", "histogram", "ms", "From a request's arrival to its KV slot."),
     _m("batch_size", "histogram", "tokens", "Tokens in each batch."),

@@ -21,9 +21,6 @@ from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 
 _EWMA_SHARE = 0.2
-LATE_MASKS_S = 0.002
-"""What refused tokens may add to a tick before it counts as late."""
-
 _RECENT_TOKENS = 4096
 _OUTCOMES = ("stop", "length", "cancelled", "error")
 
@@ -128,13 +125,15 @@ class Metrics:
         budget_target: int | None = None,
         drafts: Mapping[str, tuple[int, int]] = _NO_DRAFTS,
         masks_s: Sequence[float] = (),
+        late_masks: int = 0,
     ) -> None:
         """Record one computed batch: `rows` of logits were sampled, `rows_in_place` uncopied.
 
         `drafts` has by source how many guesses it held, and how many of them were what the model
         says; those count as decoded tokens.
 
-        `masks_s` is for each token that an answer's grammar refused how long it took to find another.
+        `masks_s` is for each token that an answer's grammar refused how long it took to find another;
+        `late_masks` more of them sit out.
         `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
         it budgets tokens.
         """
@@ -162,7 +161,7 @@ class Metrics:
         self._batch_size.record(decode_tokens + prefill_tokens)
         for seconds in masks_s:
             self._mask_ms.record(seconds * 1e3)
-        self._late_masks += sum(masks_s) > LATE_MASKS_S
+        self._late_masks += late_masks
 
     def first_token(self, ttft_s: float, queue_s: float = 0.0) -> None:
         """Record a request's first token, `ttft_s` after it arrived, of which it waited `queue_s`."""
@@ -354,7 +353,7 @@ class Metrics:
             "p99_ms": p99,
             "ttft_ms": self._ttft_ms,
             "mask_ms": self._mask_ms,
-            "late_mask_ticks_total": self._late_masks,
+            "late_masks_total": self._late_masks,
             "inter_token_ms": self._itl_ms,
             "interactive_gap_ms": self.interactive_itl_ms,
             "decode_ms": self._decode_ms,

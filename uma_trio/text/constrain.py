@@ -133,17 +133,16 @@ class Grammarian:
 class Follower:
     """Walks one answer through its grammar, a token at a time. For one thread at a time."""
 
-    __slots__ = ("_ends", "_matcher", "_n_vocab", "_words")
+    __slots__ = ("_matcher", "_vocabulary", "_words")
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
-        self._ends = vocabulary.end_tokens
-        self._n_vocab = vocabulary.n_vocab
-        self._words = np.zeros((self._n_vocab + 31) // 32, np.int32)
+        self._vocabulary = vocabulary
+        self._words = np.zeros((vocabulary.n_vocab + 31) // 32, np.int32)
 
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
-        if token in self._ends:
+        if token in self._vocabulary.end_tokens:
             return self._matcher.is_accepting()
         return self._matcher.validate_tokens([token]) == 1
 
@@ -158,8 +157,15 @@ class Follower:
             few = np.unpackbits(words[some].view(np.uint8), bitorder="little")
             which, bit = np.nonzero(few.reshape(-1, _WORD))
             return some[which] * _WORD + bit
-        bits = np.unpackbits(words.view(np.uint8), count=self._n_vocab, bitorder="little")
+        bits = np.unpackbits(
+            words.view(np.uint8), count=self._vocabulary.n_vocab, bitorder="little"
+        )
         return np.flatnonzero(bits)
+
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        """Return what `allowed` is here and now, to be called later, in any thread, once."""
+        # A copy takes 0.02 ms, and 8 % off what the next mask finds prepared.
+        return Follower(self._matcher.deep_copy(), self._vocabulary).allowed
 
     def accept(self, token: int) -> None:
         """Go on behind `token`."""

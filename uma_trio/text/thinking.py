@@ -79,14 +79,31 @@ class Thinking:
 
     def allowed(self) -> NDArray[np.intp]:
         """Return all tokens that it may go on with."""
+        return (
+            self._allowed_here() if self._inner is None or self._is_free else self._inner.allowed()
+        )
+
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        """Return what `allowed` is here and now, to be called later, in any thread, once."""
+        if self._inner is not None and not self._is_free:
+            return self._inner.deferred()
+        here = self._allowed_here()
+        return lambda: here
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the reasoning alone decides what comes next."""
+        at = self._at
+        return bool(at.forced or at.phase == "thinking" or (at.seen and at.phase == "before"))
+
+    def _allowed_here(self) -> NDArray[np.intp]:
+        """Return what the reasoning allows."""
         at = self._at
         if at.forced:
             return np.array(at.forced[:1], np.intp)
         if at.seen and at.phase == "before" and self._inner is not None:
             rest = self._markers.open[len(at.seen) :]
             return np.array(self._markers.tokens_of(rest)[:1], np.intp)
-        if self._inner is not None and at.phase != "thinking":
-            return self._inner.allowed()
         every = np.arange(len(self._markers.pieces), dtype=np.intp)
         return every if self._inner is None else np.delete(every, sorted(self._markers.ends))
 

@@ -2,13 +2,13 @@
 
 `choice` is where to begin; it reads all rows at once. `shortlist` finds the likeliest tokens,
 `drawing` draws one of a list. `adjusting` changes a row by its request and its history (bias,
-penalties, masks), `logprobs` describes it as the model gave it; both only where they are asked for.
+penalties), `logprobs` describes it as the model gave it; both only where they are asked for. `checking`
+replaces tokens that a constraint refuses, with the masks of `masks`.
 """
 
+from uma_trio.engine.sampling.checking import IMPOSSIBLE, LATE, UNREACHED
 from uma_trio.engine.sampling.choice import (
-    IMPOSSIBLE,
     NO_GUESS,
-    UNREACHED,
     Choice,
     Choices,
     NonFinite,
@@ -16,14 +16,20 @@ from uma_trio.engine.sampling.choice import (
     choose,
 )
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy
+from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks, MaskThreads
 
 __all__ = [
+    "AT_ONCE",
     "IMPOSSIBLE",
+    "LATE",
     "NOT_FINITE",
     "NO_GUESS",
     "UNREACHED",
     "Choice",
     "Choices",
+    "Mask",
+    "MaskThreads",
+    "Masks",
     "NonFinite",
     "Sampler",
     "choose",

@@ -27,7 +27,6 @@ the guesses were right, and is taken back. A row behind a wrong guess is not rea
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -37,13 +36,13 @@ from attrs import frozen
 from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
+from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, Chain, check
 from uma_trio.engine.sampling.drawing import Filters, column, draw, draw_from_all, weigh
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but, without
 from uma_trio.engine.sampling.logprobs import Describer
+from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
 from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
 
-IMPOSSIBLE: Final = -2  # and for one of which no token is allowed
-UNREACHED: Final = -3  # and for one behind a guess that was wrong: nobody asks what would follow
 NO_GUESS: Final = -1
 _NO_MAXIMUM: Final = "the row has no finite maximum"
 
@@ -67,6 +66,8 @@ class Sampler:
 
     __slots__ = (
         "_again",
+        "_mask",
+        "_n_accepted",
         "_numbers",
         "_random",
         "_unused",
@@ -105,7 +106,14 @@ class Sampler:
         self._random = random.Random(params.seed)
         self._numbers: list[float] | None = None  # while rows may be chosen in vain
         self._unused: list[float] = []
-        self._again = random.Random(f"again {params.seed}") if constraint is not None else None
+        self._again: random.Random | None = None
+        self._n_accepted = 0
+        self._mask: tuple[int, Mask] | None = (
+            None  # the latest, and behind how many tokens it holds
+        )
+        if constraint is not None:
+            self._again = random.Random(f"again {params.seed}")
+            self.expect_to_lose_rows()
 
     def __call__(self, row: FloatArray) -> int:
         """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`."""
@@ -116,6 +124,9 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Note that `token` is part of the answer."""
+        self._n_accepted += 1
+        if self._mask is not None and self._mask[0] < self._n_accepted:
+            self._mask = None
         if self.adjuster is not None:
             self.adjuster.accept(token)
         if self.constraint is not None:
@@ -129,8 +140,8 @@ class Sampler:
         self._numbers.append(number)
         return number
 
-    def expect_drafts(self) -> None:
-        """Keep numbers from now on, since rows behind a wrong draft are chosen in vain."""
+    def expect_to_lose_rows(self) -> None:
+        """Keep numbers from now on: rows behind a wrong draft, or with a late mask, are chosen in vain."""
         if self._numbers is None and not self.greedy:
             self._numbers = []
 
@@ -150,25 +161,41 @@ class Sampler:
         """
         return likeliest if self.greedy else self._drawn(row, likeliest, self.random())
 
-    def checked(self, row: FloatArray, token: int) -> int:
-        """Return `token` if the constraint allows it, and else one that it allows.
+    def mask(self, masks: Masks, ahead: int) -> Mask:
+        """Return what its constraint allows, which stands `ahead` tokens behind the answer.
 
-        The row is as for `pick`. `IMPOSSIBLE` if there is no way on.
-
-        A draw from the whole vocabulary follows the probabilities of the allowed tokens exactly, as
-        a refused one is drawn again from these. With filters a refused draw is filtered again among
-        the allowed tokens, as llama.cpp's server does it.
+        It is begun if it was not before, when its row had to sit out.
         """
-        if self.constraint is None or self._again is None or self.constraint.allows(token):
-            return token
-        ids = self.constraint.allowed()
+        if self.constraint is None:
+            raise ValueError("nothing constrains the answer")
+        place = self._n_accepted + ahead
+        if self._mask is None or self._mask[0] != place:
+            self._mask = place, masks.begin(self.constraint)
+        return self._mask[1]
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """Whether the mask that its next token needs is still being made."""
+        return not self.await_mask(0.0)
+
+    def await_mask(self, seconds: float) -> bool:
+        """Wait for that mask, so long at most; tell whether nothing is waited for any more."""
+        return self._mask is None or self._mask[1].wait(seconds)
+
+    def redraw(self, row: FloatArray, ids: IdArray) -> int:
+        """Return one of the tokens `ids`, where the one that `pick` gave for the row was refused.
+
+        `IMPOSSIBLE` if none can be chosen. A draw from the whole vocabulary follows the probabilities
+        of `ids` exactly, as a refused one is drawn again from these. With filters a refused draw is
+        filtered again among them, as llama.cpp's server does it.
+        """
         if not len(ids):
             return IMPOSSIBLE
         values = row[ids]
         likeliest = int(values.argmax())
         if values[likeliest] == -np.inf:
             return IMPOSSIBLE
-        if self.greedy:
+        if self.greedy or self._again is None:
             return int(ids[likeliest])
         return int(ids[self._drawn(values, likeliest, self._again.random())])
 
@@ -237,10 +264,10 @@ class Choices:
     """The tokens of a tick, and what the model thought of those whose requests asked, by row.
 
     `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn,
-    `IMPOSSIBLE` for one whose constraint leaves no token, `UNREACHED` for one behind a wrong guess;
-    these have no logprobs. Logprobs are computed when the first of them is looked at, or when the same
-    :class:`Choice` is used again. `masks_s` is for each token that a constraint refused how long it took
-    to find another.
+    `IMPOSSIBLE` for one whose constraint leaves no token, `UNREACHED` for one behind a wrong guess,
+    `LATE` for one whose mask is not there yet; these have no logprobs. Logprobs are computed when the
+    first of them is looked at, or when the same :class:`Choice` is used again. `masks_s` is for each
+    token that a constraint refused how long it took to find another, unless it is late.
     """
 
     tokens: list[int]
@@ -256,7 +283,7 @@ class Choice:
     asked of the samplers each time.
     """
 
-    def __init__(self, samplers: Sequence[Sampler], n_vocab: int) -> None:
+    def __init__(self, samplers: Sequence[Sampler], n_vocab: int, masks: Masks = AT_ONCE) -> None:
         listed = [
             row
             for row, sampler in enumerate(samplers)
@@ -286,7 +313,9 @@ class Choice:
             self._masked = rows, np.concatenate([ids for _, ids in hidden])
         adjusters = [(row, s.adjuster) for row, s in enumerate(samplers)]
         self._adjusted = [(row, adjuster) for row, adjuster in adjusters if adjuster is not None]
-        self._constrained = [(row, s) for row, s in enumerate(samplers) if s.constraint is not None]
+        self._chains = _chains(samplers)
+        self._alone = len(self._chains) == len(samplers) - len(self._chained)
+        self._masks = masks
         wanted = [(row, s.params.logprobs) for row, s in enumerate(samplers)]
         tops = {row: n_top for row, n_top in wanted if n_top is not None}
         self._describe = Describer(tops, n_vocab) if tops else None
@@ -299,7 +328,7 @@ class Choice:
         token behind it that the next row was computed with, or `NO_GUESS`.
         """
         masks_s: Sequence[float] = ()
-        if self._adjusted or self._constrained:
+        if self._adjusted or self._chains:
             tokens, masks_s = self._changed_tokens(logits, guesses)
         else:
             tokens = self._tokens(logits, guesses)
@@ -325,40 +354,13 @@ class Choice:
                     adjuster.suppose(guesses[row - 1])
                 edits.append((row, adjuster.apply(logits[row])))
             tokens = self._tokens(logits, guesses)
-            return tokens, self._check(logits, tokens, guesses)
+            took = check(logits, tokens, guesses, self._chains, self._masks, alone=self._alone)
+            return tokens, took
         finally:
             for row, changed in edits:
                 Adjuster.undo(logits[row], changed)
             for _, adjuster in self._adjusted:
                 adjuster.take_back()
-
-    def _check(
-        self, logits: FloatArray, tokens: list[int], guesses: Sequence[int]
-    ) -> Sequence[float]:
-        """Replace tokens that constraints refuse, along each chain up to its first wrong guess.
-
-        Returns how long each of these took.
-        """
-        ahead: list[Constraint] = []
-        masks_s: list[float] = []
-        try:
-            for row, sampler in self._constrained:
-                constraint = sampler.constraint
-                if guesses and row in self._follows and constraint is not None:
-                    if tokens[row - 1] != guesses[row - 1] or tokens[row - 1] in sampler.ends:
-                        tokens[row] = UNREACHED
-                        continue
-                    constraint.accept(guesses[row - 1])
-                    ahead.append(constraint)
-                if (drawn := tokens[row]) != NOT_FINITE:
-                    began = time.perf_counter()
-                    tokens[row] = sampler.checked(logits[row], drawn)
-                    if tokens[row] != drawn:
-                        masks_s.append(time.perf_counter() - began)
-        finally:
-            for constraint in ahead:
-                constraint.take_back()
-        return masks_s
 
     def _tokens(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
         """Return the tokens of rows that are edited where they have to be."""
@@ -396,6 +398,19 @@ class Choice:
 def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
     """Return the next token of each row of ``logits[n, vocab]``, as a :class:`Choice` does."""
     return Choice(samplers, logits.shape[1])(logits).tokens
+
+
+def _chains(samplers: Sequence[Sampler]) -> list[Chain]:
+    """Return which rows belong to each constrained sequence; its rows follow one another."""
+    rows: dict[Sampler, list[int]] = {}
+    for row, sampler in enumerate(samplers):
+        if sampler.constraint is not None:
+            rows.setdefault(sampler, []).append(row)
+    return [
+        Chain(sampler, sampler.constraint, tuple(its))
+        for sampler, its in rows.items()
+        if sampler.constraint is not None
+    ]
 
 
 class _Lists:

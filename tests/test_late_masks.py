@@ -1,0 +1,349 @@
+"""Rows whose masks take long: they sit out, nobody waits for them, and they lose nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from threading import Event
+
+import numpy as np
+import pytest
+from drafts_kit import Babbler, speaking
+from engine_kit import KINDS, Bench, Sink
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from uma_trio.backend.fake import EOS, FakeBackend
+from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
+from uma_trio.engine.sampling import LATE, Choice, Mask, MaskThreads, Sampler
+from uma_trio.engine.sampling.checking import ALONE_S, PATIENCE_S
+
+IdArray = NDArray[np.intp]
+N_VOCAB = 128
+
+
+class Letters:
+    """Allows "x", "y" and "z" but never one twice in a row, and an end behind `most` of them."""
+
+    def __init__(self, most: int = 12) -> None:
+        self._most = most
+        self.told: list[int] = []
+
+    def allows(self, token: int) -> bool:
+        """Whether it may come next."""
+        return token in self.allowed()
+
+    def allowed(self) -> IdArray:
+        """Return what may come next."""
+        if len(self.told) >= self._most:
+            return np.array([EOS], np.intp)
+        return np.array([t for t in b"xyz" if self.told[-1:] != [t]], np.intp)
+
+    def deferred(self) -> Callable[[], IdArray]:
+        """Return the same, found already."""
+        here = self.allowed()
+        return lambda: here
+
+    def accept(self, token: int) -> None:
+        """Go on."""
+        self.told.append(token)
+
+    def take_back(self) -> None:
+        """Go back."""
+        self.told.pop()
+
+
+class Scripted:
+    """A mask that is there when its test says so; notes how long it was waited for."""
+
+    def __init__(self, found: Callable[[], IdArray], *, ready: bool = False) -> None:
+        self._found = found
+        self.ready = ready
+        self.patience = 0.0  # what it takes to see it come
+        self.waits: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        """Tell whether it is there."""
+        self.waits.append(seconds)
+        self.ready |= 0.0 < self.patience <= seconds
+        return self.ready
+
+    def ids(self) -> IdArray:
+        """Return the tokens."""
+        assert self.ready
+        return self._found()
+
+
+class ByHand:
+    """Keeps the masks that are being made."""
+
+    def __init__(self) -> None:
+        self.begun: list[Scripted] = []
+
+    def begin(self, constraint: Constraint) -> Mask:
+        """Begin one that is not there until it is `ready`."""
+        self.begun.append(Scripted(constraint.deferred()))
+        return self.begun[-1]
+
+    def release(self) -> None:
+        """Let all be there."""
+        for mask in self.begun:
+            mask.ready = True
+
+
+class AtRandom(ByHand):
+    """Finds some masks in time, and others some ticks later."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def begin(self, constraint: Constraint) -> Mask:
+        """Begin one that is there half of the time."""
+        mask = Scripted(constraint.deferred(), ready=self._random.random() < 0.5)
+        self.begun.append(mask)
+        return mask
+
+    def some(self) -> None:
+        """Let some be there."""
+        for mask in self.begun:
+            mask.ready |= self._random.random() < 0.4
+
+
+def run(bench: Bench, masks: AtRandom) -> None:
+    """Tick until nothing is left to do."""
+    for _ in range(3000):
+        if not bench.engine.tick() and not bench.engine.registry.await_mask(0.0):
+            bench.check_idle()
+            return
+        masks.some()
+    raise AssertionError("still busy")
+
+
+def told(sink: Sink) -> list[object]:
+    """Return what a stream was told of each token."""
+    return [
+        (item.token_id, item.text, item.logprobs)
+        for item in sink.items
+        if isinstance(item, TokenOut)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_whose_mask_is_late_sits_out_and_others_go_on(kind: type[FakeBackend]) -> None:
+    """It computes nothing meanwhile; with its mask it has the tokens that it would have had."""
+    masks = ByHand()
+    bench = Bench(kind(), masks=masks)
+    _, late = bench.submit("one", 30, constraint=Letters(), temperature=1.0, seed=4)
+    _, free = bench.submit("two", 30)
+    bench.ticks(8)
+    bench.check_idle()
+    assert late.tokens == []
+    assert len(free.tokens) >= 6
+    assert len(masks.begun) == 1
+    masks.release()
+    bench.ticks(2)
+    assert len(late.tokens) == 1
+    while not late.ends:
+        masks.release()
+        bench.ticks(1)
+    assert bench.metrics.snapshot()["late_masks_total"] == len(masks.begun)
+    bench.run()
+    assert free.tokens == bench.expected("two", 30)
+    alone = Bench()
+    _, expected = alone.submit("one", 30, constraint=Letters(), temperature=1.0, seed=4)
+    alone.run()
+    assert late.tokens == expected.tokens
+    assert late.end.reason == "stop"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_whatever_masks_are_late_the_answers_are_the_same(
+    kind: type[FakeBackend], temperature: float, seed: int
+) -> None:
+    """Drawn with their own numbers, with the same logprobs; and every request ends once."""
+    masks = AtRandom(seed)
+    late, calm = Bench(kind(), masks=masks), Bench(kind())
+    streams = []
+    for bench in (late, calm):
+        for n in range(4):
+            streams.append(
+                bench.submit(
+                    f"request {n}",
+                    25,
+                    constraint=Letters(8 + n) if n % 2 else None,
+                    temperature=temperature,
+                    seed=n,
+                    logprobs=2,
+                )[1]
+            )
+    run(late, masks)
+    calm.run()
+    assert [told(sink) for sink in streams[:4]] == [told(sink) for sink in streams[4:]]
+    assert [sink.end.reason for sink in streams[:4]] == [sink.end.reason for sink in streams[4:]]
+
+
+class Turns(Letters):
+    """Allows "a" and "b", never three of one kind in a row."""
+
+    def allowed(self) -> IdArray:
+        """Return what may come next."""
+        if len(self.told) >= self._most:
+            return np.array([EOS], np.intp)
+        return np.array([t for t in b"ab" if self.told[-2:] != [t, t]], np.intp)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=10, deadline=None)
+def test_late_masks_behind_right_guesses_change_nothing(temperature: float, seed: int) -> None:
+    """What was guessed right before them is given at once."""
+    masks = AtRandom(seed)
+    found = []
+    for bench in (
+        speaking(drafts=True, kind=Babbler, masks=masks),
+        speaking(drafts=False, kind=Babbler),
+    ):
+        sinks = [
+            bench.submit(
+                "abba baba abba baba ab" + "ab"[n % 2] * n,
+                40,
+                constraint=Turns(30),
+                temperature=temperature,
+                seed=n,
+            )[1]
+            for n in range(3)
+        ]
+        run(bench, masks)
+        found.append([told(sink) for sink in sinks])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_can_be_cancelled_while_its_mask_is_made(kind: type[FakeBackend]) -> None:
+    """Its slot is free at once, and the mask is nobody's."""
+    masks = ByHand()
+    bench = Bench(kind(n_slots=1), masks=masks)
+    handle, late = bench.submit("one", 30, constraint=Letters())
+    _, waits = bench.submit("two", 5)
+    bench.ticks(3)
+    bench.cancel(handle)
+    bench.ticks(3)
+    assert late.end.reason == "cancelled"
+    masks.release()
+    bench.run()
+    assert waits.tokens == bench.expected("two", 5)
+
+
+def test_where_nothing_can_be_computed_again_the_tick_waits() -> None:
+    """A recurrent model cannot go back by one token."""
+    masks = ByHand()
+    bench = Bench(FakeBackend(can_remove_part=False), masks=masks)
+    _, one = bench.submit("one", 30, constraint=Letters())
+    _, two = bench.submit("two", 5)
+    bench.run()
+    assert masks.begun == []
+    assert len(one.tokens) == 12
+    assert two.tokens == bench.expected("two", 5)
+
+
+def rows(n: int) -> NDArray[np.float32]:
+    """Return `n` rows of logits that want token 1."""
+    logits = np.zeros((n, N_VOCAB), np.float32)
+    logits[:, 1] = 1.0
+    return logits
+
+
+def bound(n: int) -> list[Sampler]:
+    """Return samplers of rows that may not have it."""
+    return [Sampler(SamplingParams(), (), constraint=Letters()) for _ in range(n)]
+
+
+def test_masks_are_waited_for_together_no_longer_than_the_bound() -> None:
+    """However many rows need one."""
+    masks = ByHand()
+    tokens = Choice([*bound(4), Sampler(SamplingParams(), ())], N_VOCAB, masks)(rows(5)).tokens
+    assert tokens == [LATE] * 4 + [1]
+    assert sum(max(mask.waits) for mask in masks.begun) <= 4 * PATIENCE_S
+    assert all(wait <= PATIENCE_S for mask in masks.begun for wait in mask.waits)
+
+
+def test_where_no_row_has_its_token_the_first_mask_is_waited_for_longer() -> None:
+    """Nobody gains by an empty tick."""
+    masks = ByHand()
+    samplers = bound(2)
+    for sampler in samplers:
+        sampler.mask(masks, 0)
+    masks.begun[0].patience = ALONE_S
+    assert Choice(samplers, N_VOCAB, masks)(rows(2)).tokens == [ord("x"), LATE]
+    masks = ByHand()
+    samplers = bound(2)
+    for sampler in samplers:
+        sampler.mask(masks, 0)
+    masks.begun[0].patience = ALONE_S
+    chosen = Choice([*samplers, Sampler(SamplingParams(), ())], N_VOCAB, masks)(rows(3))
+    assert chosen.tokens == [LATE, LATE, 1]
+
+
+def test_a_late_row_is_drawn_again_with_the_number_that_it_had() -> None:
+    """The first draw of each token decides as if its mask had been there at once."""
+    answers = []
+    for masks in (ByHand(), AtRandom(1)):
+        params = SamplingParams(1.0, seed=3)
+        sampler = Sampler(params, (), constraint=Letters(most=100))
+        choice, tokens = Choice([sampler], N_VOCAB, masks), []
+        for n in range(60):
+            row = np.random.default_rng(n).standard_normal((1, N_VOCAB)).astype(np.float32)
+            row[0, list(b"xyz")] += 4.0
+            while (token := choice(row).tokens[0]) == LATE:
+                sampler.return_unused(0)
+                masks.release()
+            sampler.return_unused(1)
+            sampler.accept(token)
+            tokens.append(token)
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) == 3
+
+
+class Blocked(Letters):
+    """Its masks take until `may` is set."""
+
+    def __init__(self, may: Event, error: Exception | None = None) -> None:
+        super().__init__()
+        self._may, self._error = may, error
+
+    def deferred(self) -> Callable[[], IdArray]:
+        """Return what waits."""
+
+        def find() -> IdArray:
+            self._may.wait(10)
+            if self._error is not None:
+                raise self._error
+            return np.array([7, 9], np.intp)
+
+        return find
+
+
+def test_threads_find_masks_while_others_go_on() -> None:
+    """One that takes long is no other one's business."""
+    may, threads = Event(), MaskThreads()
+    slow = threads.begin(Blocked(may))
+    assert not slow.wait(0.0)
+    may.set()
+    assert slow.wait(10)
+    assert slow.ids().tolist() == [7, 9]
+
+
+def test_a_mask_that_cannot_be_found_allows_nothing() -> None:
+    """So the request ends with its code; the thread goes on."""
+    may, threads = Event(), MaskThreads()
+    may.set()
+    for error in (ArithmeticError(), MemoryError()):
+        broken = threads.begin(Blocked(may, error))
+        assert broken.wait(10)
+        assert broken.ids().tolist() == []
