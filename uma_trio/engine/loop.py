@@ -24,7 +24,7 @@ from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
-from uma_trio.engine.drafts import Drafter, Drafting
+from uma_trio.engine.drafts import Drafter, Drafting, NoDrafts
 from uma_trio.engine.idle import IDLE_S, IdleTime
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
@@ -119,7 +119,7 @@ class Engine:
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
         self._idle_time = IdleTime(backend, inbox, self._planner, self.registry, clock)
-        self._drafter = (drafter or Drafter()) if _has_use_for_drafts(backend, settings) else None
+        self._drafter = _drafter(backend, settings, drafter)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
@@ -251,8 +251,7 @@ class Engine:
         completed = self._uncommitted
         if completed is None:
             return None
-        drafter, running = self._drafter, self.registry.running
-        if drafter is not None and drafter.expects(completed.outcomes, running):
+        if self._drafter.expects(completed.outcomes, self.registry.running):
             return None
         tick = self._planner.take_prepared(completed, self._arrived)
         if tick is not None:
@@ -270,8 +269,7 @@ class Engine:
         self._admit(now)
         self._recorder.queued(self._kv)
         self._move_cells()
-        if self._drafter is not None:
-            self._drafter.propose(self.registry.running)
+        self._drafter.propose(self.registry.running)
         return self._planner.plan(now)
 
     def _overlap(self, tick: Tick) -> None:
@@ -280,8 +278,7 @@ class Engine:
         self.publish()
         if self._backend.traits.overlaps:
             self._planner.prepare(tick, self._decode_began)
-            if self._drafter is not None:
-                self._drafter.index(self.registry.running)
+            self._drafter.index(self.registry.running)
         else:
             self._decode_began = self._clock()  # publishing is no part of the decode
 
@@ -305,12 +302,11 @@ class Engine:
             self._publisher.add(
                 Figures(partial(tick_metrics.slack, self._metrics, completed, dues))
             )
-        drafter, outcomes = self._drafter, completed.outcomes
-        stepped = [(running[o.step.key], o) for o in outcomes] if drafter is not None else ()
+        outcomes = completed.outcomes
+        stepped = [(running[outcome.step.key], outcome) for outcome in outcomes]
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
-        if drafter is not None:
-            for sequence, outcome in stepped:
-                drafter.learn(sequence, outcome)
+        for sequence, outcome in stepped:
+            self._drafter.learn(sequence, outcome)
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))
@@ -363,7 +359,7 @@ class Engine:
                 self.prefix.keep(handle)
             case Prefix():
                 reported = admin.handle(self.prefix, message)
-                if message.clear and self._drafter is not None:
+                if message.clear:
                     self._publisher.publish()  # what has ended is kept, and then forgotten
                     self._drafter.forget(message.mine)
                 self._publisher.add(Answer(partial(message.reply, reported)))
@@ -390,7 +386,7 @@ class Engine:
 
     def _ended(self, sequence: Sequence, finished: Finished) -> None:
         """Let later answers be guessed from one that is whole."""
-        if self._drafter is not None and finished.reason in ("stop", "length"):
+        if finished.reason in ("stop", "length"):
             self._drafter.keep(sequence)
 
     def _admit(self, now: float) -> None:
@@ -436,8 +432,13 @@ def _cache(backend: Backend, settings: EngineSettings) -> KvCache:
     )
 
 
-def _has_use_for_drafts(backend: Backend, settings: EngineSettings) -> bool:
-    """Whether drafts are wanted and can be checked. Only a cost model can tell what a row is worth."""
+def _drafter(backend: Backend, settings: EngineSettings, given: Drafting | None) -> Drafting:
+    """Return what guesses ahead, if drafts are wanted and can be checked.
+
+    Only a cost model can tell what a row is worth.
+    """
     limits = backend.limits
     able = limits.n_rows > limits.n_slots and limits.can_go_back
-    return settings.drafts and settings.cost is not None and able
+    if not (settings.drafts and settings.cost is not None and able):
+        return NoDrafts()
+    return given or Drafter()

@@ -6,6 +6,6 @@ worth, and :class:`Drafter` puts these together for an engine.
 """
 
 from uma_trio.engine.drafts.drafter import Drafter
-from uma_trio.engine.drafts.drafting import Drafting
+from uma_trio.engine.drafts.drafting import Drafting, NoDrafts
 
-__all__ = ["Drafter", "Drafting"]
+__all__ = ["Drafter", "Drafting", "NoDrafts"]

@@ -35,3 +35,26 @@ class Drafting(Protocol):
 
     def forget(self, mine: Callable[[str], bool]) -> None:
         """Drop what was kept of answers of the namespaces that are `mine`."""
+
+
+class NoDrafts:
+    """Guesses nothing."""
+
+    def propose(self, running: Mapping[int, Sequence]) -> None:
+        """Propose nothing."""
+
+    def index(self, running: Mapping[int, Sequence]) -> None:
+        """Prepare nothing."""
+
+    def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
+        """Say that no draft follows."""
+        return False
+
+    def learn(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Learn nothing."""
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep nothing."""
+
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Have nothing to forget."""
