@@ -349,7 +349,7 @@ async def test_the_prompt_is_echoed_where_that_was_asked_for(autojump_clock: Moc
         ({"prompt": ["a"] * 3, "n": 2}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"prompt": ""}, "prompt"),
     ],
 )
@@ -368,6 +368,54 @@ async def test_probabilities_of_a_text_stand_beside_its_tokens(autojump_clock: M
         found = answer.json["choices"][0]["logprobs"]
         assert {len(values) for values in found.values()} == {8}
         assert found["text_offset"][0] == 0
+
+
+async def test_a_prompt_is_scored_as_evaluation_harnesses_ask(autojump_clock: MockClock) -> None:
+    """Tokens in, with echo and logprobs: each has its place in four lists, nothing is known of the first.
+
+    The same is said again of a prompt that was computed before, and of the token that follows.
+    """
+    async with http_house(prefix_bytes=1 << 22) as daemon:
+        prompts = [[104, 101, 108, 108, 111], list(b"another " * 12)]
+        asked = {"prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+        answer = await daemon.ask("POST", "/completions", asked)
+        for prompt, choice in zip(prompts, answer.json["choices"], strict=True):
+            found, n = choice["logprobs"], len(prompt)
+            assert {len(values) for values in found.values()} == {n + 1}
+            assert "".join(found["tokens"]) == choice["text"]
+            assert found["text_offset"] == list(range(n + 1))
+            assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+            assert all(value < 0 for value in found["token_logprobs"][1:])
+            begun = {"prompt": prompt[:-1], "max_tokens": 1, "temperature": 0, "logprobs": 20}
+            behind = await daemon.ask("POST", "/completions", begun)
+            (expected,) = behind.json["choices"][0]["logprobs"]["top_logprobs"]
+            unlikely = min(expected.values())  # all that are not among the likeliest are as likely
+            assert found["token_logprobs"][n - 1] == expected.get(found["tokens"][n - 1], unlikely)
+            ((likeliest, _),) = found["top_logprobs"][n - 1].items()
+            assert likeliest == behind.json["choices"][0]["text"]
+        again = await daemon.ask("POST", "/completions", asked)
+        assert again.json["choices"] == answer.json["choices"]
+        assert again.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_a_scored_prompt_may_be_streamed_and_have_no_answer(
+    autojump_clock: MockClock,
+) -> None:
+    """With max_tokens 0 there are the prompt, its logprobs and no token."""
+    async with http_house() as daemon:
+        asked = {**TEXT, "max_tokens": 0, "logprobs": 2, "echo": True}
+        whole = (await daemon.ask("POST", "/completions", asked)).json
+        (choice,) = whole["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("hello", "length")
+        assert whole["usage"]["completion_tokens"] == 0
+        assert len(choice["logprobs"]["tokens"]) == whole["usage"]["prompt_tokens"]
+        streams = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        events = (await daemon.ask("POST", "/completions", streams)).events
+        assert events.pop() == "[DONE]"
+        assert events.pop()["usage"]["completion_tokens"] == 0
+        first, last = [event["choices"][0] for event in events]
+        assert (first["text"], first["logprobs"]) == ("hello", choice["logprobs"])
+        assert (last["text"], last["finish_reason"]) == ("", "length")
 
 
 # --- llama-server's own ---

@@ -60,7 +60,7 @@ class BatchBuilder:
         batch.pos[at:end] = self._positions[start:stop]
         batch.slot[at:end] = sequence.slot
         batch.want[at:end] = 0
-        batch.want[end - step.n_rows : end] = 1
+        batch.want[end - step.n_rows - step.n_scored : end] = 1
         return end
 
 
@@ -74,7 +74,7 @@ def _fill_single(batch: Batch, steps: Ordered[Step], sequences: Mapping[int, Seq
     batch.token[:n] = [owner.tokens[at] for owner, at in zip(owners, starts, strict=True)]
     batch.pos[:n] = starts
     batch.slot[:n] = [owner.slot for owner in owners]
-    batch.want[:n] = [step.n_rows for step in steps]
+    batch.want[:n] = [step.n_rows + step.n_scored for step in steps]
 
 
 def _is_single(step: Step) -> bool:

@@ -52,7 +52,7 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
 from uma_trio.engine.sampling.checking import ALONE_S
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NO_CHOICES, Completed, Outcome, Tick, outcomes
+from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place, makes_way
@@ -201,9 +201,8 @@ class Engine:
             self._failed(tick, status, decode_s, host_s, now)
             return None
         self._recovery.succeeded()
-        n_rows = tick.n_rows
-        choices = tick.choice(self._backend.logits(n_rows), tick.guesses) if n_rows else NO_CHOICES
-        results = outcomes(tick.steps, choices)
+        choices, scores = tick.read(self._backend.logits)
+        results = outcomes(tick.steps, choices, scores)
         sampling_s = self._clock() - now
         self._uncommitted = Completed(
             tick,

@@ -34,7 +34,7 @@ class SamplingParams:
     ids, each named once, with what is added to their logits. Before there are `min_tokens` nothing
     ends the answer but a stop string; `stop_token_ids` end it like the model's own end tokens, also
     with `ignore_eos`. `logprobs` is how many alternatives each token comes with, None for no
-    probability at all.
+    probability at all; `prompt_logprobs` is the same of the prompt's tokens but the first.
     """
 
     temperature: float = 0.0
@@ -49,6 +49,7 @@ class SamplingParams:
     repeat_last_n: int = 64
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
@@ -201,19 +202,6 @@ InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix |
 
 
 @frozen
-class PromptDone:
-    """The whole prompt is in the KV cache; the next item is a token or the end.
-
-    `at` is when its logits were there, on the engine's clock. `cached_tokens` of it needed not be
-    computed, and it waited `queue_s` seconds for a slot.
-    """
-
-    at: float = 0.0
-    cached_tokens: int = 0
-    queue_s: float = 0.0
-
-
-@frozen
 class TokenLogprobs:
     """What the model thought of a chosen token, before anything the request changed.
 
@@ -223,6 +211,22 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@frozen
+class PromptDone:
+    """The whole prompt is in the KV cache; the next item is a token or the end.
+
+    `at` is when its logits were there, on the engine's clock. `cached_tokens` of it needed not be
+    computed, and it waited `queue_s` seconds for a slot. `tokens` are the prompt's and `logprobs` what
+    the model thought of each behind the first, if the request asked for that; else both are empty.
+    """
+
+    at: float = 0.0
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @value

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
+from functools import partial
+from itertools import takewhile
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from uma_trio.backend.base import Backend, Batch
 from uma_trio.engine.batch import BatchBuilder
@@ -20,10 +22,13 @@ from uma_trio.engine.prepared import PreparedTick
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
+from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
-from uma_trio.engine.step import Completed, Step, Tick
+from uma_trio.engine.step import Completed, Describe, Step, Tick
 from uma_trio.policy.accounting import as_measured
+from uma_trio.policy.contract.ballast import MOST_BALLAST
 from uma_trio.policy.cost import CostModel
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -91,6 +96,10 @@ class Planner:
         self._charges: tuple[tuple[int, float], ...] = ()  # nor of these
         self._before = NO_WORK
         self._prepared: PreparedTick | None = None
+        self._describer: Describer | None = (
+            None  # of prompts' tokens, for so many alternatives each
+        )
+        self._described_tops: tuple[int, ...] = ()
         self._ticks = 0
         self.memory = Memory(cost=settings.cost)
 
@@ -211,6 +220,9 @@ class Planner:
         measured, charges = self._measured, self._charges
         used = sum([sequence.view.computed for sequence in running.values()]) - kv.shared_cells
         high_water = self._registry.prefix.high_water(kv.shared_cells)
+        asked = len(running)  # every sequence may ask for a row
+        if max([view.scored for view in views], default=0):
+            views, asked = _scored_in_turn(views, asked, self._limits.n_rows)
         if computing is not None:
             plan = computing.plan
             tick, before, memory = tick + 1, computing.work, plan.memory
@@ -228,8 +240,8 @@ class Planner:
             contract=self._settings.contract,
             traffic=self._settings.traffic,
             n_rows=self._limits.n_rows,
-            # Every sequence may ask for a row; those that are left can be asked for by ballast.
-            spare_rows=self._limits.n_rows - len(running) if self._settings.scratch_slots else 0,
+            # Those that are left can be asked for by ballast.
+            spare_rows=self._limits.n_rows - asked if self._settings.scratch_slots else 0,
             empty_cells=self._limits.n_ctx - used,
             high_water=high_water,
             before=before,
@@ -255,12 +267,33 @@ class Planner:
             extra_rows=plan.extra_rows,
             ballast=plan.ballast,
         )
+        n_scored, describe = self._scores(steps)
         sampled = _sampled(steps)
         if sampled != self._choice.keys:
             self._choice = self._compiled(sampled)
         choice = self._choice
         n_tokens = plan.n_tokens + plan.ballast
-        return Tick(state, plan, steps, choice.choice, choice.in_place, n_tokens, len(sampled))
+        return Tick(
+            *(state, plan, steps, choice.choice, choice.in_place, n_tokens, len(sampled)),
+            n_scored=n_scored,
+            describe=describe,
+        )
+
+    def _scores(self, steps: Ordered[Step]) -> tuple[int, Describe | None]:
+        """Return how many rows are not sampled but tell of a prompt, and what makes scores of them."""
+        tokens: list[int] = []
+        tops: list[int] = []
+        for step in takewhile(_is_scored, steps):
+            sequence, first = self._registry.running[step.key], step.start + 1
+            tokens += sequence.tokens[first : first + step.n_scored].tolist()
+            tops += [sequence.submit.params.prompt_logprobs or 0] * step.n_scored
+        if not tops:
+            self._described_tops, self._describer = (), None
+            return 0, None
+        if self._describer is None or tuple(tops) != self._described_tops:
+            self._described_tops = tuple(tops)
+            self._describer = Describer(dict(enumerate(tops)), self._n_vocab)
+        return len(tops), partial(self._describer, tokens=tokens)
 
     def _compiled(self, keys: tuple[int, ...]) -> _Compiled:
         """Compile a choice, which is used for as long as the same sequences sample."""
@@ -272,9 +305,14 @@ class Planner:
 def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -> tuple[Step, ...]:
     """Return what each item of `plan` computes, and which rows of logits are its."""
     views, steps, row = state.views, [], 0
+    scored, scored_row = [], 0
     for item in plan.items:
         key, n, n_drafts = item.key, item.n_tokens, item.n_drafts
         view = views[key]
+        if view.scored and view.scoring:
+            scored.append(Step(key, view.computed, n, scored_row, n_scored=n))
+            scored_row += n
+            continue
         if n_drafts:
             draft, n_rows = running[key].draft, view.rows(n, n_drafts)
             drafts = draft.tokens[:n_drafts]
@@ -283,7 +321,26 @@ def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -
             n_rows = 1 if n == view.pending - view.drafted else 0
             steps.append(Step(key, view.computed, n, row, n_rows))
         row += n_rows
-    return tuple(steps)
+    return (*scored, *steps) if scored else tuple(steps)
+
+
+def _is_scored(step: Step) -> bool:
+    return step.n_scored > 0
+
+
+def _scored_in_turn(
+    views: list[SequenceView], n_running: int, n_rows: int
+) -> tuple[list[SequenceView], int]:
+    """Return the views with no more pending of each prompt that is scored than there are rows for.
+
+    With them comes how many rows all `n_running` sequences may ask for then, of `n_rows`. Rows that
+    nobody needs for a token of its own, nor as ballast, are shared evenly.
+    """
+    n = sum([view.scoring for view in views])
+    each = 1 + max(0, n_rows - n_running - MOST_BALLAST) // n if n else 0
+    most = {v.key: min(v.scored - v.computed, each) for v in views if v.scoring}
+    found = [evolve(v, pending=most[v.key]) if v.key in most else v for v in views]
+    return found, n_running + sum(most.values()) - len(most)
 
 
 def _sampled(steps: tuple[Step, ...]) -> tuple[int, ...]:

@@ -9,19 +9,38 @@ publisher's alone unless the stream has stop strings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 from attrs import define, evolve, frozen
 
-from uma_trio.engine.messages import Finished, PromptDone, Sink, StreamItem, TokenOut
+from uma_trio.engine.messages import (
+    Finished,
+    PromptDone,
+    Sink,
+    StreamItem,
+    TokenLogprobs,
+    TokenOut,
+)
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.sampling import NonFinite
 from uma_trio.engine.sequences import Delivery, Sequence
+from uma_trio.engine.step import Step
 from uma_trio.lanes import Lane
 from uma_trio.telemetry.metrics import Metrics
 
 FIRST_FEW = 5
 # How a request ends that the engine itself fails at; the exception is logged.
 FAILED_CODE, FAILED_AT = "E_RUNTIME_006", "the engine failed at this request"
+
+
+@frozen(eq=False)
+class Scored:
+    """What a `step` of a sequence's prompt told of the tokens behind its own, among `scores` by row."""
+
+    sequence: Sequence
+    step: Step
+    scores: Mapping[int, TokenLogprobs]
 
 
 @frozen(eq=False)
@@ -54,7 +73,7 @@ class Figures:
     write: Callable[[], None]
 
 
-Publication = Delivery | Ending | Refused | Answer | Figures
+Publication = Delivery | Scored | Ending | Refused | Answer | Figures
 
 
 @define(eq=False)
@@ -105,6 +124,8 @@ class Publisher:
             match publication:
                 case Delivery():
                     self._add_items(publication, items)
+                case Scored(sequence, step, scores):
+                    self._note(sequence, step, scores)
                 case Ending(sequence, finished):
                     terminal = self._terminal(sequence, finished)
                     items.append((sequence.submit.sink, terminal))
@@ -135,6 +156,15 @@ class Publisher:
         ) as error:  # its vocabulary, stop strings or logprobs: nobody else's business
             self._broken.add(sequence.handle)
             self._failed(sequence.handle, error)
+
+    def _note(self, sequence: Sequence, step: Step, scores: Mapping[int, TokenLogprobs]) -> None:
+        """Keep what the model thought of a part of a prompt until all of it is computed."""
+        found = [scores[step.first_row + n] for n in range(step.n_scored)]
+        # What was computed before it was preempted is there already.
+        sequence.scores[step.start : step.start + step.n_scored] = found
+        if any(math.isnan(one.logprob) for one in found):
+            self._broken.add(sequence.handle)
+            self._failed(sequence.handle, NonFinite("the prompt has logits that are not numbers"))
 
     def _terminal(self, sequence: Sequence, finished: Finished) -> Finished:
         """Return the terminal item with the text that was held back: an error if text is missing."""
@@ -207,7 +237,11 @@ class Publisher:
 
 def _prompt_done(delivery: Delivery) -> PromptDone:
     sequence = delivery.sequence
-    return PromptDone(delivery.at, sequence.cached_tokens, _queued_s(sequence))
+    queued_s, cached = _queued_s(sequence), sequence.cached_tokens
+    if sequence.submit.params.prompt_logprobs is None:
+        return PromptDone(delivery.at, cached, queued_s)
+    tokens = tuple(sequence.submit.prompt.tolist())
+    return PromptDone(delivery.at, cached, queued_s, tokens, tuple(sequence.scores))
 
 
 def _queued_s(sequence: Sequence) -> float:

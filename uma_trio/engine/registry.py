@@ -13,7 +13,7 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, SequenceReport, Submit
 from uma_trio.engine.prefix.cache import PrefixCache
-from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Ending, Publisher, Refused
+from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Ending, Publisher, Refused, Scored
 from uma_trio.engine.recorder import AWAY, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.engine.step import Outcome
@@ -207,6 +207,8 @@ class Registry:
             # Cells of wrong drafts, of what came behind the end, and of what is computed again.
             if step.drafts or outcome.late:
                 sequence.rewind(self.kv.truncate(step.key, sequence.computed))
+            if step.n_scored:
+                self._publisher.add(Scored(sequence, step, outcome.scores))
             if outcome.tokens:
                 self._give(sequence, delivery, now)
                 if delivery.itl_s is not None:

@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uma_trio.engine.messages import FinishReason, SequenceReport, SequenceState, Submit
+from uma_trio.engine.messages import (
+    FinishReason,
+    SequenceReport,
+    SequenceState,
+    Submit,
+    TokenLogprobs,
+)
 from uma_trio.engine.playout import show_times
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
@@ -79,6 +85,7 @@ class Sequence:
         "preempted",
         "reserved",
         "sampler",
+        "scores",
         "slot",
         "submit",
         "text",
@@ -106,7 +113,10 @@ class Sequence:
             target_ttft_s=submit.targets.ttft_s,
             target_itl_s=submit.targets.itl_s,
             pays_for_drafts=submit.speculation == "auto",
+            scored=0 if submit.params.prompt_logprobs is None else n_prompt - 1,
         )
+        # What the model thought of each token of its prompt behind the first; the publisher's.
+        self.scores: list[TokenLogprobs] = []
         self.draft = NO_DRAFT
         self.slot = NO_SLOT
         self.reserved = 0

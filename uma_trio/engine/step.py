@@ -7,12 +7,13 @@ frozen: only :meth:`uma_trio.engine.sequences.Sequence.advance` changes anything
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
 from attrs import frozen
 
+from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import InboxMessage, TokenLogprobs
 from uma_trio.engine.sampling import IMPOSSIBLE, LATE, NO_GUESS, NOT_FINITE, Choice, Choices
 from uma_trio.policy.accounting import planned_work
@@ -21,6 +22,10 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
 NO_CHOICES: Final = Choices([])
+NO_SCORES: Final[Mapping[int, TokenLogprobs]] = {}
+
+Describe = Callable[[FloatArray], Mapping[int, TokenLogprobs]]
+"""Finds for each row of logits how likely the token behind it is; see :attr:`Drawn.logprobs`."""
 
 
 OWN_TEXT: Final = "own text"
@@ -55,7 +60,9 @@ class Step(NamedTuple):
 
     The last of them are `drafts`: guesses at tokens that are not sampled yet, found at `origin`. `first_row` and
     `n_rows` say which rows of the tick's logits belong to it: none while its prompt is unfinished,
-    otherwise one for the last token that is known and one for each draft.
+    otherwise one for the last token that is known and one for each draft. `n_scored` of its tokens have
+    a row each that nobody samples, since it tells how likely the token behind them is: then these are
+    all of its tokens, and `first_row` counts among such rows, which come before all others.
     """
 
     key: int
@@ -65,6 +72,7 @@ class Step(NamedTuple):
     n_rows: int = 0
     drafts: tuple[int, ...] = ()
     origin: Origin = NO_ORIGIN
+    n_scored: int = 0
 
 
 class Drawn(NamedTuple):
@@ -111,7 +119,8 @@ class Outcome(NamedTuple):
 
     `tokens` were sampled, in order: one for each row, up to the first draft that differs from what
     was sampled for the row before it. A `fault` means that there are none. With `late` the mask for
-    the next one is still being made: the last token that was kept is to be computed again.
+    the next one is still being made: the last token that was kept is to be computed again. `scores` are
+    those of the tick by row, as lazy as :attr:`Drawn.logprobs`.
     """
 
     step: Step
@@ -119,6 +128,7 @@ class Outcome(NamedTuple):
     tokens: tuple[Drawn, ...] = ()
     fault: Fault | None = None
     late: bool = False
+    scores: Mapping[int, TokenLogprobs] = {}
 
     @property
     def right(self) -> int:
@@ -131,6 +141,7 @@ class Tick:
     """A planned tick whose batch is filled. `choice` samples its rows of logits, in order.
 
     `in_place` of its `n_rows` are read without a copy. The batch holds `n_tokens`, ballast included.
+    Before the rows that are sampled come `n_scored` that are not, which `describe` makes scores of.
     """
 
     state: SchedulerState
@@ -140,6 +151,8 @@ class Tick:
     in_place: int
     n_tokens: int
     n_rows: int
+    n_scored: int = 0
+    describe: Describe | None = None
 
     @property
     def guesses(self) -> list[int]:
@@ -147,6 +160,20 @@ class Tick:
         if not sum([item.n_drafts for item in self.plan.items]):
             return []
         return [guess for step in self.steps if step.n_rows for guess in (*step.drafts, NO_GUESS)]
+
+    def read(
+        self, logits: Callable[[int], FloatArray]
+    ) -> tuple[Choices, Mapping[int, TokenLogprobs]]:
+        """Return what is made of the rows: a token for each that is sampled, scores of the others.
+
+        `logits` gives so many rows, from the first.
+        """
+        first, end = self.n_scored, self.n_scored + self.n_rows
+        if not end:
+            return NO_CHOICES, NO_SCORES
+        rows = logits(end)
+        choices = self.choice(rows[first:], self.guesses) if self.n_rows else NO_CHOICES
+        return choices, NO_SCORES if self.describe is None else self.describe(rows[:first])
 
     @cached_property
     def work(self) -> Work:
@@ -174,7 +201,9 @@ class Completed:
     after_idle: bool = False
 
 
-def outcomes(steps: Iterable[Step], choices: Choices) -> tuple[Outcome, ...]:
+def outcomes(
+    steps: Iterable[Step], choices: Choices, scores: Mapping[int, TokenLogprobs] = NO_SCORES
+) -> tuple[Outcome, ...]:
     """Return what came of `steps`, given the token that was chosen for each row of logits.
 
     A draft is kept if it is what was sampled for the row before it. The token sampled in place of
@@ -184,7 +213,7 @@ def outcomes(steps: Iterable[Step], choices: Choices) -> tuple[Outcome, ...]:
     for step in steps:
         row = step.first_row
         if not step.n_rows:
-            found.append(Outcome(step, step.n_tokens))
+            found.append(Outcome(step, step.n_tokens, scores=scores))
         elif step.n_rows == 1 and tokens[row] >= 0:
             found.append(Outcome(step, step.n_tokens, (Drawn(tokens[row], row, described),)))
         else:

@@ -121,6 +121,7 @@ class Api(ABC):
         *,
         max_tokens: int | None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         session: str | None = None,
     ) -> Ask:
         """Return what is asked of one prompt, as far as all APIs ask it alike.
@@ -131,7 +132,9 @@ class Api(ABC):
         body, head = self.body, self.request.head
         return Ask(
             prompt=prompt,
-            sampling=evolve(sampling_of(body, self.defaults), logprobs=logprobs),
+            sampling=evolve(
+                sampling_of(body, self.defaults), logprobs=logprobs, prompt_logprobs=prompt_logprobs
+            ),
             max_tokens=max_tokens,
             clamp=True,
             stop=stops_of(body),

@@ -76,6 +76,10 @@ _STOP = Text(1, _STOP_BYTES)
 STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of 1 to {_STOP_BYTES} bytes"))
 _PENALTY = Number(-2, 2)
 
+PROMPT = honoured(
+    "prompt", Anything("a text, tokens, or a list of these"), "each is answered", required=True
+)
+
 MODEL = honoured("model", _LABEL, "any name is served, and repeated; see --http-strict")
 
 SAMPLING: tuple[Field, ...] = (

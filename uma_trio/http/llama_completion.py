@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
 from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
@@ -20,11 +19,11 @@ from uma_trio.http.asking import (
     NO_TOOLS,
     NOT_HERE,
     PACE,
+    PROMPT,
     SAMPLING,
     SPECULATION,
     TIMINGS,
     URGENCY,
-    Anything,
 )
 from uma_trio.http.errors import Fault
 from uma_trio.http.fields import honoured, ignored
@@ -34,7 +33,7 @@ from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai_completions import prompts_of, text_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.streams import Answer, Encoder
+from uma_trio.http.streams import Answer, Encoder, without_answer
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
@@ -52,12 +51,7 @@ class Completion(Api):
     defaults = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     fields = (
         MODEL,
-        honoured(
-            "prompt",
-            Anything("a text, tokens, or a list of these"),
-            "each is answered",
-            required=True,
-        ),
+        PROMPT,
         honoured(
             "n_predict",
             Integer(-2, MAX_INT32),
@@ -148,7 +142,7 @@ class Completion(Api):
         """Return what says all about an answer; `lines` is whether there is a line end in it."""
         ask, service, wanted = generation.ask, self.shared.service, self._wanted
         if self.only_prompt:
-            end = evolve(end, reason="length", completion_tokens=0, stop=None)
+            end = without_answer(end)
         document = {
             "index": index,
             "content": text,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from uma_trio.engine.messages import TokenOut
+from attrs import frozen
+
+from uma_trio.engine.messages import PromptDone, TokenLogprobs, TokenOut
 from uma_trio.service.service import Service
 
 _DIGITS = 6
@@ -24,24 +27,53 @@ def chat_logprobs(tokens: Sequence[TokenOut], service: Service) -> dict[str, Any
     return {"content": content, "refusal": None} if content else None
 
 
-def text_logprobs(
-    tokens: Sequence[TokenOut], service: Service, offset: int = 0
-) -> dict[str, Any] | None:
-    """Return the `logprobs` of a text's choice, whose first token stands at `offset`."""
-    found = [(token, token.logprobs) for token in tokens if token.logprobs is not None]
-    if not found:
-        return None
-    offsets = []
-    for token, _ in found:
-        offsets.append(offset)
+@frozen
+class Place:
+    """A token of a text, where in it the token begins, and what the model thought of it, if anything."""
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs | None
+
+
+def prompt_places(done: PromptDone | None, service: Service) -> list[Place]:
+    """Return the tokens of a prompt if it was scored. Nothing is known of the first."""
+    if done is None or not done.tokens:
+        return []
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    places, offset = [], 0
+    for token, logprobs in zip(done.tokens, (None, *done.logprobs), strict=True):
+        places.append(Place(token, offset, logprobs))
+        offset += len(decoder.decode(service.detokenize((token,))))
+    return places
+
+
+def answer_places(tokens: Iterable[TokenOut], offset: int = 0) -> list[Place]:
+    """Return the tokens of an answer whose text begins at `offset`, if their logprobs are known."""
+    places = []
+    for token in tokens:
+        if token.logprobs is not None:
+            places.append(Place(token.token_id, offset, token.logprobs))
         offset += len(token.text)
+    return places
+
+
+def text_logprobs(places: Sequence[Place], service: Service) -> dict[str, Any] | None:
+    """Return the `logprobs` of a text's choice; None if there are none."""
+    if not places:
+        return None
     return {
-        "tokens": [service.text_of(token.token_id) for token, _ in found],
-        "token_logprobs": [_rounded(logprobs.logprob) for _, logprobs in found],
-        "top_logprobs": [
-            {service.text_of(id_): _rounded(p) for id_, p in logprobs.top} for _, logprobs in found
+        "tokens": [service.text_of(place.token_id) for place in places],
+        "token_logprobs": [
+            None if place.logprobs is None else _rounded(place.logprobs.logprob) for place in places
         ],
-        "text_offset": offsets,
+        "top_logprobs": [
+            None
+            if place.logprobs is None
+            else {service.text_of(id_): _rounded(p) for id_, p in place.logprobs.top}
+            for place in places
+        ],
+        "text_offset": [place.offset for place in places],
     }
 
 

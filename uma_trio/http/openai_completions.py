@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf
-from uma_trio.engine.messages import Finished, TokenOut
+from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.api import answered, numbered
 from uma_trio.http.asking import (
@@ -19,20 +19,20 @@ from uma_trio.http.asking import (
     NO_TOOLS,
     NOT_HERE,
     PACE,
+    PROMPT,
     SAMPLING,
     SPECULATION,
     STREAM,
     URGENCY,
-    Anything,
 )
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import honoured, refused
-from uma_trio.http.logprobs import text_logprobs
+from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.streams import Answer
+from uma_trio.http.streams import Answer, without_answer
 from uma_trio.service.ask import Ask, Chat, Prompt
 from uma_trio.service.generation import Generation
 
@@ -52,18 +52,21 @@ class Completions(Choices):
     kind = chunk = "text_completion"
     fields = (
         MODEL,
+        PROMPT,
         honoured(
-            "prompt",
-            Anything("a text, tokens, or a list of these"),
-            "each is answered",
-            required=True,
+            "max_tokens",
+            Integer(-1, MAX_INT32),
+            "-1: the room in the context; 0 only with echo",
+            default="16",
         ),
-        honoured("max_tokens", Integer(-1, MAX_INT32), "-1: the room in the context", default="16"),
         *STREAM,
         *SAMPLING,
         honoured("logprobs", Integer(0, 20), "each token's probability and so many alternatives'"),
         honoured(
-            "echo", Flag(), "the prompt goes before the answer; not with logprobs", default="false"
+            "echo",
+            Flag(),
+            "the prompt goes before the answer; with logprobs so do its tokens, which are all computed",
+            default="false",
         ),
         refused("suffix", "text is only continued, not filled in", ""),
         *URGENCY,
@@ -83,13 +86,13 @@ class Completions(Choices):
         slots = self.shared.service.slots
         if self.n * len(prompts) > slots:
             raise invalid("n", f"times the prompts must be at most {slots}")
-        if body.get("echo", False) and body.get("logprobs") is not None:
-            raise invalid("echo", "does not go with logprobs: the prompt's are not computed")
-        max_tokens = self.max_tokens()
+        max_tokens = 1 if self.only_prompt else self.max_tokens()
+        logprobs = body.get("logprobs")
         first = self.ask(
             "",
             max_tokens=_DEFAULT_TOKENS if max_tokens is None else max_tokens,
-            logprobs=body.get("logprobs"),
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if self.echoes else None,
         )
         return [ask for prompt in prompts for ask in numbered(evolve(first, prompt=prompt), self.n)]
 
@@ -97,15 +100,34 @@ class Completions(Choices):
         """Return what writes the texts in parts."""
         return _Chunks(self, generations)
 
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[Answer]
+    ) -> dict[str, Any]:
+        """Return all answers; they are empty where only the prompt was wanted."""
+        if self.only_prompt:
+            answers = [Answer((), without_answer(one.end), one.prompt) for one in answers]
+        return super().document(generations, answers)
+
     def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole text."""
-        echo = self.echo(generation.ask)
-        found = text_logprobs(answer.tokens, self.shared.service, len(echo))
-        return _choice(index, echo + answer.text, answer.end.reason, found)
+        echo, service = self.echo(generation.ask), self.shared.service
+        places = prompt_places(answer.prompt, service)
+        places += answer_places(answer.tokens, len(echo))
+        return _choice(index, echo + answer.text, answer.end.reason, text_logprobs(places, service))
+
+    @property
+    def echoes(self) -> bool:
+        """Whether prompts go before their answers."""
+        return bool(self.body.get("echo", False))
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether the prompt is echoed, and the one token behind it given to nobody."""
+        return self.echoes and self.body.get("max_tokens") == 0
 
     def echo(self, ask: Ask) -> str:
         """Return what goes before an answer: nothing, or its prompt."""
-        return text_of(ask, self.shared) if self.body.get("echo", False) else ""
+        return text_of(ask, self.shared) if self.echoes else ""
 
 
 def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
@@ -154,23 +176,42 @@ class _Chunks(Chunks):
         self._echoes = echoes = [api.echo(generation.ask) for generation in generations]
         self._frames = [sse.Frame(self._chunk(i, sse.HOLE)) for i in range(len(echoes))]
         self._offsets = [len(echo) for echo in echoes]
+        self._only_prompt = api.only_prompt
+        self._scored = api.echoes and api.body.get("logprobs") is not None
 
     def opening(self) -> bytes:
+        if self._scored:
+            return b""  # the prompt goes out with its logprobs
         return b"".join(
             frame.fill(echo) for frame, echo in zip(self._frames, self._echoes, strict=True) if echo
         )
 
+    def prompt(self, index: int, item: PromptDone) -> bytes:
+        if not self._scored:
+            return b""
+        found = text_logprobs(prompt_places(item, self._service), self._service)
+        return sse.event(self._chunk(index, self._echoes[index], logprobs=found))
+
     def token(self, index: int, item: TokenOut) -> bytes:
+        if self._only_prompt:
+            return b""
         self._n[index] += 1
         if item.logprobs is not None or (self.each_timed and item.text):
-            found = text_logprobs([item], self._service, self._offsets[index])
+            found = text_logprobs(answer_places([item], self._offsets[index]), self._service)
             self._offsets[index] += len(item.text)
             chunk = self._chunk(index, item.text, logprobs=found)
             return sse.event(self.counted(index, chunk) if self.each_timed else chunk)
         return self._frames[index].fill(item.text) if item.text else b""
 
     def end(self, index: int, finished: Finished) -> bytes:
+        if self._only_prompt:
+            finished = without_answer(finished)
         return sse.event(self.last(self._chunk(index, finished.text, finished.reason), finished))
+
+    def closing(self, every: Sequence[Finished]) -> bytes:
+        if self._only_prompt:
+            every = [without_answer(end) for end in every]
+        return super().closing(every)
 
     def _chunk(
         self, index: int, text: str, reason: str | None = None, logprobs: Any = None

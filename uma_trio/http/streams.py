@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
-from uma_trio.engine.messages import Finished, StreamItem, TokenOut
+from uma_trio.engine.messages import Finished, PromptDone, StreamItem, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.message import Exchange, Headers
@@ -27,10 +27,11 @@ Deal = Callable[[Sequence[Burst]], Awaitable[None]]
 
 @frozen
 class Answer:
-    """An answer that is whole."""
+    """An answer that is whole. `prompt` is what was said of its prompt, if that was computed."""
 
     tokens: Sequence[TokenOut]
     end: Finished
+    prompt: PromptDone | None = None
 
     @property
     def text(self) -> str:
@@ -43,6 +44,10 @@ class Encoder(ABC):
 
     def opening(self) -> bytes:
         """Return what goes out once the requests are accepted."""
+        return b""
+
+    def prompt(self, index: int, item: PromptDone) -> bytes:
+        """Return what goes out once the prompt of answer `index` is computed."""
         return b""
 
     @abstractmethod
@@ -102,6 +107,8 @@ async def stream(
                 elif isinstance(item, Finished):
                     ends[index] = item
                     parts.append(_last_words(encoder, index, item, shared))
+                else:
+                    parts.append(encoder.prompt(index, item))
         if len(ends) == len(generations):
             every = [ends[index] for index in range(len(generations))]
             await exchange.close(b"".join([*parts, encoder.closing(every)]))
@@ -121,6 +128,7 @@ async def whole(shared: Shared, generations: Sequence[Generation]) -> list[Answe
         Fault: one of them failed.
     """
     tokens: list[list[TokenOut]] = [[] for _ in generations]
+    prompts: dict[int, PromptDone] = {}
     ends: dict[int, Finished] = {}
 
     async def deal(bursts: Sequence[Burst]) -> None:
@@ -130,12 +138,14 @@ async def whole(shared: Shared, generations: Sequence[Generation]) -> list[Answe
                     tokens[index].append(item)
                 elif isinstance(item, Finished):
                     ends[index] = item
+                else:
+                    prompts[index] = item
 
     await each_burst(generations, deal)
     for end in ends.values():
         if (fault := failure_of(end, shared)) is not None:
             raise fault
-    return [Answer(tokens[index], ends[index]) for index in range(len(generations))]
+    return [Answer(tokens[i], ends[i], prompts.get(i)) for i in range(len(generations))]
 
 
 def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:
@@ -170,6 +180,13 @@ def _last_words(encoder: Encoder, index: int, finished: Finished, shared: Shared
     """Return the event that ends an answer."""
     fault = failure_of(finished, shared)
     return encoder.end(index, finished) if fault is None else encoder.failure(fault, finished)
+
+
+def without_answer(end: Finished) -> Finished:
+    """Return the end of a request of which only the prompt was wanted: its one token is nobody's."""
+    if end.reason in ("cancelled", "error"):
+        return end
+    return evolve(end, reason="length", text="", completion_tokens=0, stop=None)
 
 
 def failure_of(finished: Finished, shared: Shared) -> Fault | None:

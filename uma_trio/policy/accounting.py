@@ -21,7 +21,9 @@ def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -
     for item in plan.items:
         view, n, drafts = views[item.key], item.n_tokens, item.n_drafts
         tokens += n
-        if n - drafts == view.pending - view.drafted:  # as SequenceView.rows, without a call
+        if view.scored:
+            rows += view.rows(n, drafts)
+        elif n - drafts == view.pending - view.drafted:  # the same, without a call
             rows += 1 + drafts
         context_cells += n * view.computed
     after = None if captured else state.before.shape

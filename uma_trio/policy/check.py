@@ -26,7 +26,7 @@ def check_plan(state: SchedulerState, plan: Plan) -> None:
         n, due = item.n_tokens, view.pending - view.drafted
         if item.n_drafts or not 0 < n <= due or view.credit <= 0:
             _check_item(view, item)
-        asked = view.rows(n, item.n_drafts) if item.n_drafts else n == due
+        asked = view.rows(n, item.n_drafts) if item.n_drafts or view.scored else int(n == due)
         tokens, rows = tokens + n, rows + asked
         unread = 0 if asked else n
     if not 0 <= plan.extra_rows <= unread:

@@ -26,7 +26,8 @@ class SequenceView:
     There are no phases, only counters: a sequence has `pending` tokens that the KV cache has not,
     the last `drafted` of which are guesses about its answer; `survival` says for each how likely
     it is that it and all before it are right. Of its `computed` tokens the first
-    `cached` lay in the cache when it came.
+    `cached` lay in the cache when it came. Each of its first `scored` tokens asks for a row when it is
+    computed, which tells how likely the token behind it is; until then only some of these are `pending`.
     """
 
     key: int
@@ -46,6 +47,7 @@ class SequenceView:
     survival: tuple[float, ...] = ()
     shown_at: float | None = None  # when its latest token is, or will be, shown to its reader
     pays_for_drafts: bool = True  # a tick may take longer for its guesses
+    scored: int = 0
 
     @property
     def due(self) -> int:
@@ -56,6 +58,11 @@ class SequenceView:
     def uncached(self) -> int:
         """How many tokens were computed for it."""
         return self.computed - self.cached
+
+    @property
+    def scoring(self) -> bool:
+        """Whether each of its pending tokens asks for a row."""
+        return self.computed < self.scored
 
     @property
     def decoding(self) -> bool:
@@ -71,8 +78,11 @@ class SequenceView:
     def rows(self, n_tokens: int, n_drafts: int = 0) -> int:
         """Return how many logits rows so many of its tokens ask for, `n_drafts` guesses included.
 
-        One where the last token is that it has to compute, and one for each draft behind it.
+        One where the last token is that it has to compute, and one for each draft behind it; one for
+        each token that is scored.
         """
+        if self.scoring:
+            return n_tokens
         ends = n_tokens - n_drafts == self.pending - self.drafted
         return 1 + n_drafts if ends else 0
 

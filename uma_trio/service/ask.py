@@ -111,11 +111,14 @@ def owns(user: str, of: str) -> bool:
     return f"{of}/".startswith(f"{user}/")
 
 
-def namespace(ask: Ask, origin: Origin) -> str:
+def namespace(ask: Ask, origin: Origin) -> str | None:
     """Return whose computed beginnings a request may use and adds to: its user's, or narrower.
 
-    The user is the kernel's word; without it nobody shares with another client.
+    The user is the kernel's word; without it nobody shares with another client. None, so that nothing
+    is used, where the prompt is scored: what is not computed has no logits.
     """
+    if ask.sampling.prompt_logprobs is not None:
+        return None
     user = user_of(origin.uid, origin.client)
     if ask.cache is None:
         return user

@@ -129,7 +129,8 @@ def _log_sum(row: FloatArray, top: float) -> float:
         part = row[start : start + _BLOCK]
         weights = scratch[: len(part)]
         if shift:
-            with np.errstate(over="ignore"):  # what is further down than floats reach is nothing
+            # What is further down than floats reach is nothing; a row that is not finite has no sum.
+            with np.errstate(over="ignore", invalid="ignore"):
                 part = np.subtract(part, np.float32(shift), out=weights)
         weight += float(np.exp(part, out=weights).sum())
     return shift + math.log(weight)

@@ -44,10 +44,12 @@ class Candidates:
     def adds(self, n: int) -> tuple[int, int, int]:
         """Return what the first `n` tokens add to the tick: tokens, rows, context cells."""
         whole = bisect_right(self._ends, n) - 1  # so many sequences get all they can use
-        context_cells = self._context[whole]
+        rows, context_cells = self._rows[whole], self._context[whole]
         if whole < len(self.views):
-            context_cells += (n - self._ends[whole]) * self.views[whole].computed
-        return n, self._rows[whole], context_cells
+            view, part = self.views[whole], n - self._ends[whole]
+            rows += part if view.scoring else 0
+            context_cells += part * view.computed
+        return n, rows, context_cells
 
     def work(self, n: int) -> Work:
         """Return the tick with the first `n` tokens in it."""
