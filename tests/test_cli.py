@@ -12,36 +12,15 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 import trio
-from attrs import Factory, define
+from cli_kit import PATIENCE_S, answer, command, double, environment, eos, refusal, run
 
-from uma_protocol import (
-    Eos,
-    Error,
-    Event,
-    FrameReader,
-    Generate,
-    GetMetrics,
-    ListSessions,
-    Metrics,
-    Request,
-    SessionInfo,
-    Sessions,
-    Timings,
-    Token,
-    Usage,
-    decode_request,
-    encode_event,
-    frame,
-)
+from uma_protocol import Generate, SetPriority, Token
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
@@ -62,137 +41,12 @@ from uma_trio.daemon import ReadyInfo
 from uma_trio.models import bundled_model
 from uma_trio.sockets.listener import claim
 
-PATIENCE_S = 30
-PROGRAMS = {
-    "uma-trio": "from uma_trio.cli.main import main; main()",
-    "umad": "from uma_trio.cli.main import umad; umad()",
-    "uma-cli": "from uma_trio.cli.main import uma_cli; uma_cli()",
-}
-TIMINGS = Timings(queue_ms=1.0, ttft_ms=12.0, total_ms=50.0, tokens_per_s=80.0)
-SESSION = SessionInfo(
-    request=7,
-    id="r-1",
-    app="editor",
-    pid=os.getpid(),
-    uid=0,
-    state="decode",
-    lane="interactive",
-    prompt_tokens=20,
-    computed_tokens=25,
-    completion_tokens=5,
-    tokens_per_s=42.0,
-    age_ms=1500.0,
-)
-
-
-def eos(reason: str = "stop", text: str | None = None, **more: str) -> Eos:
-    """Return the end of an answer; the double fills in the id."""
-    usage = Usage(prompt_tokens=3, completion_tokens=2)
-    return Eos("", reason, usage, TIMINGS, 1, text, **more)  # type: ignore[arg-type]
-
-
-def answer(*pieces: str) -> list[Event]:
-    """Return a whole answer."""
-    return [*(Token("", piece, number) for number, piece in enumerate(pieces)), eos()]
-
-
-def refusal(code: str) -> list[Event]:
-    """Return a fatal error."""
-    return [Error(code, "it said no", fatal=True, retryable=False)]
-
-
-@define
-class Double:
-    """Plays one daemon: `plays` are the answers to the requests to come, in order."""
-
-    path: Path
-    plays: list[list[Event]]
-    heard: list[Request] = Factory(list)
-    running: str = ""
-    connections: int = 0
-
-    async def serve(self, stream: trio.SocketStream) -> None:
-        """Answer what comes on one connection."""
-        self.connections += 1
-        reader = FrameReader()
-        while True:
-            try:
-                reader.feed(data := await stream.receive_some())
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
-            if not data:
-                return
-            while (payload := reader.next_payload()) is not None:
-                request = decode_request(payload)
-                self.heard.append(request)
-                await self._answer(stream, request)
-
-    async def _answer(self, stream: trio.SocketStream, request: Request) -> None:
-        if isinstance(request, ListSessions):
-            return await self._say(stream, Sessions((SESSION,)))
-        if isinstance(request, GetMetrics):
-            return await self._say(stream, Metrics({"sessions": 3, "p95_ms": None}))
-        if not isinstance(request, Generate):
-            return await self._say(stream, eos("cancelled"), self.running)
-        self.running = request.id
-        for event in self.plays.pop(0):
-            await self._say(stream, event, request.id)
-            if isinstance(event, Error) and event.fatal:
-                await stream.aclose()
-        return None
-
-    async def _say(self, stream: trio.SocketStream, event: Event, request: str = "") -> None:
-        if isinstance(event, Token | Eos):
-            event = msgspec.structs.replace(event, id=request)
-        await stream.send_all(frame(encode_event(event)))
-
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return a folder whose path is short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="uma-") as made:
         yield Path(made)
-
-
-@asynccontextmanager
-async def double(folder: Path, *plays: list[Event]) -> AsyncIterator[Double]:
-    """Serve a double on a socket in `folder`."""
-    played = Double(folder / "uma.sock", list(plays))
-    sock = trio.socket.socket(trio.socket.AF_UNIX)
-    with sock:
-        await sock.bind(str(played.path))
-        sock.listen()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, played.serve, [trio.SocketListener(sock)])
-            yield played
-            nursery.cancel_scope.cancel()
-
-
-def command(program: str, *arguments: str) -> list[str]:
-    """Return how to start one of our programs."""
-    return [sys.executable, "-c", PROGRAMS[program], *arguments]
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Return an environment without settings of whoever runs the tests."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("UMA_")}
-    return {**kept, "COLUMNS": "100", **more}
-
-
-async def run(
-    program: str, *arguments: str, stdin: bytes = b"", **env: str
-) -> tuple[int, str, str]:
-    """Run one of our programs; return its status, output and errors."""
-    with trio.fail_after(PATIENCE_S):
-        done = await trio.run_process(
-            command(program, *arguments),
-            check=False,
-            capture_stdout=True,
-            capture_stderr=True,
-            stdin=stdin,
-            env=environment(**env),
-        )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 @pytest.mark.parametrize(
@@ -473,6 +327,26 @@ async def test_ps_shows_whose_request_it_is_and_how_far(folder: Path) -> None:
     assert json.loads(as_json)[0]["request"] == 7
 
 
+async def test_priority_moves_a_request(folder: Path) -> None:
+    """It is named by the handle that ps shows."""
+    async with double(folder) as daemon:
+        sock = str(daemon.path)
+        got = await run("uma-trio", "priority", "7", "background", UMA_SOCK=sock)
+        wrong, _, errors = await run("uma-trio", "priority", "7", "low", UMA_SOCK=sock)
+    assert got == (0, "Request 7 is in the background lane.\n", "")
+    assert daemon.heard == [SetPriority(request=7, priority="background")]
+    assert (wrong, '"interactive", "background"' in errors) == (1, True)
+
+
+@pytest.mark.parametrize(("session", "status"), [("kept", 0), ("lost", 2)])
+async def test_a_pin_of_what_is_not_there_is_told(folder: Path, session: str, status: int) -> None:
+    """Somebody relies on it; a session that was misspelt or forgotten is not kept."""
+    async with double(folder) as daemon:
+        got, _, errors = await run("uma-trio", "prefix", "pin", session, UMA_SOCK=str(daemon.path))
+    assert got == status
+    assert ("Nothing was pinned" in errors) is (status == 2)
+
+
 def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
     """Only what `serve` could not take over blocks."""
     path = folder / "uma.sock"
@@ -490,7 +364,11 @@ def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
         (taken,) = check_socket(folder / "taken")
     assert (taken.weight, "its socket was removed" in taken.what) == ("blocks", True)
     (missing,) = check_socket(folder / "no" / "uma.sock")
-    assert missing.weight == "blocks"
+    assert (missing.weight, missing.fix.startswith("mkdir -p ")) == ("blocks", True)
+    with claim(folder / "ending") as mine, mine.listen() as listener:
+        listener.stop()
+        (ending,) = check_socket(folder / "ending")
+    assert (ending.weight, "is stopping" in ending.what) == ("blocks", True)
     (long,) = check_socket(folder / ("x" * 120))
     assert "bytes too long" in long.what
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -458,6 +459,28 @@ async def test_a_busy_daemon_is_dialled_again(autojump_clock: MockClock, path: P
 def test_scripts_learn_that_nobody_serves(path: Path) -> None:
     """The synchronous front raises the same errors."""
     with pytest.raises(ConnectionFailed, match="uma-trio serve"):
+        list(generate_sync("hello", path))
+
+
+@pytest.mark.parametrize("name", ["file", "folder"])
+def test_a_path_that_is_no_socket_is_said_to(tmp_path: Path, name: str) -> None:
+    """A daemon that is started would not mend that."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConnectionFailed, match="not a socket"):
+        list(generate_sync("hello", tmp_path / name))
+
+
+def test_another_socket_is_in_the_command_that_starts_a_daemon(path: Path) -> None:
+    """It can be copied; the usual one needs no flag."""
+    with pytest.raises(ConnectionFailed, match=f"uma-trio serve --socket {path}`"):
+        list(generate_sync("hello", path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
+def test_a_daemon_that_starts_or_stops_is_waited_for(path: Path) -> None:
+    """It has the lock and no socket that accepts; another one could not be started."""
+    with claim(path), pytest.raises(ConnectionFailed, match="is starting or stopping there"):
         list(generate_sync("hello", path))
 
 

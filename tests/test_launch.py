@@ -59,7 +59,9 @@ def test_nobody_at_a_port_is_noticed() -> None:
     """Before a program is started that would not know what to say."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert unreachable(Address("127.0.0.1", port)) is not None
+    why = unreachable(Address("127.0.0.1", port))
+    assert why == f"nobody listens there. Start it: uma-trio serve --http {port}"
+    assert "serve --http [::1]:9" in (unreachable(Address("::1", 9)) or "")
 
 
 @pytest.mark.parametrize(
@@ -141,5 +143,7 @@ def test_doctor_looks_at_the_port(tmp_path: Path) -> None:
 
 def test_serve_prints_the_line_that_a_client_needs() -> None:
     """To be copied."""
-    assert "OPENAI_BASE_URL=http://127.0.0.1:8080/v1" in _base_url("http://127.0.0.1:8080")
-    assert _base_url("unix:/x") == "unix:/x"
+    open_to_all = _base_url("http://127.0.0.1:8080", None)
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=none" in open_to_all
+    assert "OPENAI_API_KEY is in /k" in _base_url("http://127.0.0.1:8080", Path("/k"))
+    assert _base_url("unix:/x", None) == "unix:/x"

@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 
+from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.listener import SocketTaken, SocketUnusable, claim
 from uma_trio.sockets.peers import peer_of
 
@@ -113,6 +114,40 @@ def test_the_second_claim_learns_who_holds_the_first(path: Path) -> None:
     with claim(path), pytest.raises(SocketTaken) as caught:
         claim(path)
     assert caught.value.pid == os.getpid()
+
+
+def test_a_name_whose_owner_is_stopping_is_not_offered_for_use(path: Path) -> None:
+    """It takes no more clients, and holds the name until its requests have ended."""
+    with claim(path) as mine, mine.listen() as listener:
+        listener.stop()
+        with pytest.raises(SocketTaken, match=f"pid {os.getpid()}.* is stopping"):
+            claim(path)
+
+
+def test_the_flag_that_chose_the_path_is_the_one_to_change(path: Path) -> None:
+    """There is more than one that names a socket."""
+    with claim(path, "--other"), pytest.raises(SocketTaken, match="another path with --other"):
+        claim(path, "--other")
+    with pytest.raises(SocketUnusable, match="another path with --other"):
+        claim(path / "none" / "s", "--other")
+
+
+def test_who_holds_a_name_is_found_without_touching_the_lock(path: Path) -> None:
+    """In the kernel's own table; a system without one knows nobody."""
+    assert holder_of(str(path)) is None
+    with claim(path):
+        if sys.platform == "linux":
+            assert holder_of(str(path)) == os.getpid()
+        lock = path.with_name("s.lock").stat()
+        table = path.with_name("table")
+        file = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+        table.write_text(
+            f"1: POSIX  ADVISORY  READ 7 {file} 0 EOF\n2: FLOCK  ADVISORY  WRITE 9 {file} 0 EOF\n"
+        )
+        assert holder_of(str(path), table) == 9
+        assert holder_of(str(path), path.with_name("no table")) is None
+    if sys.platform == "linux":
+        assert holder_of(str(path)) is None
 
 
 def test_a_strangers_server_without_a_lock_is_not_robbed(path: Path) -> None:

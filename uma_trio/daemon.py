@@ -13,6 +13,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -75,6 +76,7 @@ class ReadyInfo:
     backend: str
     policy: str
     http: str | None = None
+    http_keys: Path | None = None
 
 
 async def serve(
@@ -223,6 +225,7 @@ class _Daemon:
             backend=backend.description,
             policy=self._config.policy,
             http=None if address is None else address.url,
+            http_keys=self._config.http_key_file,
         )
 
     async def _compute(self) -> None:

@@ -211,7 +211,8 @@ def reply_format(config: Config) -> ReplyFormat | None:
     try:
         return format_from(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{config.source('reply_format')} {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{config.source('reply_format')} {path}: {why}") from error
 
 
 def bounds(config: Config, backend: Backend) -> Bounds:

@@ -173,9 +173,14 @@ def _socket(path: Path) -> Finding:
     if problem := too_long(path):
         return Finding("socket", "blocks", problem, "choose a shorter --socket")
     folder = path.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        what = f"{folder} is not a folder that this user can write to"
+    if not folder.is_dir():
+        what = f"there is no folder {folder}"
         return Finding("socket", "blocks", what, f"mkdir -p {folder}, or choose another --socket")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        what = f"{folder} is a folder that this user cannot write to"
+        return Finding(
+            "socket", "blocks", what, "change its permissions, or choose another --socket"
+        )
     try:
         info = path.lstat()
     except OSError:
@@ -199,6 +204,9 @@ def _owner(path: Path) -> Finding:
         try:
             sock.connect(str(path))
         except OSError as error:
+            if error.errno == errno.ECONNREFUSED and _locked(path):
+                what = f"{path} is held by a daemon that is stopping"
+                return Finding("socket", "blocks", what, "wait until it has ended")
             if error.errno == errno.ECONNREFUSED:
                 return Finding("socket", "ok", f"{path} is stale; serve will replace it")
             return Finding("socket", "ok", f"{path} does not answer: {error.strerror or error}")
@@ -208,8 +216,10 @@ def _owner(path: Path) -> Finding:
 
 
 def _locked(path: Path) -> bool:
+    from uma_trio.sockets.holder import lock_of
+
     try:
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = os.open(lock_of(str(path)), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:

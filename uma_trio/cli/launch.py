@@ -14,7 +14,7 @@ from uma_trio.cli.output import UNREACHABLE, USAGE, complain
 from uma_trio.config import settings
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import known_env
-from uma_trio.sockets.address import Address
+from uma_trio.sockets.address import LOCALHOST, Address
 
 DEFAULT_PORT = "8080"
 _NO_KEY = "none"  # clients refuse to start without any
@@ -51,9 +51,7 @@ def launch(
         complain("Programs need a port: serve --http PORT, not a Unix socket.")
         return USAGE
     if (why := unreachable(address)) is not None:
-        complain(
-            f"No daemon at {address.url}: {why}. Start it: uma-trio serve --http {address.port}"
-        )
+        complain(f"No daemon at {address.url}: {why}")
         return UNREACHABLE
     if shutil.which(program[0]) is None:
         complain(f"There is no program {program[0]}; check its name and PATH.")
@@ -84,13 +82,27 @@ def environment(address: Address, key_file: Path | None) -> dict[str, str]:
 
 
 def unreachable(address: Address) -> str | None:
-    """Say why nobody serves HTTP at an address; None if the daemon does."""
+    """Say why nobody serves HTTP at an address, and what to do; None if the daemon does."""
     connection = HTTPConnection(address.host, address.port, timeout=_PATIENCE_S)
     try:
         connection.request("GET", "/health")
         status = connection.getresponse().status
+    except ConnectionRefusedError:
+        return f"nobody listens there. Start it: uma-trio serve --http {_typed(address)}"
+    except TimeoutError:
+        return (
+            f"it says nothing for {_PATIENCE_S:.0f} s. Look at what listens there, or restart it."
+        )
     except (OSError, HTTPException) as error:
-        return str(error) or type(error).__name__
+        return f"{error or type(error).__name__}. Check the address."
     finally:
         connection.close()
-    return None if status in (200, 503) else f"it answers /health with {status}"
+    if status in (200, 503):
+        return None
+    return f"something else answers there, /health with {status}. Choose another --http."
+
+
+def _typed(address: Address) -> str:
+    """Return an address as it is given to --http."""
+    url = address.url.removeprefix("http://")
+    return str(address.port) if address.host == LOCALHOST else url

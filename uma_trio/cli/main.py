@@ -2,14 +2,13 @@
 
 Each verb is a module of its own, imported only when it runs, so that ``--help`` is quick.
 Exit statuses: 0 ok; 1 bad arguments; for clients 2 the server said no, 3 it could not be
-reached or understood, 130 Ctrl-C; for the daemon 2 unusable model, 70 engine died, 75 the
-socket belongs to another daemon. `replay` and `simulate` end as `diff` does: 1 a difference, 2 any
-trouble.
+reached or understood, 74 the answer could not be written, 130 Ctrl-C; for the daemon 2 unusable
+model, 70 engine died, 75 the socket belongs to another daemon. `replay` and `simulate` end as `diff`
+does: 1 a difference, 2 any trouble.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,13 +16,16 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from uma_trio import __version__
-from uma_trio.cli.output import INTERRUPTED, OK, REFUSED, USAGE, complain
+from uma_trio.cli import streams
+from uma_trio.cli.output import CANNOT_WRITE, INTERRUPTED, OK, REFUSED, USAGE, complain
+from uma_trio.cli.prompt import mark_stdin
 from uma_trio.config.option import ConfigError
 
 _VERBS = {
     "serve": "Load the model and serve it on a Unix socket, until Ctrl-C.",
     "run": "Send one prompt and print the answer as it comes.",
     "ps": "Show the requests in progress.",
+    "priority": "Move a request to the interactive or the background lane.",
     "explain": "Show how the latest requests spent their time, or why one waited.",
     "prefix": "Show, clear or pin what the daemon keeps of your prompts.",
     "metrics": "Show the daemon's figures, once or repeatedly.",
@@ -41,7 +43,9 @@ def main() -> None:
     app = _app("uma-trio", _ABOUT)
     for verb, text in _VERBS.items():
         app.command(f"uma_trio.cli.{verb}:{verb}", name=verb, help=text)
-    sys.exit(answer(app, apart(sys.argv[1:])))
+    arguments = sys.argv[1:]
+    reads = arguments[:1] == ["run"]
+    sys.exit(answer(app, mark_stdin(arguments) if reads else apart(arguments)))
 
 
 def umad() -> None:
@@ -60,7 +64,7 @@ def uma_cli() -> None:
 
     app = _app("uma-cli", _VERBS["run"])
     app.default(cli)
-    sys.exit(answer(app, sys.argv[1:]))
+    sys.exit(answer(app, mark_stdin(sys.argv[1:])))
 
 
 def apart(arguments: list[str]) -> list[str]:
@@ -77,6 +81,7 @@ def apart(arguments: list[str]) -> list[str]:
 
 def answer(app: App, arguments: Sequence[str]) -> int:
     """Run the command that `arguments` name and return the exit status."""
+    streams.make_sound()
     try:
         status = app(
             list(arguments),
@@ -96,9 +101,15 @@ def answer(app: App, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Our reader left, as in `| head`. Keep the interpreter from finding out at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Our reader left, as in `| head`.
+        streams.forget_output()
         return 128 + 13
+    except OSError as error:
+        if not streams.cannot_write(error):
+            raise
+        complain(f"Standard output cannot be written: {error.strerror}.")
+        streams.forget_output()
+        return CANNOT_WRITE
     return status if isinstance(status, int) else OK
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from uma_trio.cli.streams import cannot_write, is_unicode
 from uma_trio.config import settings
 from uma_trio.config.options import CONFIG_ENV, Config
 
@@ -26,6 +27,7 @@ REFUSED = 2  # the server said no; for the daemon, the model is unusable
 UNREACHABLE = 3
 INTERRUPTED = 130
 ENGINE_DIED = 70  # EX_SOFTWARE
+CANNOT_WRITE = 74  # EX_IOERR
 SOCKET_TAKEN = 75  # EX_TEMPFAIL
 
 
@@ -44,7 +46,7 @@ def complain(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """Write `value` as one line of JSON to standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=not is_unicode(), default=str) + "\n")
     sys.stdout.flush()
 
 
@@ -140,7 +142,7 @@ def attempt(verb: Callable[..., Awaitable[int]], *arguments: Any) -> int:
         return trio.run(verb, *arguments)
     except BaseException as error:
         for cause in leaves(error):
-            if isinstance(cause, BrokenPipeError | KeyboardInterrupt):
+            if isinstance(cause, BrokenPipeError | KeyboardInterrupt) or cannot_write(cause):
                 raise cause from None
             for kind, status in statuses.items():
                 if isinstance(cause, kind):

@@ -11,6 +11,7 @@ from uma_trio.cli.output import (
     OK,
     USAGE,
     SocketFlag,
+    Trouble,
     attempt,
     complain,
     console,
@@ -69,6 +70,8 @@ async def _prefix(
         return OK
     for line in told(found, cleared=action == "clear"):
         console().print(line, soft_wrap=True)
+    if session is not None and not any(session in info.sessions for info in found.prefixes):
+        raise Trouble(f"Nothing was pinned: no turn of a session {session} of yours is saved.")
     return OK
 
 

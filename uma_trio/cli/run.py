@@ -24,11 +24,11 @@ from uma_trio.cli.output import (
     SocketFlag,
     attempt,
     complain,
-    harmless,
     how_to_ask,
-    print_json,
     socket_path,
 )
+from uma_trio.cli.printer import Printer
+from uma_trio.cli.prompt import STDIN, left_unread, prompt_of
 from uma_trio.config.option import ConfigError
 from uma_trio.lanes import Lane, Pace
 from uma_trio.speculation import Speculation
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from trio import CancelScope
 
-    from uma_protocol import Eos
     from uma_trio.client import Client, Generation
 
 
@@ -188,13 +187,19 @@ Chat = Annotated[
 _NOTHING = Asking()
 
 
-Words = Annotated[str, Parameter(help="The prompt; or by --prompt, or standard input.")]
+Words = Annotated[
+    str,
+    Parameter(
+        help="The prompt; or by --prompt, or standard input, which - stands for among words."
+    ),
+]
 
 
 def run(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     """Send one prompt and print the answer as it comes.
 
     The prompt is the words, or --prompt, or standard input (one final line break is dropped).
+    The word - is standard input, too: git diff | uma-trio run "What does this change?" -
     Without --chat or --raw the model's chat template is used if it has one.
     """
     return _answer(words, chat, asking)
@@ -218,18 +223,26 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
         from uma_trio.cli.metrics import metrics
 
         return metrics(json=True, socket=asking.socket)
-    prompt = asking.prompt if asking.prompt is not None else " ".join(words) or _standard_input()
+    prompt = prompt_of(words, asking.prompt)
     if not prompt:
         complain(f"There is no prompt. Try: {how_to_ask(socket_path(asking.socket))}")
         return USAGE
     _check(prompt, asking)
-    return attempt(_talk, socket_path(asking.socket), prompt, chat, asking)
+    status = attempt(_talk, socket_path(asking.socket), prompt, chat, asking)
+    if sys.stderr.isatty() and left_unread():
+        complain(f"Standard input is not part of the prompt; put {STDIN} where it belongs.")
+    return status
 
 
 def _check(prompt: str, asking: Asking) -> None:
     """Raise about a flag that no daemon would take, before one is looked for."""
-    from uma_protocol import Generate, LocalProtocolError, encode_request
+    from uma_protocol import DEFAULT_MAX_FRAME_BYTES, Generate, LocalProtocolError, encode_request
 
+    if (length := len(prompt.encode())) > DEFAULT_MAX_FRAME_BYTES:
+        raise ConfigError(
+            f"The prompt is {length} bytes long, and a request on the socket has at most "
+            f"{DEFAULT_MAX_FRAME_BYTES}; shorten it, or ask over HTTP."
+        )
     try:
         encode_request(Generate(id="-", prompt=prompt, **asking.parameters))
     except LocalProtocolError as error:
@@ -244,17 +257,6 @@ def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) ->
     if chat is False and asking.system is not None:
         return "--system needs --chat: a raw prompt has no place for it."
     return ""
-
-
-def _standard_input() -> str:
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        message = f"Standard input is not UTF-8 text (byte {error.start}); convert it first."
-        raise ConfigError(message) from error
-    return text.removesuffix("\n")
 
 
 async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) -> int:
@@ -286,7 +288,7 @@ async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, print
     refusal: ServerError | None = None
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope)
+            nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope, printer)
             try:
                 async with aclosing(generation):
                     await _print_tokens(generation, printer)
@@ -302,64 +304,15 @@ async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, print
     return INTERRUPTED if eos is None or eos.reason == "cancelled" else OK
 
 
-async def _cancel_on(signals: AsyncIterator[int], scope: CancelScope) -> None:
+async def _cancel_on(signals: AsyncIterator[int], scope: CancelScope, printer: Printer) -> None:
     async for _ in signals:
+        printer.interrupted()
         scope.cancel()
 
 
 async def _print_tokens(generation: Generation, printer: Printer) -> None:
-    async for token in generation:
-        printer.token(token.text)
-
-
-class Printer:
-    """Puts the answer where it belongs: as text, or as one JSON object at its end."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._pieces: list[str] = []
-        self._terminal = sys.stdout.isatty()
-        self._open_line = False
-
-    def token(self, text: str) -> None:
-        """Print a piece of the answer now, unless it waits for the JSON."""
-        if not text:
-            return
-        if self._as_json:
-            self._pieces.append(text)
-            return
-        shown = harmless(text) if self._terminal else text
-        sys.stdout.buffer.write(shown.encode())
-        sys.stdout.buffer.flush()
-        self._open_line = not text.endswith("\n")
-
-    def finish(self, eos: Eos | None) -> None:
-        """End the line, and tell what the answer took to whoever looks at standard error."""
-        if self._as_json:
-            print_json({"text": "".join(self._pieces), **_summary(eos)})
-            return
-        if self._terminal and self._open_line:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        if eos is not None and sys.stderr.isatty():
-            complain(figures(eos))
-
-
-def figures(eos: Eos) -> str:
-    """Return one line about a finished answer."""
-    usage, timings = eos.usage, eos.timings
-    first = "" if timings.ttft_ms is None else f"first token after {timings.ttft_ms:.0f} ms, "
-    return (
-        f"{first}{timings.tokens_per_s:.1f} tokens/s, {usage.prompt_tokens} in, "
-        f"{usage.completion_tokens} out, ended by {eos.reason}"
-    )
-
-
-def _summary(eos: Eos | None) -> dict[str, Any]:
-    import msgspec
-
-    if eos is None:
-        return {"reason": "cancelled"}
-    known: dict[str, Any] = msgspec.to_builtins(eos)
-    left_out = {"event", "text"}
-    return {k: value for k, value in known.items() if k not in left_out and value is not None}
+    try:
+        async for token in generation:
+            printer.token(token)
+    finally:
+        printer.end_line()

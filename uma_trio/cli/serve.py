@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -130,8 +131,8 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     model, limits = info.model, info.limits
     window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
     rows = {
-        "socket": str(info.socket),
-        **({"http": _base_url(info.http)} if info.http else {}),
+        "socket": os.path.abspath(info.socket),
+        **({"http": _base_url(info.http, info.http_keys)} if info.http else {}),
         "model": f"{model.name} ({count(model.n_params)} parameters, "
         f"{size(model.size_bytes)} of weights)",
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
@@ -141,15 +142,16 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     }
     lines = [f"uma-trio is ready after {duration(took_s)}."]
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
-    lines += [f"  try      {how_to_ask(Path(info.socket))}", "  stop     Ctrl-C"]
+    lines += [f"  try      {how_to_ask(Path(info.socket).absolute())}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
 
 
-def _base_url(http: str) -> str:
+def _base_url(http: str, keys: Path | None) -> str:
     """Return what a client of OpenAI's API is told, for an address of ours."""
     if http.startswith("unix:"):
         return http
-    return f"{http}/v1 (OPENAI_BASE_URL={http}/v1 OPENAI_API_KEY=none)"
+    key = "=none" if keys is None else f" is in {keys}"
+    return f"{http}/v1 (OPENAI_BASE_URL={http}/v1 OPENAI_API_KEY{key})"
 
 
 def _parameter(item: Option) -> inspect.Parameter:

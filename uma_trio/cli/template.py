@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,15 +32,22 @@ def show_template(path: Path, *, as_json: bool) -> int:
     try:
         source = _source_of(path)
     except (OSError, ValueError) as error:
-        complain(f"{path}: {error}")
+        complain(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
         return USAGE
     told = about(source)
     if as_json:
         print_json(told)
     else:
         for name, value in told.items():
-            console().print(f"{name}: {value}", markup=False, soft_wrap=True)
+            console().print(f"{name}: {_shown(value)}", markup=False, soft_wrap=True)
     return OK if told["usable"] is True else USAGE
+
+
+def _shown(value: object) -> str:
+    """Return a value for a reader; a record is JSON, as `--reply-format` takes it from a file."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
 def about(source: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import socket
+import stat
 from collections.abc import Iterator
 
 import trio
@@ -22,6 +24,7 @@ from uma_protocol import (
     Role,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
+from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.path import DEFAULT_SOCKET
 from uma_trio.sockets.peers import peer_of
 from uma_trio.sockets.transport import Transport
@@ -61,11 +64,23 @@ def connect_to(sock: socket.socket, path: str) -> None:
     except OSError as exc:
         why = exc.strerror or str(exc)
         raise ConnectionFailed(
-            f"cannot reach the daemon at {path}: {why}; start it with `uma-trio serve`"
+            f"cannot reach the daemon at {path}: {why}; {_what_to_do(path, exc)}"
         ) from exc
     uid = peer_of(sock).uid
     if uid != os.geteuid():
         raise ConnectionFailed(f"{path} is served by user {uid}, not by you; nothing was sent")
+
+
+def _what_to_do(path: str, error: OSError) -> str:
+    """Return the way out for somebody who cannot connect."""
+    if isinstance(error, PermissionError):
+        return "it is another user's, or in a folder that is closed to you"
+    if isinstance(error, ConnectionRefusedError) and not stat.S_ISSOCK(os.stat(path).st_mode):
+        return "that is not a socket; check the path"
+    if (pid := holder_of(path)) is not None:
+        return f"pid {pid} is starting or stopping there; try again in a moment"
+    where = "" if path == DEFAULT_SOCKET else f" --socket {shlex.quote(path)}"
+    return f"start it with `uma-trio serve{where}`"
 
 
 def parsed(protocol: uma_protocol.Connection) -> Event | None:

@@ -430,9 +430,10 @@ class Config(HttpConfig):
 
 # Strings rather than Literal: the choices are the option's, checked once in `Option.check`.
 _HINTS = get_type_hints(Config) | {"log_level": str}
-# Those of the HTTP side, which Config inherits, are shown behind its own.
+# Those of replies and of HTTP, which Config inherits, are shown behind its own.
+_INHERITED = {field.name for field in attrs.fields(HttpConfig)}
 OPTIONS: tuple[Option, ...] = tuple(
-    sorted(options_of(Config, _HINTS), key=lambda item: item.name.startswith("http"))
+    sorted(options_of(Config, _HINTS), key=lambda item: item.name in _INHERITED)
 )
 
 

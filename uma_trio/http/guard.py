@@ -144,7 +144,7 @@ def _check_operator(head: Head, settings: Settings, *, by_socket: bool) -> None:
     if not by_socket and not settings.keys:
         raise Fault(
             403,
-            "that needs a key (--http-key-file), or --http unix:PATH; `uma-trio` does it, too",
+            "that needs a key (--http-key-file), or --http unix:PATH",
             code="forbidden",
             closes=True,
         )

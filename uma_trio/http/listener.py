@@ -56,7 +56,7 @@ def listening(address: Address) -> Iterator[Listener]:
         uma_trio.sockets.listener.SocketUnusable: it cannot be made there.
     """
     if address.path:
-        with unix.claim(address.path) as name, name.listen() as listener:
+        with unix.claim(address.path, "--http unix:PATH") as name, name.listen() as listener:
             yield listener
     else:
         with TcpListener(_bind(address)) as listener:

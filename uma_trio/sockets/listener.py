@@ -21,24 +21,33 @@ from typing import Self
 import trio
 
 from uma_trio.sockets.accepting import BACKLOG, accept_forever
+from uma_trio.sockets.holder import lock_of
 from uma_trio.sockets.peers import peer_of
 
 # sizeof(sun_path) less the closing NUL, which Linux would let us do without.
 _LONGEST_PATH = 107 if sys.platform == "linux" else 103
 _LOOK_S = 2.0
-_ELSEWHERE = "choose another path with --socket"
+_SOCKET_FLAG = "--socket"
 
 
 class SocketTaken(Exception):
-    """Another process serves on this socket; `pid` is None if it cannot be told."""
+    """Another process serves on this socket; `pid` is None if it cannot be told.
 
-    def __init__(self, path: str, pid: int | None) -> None:
+    `flag` is where the operator chose the path.
+    """
+
+    def __init__(self, path: str, pid: int | None, flag: str = _SOCKET_FLAG) -> None:
         who = f"pid {pid}" if pid is not None else "another process"
-        what = f"{path} is already served by {who}; use that, or {_ELSEWHERE}"
+        what = f"{path} is already served by {who}; use that, or {_elsewhere(flag)}"
         if not os.path.lexists(path):
             what = (
                 f"{path} is taken by {who}, and there is no socket there: it is starting, or its "
-                f"socket file was removed; wait, end it, or {_ELSEWHERE}"
+                f"socket file was removed; wait, end it, or {_elsewhere(flag)}"
+            )
+        elif _refuses(path):
+            what = (
+                f"{path} is held by {who}, which takes no more clients: it is stopping; try again "
+                f"when it has ended, or {_elsewhere(flag)}"
             )
         super().__init__(what)
         self.path = path
@@ -132,8 +141,8 @@ class Listener:
         self.close()
 
 
-def claim(path: str | os.PathLike[str]) -> Claim:
-    """Take `path` for this process, and remove a stale socket that is there.
+def claim(path: str | os.PathLike[str], flag: str = _SOCKET_FLAG) -> Claim:
+    """Take `path`, which was chosen by `flag`, for this process; remove a stale socket there.
 
     Nothing is left behind when it raises, but the lock file.
 
@@ -143,10 +152,10 @@ def claim(path: str | os.PathLike[str]) -> Claim:
     """
     name = os.fspath(path)
     if problem := too_long(name):
-        raise SocketUnusable(f"{problem}; {_ELSEWHERE}")
-    lock_fd = _take_lock(name)
+        raise SocketUnusable(f"{problem}; {_elsewhere(flag)}")
+    lock_fd = _take_lock(name, flag)
     try:
-        _remove_stale(name)
+        _remove_stale(name, flag)
     except BaseException:
         os.close(lock_fd)
         raise
@@ -166,20 +175,22 @@ def _identity(path: str) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
-def _take_lock(path: str) -> int:
-    lock_path = f"{path}.lock"
+def _elsewhere(flag: str) -> str:
+    return f"choose another path with {flag}"
+
+
+def _take_lock(path: str, flag: str) -> int:
+    lock_path = lock_of(path)
     try:
         fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         if exc.errno == errno.ENOENT:
             folder = os.path.dirname(path)
-            raise SocketUnusable(
-                f"there is no folder {folder}; create it, or {_ELSEWHERE}"
-            ) from exc
+            what = f"there is no folder {folder}; create it, or {_elsewhere(flag)}"
+            raise SocketUnusable(what) from exc
         why = "it is a symbolic link" if exc.errno == errno.ELOOP else exc.strerror
-        raise SocketUnusable(
-            f"cannot open the lock file {lock_path}: {why}; mend that, or {_ELSEWHERE}"
-        ) from exc
+        what = f"cannot open the lock file {lock_path}: {why}; mend that, or {_elsewhere(flag)}"
+        raise SocketUnusable(what) from exc
     try:
         info = os.fstat(fd)
         # A second link could be any file of ours, and we are about to write into it.
@@ -188,7 +199,7 @@ def _take_lock(path: str) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SocketTaken(path, _read_pid(fd)) from None
+            raise SocketTaken(path, _read_pid(fd), flag) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BaseException:
@@ -204,7 +215,7 @@ def _read_pid(lock_fd: int) -> int | None:
         return None  # the holder has the lock and has not written yet
 
 
-def _remove_stale(path: str) -> None:
+def _remove_stale(path: str, flag: str) -> None:
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -215,11 +226,11 @@ def _remove_stale(path: str) -> None:
         raise SocketUnusable(f"{path} exists and is not a socket; it was left alone")
     if info.st_uid != os.geteuid():
         raise SocketUnusable(f"{path} belongs to user {info.st_uid}; it was left alone")
-    _refuse_if_answered(path)
+    _refuse_if_answered(path, flag)
     os.unlink(path)
 
 
-def _refuse_if_answered(path: str) -> None:
+def _refuse_if_answered(path: str, flag: str) -> None:
     # We hold the lock, so no daemon of ours is there; but a stranger's server may be.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -228,10 +239,17 @@ def _refuse_if_answered(path: str) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except BlockingIOError:
-            raise SocketTaken(path, None) from None  # its backlog is full: it is alive
+            raise SocketTaken(path, None, flag) from None  # its backlog is full: it is alive
         except OSError as exc:
             raise SocketUnusable(f"cannot probe {path}: {exc.strerror}") from exc
-        raise SocketTaken(path, peer_of(probe).pid)
+        raise SocketTaken(path, peer_of(probe).pid, flag)
+
+
+def _refuses(path: str) -> bool:
+    """Whether there is a socket that nobody accepts on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
 def _bind(path: str) -> socket.socket:

@@ -1,0 +1,32 @@
+"""`uma-trio priority`: move a request that runs or waits to the other lane."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from uma_trio.cli.output import OK, SocketFlag, attempt, console, socket_path
+from uma_trio.lanes import Lane
+
+
+def priority(
+    request: Annotated[
+        int, Parameter(help="The daemon's handle of a request, as `uma-trio ps` shows it.")
+    ],
+    lane: Annotated[Lane, Parameter(help="Where it goes; background yields to who reads.")],
+    /,
+    *,
+    socket: SocketFlag = None,
+) -> int:
+    """Move a request to another lane."""
+    return attempt(_priority, socket_path(socket), request, lane)
+
+
+async def _priority(path: Path, request: int, lane: Lane) -> int:
+    from uma_trio.client import Client
+
+    await Client(path).set_priority(request, lane)
+    console().print(f"Request {request} is in the {lane} lane.")
+    return OK
