@@ -416,10 +416,11 @@ class Engine:
             return
         self.prefix.room.let_go()
         running = self.registry.running
-        read = any(sequence.view.protected for sequence in running.values())
-        last_s = self._decode_ended - self._decode_began
-        allowance_s = MOVING_SHARE * last_s if read else math.inf
-        self._moving_s += self.prefix.advance(running, allowance_s)
+        urgent = [s.view for s in running.values() if s.lane == "interactive" and s.credit > 0]
+        share_s = MOVING_SHARE * (self._decode_ended - self._decode_began)
+        allowance_s = share_s if any(view.protected for view in urgent) else math.inf
+        moving_s = share_s if urgent else math.inf
+        self._moving_s += self.prefix.advance(running, allowance_s, moving_s)
         self._planner.charge(self.prefix.take_spent())
 
 

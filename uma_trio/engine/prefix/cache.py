@@ -73,7 +73,9 @@ class PrefixCache:
         self.store = PageStore(budget, clock)
         self.leaves = Leaves(backend)
         self.saving = Saving(backend, self.store, clock, session_ttl_s)
-        self.room = Room(backend, self.leaves, self.saving, Compaction(backend, clock))
+        self.room = Room(
+            backend, self.leaves, self.saving, Compaction(backend, clock, self.saving.save_takes)
+        )
         self.held: dict[int, _Held] = {}
         self.hits: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
@@ -183,11 +185,14 @@ class PrefixCache:
 
     # --- while others compute ---
 
-    def advance(self, running: Mapping[int, Sequence], allowance_s: float) -> float:
+    def advance(
+        self, running: Mapping[int, Sequence], allowance_s: float, moving_s: float
+    ) -> float:
         """Go on with restores and forks, then with saving; return the seconds that it took.
 
-        Where streams are read, no more than `allowance_s` as far as can be foreseen. Where nobody
-        else has anything to compute, all restores are done at once.
+        Where streams are read, no more than `allowance_s` as far as can be foreseen. Where none is,
+        cells are moved down for no more than `moving_s`: somebody may wait for a first token. Where
+        nobody else has anything to compute, all restores are done at once.
         """
         moving = self.saving.due or self.room.compaction.spans_a_gap
         if not (self.held or self._promoted or moving):
@@ -221,7 +226,7 @@ class PrefixCache:
             if key not in self.held:
                 due[sequence.submit.client] += sequence.view.due
         if running and self.room.gap_costs(due.total()):
-            left_s -= self._compact(left_s, due)
+            left_s -= self._compact(moving_s if unread else left_s, due)
             short = short or self.room.compaction.under_way
         self._put_by_s = left_s if short and not unread else 0.0
         return self._clock() - began

@@ -20,7 +20,6 @@ from uma_trio.policy.prefix import PAGE
 
 #: llama.cpp rounds the cells that a decode spans up to this (`get_n_kv`), so that fewer change nothing.
 LEAST_GAP: Final = 256
-_FIRST_S: Final = 4e-6  # a token, until one was measured: saved and restored
 _SCATTERED: Final = 8  # runs of cells in a slice from which on it counts as scattered
 
 
@@ -30,20 +29,19 @@ class Compaction:
 
     `under_way` says that it was decided and is not done. What moving takes is known only once some
     cells were moved, so a slice that should take more than is left of what they have cost ends it.
+    Before that it is twice what saving takes (`saves`): cells go to host memory and back.
     """
 
     backend: Backend
     clock: Callable[[], float]
+    saves: Measured
     moved: int = 0
     failures: int = 0
     under_way: bool = False
     _paid_s: float = 0.0  # what free cells below the mark have cost since they last were few
     _left_s: float = 0.0  # of what moving may take
     _need_s: float = 0.0  # what the slice takes that was too dear
-    _takes: Measured = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._takes = Measured.of(self.backend, _FIRST_S)
+    _takes: Measured = field(factory=lambda: Measured(0.0, 0.0))
 
     @property
     def spans_a_gap(self) -> bool:
@@ -72,7 +70,7 @@ class Compaction:
             return False
         cells = min(gap, self.backend.kv_used())  # no more than these lie above a free one
         self._left_s = self._paid_s + cell_s * n_tokens * gap
-        self.under_way = self._left_s >= max(self._need_s, self._takes[False] * cells)
+        self.under_way = self._left_s >= max(self._need_s, self._token_s(scattered=False) * cells)
         return self.under_way
 
     def some(self, most_s: float) -> float:
@@ -85,7 +83,7 @@ class Compaction:
                 break
             seq, first, last = part
             n, scattered = last - first, self.backend.kv_runs(*part) >= _SCATTERED
-            need_s = n * self._takes[scattered]
+            need_s = n * self._token_s(scattered=scattered)
             if need_s > self._left_s:
                 self.under_way, self._paid_s, self._need_s = False, self._left_s, need_s
                 break
@@ -102,6 +100,11 @@ class Compaction:
             self._left_s -= took_s
             spent_s += took_s
         return spent_s
+
+    def _token_s(self, *, scattered: bool) -> float:
+        if self._takes.guessed(scattered=scattered):
+            return 2.0 * self.saves[scattered]
+        return self._takes[scattered]
 
     def _stop(self) -> None:
         self.under_way, self._paid_s, self._need_s = False, 0.0, 0.0

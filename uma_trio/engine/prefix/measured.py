@@ -20,14 +20,15 @@ class Measured:
 
     @classmethod
     def of(cls, backend: Backend, together_s: float) -> Measured:
-        """Return a guess for a backend.
+        """Return a guess for a backend; on a device it is infinite, so that idle time is used to measure.
 
-        On a device llama.cpp copies each run of cells in each layer by a call of its own. A request
-        waited 180 ms on an H200 while cells were moved or saved at a price that was guessed: nobody
-        should wait for the first page of scattered cells.
+        There llama.cpp copies each run of cells in each layer by a call of its own, over a bus of
+        unknown speed: on an H200 a page of cells that lie together took 16 to 34 ms, and a request
+        waited 180 ms for scattered ones.
         """
-        on_device = backend.traits.shape_costs
-        return cls(together_s, math.inf if on_device else _SCATTERED * together_s)
+        if backend.traits.shape_costs:
+            return cls(math.inf, math.inf)
+        return cls(together_s, _SCATTERED * together_s)
 
     def __init__(self, together_s: float, scattered_s: float) -> None:
         self._seconds = {False: together_s, True: scattered_s}
