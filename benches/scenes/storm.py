@@ -8,10 +8,10 @@
     python -m benches storm --caps 1.2 --policies ledger deadline --bursts 4 8 16 --seconds 12
     python -m benches storm --caps 1.2 --processes    the load comes from a process for each client
 
-Four loads, each against the same reader alone, seconds earlier on the same server: a *storm*
+Three loads, each against the same reader alone, seconds earlier on the same server: a *storm*
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
-(3 background streams), *newcomers* (short questions in the storm), with ``--paste`` one big
-unlabelled prompt, with ``--bursts`` so many people who ask at the same moment. Systems: the daemon
+(3 background streams), and *newcomers* (short questions in the storm). ``--paste`` adds one big
+unlabelled prompt, ``--bursts`` so many people who ask at the same moment. Systems: the daemon
 at several caps, or under each of ``--policies``, its baseline, and llama-server at
 several batch sizes, which is the knob it has for this; on request the daemon without one part of its policy.
 What the figures mean is in docs/BENCHMARKS.md. One client for all unless there are ``--processes``,

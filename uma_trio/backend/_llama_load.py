@@ -56,7 +56,9 @@ def load_model(
             f"llama.cpp cannot load {path} ({reason}); download it again,"
             " or get it as a GGUF made for this version of llama.cpp."
         )
-    return ModelHandle(int(pointer))
+    model = ModelHandle(int(pointer))
+    _refuse_unsuitable(model.pointer, path)
+    return model
 
 
 def make_context(
@@ -104,7 +106,7 @@ def make_context(
     return int(context)
 
 
-def refuse_unsuitable(model: int, path: Path) -> None:
+def _refuse_unsuitable(model: int, path: Path) -> None:
     """Refuse models that do not write text from left to right, one token after another."""
     if llama.llama_model_has_encoder(model):
         raise ModelError(f"{path} is an encoder-decoder model; name one that only decodes.")

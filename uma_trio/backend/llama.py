@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -29,7 +29,6 @@ from uma_trio.backend._llama_load import (
     can_go_back,
     load_model,
     make_context,
-    refuse_unsuitable,
 )
 from uma_trio.backend._llama_memory import CacheMemory
 from uma_trio.backend._llama_options import (
@@ -59,6 +58,14 @@ from uma_trio.backend.mapped_file import release
 from uma_trio.backend.placement import Placement
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
+
+
+class _Cells(TypedDict):
+    """How much of a KV cache there is, and of which type."""
+
+    n_ctx: int
+    n_batch: int
+    kv_type: str
 
 
 class LlamaBackend:
@@ -140,29 +147,24 @@ class LlamaBackend:
         1.0 and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
         Raises :class:`ModelError`.
         """
-        lib.start()
-        lib.set_log_sink(log)
-        if log is not None and lib.amx_is_miscompiled():
-            log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
+        _listen(log)
         path = Path(path)
         header = read_header(path)
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
-        size = {"n_ctx": n_ctx, "n_batch": n_batch}
         placement = placed(system_info(), header, gpu_layers)
-        flash = chosen_flash(flash_attention, header, placement, **size, kv_type=kv_type)
-        refuse_without_room(header, placement, **size, kv_type=kv_type, flash=flash)
+        cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch, "kv_type": kv_type}
+        flash = chosen_flash(flash_attention, header, placement, **cells)
+        refuse_without_room(header, placement, **cells, flash=flash)
         model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         info = model_info(model.pointer, header, kv_type)
-        refuse_unsuitable(model.pointer, path)
         vocabulary = LlamaVocabulary(model)
         context = make_context(
             model.pointer,
             path,
-            **size,
+            **cells,
             n_slots=n_slots,
             spare_sequences=int(n_slots < MAX_SLOTS - 2),  # for saving what leaves hold
             threads=threads,
-            kv_type=kv_type,
             flash=flash,
         )
         keeps = placement.on_gpu if holds_extent is None else holds_extent
@@ -376,6 +378,14 @@ class LlamaBackend:
         if self._context is None:
             raise BackendDied("the backend is closed")
         self._kv.check(seq)
+
+
+def _listen(log: LogSink | None) -> None:
+    """Start llama.cpp, and let `log` have what it says from now on."""
+    lib.start()
+    lib.set_log_sink(log)
+    if log is not None and lib.amx_is_miscompiled():
+        log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
 
 
 def _limits(context: int, info: ModelInfo, n_slots: int, *, whole_cache: bool) -> Limits:

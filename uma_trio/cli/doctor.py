@@ -21,6 +21,11 @@ from uma_trio.config import settings
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 
+_ModelFlag = Annotated[str | None, Parameter(help="The model to judge; UMA_MODEL.", metavar="PATH")]
+_SocketFlag = Annotated[
+    str | None, Parameter(help="The socket to look at; UMA_SOCK.", metavar="PATH")
+]
+_ConfigFlag = Annotated[str | None, Parameter(help="A YAML file; UMA_CONFIG.", metavar="FILE")]
 _HttpFlag = Annotated[
     str | None, Parameter(help="The HTTP address to look at; UMA_HTTP.", metavar="[HOST:]PORT")
 ]
@@ -36,6 +41,13 @@ _TemplateFlag = Annotated[
         metavar="FILE",
     ),
 ]
+_CostFlag = Annotated[
+    bool,
+    Parameter(
+        help="Only tell what a tick of so many tokens takes on this machine; loads the model.",
+        negative="",
+    ),
+]
 _FreshFlag = Annotated[
     bool, Parameter(help="With --cost: measure anew what was measured before.", negative="")
 ]
@@ -45,25 +57,13 @@ _LEAST_ROOM = 20  # columns
 
 def doctor(
     *,
-    model: Annotated[
-        str | None, Parameter(help="The model to judge; UMA_MODEL.", metavar="PATH")
-    ] = None,
-    socket: Annotated[
-        str | None, Parameter(help="The socket to look at; UMA_SOCK.", metavar="PATH")
-    ] = None,
+    model: _ModelFlag = None,
+    socket: _SocketFlag = None,
     n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.", metavar="N")] = None,
     parallel: _ParallelFlag = None,
     http: _HttpFlag = None,
-    config: Annotated[
-        str | None, Parameter(help="A YAML file; UMA_CONFIG.", metavar="FILE")
-    ] = None,
-    cost: Annotated[
-        bool,
-        Parameter(
-            help="Only tell what a tick of so many tokens takes on this machine; loads the model.",
-            negative="",
-        ),
-    ] = False,
+    config: _ConfigFlag = None,
+    cost: _CostFlag = False,
     fresh: _FreshFlag = False,
     template: _TemplateFlag = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,

@@ -143,9 +143,7 @@ class Metrics:
         self._decoded += decode_tokens
         self._prefilled += prefill_tokens
         self._rows += rows
-        for source, (n, right) in drafts.items():
-            self._drafts[source] = self._drafts.get(source, 0) + n
-            self._drafts_right[source] = self._drafts_right.get(source, 0) + right
+        self._count_drafts(drafts)
         self._in_place += rows_in_place
         self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
         for lane, n in (lane_tokens or {}).items():
@@ -162,6 +160,11 @@ class Metrics:
         for seconds in masks_s:
             self._mask_ms.record(seconds * 1e3)
         self._late_masks += late_masks
+
+    def _count_drafts(self, drafts: Mapping[str, tuple[int, int]]) -> None:
+        for source, (n, right) in drafts.items():
+            self._drafts[source] = self._drafts.get(source, 0) + n
+            self._drafts_right[source] = self._drafts_right.get(source, 0) + right
 
     def first_token(self, ttft_s: float, queue_s: float = 0.0) -> None:
         """Record a request's first token, `ttft_s` after it arrived, of which it waited `queue_s`."""

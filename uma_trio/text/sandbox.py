@@ -10,10 +10,10 @@ template and without a trace function or a second process:
   ``replace``, ``indent``, ``tojson``, ``format``, macros' and ``set`` blocks' output;
 * lists of the filters, globals and string methods that chat templates use; no others exist.
 
-Not covered: one primitive operation on values within the bounds (sorting 10,000 items
+Not covered is one primitive operation on values within the bounds: sorting 10,000 items
 takes milliseconds, but comparing two lists that were nested into each other forty times
-takes for ever), and what compiling costs (bounded by the template's length and by Python's
-recursion limit). A template is part of a model file that the operator chose.
+takes for ever. Nor is what compiling costs, which the template's length and Python's
+recursion limit bound. A template is part of a model file that the operator chose.
 """
 
 from __future__ import annotations

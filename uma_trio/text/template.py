@@ -14,8 +14,8 @@ compare it (`param.type == "string"`) and which writes it in one piece with its 
 Templates may strip their contents (``message.content | trim``). The word is therefore padded
 with white space on both sides; where the padding comes back stripped, the content is stripped
 in the same way: all white space, or line ends only. Two things differ from handing contents to
-the template, and both are deliberate: a template cannot look inside a content (to cut the
-reasoning out of earlier answers, say), and a content of nothing but white space, which cannot
+the template, and both are deliberate. A template cannot look inside a content (to cut the
+reasoning out of earlier answers, say). A content of nothing but white space, which cannot
 do harm, is handed over as it is, so that "no system message" looks like none.
 
 What a request may say to the template by name (:class:`Manner`) is seen by the template as it is,

@@ -263,9 +263,9 @@ _NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = {}
 class Choices:
     """The tokens of a tick, and what the model thought of those whose requests asked, by row.
 
-    `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn,
-    `IMPOSSIBLE` for one whose constraint leaves no token, `UNREACHED` for one behind a wrong guess,
-    `LATE` for one whose mask is not there yet; these have no logprobs. Logprobs are computed when the
+    `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn;
+    `IMPOSSIBLE` for one whose constraint leaves no token; `UNREACHED` for one behind a wrong guess;
+    `LATE` for one whose mask is not there yet. These have no logprobs. Logprobs are computed when the
     first of them is looked at, or when the same :class:`Choice` is used again. `masks_s` is for each
     token that a constraint refused how long it took to find another, unless it is late.
     """
