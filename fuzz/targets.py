@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from uma_protocol import (
     Connection,
+    Generate,
     RemoteProtocolError,
     Role,
     decode_event,
@@ -41,21 +42,35 @@ def framing(data: bytes) -> None:
     """Any stream is understood or refused, the same way whole, byte by byte and cut anywhere."""
     # The cuts are made of the input itself, so that a file in the corpus says everything.
     positions = [len(data) * byte // 256 for byte in data[:10]]
-    for role in Role:
-        first = _outcome(role, whole(data))
-        if _outcome(role, bytewise(data)) != first:
-            raise AssertionError(f"{role.value}: byte by byte differs from whole")
-        if _outcome(role, cuts(data, *positions)) != first:
-            raise AssertionError(f"{role.value}: cut at {positions} differs from whole")
+    for name, fresh in _ENDS.items():
+        first = _outcome(fresh(), whole(data))
+        if _outcome(fresh(), bytewise(data)) != first:
+            raise AssertionError(f"{name}: byte by byte differs from whole")
+        if _outcome(fresh(), cuts(data, *positions)) != first:
+            raise AssertionError(f"{name}: cut at {positions} differs from whole")
 
 
-def _outcome(role: Role, pieces: list[bytes]) -> list[object]:
+def _asking() -> Connection:
+    """A client that waits for two answers to the request of the samples."""
+    connection = Connection(Role.CLIENT)
+    connection.send(Generate("a-1", n=2, prompt="p"))
+    return connection
+
+
+_ENDS: dict[str, Callable[[], Connection]] = {
+    "server": lambda: Connection(Role.SERVER),
+    "client": lambda: Connection(Role.CLIENT),
+    "client that asks": _asking,
+}
+
+
+def _outcome(connection: Connection, pieces: list[bytes]) -> list[object]:
     """Events and refusals, in a form that can be compared."""
     return [
         (item.code, item.message, item.field, item.request_id, item.fatal)
         if isinstance(item, RemoteProtocolError)
         else item
-        for item in feed(Connection(role), [*pieces, b""])
+        for item in feed(connection, [*pieces, b""])
     ]
 
 

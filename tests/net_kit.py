@@ -32,14 +32,17 @@ from uma_protocol import (
     Token,
 )
 from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.engine.messages import StreamItem
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.task import Wakeup, run_inline
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
+from uma_trio.service.answers import Answers
 from uma_trio.service.checks import Bounds
 from uma_trio.service.service import Answer, RunBlocking, Service
+from uma_trio.service.stream import Pipe, until_any
 from uma_trio.sockets.listener import Listener
 from uma_trio.sockets.transport import Transport
 from uma_trio.text.frontend import FrontEnd
@@ -106,6 +109,20 @@ class LogBook:
     def exception(self, event: str, *args: Any, **values: Any) -> None:
         """Keep the traceback."""
         self.faults.append(traceback.format_exc())
+
+
+async def take_from(pipe: Pipe) -> list[StreamItem]:
+    """Return what is to be shown of one answer, once something is."""
+    await until_any((pipe,))
+    return pipe.take()
+
+
+async def items_of(answers: Answers) -> AsyncIterator[StreamItem]:
+    """Yield every item of a request with one answer."""
+    while not answers.finished:
+        for _, items in await answers.burst():
+            for item in items:
+                yield item
 
 
 async def at_once(function: Callable[[], Answer], /) -> Answer:

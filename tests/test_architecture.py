@@ -86,12 +86,13 @@ ALLOWED = {
     "uma_trio.http": {
         *("attrs", "h11", "msgspec", "numpy", "trio", "uma_trio.service", "uma_trio.sockets"),
         *("uma_protocol.errors", "uma_protocol.events", "uma_protocol.rules"),
+        "uma_protocol.fields",
         *("uma_trio.engine.messages", "uma_trio.lanes", "uma_trio.telemetry.exposition"),
         "uma_trio.text.replies",
     },
     "uma_trio.http.generate": {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),
-        *("uma_trio.engine.messages", "uma_trio.service.generation"),
+        *("uma_trio.engine.messages", "uma_trio.service.answers"),
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio.sim": {

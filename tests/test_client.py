@@ -6,14 +6,14 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from net_kit import TICK_S, House, house, slowly
+from client_kit import client_of, served, works
+from net_kit import TICK_S, slowly
 from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
@@ -23,7 +23,6 @@ from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.client import (
     DEFAULT_SOCKET,
     HELD_BACK,
-    Client,
     ConnectionFailed,
     ServerError,
     connect,
@@ -39,28 +38,6 @@ def path() -> Iterator[Path]:
     """Return a short path for a socket."""
     with tempfile.TemporaryDirectory(prefix="uma") as folder:
         yield Path(folder) / "s"
-
-
-@asynccontextmanager
-async def served(path: Path, *args: Any, **options: Any) -> AsyncIterator[House]:
-    """Run a daemon on `path`."""
-    with claim(path) as mine, mine.listen() as listener:
-        async with house(*args, listener=listener, **options) as daemon:
-            yield daemon
-
-
-@asynccontextmanager
-async def client_of(path: Path, *args: Any, **options: Any) -> AsyncIterator[tuple[Client, House]]:
-    """Run a daemon on `path` and connect to it."""
-    async with served(path, *args, **options) as daemon, connect(path) as client:
-        yield client, daemon
-
-
-async def works(client: Client, daemon: House) -> bool:
-    """Whether the engine is idle and the connection good for another request."""
-    await trio.sleep(2 * TICK_S)
-    daemon.check_idle_engine()
-    return await client.generate("again", max_tokens=7).text() == daemon.expected("again", 7)
 
 
 # --- streaming ---

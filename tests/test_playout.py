@@ -13,7 +13,7 @@ from engine_kit import Bench
 from http_kit import http_house
 from hypothesis import example, given
 from hypothesis import strategies as st
-from net_kit import TICK_S, House, house
+from net_kit import TICK_S, House, house, items_of, take_from
 from policy_kit import state
 from trio.testing import MockClock
 
@@ -28,7 +28,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import PLACES_IN_FLIGHT, Contract, SchedulerState
 from uma_trio.service.ask import Ask, Door, Origin
 from uma_trio.service.playout import GRAIN_S, Playout
-from uma_trio.service.stream import Pipe
+from uma_trio.service.stream import Pipe, Reader
 from uma_trio.wire import ask_of
 
 PLAYOUT_S = Contract().playout_s
@@ -238,14 +238,14 @@ def played(
 
     async def main() -> None:
         playout = Playout(trio.current_time, count)
-        pipe = Pipe(playout)
+        pipe = Pipe(playout, Reader())
 
         async def read() -> None:
             waits = iter(patience)
             while len(got) <= len(arrivals):
                 items: list[StreamItem] = []
                 with trio.move_on_after(next(waits, math.inf)):
-                    items = await pipe.take()
+                    items = await take_from(pipe)
                 for item in items:
                     assert isinstance(item, TokenOut)
                     got.append((item.token_id, *sent[item.token_id], trio.current_time()))
@@ -307,12 +307,12 @@ async def test_there_is_a_timer_only_while_something_is_held(autojump_clock: Moc
         return trio.lowlevel.current_statistics().seconds_to_next_deadline
 
     playout = Playout(trio.current_time)
-    pipe = Pipe(playout)
+    pipe = Pipe(playout, Reader())
     taken: list[StreamItem] = []
 
     async def read() -> None:
         while True:
-            taken.extend(await pipe.take())
+            taken.extend(await take_from(pipe))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(playout.run)
@@ -334,7 +334,7 @@ async def test_there_is_a_timer_only_while_something_is_held(autojump_clock: Moc
 async def test_a_closed_pipe_holds_nothing(autojump_clock: MockClock) -> None:
     """Its client is gone: the count of held tokens goes down by what it had."""
     changes: list[int] = []
-    pipe = Pipe(Playout(trio.current_time, changes.append))
+    pipe = Pipe(Playout(trio.current_time, changes.append), Reader())
     for n in range(3):
         pipe.send_nowait(TokenOut(n, "", None, trio.current_time() + 0.1))
     pipe.close()
@@ -467,8 +467,8 @@ async def test_a_dead_engine_leaves_nothing_held(autojump_clock: MockClock) -> N
         async with house(backend, policy=pacing(0.05)) as daemon:
             ask = Ask(prompt="hello", max_tokens=60)
             with trio.CancelScope(shield=True):
-                async with daemon.service.generate(ask, origin()) as stream:
-                    items.extend([item async for item in stream])
+                async with daemon.service.generate([ask], origin()) as stream:
+                    items.extend([item async for item in items_of(stream)])
 
     with pytest.raises(ExceptionGroup):
         await read()
@@ -508,13 +508,13 @@ async def test_a_token_that_is_held_keeps_its_place_and_who_does_not_read_is_par
     """However long it takes; when the reader is back it goes on."""
     async with house(policy=pacing(0.05), credit=8) as daemon:
         ask = Ask(prompt="hello", max_tokens=30)
-        async with daemon.service.generate(ask, origin()) as stream:
+        async with daemon.service.generate([ask], origin()) as stream:
             await trio.sleep(2)
             (report,) = daemon.bench.engine.registry.reports(trio.current_time())
             assert (report.state, report.completion_tokens) == ("parked", 8)
             n = 0
             while not stream.finished:
-                items = await stream.burst()
+                ((_, items),) = await stream.burst()
                 n += sum(isinstance(item, TokenOut) for item in items)
         assert n == 30
 
@@ -568,10 +568,10 @@ def test_whatever_happens_the_tokens_told_are_the_tokens_sampled() -> None:
             told = 0
             ask = Ask(prompt="hello", max_tokens=n, **kinds)  # type: ignore[arg-type]
             async with trio.open_nursery() as nursery:
-                async with daemon.service.generate(ask, origin()) as stream:
+                async with daemon.service.generate([ask], origin()) as stream:
                     if end_s is not None:
                         nursery.start_soon(end_later, stream.end, end_s)
-                    async for item in stream:
+                    async for item in items_of(stream):
                         told += isinstance(item, TokenOut)
                 nursery.cancel_scope.cancel()
             assert isinstance(item, Finished)

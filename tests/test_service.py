@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from net_kit import TICK_S, House, at_once, house, slowly
+from net_kit import TICK_S, House, at_once, house, items_of, slowly, take_from
 from trio.testing import MockClock
 
 from uma_protocol import Code
@@ -15,7 +15,7 @@ from uma_trio.backend.fake import N_VOCAB, FakeBackend, linear_cost
 from uma_trio.engine.messages import Credit, Finished, PromptDone, StreamItem, TokenOut
 from uma_trio.service.ask import Ask, Chat, Door, Message, Origin, Refusal
 from uma_trio.service.playout import Playout
-from uma_trio.service.stream import Pipe
+from uma_trio.service.stream import Pipe, Reader
 
 DOOR = Door(max_prompt_bytes=100, option="--door-bytes")
 
@@ -28,8 +28,8 @@ def origin(**fields: Any) -> Origin:
 async def answer(daemon: House, ask: Ask) -> tuple[str, Finished]:
     """Return the text of a request and how it ended."""
     text = ""
-    async with daemon.service.generate(ask, origin()) as stream:
-        async for item in stream:
+    async with daemon.service.generate([ask], origin()) as stream:
+        async for item in items_of(stream):
             if not isinstance(item, PromptDone):
                 text += item.text
     assert isinstance(item, Finished)
@@ -49,8 +49,8 @@ async def test_a_stream_yields_the_end_of_the_prompt_the_tokens_and_the_end(
 ) -> None:
     """In this order, and then nothing; leaving the block leaves the directory."""
     async with house() as daemon:
-        async with daemon.service.generate(Ask(prompt="hello", max_tokens=5), origin()) as stream:
-            items = [item async for item in stream]
+        async with daemon.service.generate([Ask(prompt="hello", max_tokens=5)], origin()) as stream:
+            items = [item async for item in items_of(stream)]
             assert len(daemon.service.directory) == 1
         assert [type(item) for item in items] == [PromptDone, *[TokenOut] * 5, Finished]
         assert not len(daemon.service.directory)
@@ -150,11 +150,14 @@ async def test_credit_goes_back_once_a_burst(autojump_clock: MockClock) -> None:
             put(message)
 
         daemon.bench.inbox.put = spy  # type: ignore[method-assign]
-        async with daemon.service.generate(Ask(prompt="hello", max_tokens=12), origin()) as stream:
+        async with daemon.service.generate(
+            [Ask(prompt="hello", max_tokens=12)], origin()
+        ) as stream:
             sizes = []
             while sum(sizes) < 12:
                 await trio.sleep(20 * TICK_S)
-                sizes.append(sum(isinstance(item, TokenOut) for item in await stream.burst()))
+                ((_, items),) = await stream.burst()
+                sizes.append(sum(isinstance(item, TokenOut) for item in items))
         assert max(sizes) > 1
         assert given == sizes[: len(given)]
         assert len(given) == len(sizes) - 1
@@ -163,7 +166,9 @@ async def test_credit_goes_back_once_a_burst(autojump_clock: MockClock) -> None:
 async def test_leaving_the_block_ends_the_request(autojump_clock: MockClock) -> None:
     """By the next tick its slot is free."""
     async with house() as daemon:
-        async with daemon.service.generate(Ask(prompt="hello", max_tokens=900), origin()) as stream:
+        async with daemon.service.generate(
+            [Ask(prompt="hello", max_tokens=900)], origin()
+        ) as stream:
             await stream.burst()
         await daemon.until_idle()
         daemon.check_idle_engine()
@@ -174,7 +179,7 @@ async def test_cancelling_while_it_is_tokenised_submits_nothing(
 ) -> None:
     """The engine never hears of it, and it ends as any request does."""
     async with house(run_blocking=slowly(5)) as daemon:
-        generation = daemon.service.generate(Ask(prompt="hello"), origin())
+        generation = daemon.service.generate([Ask(prompt="hello")], origin())
         with trio.move_on_after(60):
             async with trio.open_nursery() as nursery:
 
@@ -184,7 +189,7 @@ async def test_cancelling_while_it_is_tokenised_submits_nothing(
 
                 nursery.start_soon(cancel)
                 async with generation as stream:
-                    (end,) = await stream.burst()
+                    ((_, (end,)),) = await stream.burst()
         assert isinstance(end, Finished)
         assert (end.reason, end.total_s) == ("cancelled", pytest.approx(1))
 
@@ -193,14 +198,14 @@ async def test_a_request_is_moved_and_cancelled_by_its_handle(autojump_clock: Mo
     """Whoever asks; an unknown handle is no fault."""
     async with house() as daemon:
         service = daemon.service
-        async with service.generate(Ask(prompt="hello", max_tokens=500), origin()) as stream:
+        async with service.generate([Ask(prompt="hello", max_tokens=500)], origin()) as stream:
             await stream.burst()
             assert service.move(stream.handle, "background")
             (running,) = await service.running()
             assert (running.handle, running.report.lane) == (stream.handle, "background")
             assert running.origin.name == "r"
             service.cancel(stream.handle)
-            items = [item async for item in stream]
+            items = [item async for item in items_of(stream)]
         assert isinstance(items[-1], Finished)
         assert items[-1].reason == "cancelled"
         assert not service.move(stream.handle, "interactive")
@@ -224,12 +229,12 @@ async def test_texts_are_looked_at_without_a_request(autojump_clock: MockClock) 
 
 async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None:
     """In order; a reader that waits is woken by the first and finds those that came with it."""
-    pipe = Pipe(Playout(trio.current_time))
+    pipe = Pipe(Playout(trio.current_time), Reader())
     got: list[list[StreamItem]] = []
 
     async def read() -> None:
-        got.append(await pipe.take())
-        got.append(await pipe.take())
+        got.append(await take_from(pipe))
+        got.append(await take_from(pipe))
 
     items: list[StreamItem] = [PromptDone(), TokenOut(1, "a"), TokenOut(2, "b")]
     async with trio.open_nursery() as nursery:
@@ -244,21 +249,21 @@ async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None
 
 async def test_a_reader_that_is_cancelled_loses_nothing(autojump_clock: MockClock) -> None:
     """The next one to ask gets what came meanwhile."""
-    pipe = Pipe(Playout(trio.current_time))
+    pipe = Pipe(Playout(trio.current_time), Reader())
     with trio.move_on_after(1):
-        await pipe.take()
+        await take_from(pipe)
     pipe.send_nowait(PromptDone())
     with trio.CancelScope() as scope:
         scope.cancel()
-        await pipe.take()
-    assert await pipe.take() == [PromptDone()]
+        await take_from(pipe)
+    assert await take_from(pipe) == [PromptDone()]
 
 
 async def test_a_closed_pipe_drops_what_comes(autojump_clock: MockClock) -> None:
     """The engine may still be on its way with a token."""
-    pipe = Pipe(Playout(trio.current_time))
+    pipe = Pipe(Playout(trio.current_time), Reader())
     pipe.close()
     pipe.send_nowait(PromptDone())
     with trio.move_on_after(1) as scope:
-        await pipe.take()
+        await take_from(pipe)
     assert scope.cancelled_caught

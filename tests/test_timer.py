@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 import trio.testing
+from net_kit import take_from
 from trio.testing import MockClock
 
 from uma_trio.engine.messages import StreamItem, TokenOut
 from uma_trio.service import timer as timers
 from uma_trio.service.playout import GRAIN_S, Playout
-from uma_trio.service.stream import Pipe
+from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.timer import FileTimer, Timer, TrioTimer, finest_timer
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
@@ -107,12 +108,12 @@ async def test_streams_that_are_due_together_share_a_wake(autojump_clock: MockCl
 
     begun = trio.current_time()
     playout = Playout(trio.current_time, timer=Counting(trio.current_time))
-    pipes = [Pipe(playout) for _ in range(3)]
+    pipes = [Pipe(playout, Reader()) for _ in range(3)]
     got: list[list[StreamItem]] = [[], [], []]
 
     async def read(n: int) -> None:
         while True:
-            got[n] += await pipes[n].take()
+            got[n] += await take_from(pipes[n])
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(playout.run)

@@ -10,6 +10,7 @@ from uma_protocol import (
     Alternative,
     CallPiece,
     Code,
+    End,
     Eos,
     Error,
     Logprobs,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     import uma_protocol
     from uma_protocol import Generate, Slo
-    from uma_trio.service.reading import Reading
+    from uma_trio.service.generation import Generation
     from uma_trio.service.service import Running
     from uma_trio.sockets.peers import Peer
 
@@ -69,6 +70,7 @@ def ask_of(generate: Generate) -> Ask:
         speculation=generate.speculation,
         pace=generate.pace,
         streamed=generate.stream,
+        n=generate.n,
     )
 
 
@@ -102,22 +104,32 @@ def _message(message: uma_protocol.Message) -> Message:
 class Telling:
     """What one answer says, in the words of the protocol: a token at a time, and its end."""
 
-    def __init__(self, generate: Generate, reading: Reading) -> None:
+    def __init__(self, generate: Generate, generation: Generation) -> None:
+        self._asked = generate
         self._id = generate.id
         self._streams = generate.stream
-        self._reading = reading
+        self._choice, self._handle = generation.choice, generation.handle
+        self._reading = generation.reading
         self._kept: list[Event] = []  # all of a whole answer, of a stream its calls
 
     def token(self, item: TokenOut, text_of: Callable[[int], str]) -> Token:
         """Return the event of a token."""
         logprobs = logprobs_of(item.logprobs, text_of)
         if self._reading.plain:
-            return Token(self._id, item.text, item.token_id, logprobs)
+            return Token(self._id, item.text, item.token_id, logprobs, choice=self._choice)
         events = self._reading.token(item)
         self._keep(events)
         said = collect(event for event in events if isinstance(event, Content | Reasoning))
         calls = tuple(piece for event in events if (piece := _piece(event)) is not None)
-        return Token(self._id, said.content, item.token_id, logprobs, said.reasoning or None, calls)
+        return Token(
+            self._id,
+            said.content,
+            item.token_id,
+            logprobs,
+            said.reasoning or None,
+            calls,
+            self._choice,
+        )
 
     def keep(self, item: TokenOut) -> None:
         """Keep a token of an answer that is told as a whole."""
@@ -132,6 +144,26 @@ class Telling:
             return whole
         rest = collect(event for event in events if isinstance(event, Content | Reasoning))
         return Said(rest.content, rest.reasoning, whole.calls)
+
+    def last(self, finished: Finished, said: Said | None) -> End | Eos:
+        """Build the event that ends it; `said` is what goes out with it, if anything does.
+
+        The only answer ends its request with it.
+        """
+        if self._asked.n == 1:
+            return eos_event(self._asked, self._handle, finished, said)
+        return End(
+            id=self._id,
+            reason=finished.reason,
+            completion_tokens=finished.completion_tokens,
+            request=self._handle,
+            text=_text(self._asked, said),
+            code=finished.code,
+            message=finished.message,
+            reasoning=None if said is None else said.reasoning or None,
+            calls=() if said is None else _calls(said),
+            choice=self._choice,
+        )
 
     def _keep(self, events: Iterable[Event]) -> None:
         if not self._streams:
@@ -233,9 +265,6 @@ def refusal_event(refusal: Refusal, request_id: str) -> Error:
 
 def eos_event(generate: Generate, handle: int, finished: Finished, said: Said | None) -> Eos:
     """Build the terminal event; `said` is what goes out with it, if anything does."""
-    text = None
-    if said is not None:
-        text = said.content or None if generate.stream else said.content
     return Eos(
         id=generate.id,
         reason=finished.reason,
@@ -246,13 +275,20 @@ def eos_event(generate: Generate, handle: int, finished: Finished, said: Said | 
         ),
         timings=_timings(finished),
         request=handle,
-        text=text,
+        text=_text(generate, said),
         code=finished.code,
         message=finished.message,
         metadata=generate.metadata,
         reasoning=None if said is None else said.reasoning or None,
         calls=() if said is None else _calls(said),
     )
+
+
+def _text(generate: Generate, said: Said | None) -> str | None:
+    """Return the text of an event that ends an answer: a whole answer has one, if an empty one."""
+    if said is None:
+        return None
+    return said.content or None if generate.stream else said.content
 
 
 def _calls(said: Said) -> tuple[ToolCall, ...]:
@@ -276,6 +312,7 @@ def session_info(running: Running) -> SessionInfo:
         tokens_per_s=round(report.tokens_per_s, 3),
         age_ms=round(report.age_s * 1e3, 3),
         ahead_ms=round(report.ahead_s * 1e3, 3),
+        choice=running.choice,
     )
 
 

@@ -14,6 +14,7 @@ PACKAGE = pathlib.Path(uma_protocol.__file__).parent
 LADDER = [
     "errors",
     "chats",
+    "stories",
     "events",
     "states",
     "frames",

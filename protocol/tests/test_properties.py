@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from uma_protocol import (
     Connection,
     ConnectionClosed,
+    End,
     Eos,
     Error,
     Generate,
@@ -67,10 +68,14 @@ TIMES = Timings(queue_ms=0.0, total_ms=0.0, tokens_per_s=0.0)
 CALLS = ["prompt_done", "flushed", "start_next_cycle", "send_failed"]
 EVENTS_SENT = [
     Generate("a", prompt="p"),
+    Generate("a", n=2, prompt="p"),
     ListSessions(),
     Prefix(action="clear"),
     Token("a", "x", 1),
     Token("b", "x", 1),
+    Token("a", "x", 1, choice=1),
+    End("a", "stop", 1, 1),
+    End("a", "stop", 1, 2, choice=1),
     Eos("a", "stop", Usage(1, 1), TIMES, 1),
     Error("E_PROTO_005", "m", False, False),
     Error("E_PROTO_002", "m", True, False),

@@ -1,7 +1,7 @@
 """The uma-trio wire protocol, without I/O: frames, strict JSON, and a state machine.
 
 `Connection` is where to begin. The modules form a ladder, each knowing only those before it:
-errors, events, states, frames, rules, fields, codec, connection, testing.
+errors, chats, stories, events, states, frames, rules, fields, codec, connection, testing.
 """
 
 from .codec import decode_event, decode_request, encode_event, encode_request
@@ -23,6 +23,7 @@ from .events import (
     Cancel,
     ConnectionClosed,
     Effort,
+    End,
     Eos,
     Error,
     Event,
@@ -80,6 +81,7 @@ __all__ = [
     "Connection",
     "ConnectionClosed",
     "Effort",
+    "End",
     "Eos",
     "Error",
     "Event",

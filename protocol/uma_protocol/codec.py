@@ -21,6 +21,7 @@ import msgspec
 from .errors import Code, LocalProtocolError, RemoteProtocolError
 from .events import (
     Cancel,
+    End,
     Eos,
     Error,
     Event,
@@ -359,7 +360,25 @@ def _token(event: Token) -> dict[str, Any]:
         shape["reasoning"] = event.reasoning
     if event.calls:
         shape["calls"] = event.calls
+    if event.choice:
+        shape["choice"] = event.choice
     return shape
+
+
+def _end(event: End) -> dict[str, Any]:
+    return _present(
+        id=event.id,
+        event="end",
+        choice=event.choice or None,
+        reason=event.reason,
+        text=event.text,
+        completion_tokens=event.completion_tokens,
+        request=event.request,
+        code=event.code,
+        message=event.message,
+        reasoning=event.reasoning,
+        calls=event.calls or None,
+    )
 
 
 def _eos(event: Eos) -> dict[str, Any]:
@@ -398,6 +417,7 @@ def _present(**fields: Any) -> dict[str, Any]:
 
 _SHAPES: dict[type, Callable[[Any], dict[str, Any]]] = {
     Token: _token,
+    End: _end,
     Eos: _eos,
     Error: _error,
     Ok: lambda event: _present(id=event.id, event="ok"),

@@ -26,6 +26,7 @@ from .errors import CODES, Code, LocalProtocolError, ProtocolError, RemoteProtoc
 from .events import (
     Cancel,
     ConnectionClosed,
+    End,
     Eos,
     Error,
     Event,
@@ -72,7 +73,7 @@ PAUSED: Literal[Pause.PAUSED] = Pause.PAUSED
 _CLOSED = ConnectionClosed()
 _DONE = frozenset({ServerState.DONE, ClientState.DONE})
 _ERROR = frozenset({ServerState.ERROR, ClientState.ERROR})
-_OF_A_REQUEST = frozenset({Input.TOKEN, Input.EOS})
+_OF_A_REQUEST = frozenset({Input.TOKEN, Input.END, Input.EOS})
 
 _REQUESTS: dict[type, Input] = {
     Generate: Input.REQUEST,
@@ -85,6 +86,7 @@ _REQUESTS: dict[type, Input] = {
 }
 _EVENTS: dict[type, Input] = {
     Token: Input.TOKEN,
+    End: Input.END,
     Eos: Input.EOS,
     Error: Input.REPLY,  # unless it is fatal
     Ok: Input.REPLY,
@@ -117,6 +119,8 @@ class Connection:
         self._encode: Callable[[Any], bytes] = encode_event if self._is_server else encode_request
         self._reader = FrameReader(max_frame_bytes)
         self._request_id: str | None = None
+        self._n = 1
+        self._open: set[int] = set()  # choices of it that are not at their end
         self._refused_in_a_row = 0
         self._eof = False
         self._fault: RemoteProtocolError | None = None
@@ -139,6 +143,11 @@ class Connection:
     def request_id(self) -> str | None:
         """The id of the request that runs, or None; in ERROR, of the one that was cut short."""
         return self._request_id
+
+    @property
+    def open_choices(self) -> frozenset[int]:
+        """Which of the answers to the request that runs are not at their end yet."""
+        return frozenset(self._open)
 
     @property
     def mid_frame(self) -> bool:
@@ -231,7 +240,7 @@ class Connection:
                     "a request already runs on this connection: wait for its eos, or open another",
                     request_id=request.id,
                 )
-            self._request_id = request.id
+            self._begin(request)
         elif isinstance(request, Cancel | SetPriority):
             if request.id is not None and request.id != running:
                 raise RemoteProtocolError(
@@ -259,13 +268,10 @@ class Connection:
                 Code.E_PROTO_003,
                 f"the daemon sent {happened.value} while this client is in {self.state.name}",
             )
-        if isinstance(event, Token | Eos) and event.id != self._request_id:
-            raise RemoteProtocolError(
-                Code.E_PROTO_005, "the daemon sent an event of a request that does not run here"
-            )
+        if happened in _OF_A_REQUEST and (problem := self._astray(event)) is not None:
+            raise RemoteProtocolError(Code.E_PROTO_005, f"the daemon sent {problem}")
         self._feed(happened)
-        if happened is Input.EOS:
-            self._request_id = None
+        self._follow(event)
         return event
 
     # --- bytes out ---
@@ -290,18 +296,23 @@ class Connection:
         if happened in _OF_A_REQUEST or happened is Input.ADMIN:
             self._check_id(event, happened)
         self._feed(happened)
-        if happened is Input.EOS:
-            self._request_id = None
-        elif isinstance(event, Generate):
-            self._request_id = event.id
+        if isinstance(event, Generate):
+            self._begin(event)
+        else:
+            self._follow(event)
         return frame(payload)
 
     def _check_id(self, event: Any, happened: Input) -> None:
         """Refuse to speak of a request that does not run; states are the table's business."""
-        named = getattr(event, "id", None)
-        if named is None or named == self._request_id or not self._ours.allows(happened):
+        if not self._ours.allows(happened):
             return
-        if happened is Input.ADMIN:
+        if happened is not Input.ADMIN:
+            problem = self._astray(event)
+            if problem is not None:
+                raise self._illegal(f"a server does not send {problem}")
+            return
+        named = getattr(event, "id", None)
+        if named is not None and named != self._request_id:
             # The request may have ended a moment ago. That is no reason to lose the connection.
             raise LocalProtocolError(
                 Code.E_PROTO_005,
@@ -309,7 +320,32 @@ class Connection:
                 field="id",
                 request_id=named,
             )
-        raise self._illegal(f"{happened.value} is of a request that does not run here")
+
+    # --- the request that runs ---
+
+    def _begin(self, request: Generate) -> None:
+        self._request_id, self._n = request.id, request.n
+        self._open = set(range(request.n))
+
+    def _astray(self, event: Any) -> str | None:
+        """What is wrong with an event that is said to be of the request that runs, in words."""
+        if event.id != self._request_id:
+            return "an event of a request that does not run here"
+        if type(event) is Eos:
+            return "eos before the end of each choice" if self._n > 1 and self._open else None
+        if event.choice not in self._open:
+            return "an event of a choice that is over, or that nobody asked for"
+        if type(event) is End and self._n == 1:
+            return "the end of a choice that is the only one"
+        return None
+
+    def _follow(self, event: Request | Event) -> None:
+        """Note which choice, or that the request, is over with an event."""
+        if type(event) is End:
+            self._open.discard(event.choice)
+        elif type(event) is Eos:
+            self._request_id = None
+            self._open = set()
 
     # --- other inputs ---
 

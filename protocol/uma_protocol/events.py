@@ -19,6 +19,13 @@ from .chats import Speaker as Speaker
 from .chats import Tool as Tool
 from .chats import ToolCall as ToolCall
 from .chats import ToolMode as ToolMode
+from .stories import BeginningInfo as BeginningInfo
+from .stories import GapInfo as GapInfo
+from .stories import ItemInfo as ItemInfo
+from .stories import PhaseInfo as PhaseInfo
+from .stories import SkipInfo as SkipInfo
+from .stories import StoryInfo as StoryInfo
+from .stories import TickInfo as TickInfo
 
 PrefixAction = Literal["list", "clear", "pin"]
 Priority = Literal["interactive", "background"]
@@ -64,7 +71,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A live request as the admin request `sessions` lists it. `request` is the server's handle.
 
-    It is computed `ahead_ms` of what its reader is shown.
+    It is computed `ahead_ms` of what its reader is shown. Of a request with several choices each is
+    listed, with a handle of its own.
     """
 
     request: int
@@ -80,52 +88,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokens_per_s: float
     age_ms: float
     ahead_ms: float = 0.0
-
-
-class PhaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request got while its prompt was computed, or while it was decoding.
-
-    It had its part in `ticks` ticks, which took `computing_ms`. Others left it out and took
-    `waiting_ms`; `skipped` counts those by their reason. Of `drafted` guesses at its answer `accepted`
-    were right, which are among its `tokens`.
-    """
-
-    tokens: int = 0
-    ticks: int = 0
-    computing_ms: float = 0.0
-    waiting_ms: float = 0.0
-    skipped: dict[str, int] = {}
-    drafted: int = 0
-    accepted: int = 0
-
-
-class GapInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The longest time between two tokens. It ended with the tick `tick`.
-
-    `reason` is why the request was left out of `skipped` ticks before that, or what allowed the
-    tick to take so long.
-    """
-
-    gap_ms: float
-    tick: int
-    reason: str
-    skipped: int = 0
-
-
-class BeginningInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What of a prompt lay in the cache: `tokens` from a `source`, which saved about `saved_ms`.
-
-    The nearest prompt that was there is the same for `apart` tokens. Behind them this one has the
-    text `mine` and that one `other`; both are shown to the user whose request it is, and to nobody
-    else.
-    """
-
-    tokens: int
-    source: str
-    saved_ms: float
-    apart: int
-    mine: str | None = None
-    other: str | None = None
+    choice: int = 0
 
 
 class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,87 +107,6 @@ class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     asked_tokens: int = 0
     cached_tokens: int = 0
     missed_tokens: int = 0
-
-
-class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the time of one request was spent, as the admin request `explain` tells it.
-
-    `age_ms` is how long ago it came, `total_ms` how long it lasted, so far or in all. A token waited
-    for `held_ms` at most so that tokens came evenly. `reason`
-    and `code` are those of its `eos`, absent while it runs.
-    """
-
-    request: int
-    id: str | None = None
-    app: str | None = None
-    state: str
-    lane: str
-    age_ms: float
-    total_ms: float
-    prompt_tokens: int
-    completion_tokens: int
-    queue_ms: float
-    queue_reason: str | None = None
-    passed_over: int = 0
-    ttft_ms: float | None = None
-    parked_ms: float = 0.0
-    held_ms: float = 0.0
-    preemptions: int = 0
-    preempted_ms: float = 0.0
-    prefill: PhaseInfo = PhaseInfo()
-    decode: PhaseInfo = PhaseInfo()
-    worst_gap: GapInfo | None = None
-    reason: str | None = None
-    code: str | None = None
-    beginning: BeginningInfo | None = None
-
-
-class ItemInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one request got in a tick, and why.
-
-    Of its `tokens` the last `drafted` were guesses at its answer, of which the first `accepted` were
-    right. They were found in `source` behind `match` tokens that were the same.
-    """
-
-    request: int
-    phase: str
-    tokens: int
-    reason: str
-    drafted: int = 0
-    accepted: int = 0
-    source: str | None = None
-    match: int = 0
-
-
-class SkipInfo(msgspec.Struct, frozen=True):
-    """A request that a tick left out, and why."""
-
-    request: int
-    reason: str
-
-
-class TickInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tick: who computed what, what it was expected to take and what it took.
-
-    `limit_ms` is absent when nothing limited it, `predicted_ms` when nothing was predicted.
-    `measured_ms` is the time from the decode before it to the end of its own, `host_ms` the part
-    that passed between the two. `status` is what the backend returned, 0 for success; after any
-    other, `recovery` says what was done. `age_ms` is how long ago it ended.
-    """
-
-    tick: int
-    age_ms: float
-    items: tuple[ItemInfo, ...] = ()
-    skipped: tuple[SkipInfo, ...] = ()
-    ballast: int = 0
-    limit_ms: float | None = None
-    limit_reason: str = ""
-    predicted_ms: float | None = None
-    measured_ms: float
-    host_ms: float = 0.0
-    moved_bytes: float = 0.0
-    status: int = 0
-    recovery: str | None = None
 
 
 class _Request(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
@@ -251,6 +133,7 @@ class Generate(_Request, frozen=True, tag="generate"):
     repeat_last_n: int = 64
     logit_bias: dict[int, float] = {}
     seed: int | None = None
+    n: int = 1
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
@@ -353,7 +236,8 @@ class Token(_Event, frozen=True, tag="token"):
     """One sampled token. `text` may be empty: bytes of half a character wait for the other half.
 
     `logprobs` is there if the request asked for it. `text` is the answer's own; what the model
-    writes for itself is `reasoning`, and what it calls comes in pieces, `calls`.
+    writes for itself is `reasoning`, and what it calls comes in pieces, `calls`. `choice` says which
+    of several answers it is of, from 0.
     """
 
     id: str
@@ -362,13 +246,35 @@ class Token(_Event, frozen=True, tag="token"):
     logprobs: Logprobs | None = None
     reasoning: str | None = None
     calls: tuple[CallPiece, ...] = ()
+    choice: int = 0
+
+
+class End(_Event, frozen=True, tag="end"):
+    """One of several choices is at its end; the others go on. With `n` 1 there is none.
+
+    `request` is the handle of this choice. The other fields say of it what those of an `Eos` say of a
+    request with one answer.
+    """
+
+    id: str
+    reason: Reason
+    completion_tokens: int
+    request: int
+    text: str | None = None
+    code: str | None = None
+    message: str | None = None
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    choice: int = 0
 
 
 class Eos(_Event, frozen=True, tag="eos"):
     """The one terminal event of every accepted request; nothing follows it for that id.
 
     `text` is what was held back, or everything when the request asked not to stream; so is
-    `reasoning`. `calls` are all calls of tools, each whole, either way.
+    `reasoning`. `calls` are all calls of tools, each whole, either way. Behind several choices these
+    are in the `End` of each, `usage` counts the prompt once and the tokens of all, and `request` is
+    the handle of the first.
     """
 
     id: str
@@ -446,5 +352,5 @@ Request = Generate | Cancel | SetPriority | ListSessions | Explain | Prefix | Ge
 Admin = Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
 """Requests that ask for no text; they are answered also while a request runs."""
 
-Event = Token | Eos | Error | Ok | Sessions | Explanation | Prefixes | Metrics
+Event = Token | End | Eos | Error | Ok | Sessions | Explanation | Prefixes | Metrics
 """What a server sends."""

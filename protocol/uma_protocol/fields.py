@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_ID_BYTES = 128
 MAX_LABEL_BYTES = 256
+MAX_N = 128
 MAX_STOPS = 8
 MAX_STOP_TOKENS = 64
 MAX_BIASES = 1024
@@ -115,6 +116,11 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             ),
             Field("logit_bias", _BIAS, "added to the logits; -100 forbids, 100 nearly forces"),
             Field("seed", Integer(0, MAX_INT64), "same seed, same draws; default: a fresh one"),
+            Field(
+                "n",
+                Integer(1, MAX_N),
+                "so many choices: answers to one prompt, which is computed once; default 1",
+            ),
             Field(
                 "stop",
                 ListOf(

@@ -27,6 +27,10 @@ Things worth knowing when reading the tables:
 - FLUSHED means that all bytes handed out have been written. It only matters in STREAM, where it
   says that the client has room again; elsewhere it changes nothing, so that a writer may report
   it without looking.
+- END is the end of one of several choices, which leaves the request running. Which choices there are
+  and which of them are over is counted in `connection`; these tables know one request. A choice may
+  end in PREFILL: it failed, or was cancelled. An `eos` is for the connection to refuse as long as a
+  choice is open.
 - BREAK is everything after which the byte stream cannot be trusted: a broken frame, a write that
   failed, an illegal event of our own. FATAL is the `error` event that says so. A server in ERROR
   may say FATAL once, as its last word. Once, because its mirror of the client has no such cell in
@@ -92,6 +96,7 @@ class Input(Enum):
     PROMPT_DONE = "prompt done"
     TOKEN = "token"  # noqa: S105 - not that kind of token
     FLUSHED = "all flushed"
+    END = "end of a choice"
     EOS = "eos"
     NEXT_CYCLE = "next cycle"
     FATAL = "fatal error"
@@ -116,6 +121,7 @@ SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
         (_S.RECV_REQ, _I.BREAK): _S.ERROR,
         #
         (_S.PREFILL, _I.PROMPT_DONE): _S.DECODE,
+        (_S.PREFILL, _I.END): _S.PREFILL,
         (_S.PREFILL, _I.EOS): _S.DONE,
         (_S.PREFILL, _I.ADMIN): _S.PREFILL,
         (_S.PREFILL, _I.REPLY): _S.PREFILL,
@@ -124,6 +130,7 @@ SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
         (_S.PREFILL, _I.BREAK): _S.ERROR,
         #
         (_S.DECODE, _I.TOKEN): _S.STREAM,
+        (_S.DECODE, _I.END): _S.STREAM,
         (_S.DECODE, _I.EOS): _S.DONE,
         (_S.DECODE, _I.ADMIN): _S.DECODE,
         (_S.DECODE, _I.REPLY): _S.DECODE,
@@ -132,6 +139,7 @@ SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
         (_S.DECODE, _I.BREAK): _S.ERROR,
         #
         (_S.STREAM, _I.TOKEN): _S.STREAM,
+        (_S.STREAM, _I.END): _S.STREAM,
         (_S.STREAM, _I.FLUSHED): _S.DECODE,
         (_S.STREAM, _I.EOS): _S.DONE,
         (_S.STREAM, _I.ADMIN): _S.STREAM,
@@ -161,6 +169,7 @@ CLIENT: Mapping[tuple[State, Input], State] = MappingProxyType(
         (_C.SEND_REQ, _I.BREAK): _C.ERROR,
         #
         (_C.AWAIT, _I.TOKEN): _C.STREAMING,
+        (_C.AWAIT, _I.END): _C.AWAIT,
         (_C.AWAIT, _I.EOS): _C.DONE,
         (_C.AWAIT, _I.ADMIN): _C.AWAIT,
         (_C.AWAIT, _I.REPLY): _C.AWAIT,
@@ -168,6 +177,7 @@ CLIENT: Mapping[tuple[State, Input], State] = MappingProxyType(
         (_C.AWAIT, _I.BREAK): _C.ERROR,
         #
         (_C.STREAMING, _I.TOKEN): _C.STREAMING,
+        (_C.STREAMING, _I.END): _C.STREAMING,
         (_C.STREAMING, _I.EOS): _C.DONE,
         (_C.STREAMING, _I.ADMIN): _C.STREAMING,
         (_C.STREAMING, _I.REPLY): _C.STREAMING,

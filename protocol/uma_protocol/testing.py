@@ -17,6 +17,7 @@ from .events import (
     CallPiece,
     Cancel,
     ConnectionClosed,
+    End,
     Eos,
     Error,
     Explain,
@@ -140,6 +141,10 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
             b'{"role":"tool","content":"sun","call_id":"c1","name":"look"}]}'
         ),
     ),
+    (
+        Generate(id="a-1", seed=7, n=2, prompt="Hi"),
+        b'{"type":"generate","id":"a-1","seed":7,"n":2,"prompt":"Hi"}',
+    ),
     (Prefix(), b'{"type":"prefix"}'),
     (
         Prefix(action="pin", session="s", seconds=60),
@@ -165,6 +170,21 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
 EVENTS: tuple[tuple[Event, bytes], ...] = (
     (Token("a-1", " time", 640), b'{"id":"a-1","event":"token","text":" time","token_id":640}'),
     (Token("a-1", "", 0), b'{"id":"a-1","event":"token","text":"","token_id":0}'),
+    (
+        Token("a-1", "x", 9, choice=1),
+        b'{"id":"a-1","event":"token","text":"x","token_id":9,"choice":1}',
+    ),
+    (
+        End("a-1", "length", 5, 17),
+        b'{"id":"a-1","event":"end","reason":"length","completion_tokens":5,"request":17}',
+    ),
+    (
+        End("a-1", "error", 2, 18, text=".", code="E_RUNTIME_003", message="no", choice=1),
+        (
+            b'{"id":"a-1","event":"end","choice":1,"reason":"error","text":".",'
+            b'"completion_tokens":2,"request":18,"code":"E_RUNTIME_003","message":"no"}'
+        ),
+    ),
     (
         Token("a-1", "", 7, None, "so", (CallPiece(0, "c1", "look"), CallPiece(0, arguments="{}"))),
         (

@@ -94,9 +94,11 @@ def _requests(timelines: tuple[StoryInfo, ...]) -> list[dict[str, str]]:
     """Return one row for each request; parts that took nobody's time are left out."""
     parts = [shares(timeline) for timeline in timelines]
     shown = [name for name in PARTS if any(part[name] >= _LEAST_SHARE for part in parts)]
+    several = any(timeline.choice for timeline in timelines)
     return [
         {
             "REQUEST": str(timeline.request),
+            **({"CHOICE": str(timeline.choice)} if several else {}),
             "APP": _cut(harmless(timeline.app or "-")),
             "LANE": timeline.lane,
             "STATE": timeline.state,

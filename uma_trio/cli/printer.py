@@ -1,4 +1,4 @@
-"""What `uma-trio run` prints of an answer: its text, the thoughts before it, and what it took."""
+"""What `uma-trio run` prints of answers: their text, the thoughts before it, and what they took."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from typing import TYPE_CHECKING, Any, TextIO
 from uma_trio.cli.output import complain, harmless, print_json
 
 if TYPE_CHECKING:
-    from uma_protocol import Eos, Token
+    from collections.abc import Iterable, Sequence
+
+    from uma_protocol import End, Eos, Token
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Printer:
-    """Puts the answer where it belongs: as text, or as one JSON object at its end.
+    """Puts `n` answers where they belong: as text, or as one JSON object at their end.
+
+    As text they are printed one behind the other, each under a line that counts them: the first one as
+    it comes, the next when that is over, with what has come of it by then.
 
     Text goes to standard output. What the model thinks before it answers goes to standard error,
     and only where that is a terminal: a reader would see nothing for minutes.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, n: int = 1) -> None:
         self._as_json = as_json
-        self._pieces: list[str] = []
-        self._thoughts: list[str] = []
+        self._n = n
+        self._waiting: list[list[Token]] = [[] for _ in range(n)]
+        self._turn = -1 if n > 1 else 0  # whose tokens are printed
         self._terminal = sys.stdout.isatty()
         self._watched = sys.stderr.isatty()
         self._dim = self._watched and "NO_COLOR" not in os.environ and _has_colour()
@@ -32,11 +38,34 @@ class Printer:
         self._open_line = False
 
     def token(self, token: Token) -> None:
-        """Print a piece of the answer now, unless it waits for the JSON."""
-        if self._as_json:
-            self._pieces.append(token.text)
-            self._thoughts.append(token.reasoning or "")
-            return
+        """Print a piece of an answer now, unless it waits for its turn or for the JSON."""
+        self._waiting[token.choice].append(token)
+        if not self._as_json:
+            self._take_turns(())
+
+    def over(self, ends: Sequence[End]) -> None:
+        """Go on with the next answer where the one that is printed is among those at their end."""
+        if not self._as_json and self._n > 1:
+            self._take_turns([end.choice for end in ends])
+
+    def _take_turns(self, over: Iterable[int]) -> None:
+        if self._turn < 0:
+            self._next()
+        self._print_waiting()
+        while self._turn in over and self._turn < self._n - 1:
+            self._next()
+            self._print_waiting()
+
+    def _next(self) -> None:
+        self._turn += 1
+        self._say(("\n" if self._open_line else "") + f"--- {self._turn + 1} of {self._n} ---\n")
+
+    def _print_waiting(self) -> None:
+        waiting, self._waiting[self._turn] = self._waiting[self._turn], []
+        for token in waiting:
+            self._print(token)
+
+    def _print(self, token: Token) -> None:
         if token.reasoning and self._watched:
             self._think(harmless(token.reasoning))
         if token.text:
@@ -58,15 +87,30 @@ class Printer:
                 _put(sys.stderr, "\n")
         self._open_line = False
 
-    def finish(self, eos: Eos | None) -> None:
-        """End the line, and tell what the answer took to whoever looks at standard error."""
+    def rest(self) -> None:
+        """Print what still waits for its turn: nothing more will come. Idempotent."""
+        if not self._as_json and self._turn >= 0:
+            self._take_turns(range(self._n))
         self.end_line()
+
+    def finish(self, eos: Eos | None, ends: Sequence[End] = ()) -> None:
+        """End the line, and tell what the answers took to whoever looks at standard error."""
+        self.rest()
         if self._as_json:
-            thoughts = "".join(self._thoughts)
-            more = {"reasoning": thoughts} if thoughts else {}
-            print_json({"text": "".join(self._pieces), **more, **_summary(eos)})
+            print_json({**self._said(ends), **_summary(eos)})
         elif eos is not None and self._watched:
             complain(figures(eos))
+
+    def _said(self, ends: Sequence[End]) -> dict[str, Any]:
+        """Return what the answer says, or what each says and how it ended."""
+        said = [_whole(tokens) for tokens in self._waiting]
+        if self._n == 1:
+            return said[0]
+        for choice, one in enumerate(said):
+            one["choice"] = choice
+        for end in ends:
+            said[end.choice].update(_plain(end))
+        return {"choices": said}
 
     def _say(self, text: str) -> None:
         shown = harmless(text) if self._terminal else text
@@ -99,10 +143,19 @@ def _has_colour() -> bool:
 
 
 def _summary(eos: Eos | None) -> dict[str, Any]:
+    return {"reason": "cancelled"} if eos is None else _plain(eos)
+
+
+def _whole(tokens: Sequence[Token]) -> dict[str, Any]:
+    thoughts = "".join([token.reasoning or "" for token in tokens])
+    more = {"reasoning": thoughts} if thoughts else {}
+    return {"text": "".join([token.text for token in tokens]), **more}
+
+
+def _plain(event: Eos | End) -> dict[str, Any]:
+    """Return what an event that ends an answer says of it, without its text."""
     import msgspec
 
-    if eos is None:
-        return {"reason": "cancelled"}
-    known: dict[str, Any] = msgspec.to_builtins(eos)
+    known: dict[str, Any] = msgspec.to_builtins(event)
     left_out = {"event", "text", "reasoning"}
     return {k: value for k, value in known.items() if k not in left_out and value is not None}

@@ -52,12 +52,18 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     ahead = any(info.ahead_ms for info in sessions)
-    for heading, side in (*_COLUMNS, *(_AHEAD if ahead else ())):
+    several = any(info.choice for info in sessions)
+    more = (*(_AHEAD if ahead else ()), *(_CHOICE if several else ()))
+    for heading, side in (*_COLUMNS, *more):
         # In a narrow window the names are cut, so that no figure is.
         whole = heading not in {"APP", "PROCESS"}
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=whole)
     for info in sessions:
-        cells = (*_row(info), *((f"{info.ahead_ms:.0f} ms",) if ahead else ()))
+        cells = list(_row(info))
+        if ahead:
+            cells.append(f"{info.ahead_ms:.0f} ms")
+        if several:
+            cells.append(str(info.choice))
         table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
     console().print(table)
 
@@ -75,6 +81,7 @@ _COLUMNS = (
     ("AGE", "right"),
 )
 _AHEAD = (("AHEAD", "right"),)  # of what their readers are shown; only where somebody is
+_CHOICE = (("CHOICE", "right"),)  # only where a request has several answers
 
 
 def _row(info: SessionInfo) -> tuple[str, ...]:

@@ -82,6 +82,10 @@ class Asking:
     ] = 64
     min_tokens: Annotated[int, Parameter(help="Do not let the model end the answer before.")] = 0
     seed: Annotated[int | None, Parameter(help="The same seed gives the same answer.")] = None
+    n: Annotated[
+        int,
+        Parameter(help="So many answers, each under a line of its own; the prompt counts once."),
+    ] = 1
     stop: Annotated[
         tuple[str, ...], Parameter(help="End before this text; up to 8 times.", negative="")
     ] = ()
@@ -146,6 +150,7 @@ class Asking:
             "repeat_last_n": self.repeat_last_n,
             "min_tokens": self.min_tokens,
             "seed": self.seed,
+            "n": self.n,
             "stop": self.stop,
             "schema": None if self.schema is None else _schema(self.schema),
             "grammar": None if self.grammar is None else _text(self.grammar),
@@ -262,7 +267,7 @@ def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) ->
 async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) -> int:
     from uma_trio.client import ServerError, connect
 
-    printer = Printer(as_json=asking.json)
+    printer = Printer(as_json=asking.json, n=asking.n)
     async with connect(socket) as client:
         try:
             return await _stream(client, prompt, chat is not False, asking, printer)
@@ -297,9 +302,9 @@ async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, print
             nursery.cancel_scope.cancel()
     if refusal is not None:
         if generation.eos is not None:
-            printer.finish(generation.eos)
+            printer.finish(generation.eos, generation.ends)
         raise refusal
-    printer.finish(generation.eos)
+    printer.finish(generation.eos, generation.ends)
     eos = generation.eos
     return INTERRUPTED if eos is None or eos.reason == "cancelled" else OK
 
@@ -314,5 +319,6 @@ async def _print_tokens(generation: Generation, printer: Printer) -> None:
     try:
         async for token in generation:
             printer.token(token)
+            printer.over(generation.ends)
     finally:
-        printer.end_line()
+        printer.rest()

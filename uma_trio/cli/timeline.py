@@ -197,6 +197,8 @@ def _drafted(item: ItemInfo) -> str:
 
 def _head(timeline: StoryInfo) -> str:
     names = [harmless(name) for name in (timeline.app, timeline.id) if name]
+    if timeline.choice:
+        names.append(f"choice {timeline.choice}")
     who = f"Request {timeline.request}" + (f" ({', '.join(names)})" if names else "")
     if timeline.reason is None:
         how = f"{timeline.state}, {_time(timeline.total_ms)} old"

@@ -11,6 +11,7 @@ Scripts without trio use :func:`generate_sync`.
 from uma_protocol import (
     Alternative,
     CallPiece,
+    End,
     Eos,
     Explanation,
     Logprobs,
@@ -35,6 +36,7 @@ __all__ = [
     "Chat",
     "Client",
     "ConnectionFailed",
+    "End",
     "Eos",
     "Explanation",
     "Generation",

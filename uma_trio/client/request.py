@@ -8,12 +8,15 @@ from typing import Any, TypedDict
 
 from uma_protocol import (
     Effort,
+    End,
+    Eos,
     Generate,
     Message,
     Pace,
     Priority,
     Slo,
     Speculation,
+    Token,
     Tool,
     ToolCall,
     ToolMode,
@@ -47,6 +50,7 @@ class Params(TypedDict, total=False):
     repeat_last_n: int
     logit_bias: dict[int, float]
     seed: int | None
+    n: int
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     min_tokens: int
@@ -91,6 +95,14 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
     request = Generate(prompt=prompt, **fields)
     encode_request(request)  # so that a mistake shows where it was made
     return request
+
+
+def held_back(event: Eos | End) -> Token | None:
+    """Return what an event that ends an answer has of its text; None if that is nothing."""
+    if not event.text and not event.reasoning:
+        return None
+    choice = event.choice if isinstance(event, End) else 0
+    return Token(event.id, event.text or "", HELD_BACK, None, event.reasoning, (), choice)
 
 
 def _message(turn: Any) -> Message:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Unpack
 
 import uma_protocol
-from uma_protocol import Eos, Error, Event, Role, Token
+from uma_protocol import End, Eos, Error, Event, Role, Token
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import connect_to, parsed, socket_path_of
-from uma_trio.client.request import HELD_BACK, Chat, Params, build_request
+from uma_trio.client.request import Chat, Params, build_request, held_back
 
 
 def generate_sync(
@@ -24,7 +24,8 @@ def generate_sync(
 ) -> Iterator[Token]:
     """Yield the tokens of one request; closing the generator ends it at the daemon.
 
-    The last token may have the `token_id` ``HELD_BACK``: text that waited for the end.
+    The last token may have the `token_id` ``HELD_BACK``: text that waited for the end. With `n` above 1
+    the answers come in between each other; `choice` says whose token it is.
 
     Raises:
         ServerError: the daemon refused the request or could not finish it.
@@ -39,12 +40,13 @@ def generate_sync(
         for event in _events(sock, protocol):
             if isinstance(event, Token):
                 yield event
-            elif isinstance(event, Eos):
-                if event.reason == "error":
+            elif isinstance(event, Eos | End):
+                if isinstance(event, Eos) and event.reason == "error":
                     raise ServerError.of(event)
-                if event.text:
-                    yield Token(event.id, event.text, HELD_BACK)
-                return
+                if (last := held_back(event)) is not None:
+                    yield last
+                if isinstance(event, Eos):
+                    return
             elif isinstance(event, Error):
                 raise ServerError.of(event)
 

@@ -16,6 +16,7 @@ import trio
 
 from uma_protocol import (
     Cancel,
+    End,
     Eos,
     Error,
     Event,
@@ -38,7 +39,7 @@ from uma_protocol import (
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import Link, pauses, socket_path_of
-from uma_trio.client.request import HELD_BACK, Chat, Params, build_request
+from uma_trio.client.request import Chat, Params, build_request, held_back
 
 _LEAVE_S = 2.0
 
@@ -255,6 +256,10 @@ class Client:
             if isinstance(event, Token):
                 run.n_tokens += 1
                 return event
+            if isinstance(event, End):
+                run.ends[event.choice] = event
+                if (token := held_back(event)) is not None:
+                    return token
             if isinstance(event, Eos):
                 return self._ended(run, event)
             if isinstance(event, Error) and (event.fatal or event.id == run.request.id):
@@ -268,12 +273,10 @@ class Client:
         self.last = eos
         if eos.reason == "error" and not run.abandoned:
             raise ServerError.of(eos)
-        if not eos.text and not eos.reasoning:
-            return None
-        return Token(eos.id, eos.text or "", HELD_BACK, None, eos.reasoning)
+        return held_back(eos)
 
     def _may_retry(self, run: Run, exc: Exception) -> bool:
-        if not self._reconnect or run.n_tokens or run.eos is not None:
+        if not self._reconnect or run.n_tokens or run.ends or run.eos is not None:
             return False
         return not isinstance(exc, ServerError) or exc.retryable
 
@@ -285,6 +288,9 @@ class Generation:
     The texts of all tokens together are the answer, also with ``stream=False``. What the model thinks
     before it answers is in their `reasoning`; calls of tools come in pieces in their `calls`, and
     whole from :meth:`calls`.
+
+    With `n` above 1 there are several answers, whose tokens come in between each other: `choice` says
+    whose each is, :meth:`texts` collects them, and `ends` says how each ended.
 
     Leaving early. Used as a context manager, it is ended at the daemon when the block is left,
     whichever way, within a short shielded time, and the connection stays usable. The same
@@ -308,15 +314,46 @@ class Generation:
         """The terminal event, once it has come."""
         return self._run.eos
 
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """How the answers ended that are at their end, by `choice`; with `n` 1 `eos` says it."""
+        return tuple(end for _, end in sorted(self._run.ends.items()))
+
     async def text(self) -> str:
-        """Return all the text that is still to come."""
+        """Return all the text that is still to come.
+
+        Raises:
+            ValueError: there are several answers.
+        """
+        self._only("texts()")
         return "".join([token.text async for token in self])
 
+    async def texts(self) -> list[str]:
+        """Return all the text of each answer that is still to come, by `choice`.
+
+        Raises:
+            ServerError: one of the answers failed; `ends` says which, and how the others ended.
+        """
+        texts: list[list[str]] = [[] for _ in range(self._run.request.n)]
+        async for token in self:
+            texts[token.choice].append(token.text)
+        return ["".join(pieces) for pieces in texts]
+
     async def calls(self) -> tuple[ToolCall, ...]:
-        """Read on to the end; return the calls of tools that the answer makes, each whole."""
+        """Read on to the end; return the calls of tools that the answer makes, each whole.
+
+        Raises:
+            ValueError: there are several answers.
+        """
+        self._only("`ends` behind the last token")
         async for _ in self:
             pass
         return () if self.eos is None else self.eos.calls
+
+    def _only(self, instead: str) -> None:
+        n = self._run.request.n
+        if n > 1:
+            raise ValueError(f"there are {n} answers to this request; use {instead}")
 
     async def aclose(self) -> None:
         """End the request if it still runs. Shielded, see the class. Idempotent."""
@@ -357,7 +394,16 @@ class Generation:
 class Run:
     """What a client and a generation both know of one request."""
 
-    __slots__ = ("abandoned", "cancel_sent", "eos", "n_tokens", "over", "request", "started")
+    __slots__ = (
+        "abandoned",
+        "cancel_sent",
+        "ends",
+        "eos",
+        "n_tokens",
+        "over",
+        "request",
+        "started",
+    )
 
     def __init__(self, request: Generate) -> None:
         self.request = request
@@ -366,4 +412,5 @@ class Run:
         self.abandoned = False  # nobody reads it any more
         self.cancel_sent = False
         self.n_tokens = 0
+        self.ends: dict[int, End] = {}
         self.eos: Eos | None = None

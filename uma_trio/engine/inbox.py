@@ -55,18 +55,26 @@ class Inbox:
         """Whether `close` was called."""
         return self._closed
 
-    def submit(self, message: Submit) -> None:
-        """Queue a request. Raises :class:`QueueFull` or :class:`EngineStopped`, at once."""
+    def submit(self, *messages: Submit) -> None:
+        """Queue requests that belong together, all or none.
+
+        Where nobody waits they are taken, however many they are.
+
+        Raises:
+            QueueFull, EngineStopped: at once.
+        """
         if self._closed:
             raise EngineStopped
-        if self.waiting >= self._max_waiting:
-            raise QueueFull(self.waiting, max(0.25, self._queue_s))
-        self._submitted += 1
-        self._messages.append(message)
+        waiting = self.waiting
+        if waiting and waiting + len(messages) > self._max_waiting:
+            raise QueueFull(waiting, max(0.25, self._queue_s))
+        self._submitted += len(messages)
+        self._messages.extend(messages)
         self._wake()
         came = self._came
         if came is not None:
-            came(message)
+            for message in messages:
+                came(message)
 
     def put(self, message: InboxMessage) -> None:
         """Queue anything but a request; after `close` it is dropped, nobody would read it."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uma_trio.engine.messages import Finished
+from uma_trio.service.answers import together
 
 
 def usage(
@@ -16,16 +17,16 @@ def usage(
     `reasoning_tokens` is how many of an answer's were reasoning, where there may be any.
     """
     per_prompt = max(1, len(every) // n_prompts)
-    firsts = every[::per_prompt]
-    prompt = sum(end.prompt_tokens for end in firsts)
-    completion = sum(end.completion_tokens for end in every)
+    each = [together(every[i : i + per_prompt]) for i in range(0, len(every), per_prompt)]
+    prompt = sum(end.prompt_tokens for end in each)
+    completion = sum(end.completion_tokens for end in each)
     details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
     return {
         **({"completion_tokens_details": details} if details else {}),
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in firsts)},
+        "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in each)},
     }
 
 

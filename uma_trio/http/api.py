@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import msgspec
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT64
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.http import sse
 from uma_trio.http.asking import lane_of, model_of, origin_of, sampling_of, stops_of, targets_of
@@ -32,7 +31,7 @@ from uma_trio.http.fields import (
 from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
-from uma_trio.http.streams import Answer, Encoder, started, stream, whole
+from uma_trio.http.streams import Answer, Encoder, stream, whole
 from uma_trio.http.tools import loosened_header
 from uma_trio.service.ask import Ask, Prompt, Refusal, Shape
 from uma_trio.service.generation import Generation
@@ -93,7 +92,7 @@ class Api(ABC):
 
     @abstractmethod
     def asks(self) -> Sequence[Ask]:
-        """Return what is asked of the service.
+        """Return what is asked of the service; an ask with `n` has so many answers.
 
         Raises:
             Fault: the body asks for what is not to be had.
@@ -147,6 +146,7 @@ class Api(ABC):
             pace=body.get("pace", "smooth"),
             shape=self.shape(),
             streamed=self.streams,
+            n=body.get("n", 1),
         )
 
 
@@ -161,13 +161,14 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
     asked = await _read(api, request, shared)
     asks = asked.asks()
     origin = origin_of(request, shared, asked.id)
-    async with _renaming(api), started(shared, asks, origin) as generations:
+    async with _renaming(api), shared.service.generate(asks, origin) as found:
+        generations = found.generations
         headers = (*asked.headers, *loosened_header(generations))
         if asked.streams:
             encoder = asked.encoder(generations)
-            await stream(exchange, shared, generations, encoder, headers)
+            await stream(exchange, shared, found, encoder, headers)
             return None
-        answers = await whole(shared, generations)
+        answers = await whole(shared, found)
     document = msgspec.json.encode(asked.document(generations, answers))
     for generation in generations:
         generation.tell_of_calls()
@@ -203,12 +204,3 @@ async def _renaming(api: type[Api]) -> AsyncIterator[None]:
     except Refusal as refusal:
         refusal.field = api.names.get(refusal.field or "", refusal.field)
         raise
-
-
-def numbered(first: Ask, n: int) -> list[Ask]:
-    """Return `n` times the same request, each with a seed of its own."""
-    seed = first.sampling.seed
-    return [
-        evolve(first, sampling=evolve(first.sampling, seed=(seed + i) & MAX_INT64))
-        for i in range(n)
-    ]

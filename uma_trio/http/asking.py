@@ -8,6 +8,7 @@ from typing import Any, get_args
 from attrs import evolve
 
 from uma_protocol.events import Effort, Speculation
+from uma_protocol.fields import MAX_N
 from uma_protocol.rules import (
     MAX_INT32,
     MAX_INT64,
@@ -33,7 +34,6 @@ from uma_trio.lanes import LANES, PACES, Lane
 from uma_trio.service.ask import Origin, seeded
 
 MAX_STOPS = 16
-MAX_N = 128
 _STOP_BYTES = 256
 _HOUR_MS = 3_600_000.0
 _LABEL = Text(1, 256, printable=True)
@@ -130,7 +130,12 @@ STREAM: tuple[Field, ...] = (
         Anything("an object"),
         "`include_usage`: one more chunk with the usage; only with stream",
     ),
-    honoured("n", Integer(1, MAX_N), "as many answers as there are slots", default="1"),
+    honoured(
+        "n",
+        Integer(1, MAX_N),
+        "no more answers than there are slots; the prompt is computed once",
+        default="1",
+    ),
 )
 
 CACHE: tuple[Field, ...] = (
@@ -300,14 +305,6 @@ def wants_usage(body: Body) -> bool:
     if not body.get("stream", False):
         raise invalid("stream_options", "goes with stream only")
     return options.get("include_usage", False) is True
-
-
-def answers_of(body: Body, shared: Shared) -> int:
-    """Return how many answers to one prompt are wanted."""
-    n: int = body.get("n", 1)
-    if n > shared.service.slots:
-        raise invalid("n", f"is {n}, and this daemon computes {shared.service.slots} at once")
-    return n
 
 
 def model_of(body: Body, shared: Shared) -> tuple[str, str | None]:

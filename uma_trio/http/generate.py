@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from attrs import evolve
 
@@ -18,8 +20,8 @@ from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.fields import document_of
 from uma_trio.http.message import Exchange, Reply, Request
 from uma_trio.http.settings import Shared
-from uma_trio.http.streams import Encoder, started, stream, whole
-from uma_trio.service.generation import Generation
+from uma_trio.http.streams import Answer, Encoder, stream, whole
+from uma_trio.service.answers import Answers, together
 from uma_trio.wire import Telling, ask_of, eos_event
 
 
@@ -30,17 +32,30 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     origin = origin_of(request, shared, asked.id)
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
-    async with started(shared, [ask_of(asked)], origin) as generations:
-        (generation,) = generations
+    async with shared.service.generate([ask_of(asked)], origin) as answers:
         if asked.stream:
-            await stream(exchange, shared, generations, _Events(asked, generation, shared), ())
+            await stream(exchange, shared, answers, _Events(asked, answers, shared), ())
             return None
-        (answer,) = await whole(shared, generations)
-    telling = Telling(asked, generation.reading)
-    for token in answer.tokens:
-        telling.keep(token)
-    event = eos_event(asked, generation.handle, answer.end, telling.end(answer.end))
-    return Reply(200, sse.unsplit(encode_event(event)))
+        every = await whole(shared, answers)
+    tellings = [Telling(asked, generation) for generation in answers.generations]
+    return Reply(200, sse.unsplit(_document(asked, answers, tellings, every)))
+
+
+def _document(
+    asked: Generate, answers: Answers, tellings: Sequence[Telling], every: Sequence[Answer]
+) -> bytes:
+    """Return whole answers as one document: the last event, with the ends of several in it."""
+    ends: list[bytes] = []
+    for telling, answer in zip(tellings, every, strict=True):
+        for token in answer.tokens:
+            telling.keep(token)
+        ends.append(encode_event(telling.last(answer.end, telling.end(answer.end))))
+    if asked.n == 1:
+        return ends[0]
+    whole_ = together([answer.end for answer in every])
+    last = encode_event(eos_event(asked, answers.handle, whole_, None))
+    document = msgspec.json.decode(last) | {"choices": list(map(msgspec.Raw, ends))}
+    return msgspec.json.encode(document)
 
 
 def _asked(request: Request, shared: Shared) -> Generate:
@@ -58,21 +73,26 @@ def _asked(request: Request, shared: Shared) -> Generate:
 class _Events(Encoder):
     """The events of the protocol, each as it stands in a frame."""
 
-    def __init__(self, asked: Generate, generation: Generation, shared: Shared) -> None:
+    def __init__(self, asked: Generate, answers: Answers, shared: Shared) -> None:
         self._asked = asked
-        self._handle = generation.handle
-        self._telling = Telling(asked, generation.reading)
+        self._handle = answers.handle
+        self._tellings = [Telling(asked, generation) for generation in answers.generations]
         self._text_of = shared.service.text_of
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        return _event(encode_event(self._telling.token(item, self._text_of)))
+        return _event(encode_event(self._tellings[index].token(item, self._text_of)))
 
     def end(self, index: int, finished: Finished) -> bytes:
-        event = eos_event(self._asked, self._handle, finished, self._telling.end(finished))
-        return _event(encode_event(event))
+        telling = self._tellings[index]
+        return _event(encode_event(telling.last(finished, telling.end(finished))))
 
-    def failure(self, fault: Fault, finished: Finished) -> bytes:
-        return self.end(0, finished)
+    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
+        return self.end(index, finished)
+
+    def closing(self, every: Sequence[Finished]) -> bytes:
+        if self._asked.n == 1:
+            return b""
+        return _event(encode_event(eos_event(self._asked, self._handle, together(every), None)))
 
 
 def _event(payload: bytes) -> bytes:

@@ -218,7 +218,7 @@ class _Chunks(Encoder):
             self._api.last(index, generation, finished, text=text, lines=lines, more={})
         )
 
-    def failure(self, fault: Fault, finished: Finished) -> bytes:
+    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
         return b"error: " + fault.body(native=True) + b"\n\n"
 
 

@@ -121,7 +121,7 @@ class Events(Encoder):
         }
         return b"".join([*last, sse.named(delta), sse.named({"type": "message_stop"})])
 
-    def failure(self, fault: Fault, finished: Finished) -> bytes:
+    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
         """Return the error as an event, which the SDKs raise."""
         return sse.named(error_of(fault, self._form.id))
 

@@ -11,7 +11,7 @@ from uma_trio.engine.messages import Finished
 from uma_trio.http import sse
 from uma_trio.http.accounts import timings, usage
 from uma_trio.http.api import Api
-from uma_trio.http.asking import answers_of, wants_usage
+from uma_trio.http.asking import wants_usage
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.fields import Body
 from uma_trio.http.message import Request
@@ -34,7 +34,7 @@ class Choices(Api):
 
     def __init__(self, body: Body, request: Request, shared: Shared) -> None:
         super().__init__(body, request, shared)
-        self.n = answers_of(body, shared)
+        self.n: int = body.get("n", 1)
         self.includes_usage = wants_usage(body)
 
     def max_tokens(self) -> int | None:
@@ -121,6 +121,6 @@ class Chunks(Encoder):
             return sse.DONE
         return sse.event(self.api.part([]) | self.api.account(every, self.readings)) + sse.DONE
 
-    def failure(self, fault: Fault, finished: Finished) -> bytes:
+    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
         """Return the error as an event, which the SDKs raise."""
         return b"data: " + fault.body() + b"\n\n"

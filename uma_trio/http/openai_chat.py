@@ -10,7 +10,7 @@ from attrs import evolve
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.api import answered, counted, numbered
+from uma_trio.http.api import answered, counted
 from uma_trio.http.asking import (
     CACHE,
     MODEL,
@@ -86,12 +86,12 @@ class ChatCompletions(Choices):
     )
 
     def asks(self) -> list[Ask]:
-        """Return the chat, once for each answer that is wanted; they differ by their seeds."""
+        """Return the chat."""
         body = self.body
         tools = tools_of(body.get("tools", []))
         chat = Chat(messages_of(body.get("messages")), manner_of(body), tools, choice_of(body))
         first = self.ask(chat, max_tokens=self.max_tokens(), logprobs=self._logprobs())
-        return numbered(evolve(first, reasoning_budget=budget_of(body)), self.n)
+        return [evolve(first, reasoning_budget=budget_of(body))]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the messages in parts."""

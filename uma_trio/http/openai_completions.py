@@ -11,7 +11,7 @@ from attrs import evolve
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.api import answered, numbered
+from uma_trio.http.api import answered
 from uma_trio.http.asking import (
     CACHE,
     MODEL,
@@ -80,12 +80,9 @@ class Completions(Choices):
     )
 
     def asks(self) -> list[Ask]:
-        """Return each prompt, once for each answer to it that is wanted."""
+        """Return what is asked of each prompt."""
         body = self.body
         prompts = prompts_of(body.get("prompt"), self.shared)
-        slots = self.shared.service.slots
-        if self.n * len(prompts) > slots:
-            raise invalid("n", f"times the prompts must be at most {slots}")
         max_tokens = 1 if self.only_prompt else self.max_tokens()
         logprobs = body.get("logprobs")
         first = self.ask(
@@ -94,7 +91,7 @@ class Completions(Choices):
             logprobs=logprobs,
             prompt_logprobs=logprobs if self.echoes else None,
         )
-        return [ask for prompt in prompts for ask in numbered(evolve(first, prompt=prompt), self.n)]
+        return [evolve(first, prompt=prompt) for prompt in prompts]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the texts in parts."""

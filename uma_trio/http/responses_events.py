@@ -49,7 +49,7 @@ class Events(Encoder):
         response = self._form.ended(self._blocks.done, finished, self._reading)
         return b"".join([*last, self._response(response["status"], response)])
 
-    def failure(self, fault: Fault, finished: Finished) -> bytes:
+    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
         """Return that the response has failed, with the items that were whole."""
         error = {
             "code": _CODES.get(fault.code, "server_error"),

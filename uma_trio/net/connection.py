@@ -41,8 +41,8 @@ from uma_protocol import (
 from uma_trio.net import explained
 from uma_trio.net.relay import relay
 from uma_trio.net.settings import Shared
+from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Refusal, user_of
-from uma_trio.service.generation import Generation
 from uma_trio.sockets.peers import Peer
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -77,10 +77,8 @@ class Connection:
         )
         self._scope = trio.CancelScope()
         self._reading = trio.CancelScope()
-        self._requests, self._next_request = trio.open_memory_channel[tuple[Generate, Generation]](
-            1
-        )
-        self._running: Generation | None = None
+        self._requests, self._next_request = trio.open_memory_channel[tuple[Generate, Answers]](1)
+        self._running: Answers | None = None
         self._frame_began: float | None = None
         self._idle_since = trio.current_time()
         self._inspected: trio.Event | None = None
@@ -254,7 +252,7 @@ class Connection:
 
     def _on_generate(self, generate: Generate) -> None:
         origin = origin_of(generate, self.peer, self._client, self._shared.door)
-        self._running = self._service.generate(ask_of(generate), origin)
+        self._running = self._service.generate([ask_of(generate)], origin)
         self._requests.send_nowait((generate, self._running))
 
     def _on_cancel(self, _: Cancel) -> None:
@@ -263,10 +261,13 @@ class Connection:
             self._running.end()
 
     def _on_priority(self, request: SetPriority) -> None:
-        handle = request.request
-        if handle is None and self._running is not None:
-            handle = self._running.handle
-        if handle is None or not self._service.move(handle, request.priority):
+        if request.request is not None:
+            moved = self._service.move(request.request, request.priority)
+        else:  # the protocol lets only the id of the running request through
+            moved = self._running is not None
+            if self._running is not None:
+                self._running.move_to(request.priority)
+        if not moved:
             self._say(error_event(Code.E_PROTO_005, "that request does not run, or not any more"))
             return
         self._say(Ok(id=request.id))
@@ -338,9 +339,9 @@ class Connection:
     # --- the request between the halves ---
 
     async def _serve_requests(self) -> None:
-        async for generate, generation in self._next_request:
+        async for generate, answers in self._next_request:
             try:
-                await relay(generate, generation, self._protocol, self._writer, self._service)
+                await relay(generate, answers, self._protocol, self._writer, self._service)
             except Refusal as refusal:
                 self.end(refusal_event(refusal, generate.id))
                 return

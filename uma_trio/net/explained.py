@@ -112,11 +112,11 @@ def _timeline(record: RequestRecord, now: float, directory: Directory, text: Tex
     admitted = until if record.admitted is None else record.admitted
     first = record.first_token
     gap = record.worst_gap
-    name, app = directory.name_of(record.handle)
+    named = directory.name_of(record.handle)
     return StoryInfo(
         request=record.handle,
-        id=name,
-        app=app,
+        id=named.name,
+        app=named.app,
         state=record.state,
         lane=record.lane,
         age_ms=_ms(now - record.submitted),
@@ -144,6 +144,7 @@ def _timeline(record: RequestRecord, now: float, directory: Directory, text: Tex
         reason=record.reason or None,
         code=record.code,
         beginning=_beginning(record, text),
+        choice=named.choice,
     )
 
 

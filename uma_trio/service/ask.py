@@ -7,8 +7,9 @@ a request goes below it.
 from __future__ import annotations
 
 import random
+from hashlib import blake2b
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
@@ -56,7 +57,8 @@ class Ask:
     text for whoever gives the same (a salt). `speculation` says which guesses at its answer are
     computed ahead, if the daemon computes any. `streamed` says that the tokens are passed on as they
     come, so that the times between them mean something to the metrics. With `pace` "smooth" those of
-    an interactive request may be held back so that they come evenly.
+    an interactive request may be held back so that they come evenly. `n` is how many answers, or
+    choices, there are to be.
     """
 
     prompt: Prompt
@@ -74,6 +76,7 @@ class Ask:
     speculation: Speculation = "auto"
     streamed: bool = True
     pace: Pace = "smooth"
+    n: int = 1
 
 
 @frozen(kw_only=True)
@@ -161,3 +164,14 @@ class Refusal(Exception):
 def seeded(seed: int | None) -> int:
     """Return `seed`, or a fresh one."""
     return random.getrandbits(63) if seed is None else seed
+
+
+def of_choice(ask: Ask, choice: int) -> Ask:
+    """Return what is asked for one choice: the first has the seed, the others each one made of it.
+
+    They are made by a hash, so that requests with seeds in a row have no choice in common.
+    """
+    if choice == 0:
+        return ask
+    digest = blake2b(f"{ask.sampling.seed} {choice}".encode(), digest_size=8).digest()
+    return evolve(ask, sampling=evolve(ask.sampling, seed=int.from_bytes(digest) >> 1))

@@ -92,6 +92,22 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
         )
 
 
+def check_number(asks: Sequence[Ask], slots: int) -> None:
+    """Check that no more answers are asked for than are computed at once.
+
+    Raises:
+        Refusal: there are.
+    """
+    n = sum(ask.n for ask in asks)
+    if n > slots:
+        raise Refusal(
+            Code.E_PROTO_003,
+            f"n makes {n} answers, and this daemon computes {slots} at once; ask for fewer, or raise "
+            "--parallel",
+            field="n",
+        )
+
+
 def check_vocabulary(tokens: NDArray[np.integer[Any]], bounds: Bounds, field: str) -> None:
     """Check that every token exists.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import trio
+from attrs import frozen
 
 from uma_trio.lanes import Lane
 from uma_trio.service.ask import Origin
@@ -24,6 +25,10 @@ class Request(Protocol):
     def origin(self) -> Origin:
         """Who asked."""
 
+    @property
+    def choice(self) -> int:
+        """Which of the answers to the same prompt it is, from 0."""
+
     def end(self, code: str | None = None, message: str | None = None) -> None:
         """Bring it to its terminal item: cancelled, or an error with a code."""
 
@@ -31,12 +36,25 @@ class Request(Protocol):
         """Promote or demote it."""
 
 
+@frozen
+class Named:
+    """How a request was called by its client, how that calls itself, and which choice it is."""
+
+    name: str | None = None
+    app: str | None = None
+    choice: int = 0
+
+
+def _named(request: Request) -> Named:
+    return Named(request.origin.name, request.origin.app, request.choice)
+
+
 class Directory:
     """All running requests by handle, and how the latest of those that ran were called."""
 
     def __init__(self) -> None:
         self._running: dict[int, Request] = {}
-        self._past: dict[int, tuple[str, str | None]] = {}
+        self._past: dict[int, Named] = {}
         self._empty: trio.Event | None = None
 
     def __iter__(self) -> Iterator[Request]:
@@ -53,7 +71,7 @@ class Directory:
         """Forget one that its reader is done with. Idempotent."""
         if self._running.pop(request.handle, None) is None:
             return
-        self._past[request.handle] = (request.origin.name, request.origin.app)
+        self._past[request.handle] = _named(request)
         if len(self._past) > _REMEMBERED:
             del self._past[next(iter(self._past))]
         if not self._running and self._empty is not None:
@@ -64,11 +82,11 @@ class Directory:
         """Return the request with this handle."""
         return self._running.get(handle)
 
-    def name_of(self, handle: int) -> tuple[str | None, str | None]:
-        """Return the name and the label that a request had, of the latest also when it is over."""
+    def name_of(self, handle: int) -> Named:
+        """Return what a request was called, of the latest also when it is over."""
         if (running := self._running.get(handle)) is not None:
-            return running.origin.name, running.origin.app
-        return self._past.get(handle, (None, None))
+            return _named(running)
+        return self._past.get(handle, Named())
 
     async def wait_until_empty(self) -> None:
         """Wait until no request runs."""

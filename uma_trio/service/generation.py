@@ -1,18 +1,19 @@
-"""One request from its front to its terminal item: tokenised, submitted, read, ended."""
+"""One answer from its request to its terminal item: submitted, read, ended.
+
+A request's answers, of which there is mostly one, are prepared and read together: see
+:mod:`uma_trio.service.answers`.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import trio
 from attrs import field, frozen
 
-from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.inbox import EngineStopped, Inbox, QueueFull
+from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Cancel,
     Constraint,
@@ -26,20 +27,17 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.lanes import Lane
-from uma_trio.service.ask import Ask, Origin, Refusal, namespace
-from uma_trio.service.checks import Bounds, check_untokenised, max_tokens_for, refusing_depth
+from uma_trio.service.ask import Ask, Origin, namespace
+from uma_trio.service.checks import Bounds, max_tokens_for
 from uma_trio.service.directory import Directory
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
-from uma_trio.service.stream import Pipe
+from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.telemetry import Telemetry
-
-_DRAINING = "the daemon is stopping; connect again once it has restarted"
-_STOPPED = "the engine has stopped; the daemon is going down"
 
 
 class Host(Protocol):
-    """The service, as far as one request needs it."""
+    """The service, as far as one answer needs it."""
 
     bounds: Bounds
     inbox: Inbox
@@ -47,15 +45,11 @@ class Host(Protocol):
     clock: Callable[[], float]
     directory: Directory
     playout: Playout
-    draining: bool
-
-    async def prepare(self, ask: Ask) -> Prepared:
-        """Return what the engine and the reader of the answer need. Raises :class:`Refusal`."""
 
 
 @frozen(eq=False)
 class Prepared:
-    """What is made of a request before it is submitted.
+    """What is made of a request for one of its answers before that is submitted.
 
     `pieces` are the bytes of each token where the reader of the answer needs to see special ones.
     """
@@ -67,96 +61,92 @@ class Prepared:
 
 
 class Generation:
-    """A request and its stream of items; made by :meth:`Service.generate`.
+    """One answer and its stream of items: choice number `choice` of what is asked.
 
-    It is in the directory from then on, so it has to be entered, or closed::
-
-        async with service.generate(ask, origin) as stream:
-            async for item in stream:
-                ...
-
-    Entering it checks, tokenises and submits the request. The items are a
-    :class:`PromptDone`, any number of :class:`TokenOut` and exactly one :class:`Finished`, behind
-    which the iteration ends. Asking for the next item says that those before it are dealt with:
-    their credit goes back to the engine, one message for all that came at once. Leaving the
-    block ends the request, whatever it is doing, and so does cancelling the task in it.
+    It is in the directory from the beginning until it is closed. The items are a
+    :class:`PromptDone`, any number of :class:`TokenOut` and exactly one :class:`Finished`. Whoever
+    takes them says when they are dealt with: their credit then goes back to the engine, one message
+    for all that came at once. Each answer has a credit of its own, so that none can use up that of
+    another.
     """
 
-    def __init__(self, service: Host, handle: int, ask: Ask, origin: Origin) -> None:
+    def __init__(
+        self,
+        service: Host,
+        handle: int,
+        ask: Ask,
+        origin: Origin,
+        *,
+        choice: int = 0,
+        reader: Reader,
+        preparing: trio.CancelScope,
+    ) -> None:
         self.handle = handle
         self.ask = ask
         self.origin = origin
+        self.choice = choice
         self.lane: Lane = ask.lane
-        #: What reads the answer; there once it is entered.
+        #: What reads the answer; there once it is submitted.
         self.reading = Reading()
-        #: How long the prompt is, in tokens; there once it is entered.
+        #: How long the prompt is, in tokens; there once it is submitted.
         self.prompt_tokens: int = 0
+        #: Whether the terminal item was taken.
+        self.finished = False
         self._service = service
         self._arrived = service.clock()
-        self._pipe = Pipe(service.playout)
-        self._preparing = trio.CancelScope()
+        self.pipe = Pipe(service.playout, reader)
+        self._preparing = preparing
         self._submitted = False
         self._ended_early = False
-        self._ahead: deque[StreamItem] = deque()
         self._taken = 0
         self._prompt_done: PromptDone | None = None
         self._logits_at: float | None = None
         self._shown_at: float | None = None
-        self._finished = False
         self._end: Finished | None = None
 
-    async def __aenter__(self) -> Self:
-        """Check, tokenise and submit.
+    def submission(self, prepared: Prepared) -> Submit:
+        """Return what the engine is told of it.
 
         Raises:
-            Refusal: it was not accepted, and is closed.
+            Refusal: prompt and answer do not fit into the context together.
         """
-        try:
-            await self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
+        ask, service = self.ask, self._service
+        self.prompt_tokens = len(prepared.tokens)
+        self.reading = prepared.reading
+        return Submit(
+            handle=self.handle,
+            prompt=prepared.tokens,
+            max_tokens=max_tokens_for(ask, self.prompt_tokens, service.bounds),
+            params=ask.sampling,
+            stop=ask.stop,
+            lane=self.lane,
+            client=self.origin.client,
+            credit=service.bounds.credit,
+            sink=self.pipe,
+            submitted=self._arrived,
+            targets=ask.targets,
+            namespace=namespace(ask, self.origin),
+            session=ask.session,
+            speculation=ask.speculation,
+            smooth=ask.streamed and ask.pace == "smooth",
+            constraint=prepared.constraint,
+            pieces=prepared.pieces,
+        )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self._dealt_with()
-        self.close()
+    def was_submitted(self) -> None:
+        """Note that the engine knows of it."""
+        self._submitted = True
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> StreamItem:
-        if not self._ahead:
-            if self._finished:
-                raise StopAsyncIteration
-            self._ahead.extend(await self.burst())
-        return self._ahead.popleft()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the terminal item was taken."""
-        return self._finished
-
-    async def burst(self) -> list[StreamItem]:
-        """Return all items that are there, at least one; those before them are dealt with.
-
-        Cancelled, it has taken nothing. Not to be called behind the terminal item.
-        """
-        self._dealt_with()
-        items = await self._pipe.take()
+    def take(self) -> list[StreamItem]:
+        """Return all items that are to be shown by now."""
+        items = self.pipe.take()
         for item in items:
             if isinstance(item, TokenOut):
                 self._taken += 1
             elif isinstance(item, PromptDone):
                 self._prompt_done, self._logits_at = item, item.at
             else:
-                self._finished, self._end = True, item
+                self.finished, self._end = True, item
         return items
 
     def so_far(self, n_tokens: int) -> Finished:
@@ -178,13 +168,16 @@ class Generation:
         self._shown_at = None
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
-        """Bring it to its terminal item: cancelled, or an error with a code."""
+        """Bring it to its terminal item: cancelled, or an error with a code.
+
+        Before it is submitted, all answers to its request end with it.
+        """
         if self._submitted:
             self._service.inbox.put(Cancel(self.handle, code, message))
         elif not self._ended_early:
             self._ended_early = True
             self._preparing.cancel()
-            self._pipe.send_nowait(self._never_submitted(code, message))
+            self.pipe.send_nowait(self._never_submitted(code, message))
 
     def move_to(self, lane: Lane) -> None:
         """Promote or demote it."""
@@ -194,11 +187,11 @@ class Generation:
 
     def close(self) -> None:
         """Give it up if it is not at its end, and leave the directory. Idempotent."""
-        if not self._finished:
+        if not self.finished:
             self.end()
-            self._finished = True
+            self.finished = True
         self.tell_of_calls()
-        self._pipe.close()
+        self.pipe.close()
         self._service.directory.remove(self)
 
     def tell_of_calls(self) -> None:
@@ -211,59 +204,14 @@ class Generation:
             self._end = None
             self._service.inbox.put(Keep(self.handle))
 
-    async def _start(self) -> None:
-        service, ask = self._service, self.ask
-        if service.draining:
-            raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
-        prepared = None
-        with refusing_depth():
-            check_untokenised(ask, self.origin.door, service.bounds)
-            with self._preparing:
-                prepared = await service.prepare(ask)
-        if prepared is None or self._ended_early:
-            return
-        self.prompt_tokens = len(prepared.tokens)
-        self.reading = prepared.reading
-        self._submit(prepared, max_tokens_for(ask, self.prompt_tokens, service.bounds))
-
-    def _submit(self, prepared: Prepared, max_tokens: int) -> None:
-        ask, service = self.ask, self._service
-        try:
-            service.inbox.submit(
-                Submit(
-                    handle=self.handle,
-                    prompt=prepared.tokens,
-                    max_tokens=max_tokens,
-                    params=ask.sampling,
-                    stop=ask.stop,
-                    lane=self.lane,
-                    client=self.origin.client,
-                    credit=service.bounds.credit,
-                    sink=self._pipe,
-                    submitted=self._arrived,
-                    targets=ask.targets,
-                    namespace=namespace(ask, self.origin),
-                    session=ask.session,
-                    speculation=ask.speculation,
-                    smooth=ask.streamed and ask.pace == "smooth",
-                    constraint=prepared.constraint,
-                    pieces=prepared.pieces,
-                )
-            )
-        except QueueFull as full:
-            raise Refusal(Code.E_LIMIT_003, str(full), retry_after_s=full.retry_after_s) from None
-        except EngineStopped:
-            raise Refusal(Code.E_RUNTIME_004, _STOPPED) from None
-        self._submitted = True
-
-    def _dealt_with(self) -> None:
+    def dealt_with(self) -> None:
         """Note that the reader has passed on what it took."""
         if not self._taken:
             return
         service = self._service
         if self.ask.streamed:
             self._shown(service.clock())
-        if not self._finished:
+        if not self.finished:
             service.inbox.put(Credit(self.handle, self._taken))
         self._taken = 0
 

@@ -21,10 +21,11 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, SequenceReport
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
+from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Chat, Origin, Refusal, owns
 from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary, refusing_depth
 from uma_trio.service.directory import Directory
-from uma_trio.service.generation import Generation, Prepared
+from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
 from uma_trio.service.telemetry import Telemetry
@@ -68,6 +69,7 @@ class Running:
 
     handle: int
     origin: Origin
+    choice: int
     report: SequenceReport
 
 
@@ -106,14 +108,16 @@ class Service:
         self._handles = itertools.count(1)
         self._clients = itertools.count(-1, -1)
 
-    def generate(self, ask: Ask, origin: Origin) -> Generation:
+    def generate(self, asks: Sequence[Ask], origin: Origin) -> Answers:
         """Take a request in; it is listed and can be ended from now on.
 
-        Entering what this returns checks and submits it; see :class:`Generation`.
+        Entering what this returns checks and submits it; see :class:`Answers`.
         """
-        generation = Generation(self, next(self._handles), ask, origin)
-        self.directory.add(generation)
-        return generation
+        return Answers(self, asks, origin)
+
+    def new_handle(self) -> int:
+        """Return a handle that no other answer of this daemon's life has."""
+        return next(self._handles)
 
     def new_client(self) -> int:
         """Return a `client` of an :class:`Origin` that is no process; nobody else has it."""
@@ -126,8 +130,8 @@ class Service:
         """The tokens with which the model ends an answer."""
         return self._front_end.end_tokens
 
-    async def prepare(self, ask: Ask) -> Prepared:
-        """Return what the engine and the reader of the answer need, made in helper threads.
+    async def prepare(self, ask: Ask) -> list[Prepared]:
+        """Return what the engine and the reader of each answer need, made in helper threads.
 
         Raises:
             Refusal: the model cannot be asked that way, or what is asked cannot be enforced, or it
@@ -144,20 +148,23 @@ class Service:
         tokens, thinking = await self._tokens_of(ask)
         shape, budget = ask.shape, ask.reasoning_budget
         choice = AUTO if chat is None else chat.choice
-        constraint: Constraint | None = None
+        constraints: Sequence[Constraint | None] = [None] * ask.n
         if shape is not None or loosened.offers or budget is not None:
             field = shape.field if shape is not None else "tools"
-            constraint = await self._compiled(
+            follow = partial(front_end.constraint, chat=chat is not None, thinking=thinking)
+            constraints = await self._compiled(
                 field,
-                lambda: front_end.constraint(
-                    shape, loosened, choice, budget, chat=chat is not None, thinking=thinking
-                ),
+                lambda: [follow(shape, loosened, choice, budget) for _ in range(ask.n)],
             )
         if chat is None:
-            return Prepared(tokens, constraint)
-        parser = front_end.replies.parser(chat.tools, choice, thinking=thinking)
-        pieces = None if parser is None else front_end.replies.pieces
-        return Prepared(tokens, constraint, Reading(parser, loosened.names), pieces)
+            return [Prepared(tokens, constraint) for constraint in constraints]
+        prepared: list[Prepared] = []
+        for constraint in constraints:
+            parser = front_end.replies.parser(chat.tools, choice, thinking=thinking)
+            pieces = None if parser is None else front_end.replies.pieces
+            reading = Reading(parser, loosened.names)
+            prepared.append(Prepared(tokens, constraint, reading, pieces))
+        return prepared
 
     async def _tokens_of(self, ask: Ask) -> tuple[IntArray, bool]:
         """Return the tokens of what is asked, and whether the answer begins inside its reasoning."""
@@ -258,7 +265,7 @@ class Service:
         """
         reports = await self._asked(Inspect)
         return tuple(
-            Running(report.handle, generation.origin, report)
+            Running(report.handle, generation.origin, generation.choice, report)
             for report in reports
             if (generation := self.directory.get(report.handle)) is not None
         )

@@ -1,7 +1,7 @@
-"""The items of one request on their way from the engine to whoever reads them.
+"""The items of one answer on their way from the engine to whoever reads them.
 
-This is the hot path of every front: the items of a tick for one stream wake its reader once, and
-:meth:`Pipe.take` gives them all. Nothing waits, locks or is looked up per token.
+This is the hot path of every front: the items of a tick for one reader wake it once, and
+:meth:`Pipe.take` gives all of an answer. Nothing waits, locks or is looked up per token.
 
 A token that is to be shown later is held, and with it what comes behind it. Whatever is to be shown
 at once takes along all that is held before it: a token that is not paced, and the end of a request,
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import trio
 
@@ -23,20 +24,45 @@ from uma_trio.engine.messages import StreamItem, TokenOut
 from uma_trio.service.playout import Playout
 
 
+class Reader:
+    """The task that takes what comes by one pipe or several, while it waits for that."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    def wake(self) -> None:
+        """Have it go on, if it waits."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    async def wait(self) -> None:
+        """Wait to be woken."""
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._give_up)
+
+    def _give_up(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
 class Pipe:
     """A stream between the outlet and one task; it needs no bound of its own, credit is one.
 
-    Both ends live on trio's thread. After :meth:`close` what comes is dropped.
+    Both ends live on trio's thread. After :meth:`close` what comes is dropped. Pipes that one task
+    takes from share its `reader`.
     """
 
-    __slots__ = ("_closed", "_held", "_items", "_playout", "_reader", "_shown_at")
+    __slots__ = ("_closed", "_held", "_items", "_playout", "_shown_at", "reader")
 
-    def __init__(self, playout: Playout) -> None:
+    def __init__(self, playout: Playout, reader: Reader) -> None:
+        self.reader = reader
         self._playout = playout
         self._items: list[StreamItem] = []
         self._held: deque[tuple[float, TokenOut]] = deque()  # and when each is due, ascending
         self._shown_at = -math.inf  # when the latest of those that were held was due
-        self._reader: trio.lowlevel.Task | None = None
         self._closed = False
 
     def send_nowait(self, item: StreamItem) -> None:
@@ -49,18 +75,15 @@ class Pipe:
         elif self._held:
             self._let_go_all()
         self._items.append(item)
-        self._wake()
+        self.reader.wake()
 
-    async def take(self) -> list[StreamItem]:
-        """Return everything that is to be shown, in order; wait until something is.
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be shown."""
+        return bool(self._items)
 
-        For one task. Cancelled, it has taken nothing.
-        """
-        if self._items:
-            await trio.lowlevel.checkpoint()
-        while not self._items:
-            self._reader = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._give_up)
+    def take(self) -> list[StreamItem]:
+        """Return everything that is to be shown by now, in order."""
         items, self._items = self._items, []
         return items
 
@@ -73,7 +96,7 @@ class Pipe:
             n += 1
         if n:
             self._playout.count(-n)
-            self._wake()
+            self.reader.wake()
         return held[0][0] if held else math.inf
 
     def close(self) -> None:
@@ -114,11 +137,13 @@ class Pipe:
         held.clear()
         self._playout.forget(self)
 
-    def _wake(self) -> None:
-        if self._reader is not None:
-            reader, self._reader = self._reader, None
-            trio.lowlevel.reschedule(reader)
 
-    def _give_up(self, _: object) -> trio.lowlevel.Abort:
-        self._reader = None
-        return trio.lowlevel.Abort.SUCCEEDED
+async def until_any(pipes: Sequence[Pipe]) -> None:
+    """Wait until something is to be shown by one of these pipes, which share their reader.
+
+    For one task. Cancelled, it has taken nothing.
+    """
+    if any(pipe.is_due for pipe in pipes):
+        await trio.lowlevel.checkpoint()
+    while not any(pipe.is_due for pipe in pipes):
+        await pipes[0].reader.wait()

@@ -1,0 +1,209 @@
+"""The answers to one request: prepared once, submitted and read together, ended together.
+
+Most requests have one answer. Of several, some are choices, which answer one prompt and differ by
+their seeds, and some answer prompts of their own, where an API takes a list of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+import trio
+from attrs import evolve
+
+from uma_protocol.errors import Code
+from uma_trio.engine.inbox import EngineStopped, QueueFull
+from uma_trio.engine.messages import Finished, FinishReason, StreamItem
+from uma_trio.lanes import Lane
+from uma_trio.service.ask import Ask, Origin, Refusal, of_choice
+from uma_trio.service.checks import check_number, check_untokenised, refusing_depth
+from uma_trio.service.generation import Generation, Prepared
+from uma_trio.service.generation import Host as AnswerHost
+from uma_trio.service.stream import Reader, until_any
+
+Burst = tuple[int, list[StreamItem]]
+"""Which of the answers, and the items of it that are to be shown."""
+
+_DRAINING = "the daemon is stopping; connect again once it has restarted"
+_STOPPED = "the engine has stopped; the daemon is going down"
+_WORST_LAST: Sequence[FinishReason] = ("stop", "length", "cancelled", "error")
+
+
+class Host(AnswerHost, Protocol):
+    """The service, as far as one request needs it."""
+
+    slots: int
+    draining: bool
+
+    async def prepare(self, ask: Ask) -> list[Prepared]:
+        """Return what each answer to `ask` needs. Raises :class:`Refusal`."""
+
+    def new_handle(self) -> int:
+        """Return a handle that no other answer has."""
+
+
+class Answers:
+    """A request and its answers, made by :meth:`Service.generate`; for one task.
+
+    They are in the directory from then on, so it has to be entered, or closed::
+
+        async with service.generate([ask], origin) as answers:
+            while not answers.finished:
+                for index, items in await answers.burst():
+                    ...
+
+    Entering it checks, tokenises and submits all of the request, or refuses it. Leaving the block
+    ends what still runs, and so does cancelling the task in it.
+    """
+
+    def __init__(self, service: Host, asks: Sequence[Ask], origin: Origin) -> None:
+        self._service = service
+        self._asks = asks
+        self._door = origin.door
+        self._preparing = trio.CancelScope()
+        reader = Reader()
+        #: One for each choice of each ask, in their order.
+        self.generations = tuple(
+            Generation(
+                service,
+                service.new_handle(),
+                of_choice(ask, choice),
+                origin,
+                choice=choice,
+                reader=reader,
+                preparing=self._preparing,
+            )
+            for ask in asks
+            for choice in range(ask.n)
+        )
+        self._open = list(enumerate(self.generations))
+        for generation in self.generations:
+            service.directory.add(generation)
+
+    async def __aenter__(self) -> Self:
+        """Check, tokenise and submit.
+
+        Raises:
+            Refusal: it was not accepted, and is closed.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._dealt_with()
+        self.close()
+
+    @property
+    def handle(self) -> int:
+        """The handle of the first answer."""
+        return self.generations[0].handle
+
+    @property
+    def finished(self) -> bool:
+        """Whether the terminal item of every answer was taken."""
+        return not self._open
+
+    async def burst(self) -> list[Burst]:
+        """Return all items that are there, at least one; those before them are dealt with.
+
+        Cancelled, it has taken nothing. Not to be called once all is `finished`.
+        """
+        self._dealt_with()
+        await until_any([generation.pipe for _, generation in self._open])
+        bursts = [
+            (index, items) for index, generation in self._open if (items := generation.take())
+        ]
+        if any(generation.finished for _, generation in self._open):
+            self._open = [
+                (i, generation) for i, generation in self._open if not generation.finished
+            ]
+        return bursts
+
+    def reader_was_behind(self) -> None:
+        """Note that what it was given last had to wait for its reader: that is no gap of ours."""
+        for generation in self.generations:
+            generation.reader_was_behind()
+
+    def end(self, code: str | None = None, message: str | None = None) -> None:
+        """Bring every answer to its terminal item: cancelled, or an error with a code."""
+        for generation in self.generations:
+            generation.end(code, message)
+
+    def move_to(self, lane: Lane) -> None:
+        """Promote or demote all of it."""
+        for generation in self.generations:
+            generation.move_to(lane)
+
+    def close(self) -> None:
+        """Give up what is not at its end, and leave the directory. Idempotent."""
+        for generation in self.generations:
+            generation.close()
+        self._open = []
+
+    async def _start(self) -> None:
+        service = self._service
+        if service.draining:
+            raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
+        check_number(self._asks, service.slots)
+        prepared: list[Prepared] = []
+        with refusing_depth():
+            for ask in self._asks:
+                check_untokenised(ask, self._door, service.bounds)
+            with self._preparing:
+                for ask in self._asks:
+                    prepared += await service.prepare(ask)
+        if self._preparing.cancel_called:
+            self.end()  # one was ended before it was submitted, and so all are
+            return
+        self._submit(prepared)
+
+    def _submit(self, prepared: Sequence[Prepared]) -> None:
+        pairs = zip(self.generations, prepared, strict=True)
+        messages = [generation.submission(each) for generation, each in pairs]
+        try:
+            self._service.inbox.submit(*messages)
+        except QueueFull as full:
+            raise Refusal(Code.E_LIMIT_003, str(full), retry_after_s=full.retry_after_s) from None
+        except EngineStopped:
+            raise Refusal(Code.E_RUNTIME_004, _STOPPED) from None
+        for generation in self.generations:
+            generation.was_submitted()
+
+    def _dealt_with(self) -> None:
+        for generation in self.generations:
+            generation.dealt_with()
+
+
+def together(ends: Sequence[Finished]) -> Finished:
+    """Return how several answers to one prompt ended, as one: the worst that came of any.
+
+    The prompt counts once. What the answer that found least of it had computed before is what needed
+    no computing: the others may have found what that one computed.
+    """
+    if len(ends) == 1:
+        return ends[0]
+    began = [end for end in ends if end.ttft_s is not None]
+    worst = max(ends, key=lambda end: _WORST_LAST.index(end.reason))
+    return evolve(
+        worst,
+        text="",
+        stop=None,
+        prompt_tokens=max(end.prompt_tokens for end in ends),
+        completion_tokens=sum(end.completion_tokens for end in ends),
+        cached_tokens=min((end.cached_tokens for end in began), default=0),
+        queue_s=min(end.queue_s for end in ends),
+        ttft_s=min((end.ttft_s for end in began if end.ttft_s is not None), default=None),
+        total_s=max(end.total_s for end in ends),
+    )
