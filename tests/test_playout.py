@@ -187,6 +187,19 @@ def test_a_preempted_stream_goes_on_behind_what_it_has_to_show() -> None:
     assert shows[-1] == 0.0  # the end comes at once, and takes all along
 
 
+def test_a_stream_whose_places_are_all_held_is_not_emptied_when_it_goes_on() -> None:
+    """What it shows next comes behind what is held, a token for each that is computed."""
+    bench = Bench(FakeBackend(), pacing(0.05))
+    handle, sink = bench.submit(max_tokens=40, credit=8, smooth=True)
+    bench.run()
+    assert len(sink.tokens) == 8
+    bench.credit(handle, 1)
+    bench.ticks(1)
+    token = sink.items[-1]
+    assert isinstance(token, TokenOut)
+    assert token.show_at > bench.clock() + 0.01
+
+
 def test_background_requests_are_not_held() -> None:
     """Nobody reads them; nor is one that was demoted."""
     bench = Bench(policy=pacing(0.05))

@@ -146,7 +146,10 @@ class Registry:
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is not None:
             parked = sequence.credit <= 0
-            sequence.give_credit(n)
+            # A stream whose places hold what is not due yet waits for that, and not for its reader. What it
+            # computes next is shown behind that: with the time since its last token unknown, all would go.
+            away = parked and not sequence.holds(self._clock())
+            sequence.give_credit(n, reader_was_away=away)
             if parked and sequence.credit > 0:
                 self._resume(sequence)
 

@@ -285,10 +285,16 @@ class Sequence:
         if not self.preempted:
             self.cached_tokens = min(cached, self.n_prompt)
 
-    def give_credit(self, n: int) -> None:
-        """Note that its stream takes `n` tokens more."""
-        # The wait for its reader is no inter-token latency of ours.
-        last = None if self.view.credit <= 0 else self.view.last_token_at
+    def holds(self, now: float) -> bool:
+        """Whether a token of it is held until it is due, or just on its way."""
+        return self.smooth and self.view.shown_at is not None and self.view.shown_at > now
+
+    def give_credit(self, n: int, *, reader_was_away: bool = False) -> None:
+        """Note that its stream takes `n` tokens more.
+
+        With `reader_was_away` it waited for its reader, which is no inter-token latency of ours.
+        """
+        last = None if reader_was_away else self.view.last_token_at
         self.view = evolve(self.view, credit=self.view.credit + n, last_token_at=last)
 
     def move_to(self, lane: Lane) -> None:
