@@ -14,6 +14,9 @@ from typing import Final
 # it would be a jump of up to the longest hold; and where others come and go, the slack would be lost
 # in every moment between them.
 CATCHING_UP: Final = 2.0
+# Where places run out, what is held moves forward at once if it is this part too late. Less than that is
+# the unrest of single ticks.
+UNREST: Final = 0.25
 
 
 def show_times(
@@ -32,7 +35,7 @@ def show_times(
     The token before them is shown at `shown_at`, None if there is none; `since_s` is the time since
     that was computed. With a `pace` they come so many seconds after one another. Without, they come
     at once or, while tokens are `held`, soon after those. None comes more than `most_s` after `now`;
-    and where `most` tokens are held, one goes for each that comes.
+    and where `most` tokens are held, one goes for each that comes, a little sooner where it is more.
 
     A time before `shown_at` moves the tokens that are held forward, see
     :class:`uma_trio.service.stream.Pipe`.
@@ -41,16 +44,18 @@ def show_times(
         return (now,) * n
     latest, at, each_s = now + most_s, shown_at, since_s / n
     times: list[float] = []
-    for ahead in range(held, held + n):
+    for nth in range(n):
+        ahead = held + nth
         if not pace:
             step = each_s / CATCHING_UP
             at = min(now + (ahead + 1) * step, at + step)
         elif ahead < most:
             at += pace
         else:
-            full = now + ahead * each_s
-            # What a tick more or less explains moves nobody.
-            at = full if full < at - each_s else min(max(at, full), at + pace)
+            # By `full` as many more will be computed, if ticks take so long as the latest did.
+            full = now + (most - (n - 1 - nth)) * each_s
+            slower = max(0.0, 1.0 - (ahead - most) / most)
+            at = full if full < at - UNREST * (at - now) else at + min(pace, slower * each_s)
         at = min(max(at, times[-1] if times else now), latest)
         times.append(at)
     return tuple(times)
