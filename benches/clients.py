@@ -54,7 +54,8 @@ class Job:
     """One request of fixed length, greedy unless it is to be `sampled`.
 
     `priority` is the daemon's lane; a server without lanes gets none. With `progress`, a server
-    that can is asked to say how much of the prompt it has computed. `speculation` is the daemon's field.
+    that can is asked to say how much of the prompt it has computed. `speculation` and `cache` are the
+    daemon's fields.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Job:
     progress: bool = False
     sampled: bool = False
     speculation: str | None = None
+    cache: str | None = None
 
     @property
     def choosing(self) -> dict[str, float]:
@@ -142,7 +144,7 @@ class FramedWire:
 
     def request(self, job: Job) -> bytes:
         """Return one `generate` frame."""
-        fields = {"priority": job.priority, "speculation": job.speculation}
+        fields = {"priority": job.priority, "speculation": job.speculation, "cache": job.cache}
         return frame(
             {
                 "type": "generate",

@@ -25,6 +25,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
 from uma_trio.cli import checks
+from uma_trio.cli.check_prefix import check_prefix, judge_prefix
 from uma_trio.cli.checks import (
     check_limits,
     check_model,
@@ -371,6 +372,33 @@ def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
     assert (ending.weight, "is stopping" in ending.what) == ("blocks", True)
     (long,) = check_socket(folder / ("x" * 120))
     assert "bytes too long" in long.what
+
+
+def test_doctor_says_what_twice_the_memory_would_have_saved() -> None:
+    """Of all prompt tokens; it is slow only where that is worth being spoken of."""
+    metrics = {"prompt_tokens_total": 6000, "prefix_tokens_total": 4000, "prefix_bytes": 2e9}
+    (fine,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 7})
+    assert (fine.weight, fine.fix) == ("ok", "")
+    assert fine.what == (
+        "the daemon that runs computed 60% of 10,000 prompt tokens; the others were there, and 2 GB "
+        "are saved now"
+    )
+    (more,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 20})
+    assert more.weight == "slow"
+    assert more.what.endswith("twice the --prefix-ram would have saved 13% more")
+    (all_of_it,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 9000})
+    assert all_of_it.what.endswith("60% more"), "no more than was computed"
+    assert judge_prefix({"prompt_tokens_total": 10}) == judge_prefix({}) == []
+
+
+def test_doctor_says_nothing_of_a_cache_where_no_daemon_answers(folder: Path) -> None:
+    """Nobody there, a socket that was left behind, and what is no daemon."""
+    assert check_prefix(folder / "uma.sock") == []
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "dead"))
+    assert check_prefix(folder / "dead") == []
+    (folder / "file").write_text("a file", encoding="utf-8")
+    assert check_prefix(folder / "file") == []
 
 
 def test_doctor_names_processor_features_that_are_not_used() -> None:

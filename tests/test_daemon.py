@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from uma_trio.cli.check_prefix import check_prefix
 from uma_trio.cli.explain import explain as explain_verb
 from uma_trio.cli.replay import replay as replay_verb
 from uma_trio.client import Client, ConnectionFailed, ServerError, connect, generate_sync
@@ -217,6 +218,17 @@ def test_the_seeds_quick_start_client_works_unchanged() -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout.count('"event": "token"') == 20
         assert done.stdout.count('"event": "eos"') == 1
+
+
+def test_doctor_asks_the_daemon_that_runs_what_its_prefix_cache_saved() -> None:
+    """The same prompt twice: but for the last token, half of all needed no computing."""
+    with daemon() as running:
+        assert check_prefix(Path(running.path)) == []
+        for _ in range(2):
+            list(generate_sync("hello " * 20, running.path, max_tokens=2))
+        (found,) = check_prefix(Path(running.path))
+    assert found.weight == "ok"
+    assert re.search(r"computed 5\d% of 24\d prompt tokens", found.what)
 
 
 def test_two_hundred_clients_one_after_another() -> None:

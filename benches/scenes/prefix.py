@@ -1,11 +1,13 @@
 """Prompts that begin alike: what a prefix cache saves. A quarter of an hour; --quick a few minutes.
 
-Five parts, on one server after another: *apps*, four programs at once whose prompts share 2,000 tokens
+Six parts, on one server after another: *apps*, four programs at once whose prompts share 2,000 tokens
 and have 100 of their own; *one by one*, the same with other words, each after the one before; *turns*,
 six conversations of eight turns over four slots, taken in turn; *chain*, an agent whose eight steps
 each send the whole past again; *reader*, the pace of one stream after eight conversations have been
-answered and left what they computed, over its pace before any had. Every other answer is short. Times are to the last answer (apps, chain) or to
-the first token (one by one: the later ones over the first; turns: the median of all but the first).
+answered and left what they computed, over its pace before any had; *pause*, the longest time without a token
+of a stream while those eight conversations go on one after another, so that what they left is restored and
+saved again, over its median alone (*alone x* is its longest alone, over the same). Every other answer is
+short. Times are to the last answer (apps, chain) or to the first token (one by one: the later ones over the first; turns: the median of all but the first).
 The daemon is there with its prefix cache and without, llama-server as it comes and with one cache for
 all slots.
 """
@@ -13,7 +15,6 @@ all slots.
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,13 @@ from benches import clients, contest, servers
 from benches.clients import Answer, Job
 from benches.contest import OURS, PEER, Column, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
-from benches.live import drive
-from uma_trio.sim.latency import median
+from benches.live import Live, drive
+from uma_trio.sim.latency import itl, median
 
 _COLUMNS: tuple[Column, ...] = (
     ("apps s", "apps_s", 2), ("one by one, first ms", "first_ms", 0),
     ("later / first", "later", 2), ("turns ms", "turns_ms", 0), ("chain s", "chain_s", 2),
-    ("reader", "reader", 2),
+    ("reader", "reader", 2), ("pause x", "pause_x", 2), ("alone x", "alone_x", 2), ("restored", "restored", 0),
     ("others %", "others_pct", 0),
 )  # fmt: skip
 _TITLE = "four apps that share 2,000 tokens: seconds (less is better)"
@@ -80,6 +81,7 @@ def play(running: servers.Running, seed: str, script: Script) -> Row:
         "reader": reader,
         "turns_ms": _turns(running, seed, script),
         "chain_s": _chain(running, seed, script),
+        **_pause(running, seed, script),
     }
 
 
@@ -127,16 +129,50 @@ def _reader(running: servers.Running, seed: str, script: Script) -> float:
     """Return the pace of a stream beside what eight conversations left, over that without."""
 
     def gap_s(name: str) -> float:
-        # Sampled, so that an answer that repeats itself is not guessed ahead.
-        job = Job(name, " ".join(words(40, f"{seed}/{name}")), script.read, sampled=True)
-        times = ask(running, [job])[0].times
-        return median([after - before for before, after in itertools.pairwise(times)])
+        return median(itl(ask(running, [_read(name, seed, script)])[0].times))
 
     before_s = gap_s("before")
     for n in range(script.idle):
-        text = " ".join(words(script.idle_tokens, f"{seed}/idle/{n}"))
-        ask(running, [Job(f"idle-{n}", text, script.answer)])
+        ask(running, [Job(f"idle-{n}", _idle(n, seed, script), script.answer)])
     return before_s / gap_s("after")
+
+
+def _read(name: str, seed: str, script: Script, times: int = 1) -> Job:
+    """Return what a reader asks: sampled, so that an answer that repeats itself is not guessed ahead."""
+    text = " ".join(words(40, f"{seed}/{name}"))
+    return Job(name, text, times * script.read, sampled=True)
+
+
+def _idle(n: int, seed: str, script: Script) -> str:
+    return " ".join(words(script.idle_tokens, f"{seed}/idle/{n}"))
+
+
+def _pause(running: servers.Running, seed: str, script: Script) -> Row:
+    """Return a reader's longest pause while idle conversations come back, over its median alone.
+
+    The next one comes as soon as the one before is answered, for as long as the reader reads.
+    """
+    alone = itl(ask(running, [_read("alone", seed, script)])[0].times)
+    with Live(running.wire) as live:
+        live.watch()
+        reader = live.start(_read("beside", seed, script, 4))
+        live.run(60.0, lambda: len(reader.reads) > script.read // 4)
+        began, others = live.now, []
+        for n in range(script.idle):
+            text = f"{_idle(n, seed, script)} {' '.join(words(8, f'{seed}/back/{n}'))}"
+            others.append(live.start(Job(f"back-{n}", text, script.answer)))
+            live.run(60.0, lambda: others[-1].over or reader.over)
+        ended = live.now
+        live.run(60.0, lambda: reader.over)
+        (answer, *_) = clients.checked(live.answers([reader, *others]))
+        counted = [values["prefix_hits_total"].get("saved", 0) for _, values in live.counters()]
+    shown = [at for at in answer.times if began <= at <= ended]
+    solo_s = median(alone)
+    return {
+        "pause_x": max(itl(shown)) / solo_s,
+        "alone_x": max(alone) / solo_s,
+        "restored": counted[-1] - counted[0] if counted else None,
+    }
 
 
 def verdicts(medians: Medians) -> Iterator[str]:
@@ -148,6 +184,11 @@ def verdicts(medians: Medians) -> Iterator[str]:
         medians(ours, "reader"),
         0.97,
         at_most=False,
+    )
+    yield contest.verdict(
+        "a reader's longest pause while others come back / its median alone",
+        medians(ours, "pause_x"),
+        2.0,
     )
     for figure, target in (("apps_s", 0.40), ("turns_ms", 0.80), ("chain_s", 1.00)):
         peers = [v for s in medians.systems if s.family == PEER and (v := medians(s, figure))]
