@@ -270,7 +270,7 @@ async def test_a_prompt_beyond_the_context_is_told_with_both_numbers(
 async def test_more_tokens_than_fit_are_trimmed(autojump_clock: MockClock) -> None:
     """The answer ends with `length` where the context does."""
     async with http_house(backend=FakeBackend(n_ctx=64, cost=linear_cost(TICK_S, 0))) as daemon:
-        answer = await daemon.ask("POST", "/completions", {**TEXT, "max_tokens": 9999})
+        answer = await daemon.ask("POST", "/v1/completions", {**TEXT, "max_tokens": 9999})
         assert answer.json["usage"]["total_tokens"] == 64
         assert answer.json["choices"][0]["finish_reason"] == "length"
 
@@ -317,14 +317,14 @@ async def test_a_text_is_continued(autojump_clock: MockClock) -> None:
 async def test_several_prompts_are_continued_each(autojump_clock: MockClock) -> None:
     """Texts or tokens; the usage is that of all."""
     async with http_house() as daemon:
-        answer = await daemon.ask("POST", "/completions", {**TEXT, "prompt": ["one", "two"]})
+        answer = await daemon.ask("POST", "/v1/completions", {**TEXT, "prompt": ["one", "two"]})
         found = [choice["text"] for choice in answer.json["choices"]]
         assert found == [daemon.inner.expected(prompt, 8) for prompt in ("one", "two")]
         assert answer.json["usage"]["prompt_tokens"] == 8
         tokens = daemon.inner.backend.vocabulary.tokenize(
             "one", add_special=True, parse_special=False
         )
-        answer = await daemon.ask("POST", "/completions", {**TEXT, "prompt": tokens.tolist()})
+        answer = await daemon.ask("POST", "/v1/completions", {**TEXT, "prompt": tokens.tolist()})
         assert answer.json["choices"][0]["text"] == found[0]
 
 
@@ -332,9 +332,9 @@ async def test_the_prompt_is_echoed_where_that_was_asked_for(autojump_clock: Moc
     """Before the answer, also in a stream."""
     async with http_house() as daemon:
         asked = {**TEXT, "echo": True}
-        whole = (await daemon.ask("POST", "/completions", asked)).json["choices"][0]["text"]
+        whole = (await daemon.ask("POST", "/v1/completions", asked)).json["choices"][0]["text"]
         assert whole.startswith("hello")
-        streamed = (await daemon.ask("POST", "/completions", {**asked, "stream": True})).events
+        streamed = (await daemon.ask("POST", "/v1/completions", {**asked, "stream": True})).events
         assert "".join(e["choices"][0]["text"] for e in streamed[:-1]) == whole
 
 
@@ -359,13 +359,13 @@ async def test_a_text_that_cannot_be_continued_is_refused(
 ) -> None:
     """By the field at fault."""
     async with http_house(backend=FakeBackend(n_slots=4, cost=linear_cost(TICK_S, 0))) as daemon:
-        assert (await refused(daemon, "/completions", {**TEXT, **body}))["param"] == param
+        assert (await refused(daemon, "/v1/completions", {**TEXT, **body}))["param"] == param
 
 
 async def test_probabilities_of_a_text_stand_beside_its_tokens(autojump_clock: MockClock) -> None:
     """In the older form: four lists of one length."""
     async with http_house() as daemon:
-        answer = await daemon.ask("POST", "/completions", {**TEXT, "logprobs": 1})
+        answer = await daemon.ask("POST", "/v1/completions", {**TEXT, "logprobs": 1})
         found = answer.json["choices"][0]["logprobs"]
         assert {len(values) for values in found.values()} == {8}
         assert found["text_offset"][0] == 0
@@ -379,7 +379,7 @@ async def test_a_prompt_is_scored_as_evaluation_harnesses_ask(autojump_clock: Mo
     async with http_house(prefix_bytes=1 << 22) as daemon:
         prompts = [[104, 101, 108, 108, 111], list(b"another " * 12)]
         asked = {"prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
-        answer = await daemon.ask("POST", "/completions", asked)
+        answer = await daemon.ask("POST", "/v1/completions", asked)
         for prompt, choice in zip(prompts, answer.json["choices"], strict=True):
             found, n = choice["logprobs"], len(prompt)
             assert {len(values) for values in found.values()} == {n + 1}
@@ -388,13 +388,13 @@ async def test_a_prompt_is_scored_as_evaluation_harnesses_ask(autojump_clock: Mo
             assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
             assert all(value < 0 for value in found["token_logprobs"][1:])
             begun = {"prompt": prompt[:-1], "max_tokens": 1, "temperature": 0, "logprobs": 20}
-            behind = await daemon.ask("POST", "/completions", begun)
+            behind = await daemon.ask("POST", "/v1/completions", begun)
             (expected,) = behind.json["choices"][0]["logprobs"]["top_logprobs"]
             unlikely = min(expected.values())  # all that are not among the likeliest are as likely
             assert found["token_logprobs"][n - 1] == expected.get(found["tokens"][n - 1], unlikely)
             ((likeliest, _),) = found["top_logprobs"][n - 1].items()
             assert likeliest == behind.json["choices"][0]["text"]
-        again = await daemon.ask("POST", "/completions", asked)
+        again = await daemon.ask("POST", "/v1/completions", asked)
         assert again.json["choices"] == answer.json["choices"]
         assert again.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
@@ -405,13 +405,13 @@ async def test_a_scored_prompt_may_be_streamed_and_have_no_answer(
     """With max_tokens 0 there are the prompt, its logprobs and no token."""
     async with http_house() as daemon:
         asked = {**TEXT, "max_tokens": 0, "logprobs": 2, "echo": True}
-        whole = (await daemon.ask("POST", "/completions", asked)).json
+        whole = (await daemon.ask("POST", "/v1/completions", asked)).json
         (choice,) = whole["choices"]
         assert (choice["text"], choice["finish_reason"]) == ("hello", "length")
         assert whole["usage"]["completion_tokens"] == 0
         assert len(choice["logprobs"]["tokens"]) == whole["usage"]["prompt_tokens"]
         streams = {**asked, "stream": True, "stream_options": {"include_usage": True}}
-        events = (await daemon.ask("POST", "/completions", streams)).events
+        events = (await daemon.ask("POST", "/v1/completions", streams)).events
         assert events.pop() == "[DONE]"
         assert events.pop()["usage"]["completion_tokens"] == 0
         first, last = [event["choices"][0] for event in events]
@@ -420,6 +420,43 @@ async def test_a_scored_prompt_may_be_streamed_and_have_no_answer(
 
 
 # --- llama-server's own ---
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "native"),
+    [
+        ("/completions", {}, True),
+        ("/completions", {"model": "m", "n_predict": 2}, True),
+        ("/completions", {"model": "m"}, False),
+        ("/v1/completions", {}, False),
+    ],
+    ids=str,
+)
+async def test_completions_without_a_version_are_whose_the_body_is(
+    autojump_clock: MockClock, path: str, more: dict[str, Any], native: bool
+) -> None:
+    """OpenAI's clients name a model; llama-server's do not, or say n_predict."""
+    async with http_house() as daemon:
+        answer = (await daemon.ask("POST", path, {"prompt": "hello", "max_tokens": 2, **more})).json
+        assert (("content" in answer), ("choices" in answer)) == (native, not native)
+
+
+async def test_a_chat_tells_how_it_was_understood_if_that_is_wanted(
+    autojump_clock: MockClock,
+) -> None:
+    """The prompt as the model reads it, whole or at the end of a stream; nobody else hears of it."""
+    async with http_house() as daemon:
+        asked = {**HELLO, "verbose": True, "seed": 5}
+        whole = (await daemon.ask("POST", CHAT, asked)).json
+        told = whole["__verbose"]
+        assert told["prompt"].startswith("<|im_start|>user\n")
+        assert told["tokens_evaluated"] == whole["usage"]["prompt_tokens"]
+        assert told["generation_settings"]["seed"] == 5
+        events = (await daemon.ask("POST", CHAT, {**asked, "stream": True})).events
+        *others, last = [event for event in events if event != "[DONE]"]
+        assert last["__verbose"]["prompt"] == told["prompt"]
+        assert not any("__verbose" in event for event in others)
+        assert "__verbose" not in (await daemon.ask("POST", CHAT, HELLO)).json
 
 
 async def test_llama_servers_completion_says_all_in_its_last_chunk(

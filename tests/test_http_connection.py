@@ -17,6 +17,7 @@ from trio.testing import MockClock
 
 from uma_protocol import Code
 from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.http import status
 from uma_trio.http.exchange import Answering
 from uma_trio.http.message import Caller, Head, Request
 from uma_trio.sockets.transport import Transport
@@ -337,6 +338,20 @@ async def test_a_fault_of_ours_is_a_500_and_spares_the_others(
         client = daemon.connect()
         monkeypatch.setattr(daemon.inner.service, "metrics", lambda: 1 / 0)
         answer = await client.ask("GET", "/metrics")
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        assert len(daemon.inner.log.faults) == 1
+        daemon.inner.log.faults.clear()
+        assert (await client.ask("GET", "/health")).status == 200
+
+
+async def test_an_answer_that_cannot_be_written_is_a_fault_of_ours(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that is none is never sent; the client is told, and the connection goes on."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        monkeypatch.setattr(status, "_PROMETHEUS", "text\r\nX: y")
+        answer = await client.ask("GET", "/metrics?format=prometheus")
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         assert len(daemon.inner.log.faults) == 1
         daemon.inner.log.faults.clear()

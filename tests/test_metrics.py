@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from attrs import define
 
-from tests.engine_kit import Sink
+from tests.drafts_kit import Babbler, speaking
+from tests.engine_kit import Bench, Sink
 from tests.machine_kit import TRUTH, Clock, Machine
+from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit, Targets
@@ -384,6 +386,25 @@ def test_dashboards_of_llama_server_find_its_names() -> None:
     for name in found:
         assert f"# HELP {name} " in text
         assert f"# TYPE {name} " in text
+
+
+def test_llama_servers_names_tell_how_full_batches_are() -> None:
+    """Requests a batch, the longest of them so far, and how often any was guessed at."""
+    bench = Bench(FakeBackend(n_batch=64))
+    bench.submit([1] * 40, 9)
+    bench.submit([2] * 10, 9)
+    bench.run()
+    figures = bench.metrics.snapshot()
+    lines = [line for line in llama_metrics(figures).splitlines() if not line.startswith("#")]
+    found = {name: float(value) for name, value in map(str.split, lines)}
+    assert 1.5 < found["llamacpp:n_busy_slots_per_decode"] <= 2
+    assert found["llamacpp:n_tokens_max"] == 40 + 9 - 1  # nothing follows the last
+    assert found["llamacpp:spec_decode_num_drafts_total"] == 0
+    guessed = speaking(drafts=True, kind=Babbler)
+    guessed.submit("abba baba abba baba ab", 40)
+    guessed.run()
+    figures = guessed.metrics.snapshot()
+    assert 0 < figures["drafts_total"] <= figures["draft_rows_total"]
 
 
 def test_no_time_has_no_rate_in_llama_servers_names() -> None:

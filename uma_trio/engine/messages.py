@@ -218,15 +218,14 @@ class PromptDone:
     """The whole prompt is in the KV cache; the next item is a token or the end.
 
     `at` is when its logits were there, on the engine's clock. `cached_tokens` of it needed not be
-    computed, and it waited `queue_s` seconds for a slot. `tokens` are the prompt's and `logprobs` what
-    the model thought of each behind the first, if the request asked for that; else both are empty.
+    computed, and it waited `queue_s` seconds for a slot. `logprobs` is what the model thought of each
+    token of the prompt behind the first, if the request asked for that.
     """
 
     at: float = 0.0
     cached_tokens: int = 0
     queue_s: float = 0.0
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @value

@@ -237,11 +237,9 @@ class Publisher:
 
 def _prompt_done(delivery: Delivery) -> PromptDone:
     sequence = delivery.sequence
-    queued_s, cached = _queued_s(sequence), sequence.cached_tokens
-    if sequence.submit.params.prompt_logprobs is None:
-        return PromptDone(delivery.at, cached, queued_s)
-    tokens = tuple(sequence.submit.prompt.tolist())
-    return PromptDone(delivery.at, cached, queued_s, tokens, tuple(sequence.scores))
+    asked = sequence.submit.params.prompt_logprobs is not None
+    scores = tuple(sequence.scores) if asked else None
+    return PromptDone(delivery.at, sequence.cached_tokens, _queued_s(sequence), scores)
 
 
 def _queued_s(sequence: Sequence) -> float:

@@ -23,13 +23,15 @@ def record(metrics: Metrics, completed: Completed) -> None:
     """Record a tick that was computed."""
     tick, plan, views = completed.tick, completed.tick.plan, completed.tick.state.views
     drafts, wrong = _drafts(completed)
-    n_tokens = decoders = n_drafts = 0
+    n_tokens = decoders = n_drafts = longest = 0
     lane_tokens: dict[str, int] = dict.fromkeys(LANES, 0)
     for item in plan.items:
         n_tokens += item.n_tokens
         decoders += item.phase == "decode"
         n_drafts += item.n_drafts
-        lane_tokens[views[item.key].lane] += item.n_tokens
+        view = views[item.key]
+        lane_tokens[view.lane] += item.n_tokens
+        longest = max(longest, view.computed + item.n_tokens)
     for key, n in wrong.items():
         lane_tokens[views[key].lane] -= n
     metrics.tick(
@@ -41,6 +43,9 @@ def record(metrics: Metrics, completed: Completed) -> None:
         sampling_s=completed.sampling_s,
         masks_s=completed.masks_s,
         late_masks=sum([outcome.late for outcome in completed.outcomes]),
+        sequences=len(plan.items),
+        drafted=len(wrong),
+        longest=longest,
         rows=tick.n_rows,
         rows_in_place=tick.in_place,
         lane_tokens=lane_tokens,

@@ -18,7 +18,15 @@ from attrs import evolve
 
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.http import sse
-from uma_trio.http.asking import lane_of, model_of, origin_of, sampling_of, stops_of, targets_of
+from uma_trio.http.asking import (
+    lane_of,
+    model_of,
+    origin_of,
+    sampling_of,
+    stops_of,
+    targets_of,
+    text_of,
+)
 from uma_trio.http.bias import by_token
 from uma_trio.http.fields import (
     Body,
@@ -28,12 +36,13 @@ from uma_trio.http.fields import (
     ignored_header,
     would_be_ignored,
 )
+from uma_trio.http.llama_settings import generation_settings
 from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import Answer, Encoder, stream, whole
 from uma_trio.http.tools import loosened_header
-from uma_trio.service.ask import Ask, Prompt, Refusal, Shape
+from uma_trio.service.ask import Ask, Chat, Prompt, Refusal, Shape
 from uma_trio.service.generation import Generation
 
 
@@ -59,6 +68,7 @@ class Api(ABC):
         self.created = int(time.time())
         self.model, self._required_model = model_of(body, shared)
         self._set_aside: list[str] = []
+        self._prompt: str | None = None
 
     @property
     def streams(self) -> bool:
@@ -98,6 +108,29 @@ class Api(ABC):
             Fault: the body asks for what is not to be had.
         """
 
+    async def look_closer(self, ask: Ask) -> None:
+        """Write the prompt down as the model reads it, if somebody wants to know.
+
+        Raises:
+            Refusal: the template does not take it.
+        """
+        if self.body.get("verbose", False):
+            chat = ask.prompt if isinstance(ask.prompt, Chat) else None
+            service = self.shared.service
+            self._prompt = text_of(ask, service) if chat is None else await service.render(chat)
+
+    def asked(self, generation: Generation) -> dict[str, Any]:
+        """Return how a request was understood, for whoever wants to know, as llama-server calls it."""
+        if self._prompt is None:
+            return {}
+        return {
+            "__verbose": {
+                "prompt": self._prompt,
+                "tokens_evaluated": len(generation.prompt),
+                "generation_settings": self.settings(generation.ask),
+            }
+        }
+
     @abstractmethod
     def encoder(self, generations: Sequence[Generation]) -> Encoder:
         """Return what writes the answers as a stream."""
@@ -113,6 +146,17 @@ class Api(ABC):
             Fault: it is said in a wrong way.
         """
         return shape_of(self.body)
+
+    def settings(self, ask: Ask) -> dict[str, Any]:
+        """Return how an answer is computed, under llama-server's names."""
+        service = self.shared.service
+        return generation_settings(
+            ask.sampling,
+            n_predict=service.bounds.max_tokens if ask.max_tokens is None else ask.max_tokens,
+            stop=ask.stop,
+            streams=self.streams,
+            ends=service.end_tokens,
+        )
 
     def ask(
         self,
@@ -163,6 +207,7 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
     origin = origin_of(request, shared, asked.id)
     async with _renaming(api), shared.service.generate(asks, origin) as found:
         generations = found.generations
+        await asked.look_closer(asks[0])
         headers = (*asked.headers, *loosened_header(generations))
         if asked.streams:
             encoder = asked.encoder(generations)

@@ -31,7 +31,8 @@ from uma_trio.http.fields import Body, Field, honoured, ignored, refused
 from uma_trio.http.message import Caller, Head, Request
 from uma_trio.http.settings import Shared
 from uma_trio.lanes import LANES, PACES, Lane
-from uma_trio.service.ask import Origin, seeded
+from uma_trio.service.ask import Ask, Chat, Origin, seeded
+from uma_trio.service.service import Service
 
 MAX_STOPS = 16
 _STOP_BYTES = 256
@@ -124,6 +125,12 @@ TIMINGS = honoured(
 
 STREAM: tuple[Field, ...] = (
     TIMINGS,
+    honoured(
+        "verbose",
+        Flag(),
+        "`__verbose` has the prompt as the model reads it, and the settings",
+        default="false",
+    ),
     honoured("stream", Flag(), "server-sent events", default="false"),
     honoured(
         "stream_options",
@@ -252,6 +259,15 @@ def effort_of(field: str, value: Any) -> Effort | None:
         raise invalid(field, f"must be one of {', '.join(EFFORTS)}")
     effort: Effort | None = "xhigh" if value == "max" else value
     return effort
+
+
+def text_of(ask: Ask, service: Service) -> str:
+    """Return the text of a prompt that is continued."""
+    if isinstance(ask.prompt, Chat):
+        return ""
+    if isinstance(ask.prompt, str):
+        return ask.prompt
+    return service.detokenize(ask.prompt.tolist()).decode("utf-8", "replace")
 
 
 def stops_of(body: Body) -> tuple[str, ...]:

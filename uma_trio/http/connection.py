@@ -170,6 +170,8 @@ class Connection:
             nursery.start_soon(exchange.keep_alive)
             try:
                 reply = await route.handler(exchange, self._shared)
+                if reply is not None:
+                    self._reply(reply, headers)
             except Refusal as refusal:
                 self._fail(fault_of_refusal(refusal), exchange, headers, route)
             except Fault as fault:
@@ -178,9 +180,6 @@ class Connection:
                 # A fault of ours in one client's request is no reason to drop the others.
                 self._shared.log.exception("request ended by a fault", path=route.path)
                 self._fail(_sorry(), exchange, headers, route)
-            else:
-                if reply is not None:
-                    self._reply(reply, headers)
             nursery.cancel_scope.cancel()
 
     def _fail(self, fault: Fault, exchange: Answering, headers: Headers, route: Route) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
 from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
-from uma_trio.http import sse
+from uma_trio.http import openai_completions, sse
 from uma_trio.http.accounts import timings
 from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import (
@@ -24,23 +24,37 @@ from uma_trio.http.asking import (
     SPECULATION,
     TIMINGS,
     URGENCY,
+    text_of,
 )
 from uma_trio.http.errors import Fault
-from uma_trio.http.fields import honoured, ignored
-from uma_trio.http.llama_settings import generation_settings, only
+from uma_trio.http.fields import document_of, honoured, ignored
+from uma_trio.http.llama_settings import only
 from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.openai_completions import prompts_of, text_of
+from uma_trio.http.openai_completions import prompts_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, Encoder, without_answer
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
+_BARE = "/completions"  # llama-server's own API there, and OpenAI's behind /v1
+
 
 async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
     """Continue a text, whole or as a stream."""
     return await answered(Completion, exchange, shared)
+
+
+async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
+    """Continue texts, whole or as a stream."""
+    request = exchange.request
+    if request.head.path == _BARE:
+        asked = document_of(request.body)
+        # OpenAI's API requires a model, and knows no n_predict.
+        if "model" not in asked or "n_predict" in asked:
+            return await completion(exchange, shared)
+    return await openai_completions.completions(exchange, shared)
 
 
 class Completion(Api):
@@ -140,7 +154,7 @@ class Completion(Api):
         more: Mapping[str, Any],
     ) -> Mapping[str, Any]:
         """Return what says all about an answer; `lines` is whether there is a line end in it."""
-        ask, service, wanted = generation.ask, self.shared.service, self._wanted
+        ask, wanted = generation.ask, self._wanted
         if self.only_prompt:
             end = without_answer(end)
         document = {
@@ -152,13 +166,7 @@ class Completion(Api):
             "tokens_predicted": end.completion_tokens,
             "tokens_evaluated": end.prompt_tokens,
             "tokens_cached": end.cached_tokens,
-            "generation_settings": generation_settings(
-                ask.sampling,
-                n_predict=service.bounds.max_tokens if ask.max_tokens is None else ask.max_tokens,
-                stop=ask.stop,
-                streams=self.streams,
-                ends=service.end_tokens,
-            ),
+            "generation_settings": self.settings(ask),
             "has_new_line": lines,
             "truncated": False,
             "stop_type": _stop_type(end),
@@ -166,7 +174,7 @@ class Completion(Api):
             "timings": timings(end),
         }
         if "prompt" in wanted:
-            document["prompt"] = text_of(ask, self.shared)
+            document["prompt"] = text_of(ask, self.shared.service)
         return only(wanted, {**document, **more})
 
     @property

@@ -24,6 +24,8 @@ _SAME: Final = (
     ),
     ("tokens_predicted_total", "counter", "tokens_generated_total", "Tokens sampled."),
     ("n_decode_total", "counter", "batch_calls_total", "Batches computed."),
+    ("n_tokens_max", "counter", "longest_context", "The most tokens of a request so far."),
+    ("spec_decode_num_drafts_total", "counter", "drafts_total", "Guesses, several tokens or one."),
     (
         "spec_decode_num_draft_tokens_total",
         "counter",
@@ -53,6 +55,9 @@ def _families(figures: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str
     for name, kind, own, text in _SAME:
         if own in figures:
             yield name, kind, figures[own], text
+    if "batch_sequences_total" in figures:
+        busy = _ratio(figures["batch_sequences_total"], figures["batch_calls_total"])
+        yield "n_busy_slots_per_decode", "gauge", busy, "Requests in a batch, on average."
     if "inter_token_ms" in figures:
         gaps = figures["inter_token_ms"]
         spent = gaps["sum"] / 1e3

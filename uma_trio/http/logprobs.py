@@ -36,13 +36,13 @@ class Place:
     logprobs: TokenLogprobs | None
 
 
-def prompt_places(done: PromptDone | None, service: Service) -> list[Place]:
+def prompt_places(prompt: Sequence[int], done: PromptDone | None, service: Service) -> list[Place]:
     """Return the tokens of a prompt if it was scored. Nothing is known of the first."""
-    if done is None or not done.tokens:
+    if done is None or done.logprobs is None:
         return []
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     places, offset = [], 0
-    for token, logprobs in zip(done.tokens, (None, *done.logprobs), strict=True):
+    for token, logprobs in zip(prompt, (None, *done.logprobs), strict=True):
         places.append(Place(token, offset, logprobs))
         offset += len(decoder.decode(service.detokenize((token,))))
     return places

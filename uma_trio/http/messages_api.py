@@ -146,7 +146,7 @@ class Messages(Api):
         return self._form(generation).whole(done, answer.end, generation.reading)
 
     def _form(self, generation: Generation) -> Form:
-        return Form(self.id, self.model, generation.prompt_tokens)
+        return Form(self.id, self.model, len(generation.prompt))
 
     # --- how the model answers ---
 

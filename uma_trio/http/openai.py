@@ -64,7 +64,8 @@ class Choices(Api):
         ]
         every = [answer.end for answer in answers]
         readings = [generation.reading for generation in generations]
-        return self._around(self.kind, choices) | self.account(every, readings)
+        account = self.account(every, readings) | self.asked(generations[0])
+        return self._around(self.kind, choices) | account
 
     def account(
         self, every: Sequence[Finished], readings: Sequence[Reading] = ()
@@ -111,7 +112,8 @@ class Chunks(Encoder):
 
     def last(self, chunk: dict[str, Any], finished: Finished) -> dict[str, Any]:
         """Return the last chunk of one answer, with its timings where no other has them."""
-        return {**chunk, "timings": timings(finished)} if self._timed else chunk
+        more = {"timings": timings(finished)} if self._timed else {}
+        return chunk | more | self.api.asked(self._generations[0])
 
     def closing(self, every: Sequence[Finished]) -> bytes:
         """Return the usage, if it was asked for, and ``[DONE]``; nothing behind an error."""

@@ -24,6 +24,7 @@ from uma_trio.http.asking import (
     SPECULATION,
     STREAM,
     URGENCY,
+    text_of,
 )
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import honoured, refused
@@ -33,7 +34,7 @@ from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, without_answer
-from uma_trio.service.ask import Ask, Chat, Prompt
+from uma_trio.service.ask import Ask, Prompt
 from uma_trio.service.generation import Generation
 
 _DEFAULT_TOKENS = 16  # the API's own
@@ -108,7 +109,7 @@ class Completions(Choices):
     def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole text."""
         echo, service = self.echo(generation.ask), self.shared.service
-        places = prompt_places(answer.prompt, service)
+        places = prompt_places(generation.prompt.tolist(), answer.prompt, service)
         places += answer_places(answer.tokens, len(echo))
         return _choice(index, echo + answer.text, answer.end.reason, text_logprobs(places, service))
 
@@ -124,7 +125,7 @@ class Completions(Choices):
 
     def echo(self, ask: Ask) -> str:
         """Return what goes before an answer: nothing, or its prompt."""
-        return text_of(ask, self.shared) if self.echoes else ""
+        return text_of(ask, self.shared.service) if self.echoes else ""
 
 
 def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
@@ -142,15 +143,6 @@ def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
         )
     several = len(value) > 1
     return [_prompt(item, f"prompt[{i}]" if several else "prompt") for i, item in enumerate(value)]
-
-
-def text_of(ask: Ask, shared: Shared) -> str:
-    """Return the text of a prompt that is continued."""
-    if isinstance(ask.prompt, Chat):
-        return ""
-    if isinstance(ask.prompt, str):
-        return ask.prompt
-    return shared.service.detokenize(ask.prompt.tolist()).decode("utf-8", "replace")
 
 
 def _prompt(value: Any, path: str) -> Prompt:
@@ -186,7 +178,9 @@ class _Chunks(Chunks):
     def prompt(self, index: int, item: PromptDone) -> bytes:
         if not self._scored:
             return b""
-        found = text_logprobs(prompt_places(item, self._service), self._service)
+        prompt = self._generations[index].prompt.tolist()
+        places = prompt_places(prompt, item, self._service)
+        found = text_logprobs(places, self._service)
         return sse.event(self._chunk(index, self._echoes[index], logprobs=found))
 
     def token(self, index: int, item: TokenOut) -> bytes:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from uma_trio.http.errors import native_error
 from uma_trio.http.generate import generate
-from uma_trio.http.llama_completion import completion
+from uma_trio.http.llama_completion import completion, completions
 from uma_trio.http.llama_server import apply_template, detokenize, props, slots, tokenize
 from uma_trio.http.messages_api import count_tokens, messages
 from uma_trio.http.messages_errors import reply_to as messages_error
 from uma_trio.http.models import model, models, not_served
 from uma_trio.http.openai_chat import chat_completions, chat_tokens
-from uma_trio.http.openai_completions import completions
 from uma_trio.http.responses_api import input_tokens, responses, stored_response
 from uma_trio.http.router import Route, Router
 from uma_trio.http.status import health, metrics, priority

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import trio
 from attrs import field, frozen
 
@@ -88,8 +89,8 @@ class Generation:
         self.lane: Lane = ask.lane
         #: What reads the answer; there once it is submitted.
         self.reading = Reading()
-        #: How long the prompt is, in tokens; there once it is submitted.
-        self.prompt_tokens: int = 0
+        #: The tokens of the prompt; there once it is submitted.
+        self.prompt: IntArray = np.empty(0, np.int32)
         #: Whether the terminal item was taken.
         self.finished = False
         self._service = service
@@ -111,12 +112,12 @@ class Generation:
             Refusal: prompt and answer do not fit into the context together.
         """
         ask, service = self.ask, self._service
-        self.prompt_tokens = len(prepared.tokens)
+        self.prompt = prepared.tokens
         self.reading = prepared.reading
         return Submit(
             handle=self.handle,
             prompt=prepared.tokens,
-            max_tokens=max_tokens_for(ask, self.prompt_tokens, service.bounds),
+            max_tokens=max_tokens_for(ask, len(self.prompt), service.bounds),
             params=ask.sampling,
             stop=ask.stop,
             lane=self.lane,
@@ -155,7 +156,7 @@ class Generation:
         return Finished(
             reason="length",
             text="",
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=len(self.prompt),
             completion_tokens=n_tokens,
             cached_tokens=done.cached_tokens,
             queue_s=done.queue_s,

@@ -65,6 +65,13 @@ METRICS: tuple[Metric, ...] = (
     _m("prompt_tokens_total", "counter", "tokens", "Prompt tokens computed."),
     _m("tokens_generated_total", "counter", "tokens", "Tokens sampled."),
     _m("batch_calls_total", "counter", "calls", "Batches computed (one llama_decode each)."),
+    _m(
+        "batch_sequences_total",
+        "counter",
+        "sequences",
+        "Requests that had tokens in a batch, summed over `batch_calls_total`.",
+    ),
+    _m("longest_context", "gauge", "tokens", "The most tokens that a request had in the KV cache."),
     _m("last_batch_size", "gauge", "tokens", "Tokens in the last batch."),
     _m("avg_batch", "gauge", "tokens", "Mean tokens in a batch, since the start."),
     _m(
@@ -263,6 +270,7 @@ METRICS: tuple[Metric, ...] = (
         "First and later tokens that took longer than their request's `slo` asked for.",
         "target",
     ),
+    _m("drafts_total", "counter", "drafts", "Guesses at the next tokens, one or several at once."),
     _m("draft_rows_total", "counter", "rows", "Rows computed to check guesses at the next tokens."),
     _m("draft_accepted_total", "counter", "tokens", "Tokens that had been guessed right."),
     _m(

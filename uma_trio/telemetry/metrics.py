@@ -60,6 +60,7 @@ class Metrics:
         self._latency_cap: float | None = None
         # Written by the engine's thread.
         self._batches = self._decoded = self._prefilled = self._rows = self._in_place = 0
+        self._sequences = self._drafted = self._longest = 0
         self._drafts: dict[str, int] = {}
         self._drafts_right: dict[str, int] = {}
         self._last_decode = self._last_prefill = 0
@@ -126,6 +127,9 @@ class Metrics:
         drafts: Mapping[str, tuple[int, int]] = _NO_DRAFTS,
         masks_s: Sequence[float] = (),
         late_masks: int = 0,
+        sequences: int = 0,
+        drafted: int = 0,
+        longest: int = 0,
     ) -> None:
         """Record one computed batch: `rows` of logits were sampled, `rows_in_place` uncopied.
 
@@ -134,6 +138,8 @@ class Metrics:
 
         `masks_s` is for each token that an answer's grammar refused how long it took to find another;
         `late_masks` more of them sit out.
+        `sequences` had tokens in it, `drafted` of them guesses, and the longest then had `longest`
+        tokens in the KV cache.
         `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
         it budgets tokens.
         """
@@ -143,6 +149,9 @@ class Metrics:
         self._decoded += decode_tokens
         self._prefilled += prefill_tokens
         self._rows += rows
+        self._sequences += sequences
+        self._drafted += drafted
+        self._longest = max(self._longest, longest)
         self._count_drafts(drafts)
         self._in_place += rows_in_place
         self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
@@ -323,11 +332,14 @@ class Metrics:
             "tokens_by_lane_total": dict(self._lane_tokens),
             "prompt_tokens_total": self._prefilled,
             "tokens_generated_total": self._sampled,
+            "drafts_total": self._drafted,
             "draft_rows_total": sum(self._drafts.values()),
             "draft_accepted_total": sum(self._drafts_right.values()),
             "draft_rows_by_source_total": dict(self._drafts),
             "draft_accepted_by_source_total": dict(self._drafts_right),
             "batch_calls_total": self._batches,
+            "batch_sequences_total": self._sequences,
+            "longest_context": self._longest,
             "last_batch_size": last,
             "avg_batch": computed / self._batches if self._batches else None,
             "served_decoders": self._last_decode,
