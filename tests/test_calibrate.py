@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_kit import TRUTH, Clock, Machine
@@ -14,7 +15,7 @@ from machine_kit import TRUTH, Clock, Machine
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import Fault
 from uma_trio.costing.calibrate import LEAST_USED_SHARE, ORDER, Calibration, assume_looking_back
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel, Staircase, Work
 
 EVERY = tuple(sorted(shape.tokens for shape in ORDER if shape.rows == 1))
 # Milliseconds of a 0.5B Q4_0 model on two slow cores, where a token takes four times as long as above.
@@ -104,7 +105,18 @@ def test_where_graphs_are_captured_the_first_decodes_of_a_shape_do_not_count(
     for n in (1, 4, 16, 512):
         assert cost.computing(n) == pytest.approx(TRUTH.computing(n), rel=0.01)
     assert cost.recapture_s == pytest.approx(eager_s, rel=0.01)
-    assert cost.context_cell_s == pytest.approx(TRUTH.context_cell_s, rel=0.01)
+
+
+def test_where_graphs_are_captured_a_tick_pays_for_the_cells_that_it_spans() -> None:
+    """Once, however many tokens it has; few cells would be lost in noise."""
+    clock = Clock()
+    machine = Machine(evolve(TRUTH, used_cell_s=0.0, spanned_cell_s=5e-8), clock)
+    machine.eager_s, machine.captures_s = 0.002, 0.006
+    cost = Calibration(machine, clock).measure(60.0)
+    assert cost.spanned_cell_s == pytest.approx(5e-8, rel=0.01)
+    assert cost.used_cell_s == 0.0
+    shallow, deep = (cost.seconds(Work(16, 1, used_cells=n)) for n in (0, 10_000))
+    assert deep - shallow == pytest.approx(5e-4, rel=0.01)
 
 
 def test_a_busy_machine_is_not_taken_for_one_that_captures_graphs() -> None:

@@ -43,6 +43,7 @@ SPOILT = msgspec.json.encode(
         "context_cell_s": 0.0,
         "wide_context_cell_s": 0.0,
         "used_cell_s": 0.0,
+        "spanned_cell_s": 0.0,
         "recapture_s": 0.0,
     }
 )

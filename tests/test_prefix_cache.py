@@ -488,14 +488,14 @@ class Captured(FakeBackend):
         return evolve(super().traits, shape_costs=True)
 
 
-@pytest.mark.parametrize(("kind", "stays"), [(Captured, False), (FakeBackend, True)])
-def test_on_a_gpu_an_idle_cell_costs_what_a_read_one_does(
-    kind: type[FakeBackend], stays: bool
+@pytest.mark.parametrize(("spanned_cell_s", "stays"), [(1e-3, False), (0.0, True)])
+def test_on_a_gpu_an_idle_leaf_pays_for_each_tick_that_spans_it(
+    spanned_cell_s: float, stays: bool
 ) -> None:
-    """So that a saved leaf makes way there although cells of others seemed to cost nothing."""
-    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), context_cell_s=1e-3)
+    """So that a saved leaf makes way there although a token pays nothing for cells of others."""
+    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), spanned_cell_s=spanned_cell_s)
     made = Bench(
-        kind(n_ctx=2048, n_slots=4, n_batch=64),
+        Captured(n_ctx=2048, n_slots=4, n_batch=64),
         settings=EngineSettings(prefix_bytes=MIB, cost=cost),
     )
     made.submit(letters(1, 200), 4, namespace=MINE)
@@ -669,7 +669,7 @@ class Lookups(Captured):
 
 def test_what_is_too_dear_to_move_is_not_looked_for_in_each_tick() -> None:
     """Looking takes work in proportion to the cells."""
-    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), context_cell_s=1e-6)
+    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), spanned_cell_s=1e-6)
     made = Bench(
         backend := Lookups(n_ctx=4096, n_slots=4, n_batch=64),
         settings=EngineSettings(prefix_bytes=MIB, cost=cost),

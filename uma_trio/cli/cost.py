@@ -165,6 +165,11 @@ def summary(measured: Measured, most: int) -> list[str]:
             f"Looking back at 1,000 tokens of its own adds {_figure(cost.context_cell_s * 1e6)} ms to a "
             f"token, 1,000 of others {_figure(cost.used_cell_s * 1e6)} ms."
         )
+    if cost.spanned_cell_s:
+        lines.append(
+            f"1,000 cells that a tick spans, whosever they are, add {_figure(cost.spanned_cell_s * 1e6)} ms "
+            "to it."
+        )
     if 3 in ms and 4 in ms:
         if ms[4] < ms[3]:
             lines.append(

@@ -68,6 +68,9 @@ SLOWEST_CAPTURED_S = 0.05  # a machine that needs longer for a token captures no
 # over cells by the 256 (``get_n_kv``), so that fewer would show nothing. Where there is no time for that,
 # what reading a cell takes is assumed.
 LOOKERS, SHALLOWEST, LOOKS = Shape(16), Shape(256), 2
+# Where graphs are captured a tick pays for each cell that it spans, once for all of its tokens: 40 to
+# 60 ns on an H200 (8B), which shows behind so many cells only. Filling them may take so many seconds.
+SPANNED, SPANNED_LOOKS, SPANNED_S = 4096, 8, 0.4
 # A masked cell costs its check, which is easily lost in noise and yet adds up in a full cache: on two
 # AVX-512 cores a 20th of what it costs to look at one (1 token, 2,048 cells of others).
 LEAST_USED_SHARE = 0.05
@@ -81,9 +84,11 @@ def assume_looking_back(cost: CostModel, cell_s: float, *, whole_cache: bool) ->
     """Return `cost` with a price for cells, where there was no time to measure it.
 
     It is what reading a cell takes, `cell_s`: on two AVX-512 cores 1.2 us of the 1.3 that were measured
-    without flash attention, where a token pays for the `whole_cache`. Ticks correct it, from
-    anything but nothing.
+    without flash attention, where a token pays for the `whole_cache`. Where graphs are captured it is
+    read once a tick. Ticks correct it, from anything but nothing.
     """
+    if cost.recapture_s and not cost.spanned_cell_s:
+        return evolve(cost, spanned_cell_s=cell_s)
     if cost.context_cell_s or cost.used_cell_s:
         return cost
     used_cell_s = cell_s if whole_cache else LEAST_USED_SHARE * cell_s
@@ -98,7 +103,8 @@ class Calibration:
         self._clock = clock
         self._watch = Stopwatch(backend, clock)
         self._samples = Samples()
-        self._recapture_s = self._context_cell_s = self._used_cell_s = 0.0
+        self._recapture_s = 0.0
+        self._context_cell_s = self._used_cell_s = self._spanned_cell_s = 0.0
 
     def measure(self, deadline_s: float = DEADLINE_S) -> CostModel:
         """Return the model of this machine, after `deadline_s` at the most.
@@ -116,8 +122,11 @@ class Calibration:
             self._recapture_s = self._switching()
             self._watch.uncounted = UNCOUNTED if self._recapture_s else 0
             self._look(deadline, NEEDED)
+            if self._recapture_s:
+                self._span()
             self._look(deadline, ORDER, FIRST_LOOK, DEAREST * deadline_s)
-            self._look_back(deadline)
+            if not self._recapture_s:
+                self._look_back(deadline)
             self._look_again(deadline)
             self._look(deadline, ORDER)
         except Stopped:
@@ -137,6 +146,7 @@ class Calibration:
             context_cell_s=self._context_cell_s,
             wide_context_cell_s=WIDE_SHARE * self._context_cell_s,
             used_cell_s=self._used_cell_s,
+            spanned_cell_s=self._spanned_cell_s,
             recapture_s=self._recapture_s,
         )
 
@@ -229,6 +239,16 @@ class Calibration:
                 context_cell_s,
                 max(used_cell_s, LEAST_USED_SHARE * context_cell_s),
             )
+
+    def _span(self) -> None:
+        """Find what a tick pays for a cell that it spans; zero where there is no time for it."""
+        if ONE not in self._samples:
+            self._samples.add(ONE, self._watch.sample(ONE))
+        cells, took_s = self._watch.spanning(SPANNED, SPANNED_LOOKS, SPANNED_S)
+        more_s = took_s - self._samples.seconds(ONE)
+        if cells and np.isfinite(more_s):
+            self._spanned_cell_s = max(0.0, more_s) / cells
+            self._context_cell_s = LEAST_USED_SHARE * self._spanned_cell_s  # ticks correct it
 
     def _expected(self, shape: Shape) -> float:
         """Return about how long a sample of `shape` will take, by its neighbours."""

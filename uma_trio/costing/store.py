@@ -19,7 +19,7 @@ from uma_trio.machine import identity
 from uma_trio.policy.bounds import implausible
 from uma_trio.policy.cost import CostModel, Staircase
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class Unusable(Exception):
@@ -34,6 +34,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_cell_s: float
     wide_context_cell_s: float
     used_cell_s: float
+    spanned_cell_s: float
     recapture_s: float
 
 
@@ -87,6 +88,7 @@ def recall(path: Path, weight_bytes: float = 0.0) -> CostModel | None:
         context_cell_s=stored.context_cell_s,
         wide_context_cell_s=stored.wide_context_cell_s,
         used_cell_s=stored.used_cell_s,
+        spanned_cell_s=stored.spanned_cell_s,
         recapture_s=stored.recapture_s,
     )
     why = implausible(model, weight_bytes)
@@ -105,6 +107,7 @@ def remember(path: Path, model: CostModel, weight_bytes: float = 0.0) -> None:
         context_cell_s=model.context_cell_s,
         wide_context_cell_s=model.wide_context_cell_s,
         used_cell_s=model.used_cell_s,
+        spanned_cell_s=model.spanned_cell_s,
         recapture_s=model.recapture_s,
     )
     try:

@@ -59,5 +59,6 @@ def _others(cost: CostModel) -> dict[str, float]:
         "context_cell_s": cost.context_cell_s,
         "wide_context_cell_s": cost.wide_context_cell_s,
         "used_cell_s": cost.used_cell_s,
+        "spanned_cell_s": cost.spanned_cell_s,
         "recapture_s": cost.recapture_s,
     }

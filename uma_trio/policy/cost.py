@@ -5,7 +5,7 @@ since matrix kernels take rows in fours; elsewhere two cost twice one. So the mo
 measured at start-up (:mod:`uma_trio.costing.calibrate`) and corrected by every tick:
 
     seconds = scale * (computing(n) + output(rows) + context_cell * context_cells
-                       + used_cell * n * used_cells + recapture) + host
+                       + (used_cell * n + spanned_cell) * used_cells + recapture) + host
 
 - `computing(n)`: n tokens with one logits row, in an empty context.
 - `output(rows)`: what further logits rows add.
@@ -13,6 +13,8 @@ measured at start-up (:mod:`uma_trio.costing.calibrate`) and corrected by every 
   and more: llama.cpp's CPU attention then works in tiles).
 - `used_cell`: the same for one used cell of any sequence, since attention runs over the whole cache
   and masks foreign cells (``get_n_kv`` in llama.cpp).
+- `spanned_cell`: what a tick pays for one, however many tokens it has. On a GPU flash attention reads a
+  cell once for all of them.
 - `recapture`: what a tick costs whose shape differs from the one before; 0 unless graphs are captured (CUDA).
 - `host`: the time between two decodes. It is learnt separately for `contended` ticks, where
   best-effort work was ready: more is planned and sampled there.
@@ -168,6 +170,7 @@ class CostModel:
     context_cell_s: float = 0.0
     wide_context_cell_s: float = 0.0
     used_cell_s: float = 0.0
+    spanned_cell_s: float = 0.0
     recapture_s: float = 0.0
     scale: float = 1.0
     host_s: float = 0.0
@@ -197,6 +200,10 @@ class CostModel:
         return self.scale * self._by(table, work, tokens, rows, context_cells) + self.between_s(
             work
         )
+
+    def cell_s(self, tokens: int) -> float:
+        """Return what a cell adds to a tick of so many tokens that spans it, whosever it is."""
+        return self.used_cell_s * tokens + self.spanned_cell_s
 
     def between_s(self, work: Work) -> float:
         """Return what passes between the decode before `work` and its own.
@@ -230,7 +237,7 @@ class CostModel:
         context_cell_s = self.wide_context_cell_s if tokens >= WIDE_ROWS else self.context_cell_s
         computing_s = table(tokens)
         seconds = computing_s + (
-            context_cell_s * context_cells + self.used_cell_s * tokens * work.used_cells
+            context_cell_s * context_cells + self.cell_s(tokens) * work.used_cells
         )
         if self.recapture_s and work.after is not None and work.after != (tokens, rows):
             seconds += self.recapture_s
@@ -267,7 +274,7 @@ class CostModel:
         wide = work.tokens >= WIDE_ROWS
         context_cell_s = self.wide_context_cell_s if wide else self.context_cell_s
         blame = (
-            context_cell_s * work.context_cells + self.used_cell_s * work.tokens * work.used_cells
+            context_cell_s * work.context_cells + self.cell_s(work.tokens) * work.used_cells
         ) / expected
         deeper = math.exp(DEPTH_RATE * blame * miss)
         between_s = self.between_s(work)
@@ -283,6 +290,7 @@ class CostModel:
             context_cell_s=self.context_cell_s * (1.0 if wide else deeper),
             wide_context_cell_s=self.wide_context_cell_s * (deeper if wide else 1.0),
             used_cell_s=self.used_cell_s * deeper,
+            spanned_cell_s=self.spanned_cell_s * deeper,
             scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
             host_s=self.host_s if work.contended else between_s,
             contended_host_s=between_s if work.contended else self.contended_host_s,
@@ -309,6 +317,7 @@ class CostModel:
             context_cell_s=self.context_cell_s * factor,
             wide_context_cell_s=self.wide_context_cell_s * factor,
             used_cell_s=self.used_cell_s * factor,
+            spanned_cell_s=self.spanned_cell_s * factor,
             recapture_s=self.recapture_s * factor,
         )
 

@@ -34,17 +34,19 @@ def worth(uses: int, cost_s: float, n_bytes: int) -> float:
 class Prices:
     """What moving a token between the KV cache and memory takes, in seconds, and what staying does.
 
-    `used_cell_s` is what one cell of anybody costs each token of a tick.
+    `used_cell_s` is what one cell of anybody costs each token of a tick, `spanned_cell_s` what it
+    costs the tick.
     """
 
     save_s: float
     restore_s: float
     used_cell_s: float
+    spanned_cell_s: float = 0.0
 
 
 def rent(prices: Prices, tokens: int) -> float:
     """Return what a tick of `tokens` pays for each cell that only idle leaves keep in its span."""
-    return prices.used_cell_s * tokens
+    return prices.used_cell_s * tokens + prices.spanned_cell_s
 
 
 def moves_out(prices: Prices, paid_s: float) -> bool:

@@ -53,23 +53,23 @@ class Compaction:
         """How many free cells a decode spans."""
         return self.backend.kv_high_water() - self.backend.kv_used()
 
-    def charge(self, n_tokens: int, cell_s: float) -> None:
-        """Note a tick of `n_tokens`, each of which pays `cell_s` for every cell that it spans."""
+    def charge(self, cell_s: float) -> None:
+        """Note a tick, which pays `cell_s` for every cell that it spans."""
         gap = self.gap
         if gap >= LEAST_GAP:
-            self._paid_s += cell_s * n_tokens * gap
+            self._paid_s += cell_s * gap
         else:
             self._paid_s = self._need_s = 0.0
 
-    def due(self, n_tokens: int, cell_s: float) -> bool:
-        """Whether moving pays for itself, with so many tokens to be computed now."""
+    def due(self, cell_s: float) -> bool:
+        """Whether moving pays for itself, before work that pays `cell_s` for every cell."""
         if self.under_way:
             return True
         gap = self.gap
         if gap < LEAST_GAP or not cell_s:
             return False
         cells = min(gap, self.backend.kv_used())  # no more than these lie above a free one
-        self._left_s = self._paid_s + cell_s * n_tokens * gap
+        self._left_s = self._paid_s + cell_s * gap
         self.under_way = self._left_s >= max(self._need_s, self._token_s(scattered=False) * cells)
         return self.under_way
 

@@ -72,7 +72,7 @@ class Room:
         beside those of the leaf.
         """
         self.saving.cost = cost
-        self.compaction.charge(n_tokens, self._cell_s)
+        self.compaction.charge(self._cell_s(n_tokens))
         prices = self._prices()
         if prices is None:
             return
@@ -125,25 +125,22 @@ class Room:
 
     def gap_costs(self, n_tokens: int) -> bool:
         """Whether cells should be moved down, with so many tokens to be computed now."""
-        return self.compaction.due(n_tokens, self._cell_s)
+        return self.compaction.due(self._cell_s(n_tokens))
 
     def _prices(self) -> Prices | None:
         """Return what a leaf costs, None if there is none or it costs nothing."""
-        if not len(self.leaves) or not (cell_s := self._cell_s):
-            return None
-        return Prices(self.saving.save_s, self.saving.token_s, cell_s)
-
-    @property
-    def _cell_s(self) -> float:
-        """What each cell below the mark costs every token of a tick."""
         cost = self.saving.cost
-        if cost is None:
-            return 0.0
-        cell_s = cost.used_cell_s
-        if self.backend.traits.shape_costs:
-            # CUDA's attention reads masked cells below the high-water mark like any other.
-            cell_s = max(cell_s, cost.context_cell_s)
-        return cell_s * cost.scale
+        if not len(self.leaves) or cost is None or not self._cell_s(1):
+            return None
+        saving, scale = self.saving, cost.scale
+        return Prices(
+            saving.save_s, saving.token_s, scale * cost.used_cell_s, scale * cost.spanned_cell_s
+        )
+
+    def _cell_s(self, n_tokens: int) -> float:
+        """Return what each cell below the mark adds to a tick of so many tokens."""
+        cost = self.saving.cost
+        return cost.scale * cost.cell_s(n_tokens) if cost is not None else 0.0
 
 
 def _has_paid(leaf: Leaf, prices: Prices, paid_s: float) -> bool:
