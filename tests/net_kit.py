@@ -38,6 +38,7 @@ from uma_trio.engine.task import Wakeup, run_inline
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.policy.baseline import baseline
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
 from uma_trio.service.answers import Answers
 from uma_trio.service.checks import Bounds
@@ -61,6 +62,7 @@ class Recorder:
     errors: list[str] = Factory(list)
     gaps: list[float] = Factory(list)
     n_held: int = 0
+    held_ever: int = 0
 
     def session_opened(self) -> None:
         """Count it."""
@@ -85,6 +87,7 @@ class Recorder:
     def held(self, change: int) -> None:
         """Count the tokens that are held."""
         self.n_held += change
+        self.held_ever += max(change, 0)
 
     def accept_failed(self) -> None:
         """Count it."""
@@ -244,6 +247,7 @@ class House:
         settings: dict[str, Any],
         prefix_bytes: int = 0,
         policy: Policy = baseline,
+        cost: CostModel | None = None,
     ) -> None:
         self.nursery = nursery
         self.wakeup = Wakeup()
@@ -254,7 +258,7 @@ class House:
             max_waiting=max_waiting,
             clock=trio.current_time,
             wake=self.wakeup.set,
-            settings=EngineSettings(prefix_bytes=prefix_bytes),
+            settings=EngineSettings(prefix_bytes=prefix_bytes, cost=cost),
         )
         self.recorder = Recorder()
         self.log = LogBook()
@@ -317,6 +321,7 @@ async def house(
     listener: Listener | None = None,
     prefix_bytes: int = 0,
     policy: Policy = baseline,
+    cost: CostModel | None = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
     """Run a daemon in virtual time; at the end the clients leave, and it must be idle.
@@ -325,7 +330,9 @@ async def house(
     """
     backend = backend or FakeBackend(cost=linear_cost(TICK_S, 0.0))
     async with trio.open_nursery() as nursery:
-        daemon = House(nursery, backend, run_blocking, max_waiting, settings, prefix_bytes, policy)
+        daemon = House(
+            nursery, backend, run_blocking, max_waiting, settings, prefix_bytes, policy, cost
+        )
         nursery.start_soon(
             run_inline,
             daemon.bench.engine,
