@@ -248,6 +248,25 @@ def test_an_interactive_request_keeps_the_room_it_was_promised() -> None:
     assert batch.tokens == bench.expected("batch", 120)
 
 
+def test_who_waits_for_a_slot_may_be_read_on_while_more_cells_are_reserved_than_there_are() -> None:
+    """It has lent nothing, so nothing of it has to be free: neither it nor the engine ends."""
+    bench = Bench(FakeBackend(n_ctx=52))
+    queued, stream = bench.submit("hello", 20, lane="background", credit=1)
+    bench.ticks(2)
+    bench.engine.registry.preempt(queued, "for a test")
+    parked, _ = bench.submit("other", 40, lane="background", credit=1)
+    growing, _ = bench.submit("third", 40, lane="background")
+    while bench.engine.registry.kv.free_cells >= 0:
+        assert bench.engine.tick()
+    bench.credit(queued, 30)
+    bench.ticks(1)
+    assert queued in bench.engine.registry.waiting
+    bench.cancel(parked)
+    bench.run()
+    assert stream.tokens == bench.expected("hello", 20)
+    assert bench.engine.registry.knows(growing) is False
+
+
 def test_a_preempted_request_goes_on_when_the_others_are_parked() -> None:
     """Nobody may sleep on a request that could run: it does not wait for a stranger's message."""
     bench = Bench(FakeBackend(faults={8: Fault(status=DecodeStatus.NO_KV_ROOM)}))

@@ -334,9 +334,11 @@ class Registry:
         sequence.parked_since = None
         self._declined = False
         self._recorder.resumed(sequence.handle, self._clock())
+        if not sequence.lent:
+            return
         if sequence.lent > self.kv.free_cells:
             self.preempt(sequence.handle, AWAY)
-        elif sequence.lent:
+        else:
             self._reserve(sequence, sequence.reserved + sequence.lent)
             sequence.lent = 0
 
