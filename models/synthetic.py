@@ -16,22 +16,16 @@ import argparse
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as QType
-from gguf import GGUFValueType
+
+from models.vocabulary import add_byte_vocabulary, copy_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 
 #: llama.cpp pads nothing: a row must be a whole number of blocks. Where a width is no
 #: multiple of 256 its own quantiser falls back to these types, and so do we.
@@ -70,15 +64,19 @@ class Shape:
     embedding_kind: str | None = None
     window: int = 0
     state: int = 0
+    convolution: int = 0
 
     @property
     def architecture(self) -> str:
         """What llama.cpp calls such a model.
 
-        With a window three layers of four have it; with a state there is no attention (Mamba).
+        With a window three layers of four have it; with a state there is no attention (Mamba). With a
+        convolution each second layer has one of so many tokens in place of attention: a hybrid.
         """
         if self.state:
             return "mamba"
+        if self.convolution:
+            return "lfm2"
         return "cohere2" if self.window else "llama"
 
     @property
@@ -100,6 +98,8 @@ class Shape:
             raise ValueError("a model with a window has no experts and tied embeddings")
         if self.state and (self.window or self.experts):
             raise ValueError("a recurrent model has neither a window nor experts")
+        if self.convolution and (self.window or self.state or self.experts or not self.tied):
+            raise ValueError("a hybrid model has no window, state or experts, and tied embeddings")
         if self.experts and not 1 <= self.experts_used <= self.experts:
             raise ValueError(f"{self.experts_used} of {self.experts} experts cannot be used")
 
@@ -110,6 +110,7 @@ PRESETS: dict[str, Shape] = {
     "tiny": Shape(kind="F16"),
     "window-tiny": Shape(layers=4, kind="F16", window=32),
     "recurrent-tiny": Shape(kind="F16", state=16),
+    "hybrid-tiny": Shape(layers=4, kind="F16", convolution=3),
     "moe-tiny": Shape(experts=4, ffn=128, kind="F16"),
     "moe": Shape(
         layers=12,
@@ -179,6 +180,10 @@ def _recurrent_tensors(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[in
     yield prefix + "ssm_out.weight", (width, inner), "matrix"
 
 
+def _convolves(shape: Shape, layer: int) -> bool:
+    return shape.convolution > 0 and layer % 2 == 0
+
+
 def _rank(shape: Shape) -> int:
     return max(1, shape.width // 16)
 
@@ -191,10 +196,18 @@ def _layer_tensors(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, .
     width, ffn, head = shape.width, shape.ffn, shape.head_width
     prefix = f"blk.{layer}."
     yield prefix + "attn_norm.weight", (width,), "norm"
-    yield prefix + "attn_q.weight", (shape.heads * head, width), "matrix"
-    yield prefix + "attn_k.weight", (shape.kv_heads * head, width), "matrix"
-    yield prefix + "attn_v.weight", (shape.kv_heads * head, width), "matrix"
-    yield prefix + "attn_output.weight", (width, shape.heads * head), "matrix"
+    if _convolves(shape, layer):
+        yield prefix + "shortconv.conv.weight", (width, shape.convolution), "small"
+        yield prefix + "shortconv.in_proj.weight", (3 * width, width), "matrix"
+        yield prefix + "shortconv.out_proj.weight", (width, width), "matrix"
+    else:
+        yield prefix + "attn_q.weight", (shape.heads * head, width), "matrix"
+        yield prefix + "attn_k.weight", (shape.kv_heads * head, width), "matrix"
+        yield prefix + "attn_v.weight", (shape.kv_heads * head, width), "matrix"
+        yield prefix + "attn_output.weight", (width, shape.heads * head), "matrix"
+        if shape.convolution:
+            yield prefix + "attn_q_norm.weight", (head,), "norm"
+            yield prefix + "attn_k_norm.weight", (head,), "norm"
     if not shape.window:
         yield prefix + "ffn_norm.weight", (width,), "norm"
     if shape.experts:
@@ -221,7 +234,8 @@ def _tensors(shape: Shape, vocabulary: int) -> Iterator[_Tensor]:
         return _Tensor(name, dims, _usable(wanted, dims[-1], name), dims[-1] ** -0.5)
 
     yield one("token_embd.weight", (vocabulary, shape.width), "embedding")
-    yield one("output_norm.weight", (shape.width,), "norm")
+    last = "token_embd_norm" if shape.convolution else "output_norm"  # as LFM2's files call it
+    yield one(f"{last}.weight", (shape.width,), "norm")
     if not shape.tied:
         yield one("output.weight", (vocabulary, shape.width), "embedding")
     for layer in range(shape.layers):
@@ -286,53 +300,6 @@ def _data(tensor: _Tensor, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(gguf.quants.quantize(values, tensor.kind))
 
 
-def _byte_pieces() -> list[str]:
-    """The 256 byte tokens, in the printable alphabet byte-level BPE spells bytes with."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    spare = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
-
-
-def _add_byte_vocabulary(writer: gguf.GGUFWriter) -> int:
-    """Add a vocabulary of bytes and three control tokens; return its size."""
-    pieces = _byte_pieces()
-    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    # The reader of the file insists on a list of merges, and the writer on one element.
-    tokens = [*pieces, "th", *control]
-    kinds = [gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * 3
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["t h"])
-    writer.add_bos_token_id(tokens.index("<|endoftext|>"))
-    writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_eot_token_id(tokens.index("<|im_end|>"))
-    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
-    return len(tokens)
-
-
-def _copy_vocabulary(writer: gguf.GGUFWriter, source: Path) -> int:
-    """Copy every tokenizer field of another GGUF; return the size of its vocabulary."""
-    reader = gguf.GGUFReader(source)
-    size = 0
-    for name, field in reader.fields.items():
-        if not name.startswith("tokenizer."):
-            continue
-        value: Any = field.contents()
-        if name == gguf.Keys.Tokenizer.LIST:
-            size = len(value)
-        inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-        writer.add_key_value(name, value, field.types[0], inner)
-    if not size:
-        raise ValueError(f"{source} holds no token list")
-    if gguf.Keys.Tokenizer.CHAT_TEMPLATE not in reader.fields:
-        writer.add_chat_template(CHAT_TEMPLATE)
-    return size
-
-
 def _add_shape(writer: gguf.GGUFWriter, shape: Shape, vocabulary: int, name: str) -> None:
     """Add the fields that tell llama.cpp the dimensions."""
     writer.add_name(name)
@@ -344,7 +311,12 @@ def _add_shape(writer: gguf.GGUFWriter, shape: Shape, vocabulary: int, name: str
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    if shape.convolution:
+        layers = range(shape.layers)
+        writer.add_head_count_kv([0 if _convolves(shape, n) else shape.kv_heads for n in layers])
+        writer.add_shortconv_l_cache(shape.convolution)
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_width)
     writer.add_value_length(shape.head_width)
     writer.add_rope_dimension_count(shape.head_width)
@@ -384,7 +356,7 @@ def write_model(
     shape.check()
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(out, shape.architecture)
-    size = _copy_vocabulary(writer, vocabulary) if vocabulary else _add_byte_vocabulary(writer)
+    size = copy_vocabulary(writer, vocabulary) if vocabulary else add_byte_vocabulary(writer)
     _add_shape(writer, shape, size, name)
     tensors = list(_tensors(shape, size))
     for tensor in tensors:
@@ -418,6 +390,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--experts-used", type=int)
     parser.add_argument("--window", type=int, help="how far three layers of four look back")
     parser.add_argument("--state", type=int, help="numbers a channel's state has: a Mamba model")
+    parser.add_argument(
+        "--convolution", type=int, help="tokens that each second layer sees: a hybrid"
+    )
     parser.add_argument("--type", dest="kind", type=str.upper, choices=TYPES)
     parser.add_argument("--embedding-type", dest="embedding_kind", type=str.upper, choices=TYPES)
     parser.add_argument("--tied", action=argparse.BooleanOptionalAction, default=None)

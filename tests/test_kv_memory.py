@@ -60,7 +60,8 @@ def test_a_header_that_does_not_tell_costs_nothing() -> None:
 def test_models_with_recurrent_layers_are_known() -> None:
     """Their cache is not what the formula says."""
     assert attention_only(header())
-    assert not attention_only(header(**{"ssm.state_size": 16}))
+    for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache"):
+        assert not attention_only(header(**{key: 16}))
 
 
 @pytest.mark.parametrize(("name", "full"), [("q8", "q8_0"), ("F16", "f16"), ("iq4_nl", "iq4_nl")])

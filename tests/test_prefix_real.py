@@ -17,7 +17,11 @@ from fuzz.answers import BUDGET, SHARED, TIGHT, answers, differences
 from models.storyteller.evaluate import prompt
 from models.storyteller.questions import set_questions
 from models.synthetic import PRESETS, Shape, write_model
+from uma_trio.backend.gguf_header import read_header
+from uma_trio.backend.kv_memory import attention_only
 from uma_trio.backend.llama import LlamaBackend
+from uma_trio.cli.checks import check_model
+from uma_trio.config.options import Config
 from uma_trio.engine.planner import EngineSettings
 
 pytestmark = pytest.mark.real
@@ -53,17 +57,39 @@ def conversation(path: Path, budget: int) -> list[list[int]]:
         PRESETS["window-tiny"],
         replace(PRESETS["window-tiny"], window=96),  # more than a page, so that it is saved, too
         PRESETS["recurrent-tiny"],
+        PRESETS["hybrid-tiny"],
     ],
 )
 def test_every_kind_of_memory_answers_the_same_with_the_cache(shape: Shape, tmp_path: Path) -> None:
-    """Attention, sliding windows and recurrent states; whole and partial hits, resident and saved."""
+    """Attention, windows, recurrent and hybrid states; whole and partial hits, resident and saved."""
     path = write_model(tmp_path / "model.gguf", shape)
     assert conversation(path, 16 << 20) == conversation(path, 0)
 
 
-def test_a_recurrent_memory_is_found_out_and_keeps_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        ("tiny", "any beginning of a prompt can be used again"),
+        ("window-tiny", "some layers look back 32 tokens, which have to be there"),
+        ("recurrent-tiny", "a state that cannot go back: every prompt is computed whole"),
+        ("hybrid-tiny", "a state that cannot go back: every prompt is computed whole"),
+    ],
+)
+def test_doctor_says_what_the_memory_itself_says(preset: str, says: str, tmp_path: Path) -> None:
+    """By the file alone what the backend finds out by asking the memory."""
+    path = write_model(tmp_path / "model.gguf", PRESETS[preset])
+    backend = LlamaBackend.load(path, n_ctx=512, n_slots=2, n_batch=64, threads=1)
+    assert attention_only(read_header(path)) is backend.limits.can_go_back
+    backend.close()
+    (found,) = (f for f in check_model(Config(model=path)) if f.about == "prefix cache")
+    assert found.weight == "ok"
+    assert says in found.what
+
+
+@pytest.mark.parametrize("preset", ["recurrent-tiny", "hybrid-tiny"])
+def test_a_memory_with_a_state_is_found_out_and_keeps_nothing(preset: str, tmp_path: Path) -> None:
     """It cannot go back, so that nothing is shared, saved or left behind."""
-    path = write_model(tmp_path / "model.gguf", PRESETS["recurrent-tiny"])
+    path = write_model(tmp_path / "model.gguf", PRESETS[preset])
     backend = LlamaBackend.load(path, n_ctx=512, n_slots=2, n_batch=64, threads=1)
     assert not backend.limits.can_go_back
     assert not backend.limits.leaf_ids

@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as QType
 
 from models.storyteller import corpus
-from models.synthetic import CHAT_TEMPLATE
+from models.vocabulary import CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from pathlib import Path

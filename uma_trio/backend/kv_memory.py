@@ -14,6 +14,10 @@ from uma_trio.backend.kv_types import kv_pair
 
 #: The tokens of one decode at the most, unless a caller says otherwise.
 N_BATCH: Final = 512
+# What the header of a model has whose layers keep a state, or some of them; and the kinds that have a
+# state without saying so there (`llm_arch_is_recurrent`, `llm_arch_is_hybrid` of llama.cpp).
+_STATEFUL: Final = ("ssm.", "wkv.", "shortconv.")
+_HYBRID: Final = frozenset({"deepseek4", "minimax-01"})
 
 
 def kv_bytes(header: GgufHeader, n_ctx: int, kv_type: str) -> int:
@@ -46,8 +50,10 @@ def score_bytes(header: GgufHeader, n_ctx: int, n_batch: int) -> int:
 
 def attention_only(header: GgufHeader) -> bool:
     """Whether every layer keeps its past in the KV cache, so that `kv_bytes` is meaningful."""
-    prefix = f"{header.architecture}."
-    return not any(key.startswith((prefix + "ssm.", prefix + "wkv.")) for key in header.metadata)
+    if header.architecture in _HYBRID:
+        return False
+    stateful = tuple(f"{header.architecture}.{key}" for key in _STATEFUL)
+    return not any(key.startswith(stateful) for key in header.metadata)
 
 
 def sliding_window(header: GgufHeader) -> int:
