@@ -59,10 +59,9 @@ def main() -> None:
 
     limit_spinning()  # as the daemon does, which would be too late once the library is loaded
     from uma_trio.cli.main import main as cli
-    from uma_trio.engine import loop
 
     acceptance, *arguments = sys.argv[1:]
-    loop.Drafter = lambda: Oracle(float(acceptance))  # type: ignore[assignment,misc]
+    drafter.Drafter = lambda: Oracle(float(acceptance))  # type: ignore[assignment,misc]
     sys.argv = ["uma-trio", *arguments]
     cli()
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.fake import N_VOCAB, FakeBackend
+from uma_trio.engine.drafts import Drafting
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
@@ -173,6 +174,7 @@ class Bench:
         engine: type[Engine] = Engine,
         settings: EngineSettings | None = None,
         masks: Masks = AT_ONCE,
+        drafter: Drafting | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -190,6 +192,7 @@ class Bench:
             settings=settings,
             recorder=recorder,
             masks=masks,
+            drafter=drafter,
         )
         self.handles = count(1)
 

@@ -105,6 +105,7 @@ UNBOUND = (
     "uma_trio.cli",
     "uma_trio.daemon",
     "uma_trio.wiring",
+    "uma_trio.wiring_drafts",
     "uma_trio.wiring_http",
 )  # they put everything together
 

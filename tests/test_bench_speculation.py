@@ -8,7 +8,7 @@ from benches.clients import Answer, NotServed
 from benches.oracle import Oracle
 from benches.scenes.speculation import rate
 from tests.drafts_kit import speaking
-from uma_trio.engine import loop
+from uma_trio.engine.drafts import drafter
 from uma_trio.policy.cost import CostModel, Staircase
 
 FLAT = CostModel(Staircase((1, 16), (0.010, 0.011)))
@@ -19,7 +19,7 @@ def test_guesses_of_the_oracle_are_right_as_often_as_it_was_told(
     acceptance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt that was answered before is guessed from its answer, and answered alike."""
-    monkeypatch.setattr(loop, "Drafter", lambda: Oracle(acceptance, seed=1))
+    monkeypatch.setattr(drafter, "Drafter", lambda: Oracle(acceptance, seed=1))
     bench = speaking(drafts=True, cost=FLAT)
     told = []
     for speculation in ("off", "auto"):

@@ -13,7 +13,7 @@ from tests.policy_kit import decoder
 from uma_trio.backend.base import Limits, Traits
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.options import Config
-from uma_trio.engine import loop
+from uma_trio.engine.drafts import drafter
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.contract.held_drafts import UNPREPARED_S, hold_drafts
@@ -47,7 +47,7 @@ def told(
 ) -> tuple[float, list[int]]:
     """Return tokens a second of `n` streams, and the size of each tick, if guesses are so often right."""
     oracle, draw = Oracle(acceptance), np.random.default_rng(1)
-    monkeypatch.setattr(loop, "Drafter", lambda: oracle)
+    monkeypatch.setattr(drafter, "Drafter", lambda: oracle)
     ns, sizes = n + 1, []
 
     def keep(_state: SchedulerState, plan: Plan, _record: TickRecord) -> None:

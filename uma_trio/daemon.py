@@ -13,6 +13,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import MaskThreads
 from uma_trio.engine.task import EngineDied, run_engine
@@ -55,6 +55,7 @@ from uma_trio.wiring import (
     scorecard_file,
     unwritable,
 )
+from uma_trio.wiring_drafts import Drafts, drafts_by
 from uma_trio.wiring_http import http_port, http_server
 
 if TYPE_CHECKING:
@@ -109,8 +110,9 @@ async def serve(
             )
         try:
             settings = await trio.to_thread.run_sync(engine_settings, config, backend)
-            with recorder(config, backend, settings) as record:
-                daemon = _Daemon(config, backend, policy, settings, record, table, port)
+            drafts = await trio.to_thread.run_sync(drafts_by, config, backend, settings)
+            with closing(drafts), recorder(config, backend, settings) as record:
+                daemon = _Daemon(config, backend, policy, drafts, record, table, port)
                 tune_interpreter()
                 with name.listen() as listener:
                     await daemon.run(listener, on_ready)
@@ -126,7 +128,7 @@ class _Daemon:
         config: Config,
         backend: Backend,
         policy: Policy,
-        settings: EngineSettings,
+        drafts: Drafts,
         recorder: Recorder,
         table: TableFile | None,
         port: PortListener | None,
@@ -145,9 +147,10 @@ class _Daemon:
             outlet,
             metrics,
             time.monotonic,
-            settings=settings,
+            settings=drafts.settings,
             recorder=recorder,
             masks=MaskThreads(),
+            drafter=drafts.drafter,
         )
         self._service = Service(
             model=backend.model,

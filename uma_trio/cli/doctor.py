@@ -52,6 +52,13 @@ _CostFlag = Annotated[
 _FreshFlag = Annotated[
     bool, Parameter(help="With --cost: measure anew what was measured before.", negative="")
 ]
+_DraftFlag = Annotated[
+    str | None,
+    Parameter(
+        help="Only tell whether a small model that guesses would pay on this machine; loads both.",
+        metavar="FILE",
+    ),
+]
 _MARGIN = " " * 8  # under the text beside the mark
 _LEAST_ROOM = 20  # columns
 
@@ -67,6 +74,7 @@ def doctor(
     cost: _CostFlag = False,
     fresh: _FreshFlag = False,
     template: _TemplateFlag = None,
+    draft_model: _DraftFlag = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> int:
     """Look for what would keep the daemon from running, or from running fast.
@@ -85,6 +93,10 @@ def doctor(
         from uma_trio.cli.cost import show_cost
 
         return show_cost(settings.load(flags), fresh=fresh, as_json=json)
+    if draft_model is not None:
+        from uma_trio.cli.draft import show_draft
+
+        return show_draft(settings.load(flags), Path(draft_model), as_json=json)
     if template is not None:
         from uma_trio.cli.template import show_template
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from uma_trio.config.drafts import DraftConfig
 from uma_trio.config.option import option
-from uma_trio.config.replies import ReplyConfig
 from uma_trio.sockets.address import Address, parse_address
 
 HTTP_OFF = "off"
@@ -24,7 +24,7 @@ def _http(raw: object) -> object:
 
 
 @frozen(kw_only=True)
-class HttpConfig(ReplyConfig):
+class HttpConfig(DraftConfig):
     """Where HTTP is served, to whom, and how much of it."""
 
     http: str = option(

@@ -16,7 +16,6 @@ from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.path import DEFAULT_SOCKET
-from uma_trio.speculation import BY_BACKEND, SPECULATIONS
 
 FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -300,16 +299,6 @@ class Config(HttpConfig):
         unit="s",
         since="0.1",
         help="How long what a request with a `session` computed is kept before all else.",
-    )
-    speculation: str = option(
-        BY_BACKEND,
-        flag="--speculation",
-        choices=(BY_BACKEND, *SPECULATIONS),
-        since="0.1",
-        help="Guess the next tokens of an answer from the text before it and check them together "
-        "(policies deadline and ledger): off, free (only where a tick takes no longer), or auto (also "
-        "where that gives more tokens a second); default is auto on a CPU, off on a GPU. A request may "
-        "ask for less. It changes no answer.",
     )
     mlock: bool = option(
         False,

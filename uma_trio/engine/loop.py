@@ -24,7 +24,7 @@ from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
-from uma_trio.engine.drafts import Drafter, Drafting, NoDrafts
+from uma_trio.engine.drafts import Drafting, drafter_for
 from uma_trio.engine.idle import IDLE_S, IdleTime
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
@@ -58,6 +58,7 @@ from uma_trio.policy.abort import abortable
 from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.fallback import Fallback
 from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Memory
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
@@ -119,12 +120,13 @@ class Engine:
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
         self._idle_time = IdleTime(backend, inbox, self._planner, self.registry, clock)
-        self._drafter = _drafter(backend, settings, drafter)
+        wanted = settings.drafts and settings.cost is not None  # or what a row is worth is unknown
+        self._drafter = drafter_for(backend.limits, drafter, wanted=wanted)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         self._idle = True
-        self._moving_s = 0.0  # spent on moving cells since the latest decode
+        self._aside_s = 0.0  # spent on moving cells and on a draft model since the latest decode
 
     @property
     def memory(self) -> Memory:
@@ -190,10 +192,10 @@ class Engine:
         now = self._clock()
         decode_s = now - self._decode_began
         # What passed while there was nothing to do is nobody's cost.
-        between_s = self._decode_began - self._decode_ended - self._moving_s
+        between_s = self._decode_began - self._decode_ended - self._aside_s
         after_idle = self._idle
         host_s = 0.0 if after_idle else max(0.0, between_s)
-        self._moving_s = 0.0
+        self._aside_s = 0.0
         self._idle, self._decode_ended = False, now
         if tick.plan.ballast:
             self._kv.clear_scratch()
@@ -269,7 +271,7 @@ class Engine:
         self._recorder.queued(self._kv)
         self._move_cells()
         self._drafter.propose(self.registry.running)
-        return self._planner.plan(now)
+        return self._planner.plan(now, self._make_guesses)
 
     def _overlap(self, tick: Tick) -> None:
         """What the engine's thread does while `tick` is computed, or right before if it computes."""
@@ -410,6 +412,12 @@ class Engine:
                 chosen = admit(state)
         registry.admit(chosen, now)
 
+    def _make_guesses(self, plan: Plan) -> None:
+        """Let the drafter make the guesses of `plan`; the time is theirs who are guessed for."""
+        if spent := self._drafter.make(plan, self.registry.running):
+            self._aside_s += sum(spent.values())
+            self._planner.charge(spent)
+
     def _move_cells(self) -> None:
         """Restore, share and save prefixes, as far as the streams that are read can bear it."""
         if not self.prefix.on:
@@ -420,7 +428,7 @@ class Engine:
         share_s = MOVING_SHARE * (self._decode_ended - self._decode_began)
         allowance_s = share_s if any(view.protected for view in urgent) else math.inf
         moving_s = share_s if urgent else math.inf
-        self._moving_s += self.prefix.advance(running, allowance_s, moving_s)
+        self._aside_s += self.prefix.advance(running, allowance_s, moving_s)
         self._planner.charge(self.prefix.take_spent())
 
 
@@ -430,15 +438,3 @@ def _cache(backend: Backend, settings: EngineSettings) -> KvCache:
         scratch=settings.scratch_slots > 0,
         keeps_high_water=settings.keeps_high_water,
     )
-
-
-def _drafter(backend: Backend, settings: EngineSettings, given: Drafting | None) -> Drafting:
-    """Return what guesses ahead, if drafts are wanted and can be checked.
-
-    Only a cost model can tell what a row is worth.
-    """
-    limits = backend.limits
-    able = limits.n_rows > limits.n_slots and limits.can_go_back
-    if not (settings.drafts and settings.cost is not None and able):
-        return NoDrafts()
-    return given or Drafter()

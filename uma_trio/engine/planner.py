@@ -8,7 +8,7 @@ every sequence is where it was foreseen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from functools import partial
 from itertools import takewhile
@@ -27,7 +27,7 @@ from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Describe, Step, Tick
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.contract.ballast import MOST_BALLAST
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
@@ -46,7 +46,8 @@ from uma_trio.policy.traffic import Traffic
 class EngineSettings:
     """How an engine is set up, for its whole life.
 
-    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed ahead where the backend has rows to check them.
+    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed ahead where the backend has rows to check them, and `draft`
+    what a decode of the draft model takes, if there is one.
     `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
     measured staircase and `traffic` what the model moves, if they are known. `prefix_bytes` is the
     budget of saved pages; 0 keeps no prefix at all. Those of a session go last for `session_ttl_s`.
@@ -60,6 +61,7 @@ class EngineSettings:
     prefix_bytes: int = 0
     session_ttl_s: float = 300.0
     drafts: bool = True
+    draft: Staircase | None = None
 
     @property
     def keeps_high_water(self) -> bool:
@@ -103,15 +105,17 @@ class Planner:
         self._ticks = 0
         self.memory = Memory(cost=settings.cost)
 
-    def plan(self, now: float) -> Tick | None:
+    def plan(self, now: float, make: Callable[[Plan], object] | None = None) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if nobody has anything to compute.
 
-        All that has happened must be committed.
+        All that has happened must be committed. `make` makes the guesses of a plan that were only promised.
         """
         state, plan = self._still_valid() or self._asked(self._state(now))
         if not plan.items:
             self._choice = self._compiled(())  # holds no ended sampler
             return None
+        if make is not None:
+            make(plan)
         return self._filled(state, plan, self._batch)
 
     def prepare(self, computing: Tick, began: float) -> None:
@@ -248,6 +252,7 @@ class Planner:
             measured=measured,
             charges=charges,
             prepared=computing is not None,
+            draft=self._settings.draft,
             memory=memory,
         )
 

@@ -16,7 +16,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.playout import show_times
 from uma_trio.engine.sampling import Sampler
-from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
+from uma_trio.engine.step import DRAFT_MODEL, NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.lanes import Lane
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import PLACES_IN_FLIGHT, Holder, SequenceView, Waiting
@@ -269,7 +269,14 @@ class Sequence:
         self.draft = draft
         self.sampler.expect_to_lose_rows()
         due, n = self.view.due, len(draft.tokens)
-        self.view = evolve(self.view, pending=due + n, drafted=n, survival=draft.survival)
+        modelled = draft.origin.source == DRAFT_MODEL
+        self.view = evolve(
+            self.view, pending=due + n, drafted=n, survival=draft.survival, modelled=modelled
+        )
+
+    def keep_promise(self, guesses: tuple[int, ...]) -> None:
+        """Put `guesses` in place of those that a draft model was to make; the plan is made already."""
+        self.draft = self.draft._replace(tokens=guesses)
 
     def rewind(self, computed: int) -> None:
         """Note that only its first `computed` tokens are in the KV cache."""

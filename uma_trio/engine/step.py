@@ -30,18 +30,22 @@ Describe = Callable[[FloatArray], Mapping[int, TokenLogprobs]]
 
 OWN_TEXT: Final = "own text"
 EARLIER_ANSWERS: Final = "earlier answers"
-SOURCES: Final = (OWN_TEXT, EARLIER_ANSWERS)
-"""Where guesses at the next tokens of an answer are found, in words for people."""
+DRAFT_MODEL: Final = "draft model"
+SOURCES: Final = (OWN_TEXT, EARLIER_ANSWERS, DRAFT_MODEL)
+"""Where guesses at the next tokens of an answer come from, in words for people."""
+
+PROMISED: Final = -1  # a guess that a draft model makes once it is planned
 
 
 class Origin(NamedTuple):
-    """Where a draft was found, one of `SOURCES`, and how many tokens before it were the same there."""
+    """Where a draft is from, one of `SOURCES`, and how many tokens before it were the same there, if any."""
 
     source: str = ""
     match: int = 0
 
 
 NO_ORIGIN: Final = Origin()
+BY_MODEL: Final = Origin(DRAFT_MODEL)
 
 
 class Draft(NamedTuple):

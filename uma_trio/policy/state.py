@@ -10,7 +10,7 @@ from typing import Final
 from attrs import field, frozen
 
 from uma_trio.lanes import Lane
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
 
@@ -25,7 +25,8 @@ class SequenceView:
 
     There are no phases, only counters: a sequence has `pending` tokens that the KV cache has not,
     the last `drafted` of which are guesses about its answer; `survival` says for each how likely
-    it is that it and all before it are right. Of its `computed` tokens the first
+    it is that it and all before it are right. With `modelled` a draft model makes them once they are
+    planned. Of its `computed` tokens the first
     `cached` lay in the cache when it came. Each of its first `scored` tokens asks for a row when it is
     computed, which tells how likely the token behind it is; until then only some of these are `pending`.
     """
@@ -47,6 +48,7 @@ class SequenceView:
     survival: tuple[float, ...] = ()
     shown_at: float | None = None  # when its latest token is, or will be, shown to its reader
     pays_for_drafts: bool = True  # a tick may take longer for its guesses
+    modelled: bool = False
     scored: int = 0
 
     @property
@@ -275,6 +277,7 @@ class SchedulerState:
     measured: tuple[MeasuredTick, ...] = ()
     charges: tuple[tuple[int, float], ...] = ()
     prepared: bool = False
+    draft: Staircase | None = None  # seconds of a draft model's decode, by tokens
     memory: Memory = field(factory=Memory)
 
     @cached_property

@@ -17,6 +17,7 @@ from uma_trio.backend.fake import FakeBackend, mix
 from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
 from uma_trio.engine.sequences import Sequence as Running
 from uma_trio.engine.step import OWN_TEXT, Draft, Origin, Outcome
+from uma_trio.policy.plan import Plan
 
 _ORIGIN = Origin(OWN_TEXT, 0)
 _PLACES = 2048  # of an answer that are drawn; behind them they begin again
@@ -112,6 +113,10 @@ class SimulatedDrafter:
             if right:
                 tokens = self._tokens(sequence, right)
                 sequence.guess(Draft(tokens, tuple(accumulate(chances, mul)), _ORIGIN))
+
+    def make(self, plan: Plan, running: Mapping[int, Running]) -> Mapping[int, float]:
+        """Do nothing: no guess is promised."""
+        return {}
 
     def index(self, running: Mapping[int, Running]) -> None:
         """Do nothing: there is nothing to look up."""

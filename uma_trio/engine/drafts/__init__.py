@@ -5,7 +5,7 @@ sequence's own text, `pool` in earlier answers of the same namespace, `survival`
 worth, and :class:`Drafter` puts these together for an engine.
 """
 
-from uma_trio.engine.drafts.drafter import Drafter
-from uma_trio.engine.drafts.drafting import Drafting, NoDrafts
+from uma_trio.engine.drafts.drafter import Drafter, drafter_for
+from uma_trio.engine.drafts.drafting import Drafting
 
-__all__ = ["Drafter", "Drafting", "NoDrafts"]
+__all__ = ["Drafter", "Drafting", "drafter_for"]

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Outcome
+from uma_trio.policy.plan import Plan
 
 
 class Drafting(Protocol):
@@ -17,6 +18,9 @@ class Drafting(Protocol):
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
+
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+        """Make the guesses of `plan` that were only promised; return the seconds by client that were spent."""
 
     def index(self, running: Mapping[int, Sequence]) -> None:
         """Prepare, while a tick is computed that nobody was drafted for."""
@@ -42,6 +46,10 @@ class NoDrafts:
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Propose nothing."""
+
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+        """Make nothing."""
+        return {}
 
     def index(self, running: Mapping[int, Sequence]) -> None:
         """Prepare nothing."""

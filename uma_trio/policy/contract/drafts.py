@@ -9,7 +9,8 @@ by that, and as many are taken as give the most tokens a second:
 - *Paid* rows make the tick longer. They are taken where tokens a second rise by :data:`WORTH`, within what
   the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times
   one without, since they are part of what it would do alone and give it more tokens a second; a tick with anybody else's work stays within its limit.
-  Guesses of requests that asked for `speculation` free get no paid row.
+  Guesses of requests that asked for `speculation` free get no paid row. Where a draft model has to make them
+  first, that is part of what they cost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import accumulate
 
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.contract.ballast import MOST_BALLAST, ballast_for
+from uma_trio.policy.contract.making import making_s
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem
@@ -74,15 +76,16 @@ def _chosen(
     """Return those of `guesses` that get a row."""
     ballast = min(state.spare_rows, MOST_BALLAST)
     plain_s = ballast_for(cost, work, ballast)[1]
-    offers = _offers(plan, cost, work, guesses, ballast)
+    found = [guess for guess in guesses if not guess[1].modelled]
+    offers = _offers(state, plan, cost, work, found, ballast)
     free = max([n for n, (_, seconds) in offers.items() if seconds <= FREE * plain_s], default=0)
     gain, seconds = offers.get(free, (0.0, plain_s))
     rate = (plan.n_tokens + gain) / seconds
     if not state.contract.paid_drafts or plan.limit.isolated:
-        return guesses[:free]
+        return found[:free]
     paying = [guess for guess in guesses if guess[1].pays_for_drafts]
-    if len(paying) < len(guesses):
-        offers = _offers(plan, cost, work, paying, ballast)
+    if len(paying) < len(guesses) or len(found) < len(guesses):
+        offers = _offers(state, plan, cost, work, paying, ballast)
     longest = longest_s(state, plan, plain_s)
     rates = {
         n: (plan.n_tokens + gain) / seconds
@@ -90,20 +93,26 @@ def _chosen(
         if seconds <= longest
     }
     best = max(rates, key=rates.__getitem__, default=0)
-    return paying[:best] if best and rates[best] >= WORTH * rate else guesses[:free]
+    return paying[:best] if best and rates[best] >= WORTH * rate else found[:free]
 
 
 def _offers(
-    plan: Plan, cost: CostModel, work: Work, guesses: list[Guess], ballast: int
+    state: SchedulerState,
+    plan: Plan,
+    cost: CostModel,
+    work: Work,
+    guesses: list[Guess],
+    ballast: int,
 ) -> dict[int, tuple[float, float]]:
     """Return by how many of `guesses` are taken the tokens that they give, and the tick's seconds.
 
-    Only what fills the tick up to a size that was measured is worth its time.
+    The time in which they are made is part of that. Only what fills the tick up to a size that was measured is worth its time.
     """
     context = [0, *accumulate(view.computed for _, view in guesses)]
     gains = [0.0, *accumulate(chance for chance, _ in guesses)]
+    made_s = making_s(state.draft, [view for _, view in guesses])
     return {
-        n: (gains[n], ballast_for(cost, work.plus(n, n, context[n]), ballast)[1])
+        n: (gains[n], made_s[n] + ballast_for(cost, work.plus(n, n, context[n]), ballast)[1])
         for n in range(1, len(guesses) + 1)
         if gains[n] >= LEAST_GAIN and (n <= MOST_BALLAST or plan.n_tokens + n in cost.steps)
     }

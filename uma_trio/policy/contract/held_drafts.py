@@ -24,6 +24,7 @@ from uma_trio.policy.contract.drafts import (
     longest_s,
     with_drafts,
 )
+from uma_trio.policy.contract.making import making_s
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
@@ -82,6 +83,7 @@ def _savings(
     most = min(MOST_DRAFTS, state.spare_rows, min(state.n_batch, state.empty_cells) - plain)
     gains = [0.0, *accumulate(chance for chance, _ in guesses)]
     context = [0, *accumulate(view.computed for _, view in guesses)]
+    made_s = making_s(state.draft, [view for _, view in guesses])
     longest = longest_s(state, plan, plain_s)
     for size in cost.steps:
         more = size - plain
@@ -89,6 +91,7 @@ def _savings(
             continue
         drafts = min(more, len(guesses))
         seconds = cost.seconds(work, tokens=more, rows=more, context_cells=context[drafts])
+        seconds += made_s[drafts]
         if seconds <= longest:
             worth_s = (plain + gains[drafts]) * plain_s / plain
             savings[size] = worth_s - seconds - UNPREPARED_S

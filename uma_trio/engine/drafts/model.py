@@ -1,0 +1,221 @@
+"""Guesses of a small model, in a context of its own.
+
+What it keeps of a sequence can be dropped at any time and computed again from the sequence's tokens, so
+nothing depends on it. Where it fails there are wrong guesses, which are dropped like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+
+import numpy as np
+from attrs import define, field
+
+from uma_trio.backend.base import Backend, DecodeStatus, IntArray
+from uma_trio.engine.sequences import Sequence as Running
+from uma_trio.policy.cost import Staircase
+from uma_trio.telemetry import log
+
+MOST_UNSEEN = 16  # tokens that are computed with the first guess, in its decode
+PATIENCE = 3  # so many failures, and it is not asked again
+NO_GUESS = 0  # a token that stands where no guess could be made: any will do
+
+_Part = tuple["_Seen", Running, IntArray]
+
+
+@define
+class _Seen:
+    """What the cache has of a sequence: `cells`, the first `held` with its tokens, the others `guessed`."""
+
+    slot: int
+    cells: int = 0
+    held: int = 0
+    guessed: list[int] = field(factory=list)
+
+
+@define
+class _Spending:
+    """Seconds by client since they were taken."""
+
+    by_client: dict[int, float] = field(factory=dict)
+
+    def add(self, clients: Sequence[int], seconds: float) -> None:
+        """Charge `clients` in equal parts."""
+        for client in clients:
+            self.by_client[client] = self.by_client.get(client, 0.0) + seconds / len(clients)
+
+    def take(self) -> dict[int, float]:
+        """Return what was spent, and begin anew."""
+        spent, self.by_client = self.by_client, {}
+        return spent
+
+
+class DraftModel:
+    """Guesses greedily by another model's `backend`, whose decodes take what `took` says.
+
+    Tokens below `n_vocab` are the same in both models. Every method is called on the engine's thread and
+    raises nothing.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        took: Staircase,
+        n_vocab: int,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.took = took
+        self._backend = backend
+        self._n_vocab = min(n_vocab, backend.model.n_vocab)
+        self._ends = backend.vocabulary.end_tokens
+        self._clock = clock
+        self._seen: dict[int, _Seen] = {}
+        self._free = list(range(backend.limits.n_slots))
+        self._failures = 0
+        self._spending = _Spending()
+
+    @property
+    def works(self) -> bool:
+        """Whether it is asked at all: it has not failed too often."""
+        return self._failures < PATIENCE
+
+    def take_spent(self) -> dict[int, float]:
+        """Return the seconds that it computed for each client since this was asked last."""
+        return self._spending.take()
+
+    def keep_only(self, running: Mapping[int, Running]) -> None:
+        """Drop what is kept of sequences that are gone."""
+        for key in [key for key in self._seen if key not in running]:
+            seen = self._seen.pop(key)
+            self._remove(seen, 0)
+            self._free.append(seen.slot)
+
+    def feed(self, sequences: Iterable[Running], most: int) -> None:
+        """Compute up to `most` of the tokens that it has not seen, of the first of these that lack many."""
+        parts: list[_Part] = []
+        for sequence in sequences:
+            seen = self._of(sequence)
+            if seen is None or most <= 0:
+                continue
+            unseen = sequence.known - 1 - seen.held
+            if unseen > MOST_UNSEEN:
+                last = seen.held + min(unseen, most)
+                parts.append((seen, sequence, sequence.tokens[seen.held : last]))
+                most -= last - seen.held
+        if parts and self._compute(parts, want=False):
+            for seen, *_ in parts:
+                seen.held = seen.cells
+
+    def ready(self, sequence: Running) -> bool:
+        """Whether it has seen nearly all of a sequence."""
+        seen = self._of(sequence)
+        return seen is not None and sequence.known - 1 - seen.held <= MOST_UNSEEN
+
+    def guess(self, wanted: Mapping[int, tuple[Running, int]]) -> dict[int, tuple[int, ...]]:
+        """Return for each sequence as many guesses as are wanted, those of all made together.
+
+        Behind an end, and where it failed, tokens stand that are no guesses.
+        """
+        made: dict[int, list[int]] = {key: [] for key in wanted}
+        parts = self._unseen(sequence for sequence, _ in wanted.values())
+        while parts and self._compute(parts, want=True):
+            likeliest = self._backend.logits(len(parts))[:, : self._n_vocab].argmax(axis=1)
+            going: list[_Part] = []
+            for (seen, sequence, _), token in zip(parts, likeliest.tolist(), strict=True):
+                seen.held = sequence.known
+                if token in self._ends:
+                    continue
+                guesses = seen.guessed = made[sequence.handle]
+                guesses.append(token)
+                if len(guesses) < wanted[sequence.handle][1]:
+                    going.append((seen, sequence, np.array([token], np.int32)))
+            parts = going
+        return {
+            key: (*made[key], *[NO_GUESS] * (n - len(made[key]))) for key, (_, n) in wanted.items()
+        }
+
+    def _unseen(self, sequences: Iterable[Running]) -> list[_Part]:
+        """Return what is to be computed before the next token of each can be guessed, if it fits."""
+        parts: list[_Part] = []
+        room = self._backend.limits.n_batch
+        for sequence in sequences:
+            seen = self._of(sequence)
+            if seen is not None and sequence.known - seen.held <= room:
+                parts.append((seen, sequence, sequence.tokens[seen.held : sequence.known]))
+                room -= sequence.known - seen.held
+        return parts
+
+    def _of(self, sequence: Running) -> _Seen | None:
+        """Return what is there of a sequence, without guesses that were wrong; None if it cannot be."""
+        seen = self._seen.get(sequence.handle)
+        if seen is None:
+            if not self._free or not self.works:
+                return None
+            seen = self._seen[sequence.handle] = _Seen(self._free.pop())
+        self._go_back(seen, sequence)
+        return seen
+
+    def _go_back(self, seen: _Seen, sequence: Running) -> None:
+        """Keep of what is there what the sequence has, too, but for its last token."""
+        most = sequence.known - 1
+        for token in seen.guessed[: seen.cells - seen.held]:
+            if seen.held >= most or token != sequence.tokens[seen.held]:
+                break
+            seen.held += 1
+        seen.guessed = []
+        seen.held = min(seen.held, most)
+        if seen.held < seen.cells:
+            self._remove(seen, seen.held)
+
+    def _compute(self, parts: Sequence[_Part], *, want: bool) -> bool:
+        """Compute these tokens, each behind what is there of its sequence; drop everything if that fails.
+
+        With `want` there is a row of logits for the last of each.
+        """
+        began = self._clock()
+        try:
+            n = self._fill(parts, want=want)
+            status = self._backend.decode(n)
+            why: object = None if status == DecodeStatus.OK else f"status {status}"
+        except Exception as error:
+            why = error
+        self._spending.add(
+            [sequence.submit.client for _, sequence, _ in parts], self._clock() - began
+        )
+        if why is None:
+            for seen, _, tokens in parts:
+                seen.cells += len(tokens)
+            return True
+        self._failed(why)
+        return False
+
+    def _fill(self, parts: Sequence[_Part], *, want: bool) -> int:
+        """Write the batch; return how many rows it has."""
+        batch, at = self._backend.batch, 0
+        for seen, _, tokens in parts:
+            end = at + len(tokens)
+            batch.token[at:end] = tokens
+            batch.pos[at:end] = np.arange(seen.cells, seen.cells + len(tokens))
+            batch.slot[at:end] = seen.slot
+            batch.want[at:end] = 0
+            batch.want[end - 1] = want
+            at = end
+        return at
+
+    def _failed(self, why: object) -> None:
+        self._failures += 1
+        log.get("drafts").warning("the draft model failed; nothing is lost", why=str(why))
+        for seen in self._seen.values():
+            self._remove(seen, 0)
+
+    def _remove(self, seen: _Seen, first: int) -> None:
+        """Drop the cells of a sequence from `first` on, or all of them if that cannot be."""
+        try:
+            if not self._backend.kv_remove(seen.slot, first):
+                self._backend.kv_remove(seen.slot)
+                first = 0
+        except Exception:  # it is closed, or worse
+            self._failures = PATIENCE
+        seen.held = seen.cells = first
+        seen.guessed = []
