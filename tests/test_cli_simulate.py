@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from uma_trio.policy.state import SchedulerState
 from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.simulation import Simulation
 from uma_trio.sim.trace import read, requests_of
+from uma_trio.sim.validate import Compared, compare
 from uma_trio.sim.workload import WORKLOADS, play, sessions
 
 
@@ -89,6 +91,20 @@ def test_a_trace_is_held_against_its_simulation(run: Any, trace: Path) -> None:
     assert f"{len(requests_of(recording.ticks))} requests" in out
     status, out, _ = run(f"--trace {trace} --validate --seeds 1 --json")
     assert [json.loads(line)["within"] for line in out.splitlines()].count(True) == 3
+
+
+def test_a_figure_that_was_not_measured_has_no_share(
+    run: Any, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the table nor in JSON, which knows no infinity."""
+    guess = Compared("accepted", 0.0, 0.5, None)
+    wanted = [Compared(one.name, 0.0, 0.5, None) for one in compare(read(trace), [1])]
+    monkeypatch.setattr("uma_trio.sim.validate.compare", lambda *_, **__: wanted)
+    assert guess.off == inf
+    _, out, _ = run(f"--trace {trace} --validate --seeds 1")
+    assert "inf" not in out
+    _, out, _ = run(f"--trace {trace} --validate --seeds 1 --json")
+    assert {json.loads(line, parse_constant=str)["off"] for line in out.splitlines()} == {None}
 
 
 def test_the_machine_of_a_trace_can_be_simulated(run: Any, trace: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 SCRIPTS = sorted((ROOT / "docs").glob("*.py"))
 
 
@@ -18,3 +22,31 @@ def test_what_a_script_generates_is_up_to_date(script: Path) -> None:
     command = [sys.executable, str(script), "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr} Run `make docs`."
+
+
+def imported(text: str) -> list[tuple[str, str]]:
+    """Return what the Python of a document imports of ours: modules, and names in them."""
+    found = []
+    for code in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        try:
+            statements = ast.parse(code).body
+        except SyntaxError:
+            continue  # a part of a function, such as "async with"
+        for statement in statements:
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                found += [(statement.module, alias.name) for alias in statement.names]
+    return [(module, name) for module, name in found if module.startswith("uma_")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_a_document_imports_is_there(document: Path) -> None:
+    """Its examples can be copied; what moves takes them along."""
+    for module, name in imported(document.read_text(encoding="utf-8")):
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
+def test_examples_are_found_in_documents() -> None:
+    """Or the test above would be about nothing."""
+    found = [pair for path in DOCUMENTS for pair in imported(path.read_text(encoding="utf-8"))]
+    assert ("uma_trio.client", "connect") in found
+    assert len(found) > 5

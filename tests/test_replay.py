@@ -287,6 +287,21 @@ def test_the_first_difference_is_named(
     )
 
 
+def test_another_policy_differs_where_it_computes_something_else() -> None:
+    """Its reasons and limits are its own; tokens are what a machine computes."""
+
+    def other(seen: SchedulerState) -> Plan:
+        plan = baseline(seen)
+        items = tuple(evolve(item, reason="so") for item in plan.items)
+        more = 1 if seen.tick == 4 else 0
+        return evolve(plan, items=items, ballast=more, limit=NO_LIMIT, predicted_s=1.0)
+
+    ticks = [traced(evolve(state(decoder(1)), tick=n)) for n in range(6)]
+    found = replay(other, ticks, work_only=True)
+    assert found.first is not None
+    assert (found.first.tick, found.first.where) == (4, "plan.ballast")
+
+
 def test_missing_ticks_are_counted_and_hurt_nobody() -> None:
     """Each line holds its whole state."""
     ticks = [traced(evolve(state(decoder(1)), tick=n)) for n in (0, 1, 4, 5, 9)]

@@ -63,7 +63,7 @@ def _replay(
 
     header = ticks.header
     name = name or header.policy
-    found = replay_ticks(policy or find_policy(name), ticks)
+    found = replay_ticks(policy or find_policy(name), ticks, work_only=name != header.policy)
     if as_json:
         print_json({"policy": name, **attrs.asdict(found), "complete": ticks.are_complete()})
         return OK if found.first is None else DIFFERENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -223,7 +224,7 @@ def _validate(trace: Path | None, seeds: range, *, closed: bool, as_json: bool) 
     if as_json:
         for one in found:
             print_json({"figure": one.name, "measured": one.measured, "predicted": one.predicted,
-                        "off": one.off, "bound": one.bound, "within": one.within})  # fmt: skip
+                        "off": one.off if isfinite(one.off) else None, "bound": one.bound, "within": one.within})  # fmt: skip
     else:
         _explain(recording, {one.name: one for one in found}, len(seeds))
     return OFF if any(one.within is False for one in found) else OK
@@ -240,12 +241,17 @@ def _explain(recording: Recording, found: dict[str, Compared], seeds: int) -> No
     verdict = {True: "yes", False: "NO", None: "-"}
     rows = [
         [title, f"{factor * one.measured:.2f}", f"{factor * one.predicted:.2f}",
-         f"{100 * one.off:+.1f} %", "-" if one.bound is None else f"{100 * one.bound:.0f} %",
+         _off(one.off), "-" if one.bound is None else f"{100 * one.bound:.0f} %",
          verdict[one.within]]
         for title, name, factor in _FIGURES
         for one in (found[name],)
     ]  # fmt: skip
     _print(("FIGURE", "MEASURED", "PREDICTED", "OFF BY", "MAY BE", "WITHIN"), rows)
+
+
+def _off(share: float) -> str:
+    """Return how far a prediction is off; nothing measured has no share."""
+    return f"{100 * share:+.1f} %" if isfinite(share) else "-"
 
 
 def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

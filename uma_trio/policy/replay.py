@@ -6,13 +6,14 @@ same plan. Where it does not, the policy has changed, or it looks at something b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
+from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, plain
 
 
@@ -35,10 +36,11 @@ class Replayed:
     first: Difference | None
 
 
-def replay(policy: Policy, ticks: Iterable[TracedTick]) -> Replayed:
+def replay(policy: Policy, ticks: Iterable[TracedTick], *, work_only: bool = False) -> Replayed:
     """Run `policy` on each state, up to the first plan that is not the recorded one.
 
-    Where it raises, the plan is the baseline's, as it was in the engine.
+    With `work_only` plans are the same if they compute the same, whatever the reasons and limits:
+    those of another policy differ in every tick. Where it raises, the plan is the baseline's, as it was in the engine.
     """
     n = missing = 0
     before: int | None = None
@@ -47,23 +49,36 @@ def replay(policy: Policy, ticks: Iterable[TracedTick]) -> Replayed:
         if before is not None:
             missing += max(0, traced.state.tick - before - 1)
         before = traced.state.tick
-        answer = _compared(policy, traced)
+        answer = _compared(policy, traced, _work if work_only else _all)
         if answer is not None:
             return Replayed(n, missing, Difference(traced.state.tick, *answer))
     return Replayed(n, missing, None)
 
 
-def _compared(policy: Policy, traced: TracedTick) -> tuple[str, str, str] | None:
+def _all(plan: Plan) -> Plan:
+    return plan
+
+
+def _work(plan: Plan) -> Plan:
+    """Return what a plan computes, and nothing of why."""
+    items = tuple(evolve(item, reason="") for item in plan.items)
+    return Plan(items, ballast=plan.ballast, extra_rows=plan.extra_rows)
+
+
+def _compared(
+    policy: Policy, traced: TracedTick, part: Callable[[Plan], Plan]
+) -> tuple[str, str, str] | None:
     """Return where its plan begins to differ, what was recorded, and what comes out."""
     try:
-        plan = policy(traced.state)
+        plan = part(policy(traced.state))
     except Exception as error:  # another package's code may run here
-        if baseline(traced.state) == traced.plan:
+        if part(baseline(traced.state)) == part(traced.plan):
             return None
         return "plan", "a plan", f"a failure ({type(error).__name__}: {error})"
-    if plan == traced.plan:
+    recorded = part(traced.plan)
+    if plan == recorded:
         return None
-    found = _difference(plain(traced.plan), plain(plan), "plan")
+    found = _difference(plain(recorded), plain(plan), "plan")
     # Equal in print and yet not equal: a value that is not equal to itself.
     return found or ("plan", "a value", "not a number")
 
