@@ -25,7 +25,21 @@ XML = CallSyntax(
     value_close="\n</parameter>\n",
     close="</function>\n</tool_call>",
 )
-FORMATS = {"hermes": HERMES, "xml": ReplyFormat("xml", calls=XML)} | {
+TYPED = CallSyntax(
+    style="tagged",
+    open='<f n="',
+    after_name='">',
+    key_open='<p n="',
+    key_close='" text="true">',
+    key_close_json='" text="false">',
+    value_close="</p>",
+    close="</f>",
+)
+FORMATS = {
+    "hermes": HERMES,
+    "xml": ReplyFormat("xml", calls=XML),
+    "typed tags": ReplyFormat("typed tags", calls=TYPED),
+} | {
     "".join(family.marks): ReplyFormat(family.name, thought=THINK, calls=family.calls)
     for family in FAMILIES
 }

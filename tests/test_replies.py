@@ -101,6 +101,67 @@ REPLIES = [
         "<|channel|>analysis<|message|>w<|end|><|start|>assistant<|channel|>final<|message|>Hi <b>",
         Said("Hi <b>", "w", ()),
     ),
+    # Models that leave out the first markers of a call.
+    (
+        "xml",
+        "So\n<function=look>\n<parameter=what>\nx\n</parameter>\n</function>\n</tool_call>",
+        Said("So", "", (ONE,)),
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        '<|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>{"what": "x"}',
+        Said("", "", (Call("functions.look:3", "look", '{"what": "x"}'),)),
+    ),
+    # A call ends reasoning that nobody closed; talk about calls, in the middle of a line, does not.
+    (
+        "hermes",
+        '<think>I look.\n<tool_call>\n{"name": "look", "arguments": {"what": "x"}}\n</tool_call>\nSo.',
+        Said("So.", "I look.", (ONE,)),
+    ),
+    (
+        "hermes",
+        '<think><tool_call>{"name": "look", "arguments": {"what": "x"}}</tool_call>',
+        Said("", "", (ONE,)),
+    ),
+    (
+        "hermes",
+        '<think>As <tool_call>{"name": "look", "arguments": {}}</tool_call> says\n</think>So',
+        Said("So", 'As <tool_call>{"name": "look", "arguments": {}}</tool_call> says', ()),
+    ),
+    (
+        "hermes",
+        '<think>w\n<tool_call>{"name": "what", "arguments": {}}</think>So',
+        Said("So", 'w\n<tool_call>{"name": "what", "arguments": {}}', ()),
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        (
+            "<think>w<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0"
+            '<|tool_call_argument_begin|>{"what": "x"}<|tool_call_end|><|tool_calls_section_end|>'
+        ),
+        Said("", "w", (Call("functions.look:0", "look", '{"what": "x"}'),)),
+    ),
+    ("hermes", "</think>\n\nSo", Said("So", "", ())),  # of an empty thought
+    # A header in harmony that is begun twice.
+    (
+        "<|channel|><|message|><|start|>",
+        (
+            "<|channel|>commentary to=assistant<|channel|>analysis<|message|>w<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>So"
+        ),
+        Said("So", "w", ()),
+    ),
+    # Tags that say which values are texts, and have no line ends beside them.
+    (
+        "typed tags",
+        '<f n="look"><p n="what" text="true">\n3\n</p><p n="n" text="false">3</p></f>',
+        Said("", "", (Call("id0", "look", '{"what": "\\n3\\n", "n": 3}'),)),
+    ),
+    (
+        "typed tags",
+        '<f n="look"><p n="what" text="false">[3]</p><p n="n" text="true">3</p></f>',
+        Said("", "", (Call("id0", "look", '{"what": [3], "n": "3"}'),)),
+    ),
 ]
 MALFORMED = [
     ("hermes", "<tool_call>"),
@@ -114,6 +175,8 @@ MALFORMED = [
     ("<|python_tag|>", ' {"name": "unknown", "parameters": {}}'),
     ("<|python_tag|>", '{"a": 1} and more'),
     ("[TOOL_CALLS][ARGS]", "[TOOL_CALLS] look"),
+    ("xml", "the tag <function=look> begins a call"),
+    ("xml", "<function=other>\n<parameter=what>\nx\n</parameter>\n</function>\n</tool_call>"),
     ("<|channel|><|message|><|start|>", "plain <b>"),
     ("<|channel|><|message|><|start|>", "<|channel|>final"),
 ]

@@ -15,6 +15,7 @@ from reply_kit import (
     MARKED_TEMPLATE,
     PREFILLED_TEMPLATE,
     THINKING_TEMPLATE,
+    TYPED,
     MarkedVocabulary,
     chatml,
 )
@@ -72,6 +73,15 @@ TEMPLATES = {
             value_close="</p>",
             close="</fn></call>",
         ),
+    ),
+    "tags that tell texts from other values": (
+        chatml(
+            "{{ m.content }}" + _EACH + '<f n="{{ c.function.name }}">'
+            "{% for k, v in c.function.arguments | items %}"
+            '<p n="{{ k }}" text="{{ "true" if v is string else "false" }}">{{ v }}</p>{% endfor %}'
+            "</f>{% endfor %}"
+        ),
+        TYPED,
     ),
     "a bare object": (
         chatml(

@@ -142,6 +142,14 @@ def test_a_message_that_this_template_leaves_out_is_refused() -> None:
         ChatTemplate(source).render([Message("user", "a"), Message("tool", "b")])
 
 
+def test_a_template_that_goes_through_tools_without_asking_for_them_gets_none() -> None:
+    """And one that asks is told that there are none at all."""
+    source = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}"
+    assert whole(ChatTemplate(source).render([Message("user", "Hi")])) == "Hi"
+    asks = "{% if tools is none %}-{% endif %}{{ messages[0].content }}"
+    assert whole(ChatTemplate(asks).render([Message("user", "Hi")])) == "-Hi"
+
+
 def test_the_templates_own_objection_is_passed_on() -> None:
     """What the template raises is what the client reads."""
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}"

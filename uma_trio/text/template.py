@@ -110,7 +110,12 @@ class ChatTemplate:
             self._template: Template = _SANDBOX.from_string(source)
         except Exception as error:  # a compiler of foreign code; it may raise anything
             raise Unrenderable(f"it does not compile: {_one_line(error)}") from error
-        self.render([Message("user", "Hello")])
+        self._without_tools: list[Any] | None = None
+        try:
+            self.render([Message("user", "Hello")])
+        except Unrenderable:
+            self._without_tools = []  # some go through the tools without asking for them
+            self.render([Message("user", "Hello")])
 
     def render(
         self,
@@ -168,7 +173,7 @@ class ChatTemplate:
                     "bos_token": self._bos_text,
                     "eos_token": self._eos_text,
                     "add_generation_prompt": prompts,
-                    "tools": tools or None,
+                    "tools": tools or self._without_tools,
                     "documents": None,
                 }
             )

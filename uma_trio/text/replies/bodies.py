@@ -22,6 +22,11 @@ def atoms(marker: str) -> list[str]:
     return _ATOM.findall(marker)
 
 
+def _is_tag(atom: str) -> bool:
+    """Whether a marker is one by itself, as an opening bracket of JSON is not."""
+    return atom[0] in "<[" and len(atom) > 3
+
+
 class Calls:
     """Reads what stands behind the trigger of a syntax: one section of calls, or one call."""
 
@@ -29,60 +34,73 @@ class Calls:
         self.syntax = syntax
         self._source = source
         self._maker = maker
-        #: How calls are recognised; "" for those that have nothing before them.
-        self.trigger: str = next(iter(atoms(syntax.start)), "")
+        marks = atoms(syntax.start)
+        first = [mark for mark in marks[1:] if _is_tag(mark)]
+        #: How calls are recognised; none for those that have nothing before them.
+        self.triggers: tuple[str, ...] = tuple(dict.fromkeys(marks[:1] + first))
         self._section = compact(syntax.section_open)
-        self._open = compact(syntax.open)
+        opening = atoms(syntax.open)
+        #: How a call begins, and how it does for models that leave out the first markers.
+        self._opens = ["".join(opening)]
+        self._opens += ["".join(opening[n:]) for n, m in enumerate(opening) if n and _is_tag(m)]
+        self._known_only = syntax.bare
         self._between = compact(syntax.between)
         self._close = atoms(syntax.close)
         self._section_close = atoms(syntax.section_close)
         self._id_open = compact(syntax.id_open)
         self._after_name = compact(syntax.after_name)
+        # A line end beside a value is the marker's where the template writes one there.
+        self._line_before = syntax.key_close[-1:].isspace()
+        self._line_behind = "\n" if syntax.value_close[:1].isspace() else ""
         self._behind_value = [compact(syntax.key_open), *self._close[:1]]
         self._body = {"object": self._object, "named": self._named, "tagged": self._tagged}[
             syntax.style
         ]
 
     def read(self) -> Steps[None]:
-        """Read calls from the trigger on; what turns out to be none is content."""
-        source, syntax = self._source, self.syntax
+        """Read calls from the trigger on; what turns out to be none is text.
+
+        Where the first markers are missing, and inside the reasoning, only a tool that there is makes
+        it a call: a model may write about calls there.
+        """
+        source, syntax, maker = self._source, self.syntax, self._maker
         source.keep()
         n_calls = 0
-        if (yield from source.take(self._section)):
-            while (yield from source.take(self._open)) and (yield from self._body()):
-                self._maker.end()
-                n_calls += 1
-                yield from self._skip(self._close)
-                source.keep()
-                if not self._section and not syntax.bare:
-                    break
-                if self._between and not (yield from source.take(self._between)):
-                    break
-                if self._section_close and (yield from self._stands(self._section_close[0])):
-                    break
+        whole = yield from source.take(self._section)
+        self._known_only = syntax.bare or maker.thinking or not whole
+        while (yield from self._opened(first=not n_calls)) and (yield from self._body()):
+            maker.end()
+            n_calls += 1
+            yield from self._skip(self._close)
+            source.keep()
+            if not self._section and not syntax.bare:
+                break
+            if self._between and not (yield from source.take(self._between)):
+                break
+            if self._section_close and (yield from self._source.stands(self._section_close[0])):
+                break
         if not n_calls and not source.pos:
-            yield from source.take(self.trigger)  # or it would be found again
+            yield from source.peek()
+            source.pos += 1  # or it would be found again
         text = source.kept_text()
         if n_calls:
             yield from self._skip(self._section_close)
             yield from source.peek()
             text = text.strip()
-        self._maker.content(text)
+        maker.text(text)
+
+    def _opened(self, *, first: bool) -> Steps[bool]:
+        """Skip what goes before a call; before the first one, some of it may be missing."""
+        for number, marker in enumerate(self._opens if first else self._opens[:1]):
+            if (yield from self._source.take(marker)):
+                self._known_only |= number > 0
+                return True
+        return False
 
     def _skip(self, markers: Sequence[str]) -> Steps[None]:
         """Skip those of some markers that stand here."""
         for marker in markers:
             yield from self._source.take(marker)
-
-    def _stands(self, marker: str) -> Steps[bool]:
-        """Whether a marker stands here; nothing is read."""
-        source = self._source
-        while True:
-            end = fits(source.text, source.pos, marker)
-            if end is not None:
-                return end >= 0
-            if not (yield from source.more()):
-                return False
 
     # --- objects ---
 
@@ -126,13 +144,18 @@ class Calls:
     def _name_of(self, members: Mapping[str, str]) -> str:
         """Return the name in an object, "" if there is none, or it has to be known and is not."""
         name = _text_of(members.get(self.syntax.name_key, '""'))
-        return "" if self.syntax.bare and not self._maker.knows(name) else name
+        return name if self._is_taken(name) else ""
+
+    def _is_taken(self, name: str) -> bool:
+        """Whether a call of this name is one, for all that is known."""
+        return not self._known_only or self._maker.knows(name)
 
     def _id_of(self, members: Mapping[str, str]) -> str:
         return _text_of(members.get(self.syntax.id_key, '""'))
 
     def _begin(self, name: str, id_: str) -> None:
-        """Begin a call: what was read of it is an event and need not be kept."""
+        """Begin a call: what was read of it is an event and need not be kept. It ends the reasoning."""
+        self._maker.thinking = False
         self._maker.start(name, id_)
         self._source.kept = False
 
@@ -166,14 +189,14 @@ class Calls:
         name, id_ = yield from self._name()
         if name and self._id_open and (yield from source.take(self._id_open)):
             id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
-        if not name or not (yield from source.take(self._after_name)):
+        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
             return False
         first = yield from source.peek()
         if first == "{":
             self._begin(name, id_)
             yield from source.value(self._maker.arguments)
             return True
-        if self._close and (yield from self._stands(self._close[0])):
+        if self._close and (yield from self._source.stands(self._close[0])):
             self._begin(name, id_)
             self._maker.arguments("{}")
             return True
@@ -193,31 +216,36 @@ class Calls:
         """Read a name, and arguments each in tags."""
         source, syntax, maker = self._source, self.syntax, self._maker
         name, _ = yield from self._name()
-        if not name or not (yield from source.take(self._after_name)):
+        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
             return False
         opener, closer = compact(syntax.key_open), compact(syntax.key_close)
-        if not (yield from self._stands(opener)) and not (
-            self._close and (yield from self._stands(self._close[0]))
+        other = compact(syntax.key_close_json)
+        if not (yield from self._source.stands(opener)) and not (
+            self._close and (yield from self._source.stands(self._close[0]))
         ):
             return False
         self._begin(name, "")
         before = "{"
-        behind_key = re.compile(re.escape(closer[0]))
+        behind_key = re.compile(f"[{re.escape(closer[0] + other[:1])}]")
         while (yield from source.take(opener)):
             key = yield from source.until(behind_key, _MAX_KEY)
-            if key is None or not (yield from source.take(closer)):
+            if key is None:
                 break
             key = key.strip()
+            is_text = maker.is_text(name, key)
+            plain = yield from source.take(closer)
+            if not plain and not (other and (yield from source.take(other))):
+                break
             maker.arguments(f"{before}{_quoted(key)}: ")
             before = ", "
-            yield from self._value(maker.is_text(name, key))
+            yield from self._value(plain if other else is_text)
         maker.arguments("{}" if before == "{" else "}")
         return True
 
     def _value(self, is_text: bool | None) -> Steps[None]:
         """Read a value up to its closing tag: the first one behind which something goes on."""
         source, maker = self._source, self._maker
-        if source.pos < len(source.text) or (yield from source.more()):
+        if self._line_before and (source.pos < len(source.text) or (yield from source.more())):
             source.pos += source.text.startswith("\n", source.pos)
         closer = self.syntax.value_close.strip()
         if is_text:
@@ -239,11 +267,11 @@ class Calls:
             while place >= 0 and (goes_on := self._goes_on(place + len(closer))) is False:
                 place = text.find(closer, place + 1)
             if place >= 0 and goes_on:
-                _give(out, text[at:place].removesuffix("\n"))
+                _give(out, text[at:place].removesuffix(self._line_behind))
                 source.pos = place + len(closer)
                 return
             safe = len(text) - _begun(text, closer) if place < 0 else place
-            safe -= safe > at and text[safe - 1] == "\n"
+            safe -= safe > at and text[safe - 1] == self._line_behind
             _give(out, text[at:safe])
             source.pos = safe
             if not (yield from source.more()):

@@ -23,6 +23,7 @@ from uma_trio.text.documents import Habits
 from uma_trio.text.replies.events import collect
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
 from uma_trio.text.replies.parser import ReplyParser
+from uma_trio.text.replies.source import compact
 
 CPU_SECONDS: Final = 2.0  # a large template takes 0.2
 _USER: Final = Message("user", "Hello")
@@ -42,6 +43,7 @@ _CALLS: Final = (
     Call("qzid00001", "qztoola", '{"qzkeya": "qzvala", "qzkeyb": "qzvalb"}'),
     Call("qzid00002", "qztoolb", '{"qzkeya": "qzvalc", "qzkeyb": "qzvald"}'),
 )
+_NUMBER: Final = 7193
 _HABITS: Final = tuple(
     Habits(arguments_as_text=text, null_content=null)
     for null, text in itertools.product((False, True), repeat=2)
@@ -128,9 +130,23 @@ class _Probe:
             two = self._reply(_CALLS, habits, thought)
             for syntax in _syntaxes(one, two):
                 if "qz" not in syntax.markers and _reads_back(syntax, one, two):
-                    return habits, syntax
+                    return habits, self._with_json_keys(syntax, habits, thought)
             known = known or habits
         return known or Habits(), None
+
+    def _with_json_keys(
+        self, syntax: CallSyntax, habits: Habits, thought: Thought | None
+    ) -> CallSyntax:
+        """Return a syntax that also says how a key ends before a value that is no text."""
+        if syntax.style != "tagged":
+            return syntax
+        number = evolve(_CALLS[0], arguments=f'{{"qzkeya": {_NUMBER}, "qzkeyb": "qzvalb"}}')
+        found = re.search(
+            f"qzkeya(.*?){_NUMBER}", self._reply([number], habits, thought), re.DOTALL
+        )
+        if found is None or compact(found[1]) == compact(syntax.key_close):
+            return syntax
+        return evolve(syntax, key_close_json=found[1])
 
     def _reply(self, calls: Sequence[Call], habits: Habits, thought: Thought | None) -> str:
         """Return how the template writes a reply of calls: what it also writes for text is cut off."""

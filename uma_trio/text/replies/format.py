@@ -32,7 +32,8 @@ class CallSyntax:
     * "named": the name, `after_name`, the arguments as JSON. With `name_in_id` the name is part of
       an id such as ``functions.NAME:0``; with `id_open` that and an id may stand behind the name.
     * "tagged": the name, `after_name`, and each argument as `key_open`, key, `key_close`, value,
-      `value_close`; texts stand there as they are, other values as JSON.
+      `value_close`; texts stand there as they are, other values as JSON, behind `key_close_json` if
+      the format tells the two apart.
 
     A `bare` syntax has nothing before the first call: a reply is one if it begins like one and names
     a tool that there is. "harmony" needs no other field: see :mod:`uma_trio.text.replies.harmony`.
@@ -51,6 +52,7 @@ class CallSyntax:
     after_name: str = ""
     key_open: str = ""
     key_close: str = ""
+    key_close_json: str = ""
     value_close: str = ""
     name_in_id: bool = False
     bare: bool = False
@@ -65,7 +67,7 @@ class CallSyntax:
         """Everything that stands in a reply for the format's sake."""
         every = (self.section_open, self.section_close, self.between, self.open, self.close)
         inner = (self.id_open, self.after_name, self.key_open, self.key_close, self.value_close)
-        return " ".join([*every, *inner])
+        return " ".join([*every, *inner, self.key_close_json])
 
 
 @frozen

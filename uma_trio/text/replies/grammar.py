@@ -120,7 +120,9 @@ class _Writer:
             properties.items() if isinstance(properties, dict) else ()
         ):
             rule = f"{name}_{number}"
-            opened = self.marker(syntax.key_open + key + syntax.key_close)
+            is_text = isinstance(schema, dict) and schema.get("type") == "string"
+            key_close = syntax.key_close if is_text else syntax.key_close_json or syntax.key_close
+            opened = self.marker(syntax.key_open + key + key_close)
             rules.append(f"{rule}: {opened} {self._value(rule, schema, offer.schema, rules)}")
             parts.append(rule if key in required else f"{rule}?")
         head = self.marker(offer.name + syntax.after_name)

@@ -57,7 +57,9 @@ def _is_recipient(source: Source) -> Steps[bool]:
 def _body(source: Source, maker: Maker, header: str, *, calls: bool) -> Steps[None]:
     """Read the text of a message, and what ends it."""
     recipient = _RECIPIENT.search(header) if calls else None
-    channel = _NAME.search(header)
+    if recipient is not None and recipient[1] == "assistant":  # which is the model itself
+        recipient = None
+    channel = [*_NAME.findall(header), ""][-2:][0]
     if recipient is not None:
         maker.start(recipient[1])
         if (yield from source.peek()) == "{":
@@ -65,7 +67,7 @@ def _body(source: Source, maker: Maker, header: str, *, calls: bool) -> Steps[No
         elif not source.ended:
             maker.arguments("{}")
         maker.end()
-    maker.thinking = recipient is None and channel is not None and channel[1] == "analysis"
+    maker.thinking = recipient is None and channel == "analysis"
     end = yield from pass_on(source, maker, _ENDS, trims=maker.thinking)
     if end and end != _START:
         source.pos += len(end)

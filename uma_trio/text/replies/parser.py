@@ -77,22 +77,37 @@ class ReplyParser:
         if thought is not None:
             opened = yield from source.take(compact(thought.open))
             if opened or maker.thinking:
-                yield from self._think(thought)
+                yield from self._think(thought, calls)
+            elif (yield from source.take(compact(thought.close))):  # of a thought that is empty
+                yield from source.peek()
         if calls is None:
             yield from pass_on(source, maker, ())
             return
         if calls.syntax.bare and (yield from source.first()) == "{":
             yield from calls.read()
-        triggers = (calls.trigger,) if calls.trigger else ()
-        while (yield from pass_on(source, maker, triggers)):
+        while (yield from pass_on(source, maker, calls.triggers)):
             yield from calls.read()
 
-    def _think(self, thought: Thought) -> Steps[None]:
+    def _think(self, thought: Thought, calls: Calls | None) -> Steps[None]:
+        """Read reasoning up to its closing marker, or to a call: models forget to close it then.
+
+        What stands in the middle of a line is talk about calls, unless it is a control token.
+        """
         source, maker = self._source, self._maker
         maker.thinking = True
         yield from source.peek()
-        close = yield from pass_on(source, maker, (thought.close,))
-        if close:
-            maker.thinking = False
-            yield from source.take(compact(close))
-            yield from source.peek()
+        triggers = () if calls is None else calls.triggers
+        for trigger in triggers:
+            if calls is not None and maker.thinking and (yield from source.stands(trigger)):
+                yield from calls.read()
+        while maker.thinking and (
+            found := (yield from pass_on(source, maker, (thought.close, *triggers)))
+        ):
+            if found == thought.close:
+                maker.thinking = False
+                yield from source.take(compact(found))
+                yield from source.peek()
+            elif calls is not None and (found.startswith("<|") or source.begins_line()):
+                yield from calls.read()
+            else:
+                maker.text(source.through(found[0]))

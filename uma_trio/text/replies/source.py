@@ -96,6 +96,25 @@ class Source:
             if not (yield from self.more()):
                 return False
 
+    def stands(self, marker: str) -> Steps[bool]:
+        """Whether a compact `marker` stands here, with any white space before and in it."""
+        while True:
+            end = fits(self.text, self.pos, marker)
+            if end is not None:
+                return end >= 0
+            if not (yield from self.more()):
+                return False
+
+    def begins_line(self) -> bool:
+        """Whether there is a line end in the white space that stands here."""
+        found = _NOT_SPACE.search(self.text, self.pos)
+        return "\n" in self.text[self.pos : None if found is None else found.start()]
+
+    def through(self, char: str) -> str:
+        """Read up to the next `char`, which must have come, and it too."""
+        start, self.pos = self.pos, self.text.index(char, self.pos) + 1
+        return self.text[start : self.pos]
+
     def until(self, pattern: re.Pattern[str], most: int) -> Steps[str | None]:
         """Read up to what `pattern` finds; None if that is not within `most` characters."""
         while True:
