@@ -259,7 +259,7 @@ DRY = {
     "speculation": "--n 1 2",
     "overhead": "--k 1 --gen-tokens 8",
 }
-TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas"}
+TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "structure"}
 
 
 @pytest.mark.daemon
@@ -298,7 +298,26 @@ def test_public_schemas_are_tried_with_their_instances(
     said = capsys.readouterr().out
     assert said.startswith("1 of 2 schemas taken (50.0%)")
     assert "valid instances accepted: 1 of 1; invalid ones: 0 of 2" in said
-    assert said.count("decode rate by free") == 4
+
+
+def test_decode_rates_with_a_schema_are_those_of_streams_that_keep_to_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each case has its rate beside the free one's."""
+    asked = [
+        "structure",
+        "--no-model",
+        "--tick-ms",
+        "0.1",
+        "--rounds",
+        "1",
+        "--ticks",
+        "6",
+        "--model",
+    ]
+    assert driver.main([*asked, str(bundled_model())]) == 0
+    said = capsys.readouterr().out
+    assert [said.count(case) for case in ("wanted", "refused", "beside")] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(

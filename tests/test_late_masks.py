@@ -9,7 +9,7 @@ from threading import Event
 import numpy as np
 import pytest
 from drafts_kit import Babbler, speaking
-from engine_kit import KINDS, Bench, Sink
+from engine_kit import KINDS, Bench, OnDevice, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -249,6 +249,32 @@ def test_where_nothing_can_be_computed_again_the_tick_waits() -> None:
     assert masks.begun == []
     assert len(one.tokens) == 12
     assert two.tokens == bench.expected("two", 5)
+
+
+class Noting:
+    """Finds masks at once, and notes whether a decode was running."""
+
+    def __init__(self, backend: OnDevice) -> None:
+        self._backend = backend
+        self.computing: list[bool] = []
+
+    def begin(self, constraint: Constraint) -> Mask:
+        """Find it."""
+        self.computing.append(self._backend.computing)
+        return Scripted(constraint.deferred(), ready=True)
+
+
+def test_where_the_host_is_free_masks_that_may_be_needed_are_begun_during_the_decode() -> None:
+    """That is where one of the latest draws was refused; no decode ends before they are begun."""
+    backend = OnDevice()
+    masks = Noting(backend)
+    bench = Bench(backend, masks=masks)
+    _, refused = bench.submit("one", 12, constraint=Letters())
+    bench.submit("two", 12, constraint=Turns(0))
+    bench.run()
+    assert len(refused.tokens) == 12
+    assert masks.computing.count(False) == 2  # the first of each
+    assert masks.computing.count(True) == len(masks.computing) - 2 >= 11
 
 
 def rows(n: int) -> NDArray[np.float32]:

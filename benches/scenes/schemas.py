@@ -6,10 +6,7 @@ DIR holds such files, as the folder `maskbench/data` of the public repository gu
 them. Each instance is written without white space and walked token by token with the vocabulary of the model:
 a token is first asked about, as for every draw, then all that is allowed is computed, as for a refused one. An
 invalid instance that is taken is a fault: the exit status is 1. Times are of this thread's CPU.
-
-Then, what structure adds to choosing the tokens of a tick of 1 and of 8 rows, and so to the decode rate of a
-machine whose tick takes so long: for a model that wants what the schema says, and for one of whose draws every
-third is refused. Half a minute for 500 schemas.
+What structure costs the decode rate is told by `python -m benches structure`. Half a minute for 500 schemas.
 """
 
 from __future__ import annotations
@@ -24,33 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benches import host
 from benches.driver import tool
 from benches.model import bench_model
 from uma_trio.backend.base import Vocabulary
-from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import Choice, Sampler
 from uma_trio.sim.latency import percentile
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import Shape, Unconstrainable
-
-_PEOPLE = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "age": {"type": "integer"},
-            "married": {"type": "boolean"},
-        },
-        "required": ["name", "age", "married"],
-        "additionalProperties": False,
-    },
-}
-# A 0.5B model on two cores, and an 8B model on an H200 (docs/BENCHMARKS.md).
-_TICKS_MS = {1: (33.0, 3.1), 8: (70.0, 6.5)}
 
 
 @dataclass
@@ -117,59 +94,6 @@ def _try(
                 found.invalid_taken.append(name)
 
 
-def _tick_us(
-    grammarian: Grammarian, vocabulary: Vocabulary, k: int, *, bound: bool, refused: bool
-) -> float:
-    """Return how long it takes to choose the tokens of a tick of `k` rows that all write the same."""
-    people = [{"name": f"person {n}", "age": n, "married": n % 2 == 0} for n in range(24)]
-    text = json.dumps(people, separators=(",", ":"))
-    tokens = vocabulary.tokenize(text, add_special=False, parse_special=False).tolist()
-    ends = vocabulary.end_tokens
-    shape = Shape("schema", json.dumps(_PEOPLE))
-    samplers = [
-        Sampler(SamplingParams(), ends, constraint=grammarian.follow(shape) if bound else None)
-        for _ in range(k)
-    ]
-    choice = Choice(samplers, vocabulary.n_vocab)
-    logits = np.random.default_rng(1).standard_normal((k, vocabulary.n_vocab), np.float32)
-    spent = 0.0
-    for n, token in enumerate(tokens):
-        wrong = min(ends) if refused and n % 3 == 0 else token
-        before = logits[:, [token, wrong]]
-        logits[:, token], logits[:, wrong] = 20.0, 21.0
-        began = time.thread_time()
-        chosen = choice(logits).tokens
-        for sampler in samplers:
-            sampler.accept(token)
-        spent += time.thread_time() - began
-        if chosen != [token if bound else wrong] * k:
-            raise AssertionError(f"{chosen} was chosen instead of {token}")
-        logits[:, [token, wrong]] = before
-    return 1e6 * spent / len(tokens)
-
-
-def _print_ticks(grammarian: Grammarian, vocabulary: Vocabulary) -> None:
-    for k in (1, 8):
-        ways = {
-            "free": (False, False),
-            "wanted": (True, False),
-            "every third refused": (True, True),
-        }
-        took = {
-            name: min(
-                _tick_us(grammarian, vocabulary, k, bound=bound, refused=refused) for _ in range(3)
-            )
-            for name, (bound, refused) in ways.items()
-        }
-        for name in ("wanted", "every third refused"):
-            more = took[name] - took["free"]
-            rates = ", ".join(
-                f"{tick_ms:g} ms: {1e3 * tick_ms / (1e3 * tick_ms + more):.3f}"
-                for tick_ms in _TICKS_MS[k]
-            )
-            print(f"k={k}, {name}: {more:+.0f} us a tick; decode rate by free, ticks of {rates}")
-
-
 def _vocabulary(model: Path) -> Vocabulary:
     from uma_trio.backend._llama_vocab import LlamaVocabulary  # loads llama.cpp
 
@@ -203,7 +127,6 @@ def schemas(given: argparse.Namespace) -> int:
         print(f"{what:<20} ms: p50 {p50:.3f}, p95 {p95:.3f}, p99 {p99:.3f}, worst {max(values):.1f} "
               f"({len(values)})")  # fmt: skip
     print(f"private memory: {host.memory(os.getpid()).anonymous - before:+.0f} MiB")
-    _print_ticks(grammarian, vocabulary)
     for name in found.invalid_taken[:10]:
         print(f"  an invalid instance was taken: {name}")
     return 1 if found.invalid_taken else 0

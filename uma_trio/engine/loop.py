@@ -278,6 +278,7 @@ class Engine:
         self._commit(computing=True)
         self.publish()
         if self._backend.traits.overlaps:
+            self._planner.foresee_masks(tick)
             self._planner.prepare(tick, self._decode_began)
             self._drafter.index(self.registry.running)
         else:

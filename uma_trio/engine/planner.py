@@ -139,6 +139,13 @@ class Planner:
         tick = self._filled(state, plan, self._spare_batch)
         self._prepared = PreparedTick.behind(computing, tick, self._spare_batch)
 
+    def foresee_masks(self, computing: Tick) -> None:
+        """Begin the masks that the tokens of `computing` may need, which nobody waits for yet."""
+        running = self._registry.running
+        for step in computing.steps:
+            if step.n_rows and step.key in running:
+                running[step.key].sampler.foresee_mask(self._masks)
+
     def take_prepared(self, completed: Completed, messages: Ordered[InboxMessage]) -> Tick | None:
         """Take the prepared tick into the backend's arrays, if it comes next for sure.
 

@@ -35,6 +35,10 @@ class Bound(Protocol):
     """The sampler of a constrained sequence, as far as checking needs it."""
 
     @property
+    def constraint(self) -> Constraint | None:
+        """What its answer has to keep to."""
+
+    @property
     def ends(self) -> Collection[int]:
         """The tokens that end its answer."""
 
@@ -51,6 +55,16 @@ class Chain(NamedTuple):
     sampler: Bound
     constraint: Constraint
     rows: tuple[int, ...]
+
+
+def chains(samplers: Sequence[Bound]) -> list[Chain]:
+    """Return which rows belong to each constrained sequence; its rows follow one another."""
+    rows: dict[int, list[int]] = {}
+    for row, sampler in enumerate(samplers):
+        if sampler.constraint is not None:
+            rows.setdefault(id(sampler), []).append(row)
+    found = [(samplers[its[0]], tuple(its)) for its in rows.values()]
+    return [Chain(s, s.constraint, its) for s, its in found if s.constraint is not None]
 
 
 class _Walk(NamedTuple):

@@ -36,7 +36,7 @@ from attrs import frozen
 from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
-from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, Chain, check
+from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, chains, check
 from uma_trio.engine.sampling.drawing import Filters, column, draw, draw_from_all, weigh
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but, without
 from uma_trio.engine.sampling.logprobs import Describer
@@ -46,6 +46,8 @@ from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, lar
 NO_GUESS: Final = -1
 _NO_MAXIMUM: Final = "the row has no finite maximum"
 
+# A draw that was refused within so many tokens is a sign that the next may be, too.
+_SOON: Final = 8
 # With fewer rows to draw from short lists, `largest` is quicker: it takes fewer calls of numpy.
 _TOGETHER: Final = 3
 
@@ -70,6 +72,7 @@ class Sampler:
         "_n_accepted",
         "_numbers",
         "_random",
+        "_refused",
         "_unused",
         "adjuster",
         "constraint",
@@ -108,6 +111,7 @@ class Sampler:
         self._unused: list[float] = []
         self._again: random.Random | None = None
         self._n_accepted = 0
+        self._refused = -_SOON  # behind how many tokens the latest draw was refused
         self._mask: tuple[int, Mask] | None = (
             None  # the latest, and behind how many tokens it holds
         )
@@ -173,6 +177,11 @@ class Sampler:
             self._mask = place, masks.begin(self.constraint)
         return self._mask[1]
 
+    def foresee_mask(self, masks: Masks) -> None:
+        """Begin the mask of the next token if it may well be needed: one of the latest was."""
+        if self.constraint is not None and self._n_accepted - self._refused < _SOON:
+            self.mask(masks, 0)
+
     @property
     def waits_for_mask(self) -> bool:
         """Whether the mask that its next token needs is still being made."""
@@ -191,6 +200,7 @@ class Sampler:
         """
         if not len(ids):
             return IMPOSSIBLE
+        self._refused = self._n_accepted
         values = row[ids]
         likeliest = int(values.argmax())
         if values[likeliest] == -np.inf:
@@ -313,7 +323,7 @@ class Choice:
             self._masked = rows, np.concatenate([ids for _, ids in hidden])
         adjusters = [(row, s.adjuster) for row, s in enumerate(samplers)]
         self._adjusted = [(row, adjuster) for row, adjuster in adjusters if adjuster is not None]
-        self._chains = _chains(samplers)
+        self._chains = chains(samplers)
         self._alone = len(self._chains) == len(samplers) - len(self._chained)
         self._masks = masks
         wanted = [(row, s.params.logprobs) for row, s in enumerate(samplers)]
@@ -398,19 +408,6 @@ class Choice:
 def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
     """Return the next token of each row of ``logits[n, vocab]``, as a :class:`Choice` does."""
     return Choice(samplers, logits.shape[1])(logits).tokens
-
-
-def _chains(samplers: Sequence[Sampler]) -> list[Chain]:
-    """Return which rows belong to each constrained sequence; its rows follow one another."""
-    rows: dict[Sampler, list[int]] = {}
-    for row, sampler in enumerate(samplers):
-        if sampler.constraint is not None:
-            rows.setdefault(sampler, []).append(row)
-    return [
-        Chain(sampler, sampler.constraint, tuple(its))
-        for sampler, its in rows.items()
-        if sampler.constraint is not None
-    ]
 
 
 class _Lists:
