@@ -13,7 +13,7 @@ from uma_trio.backend.base import Saved
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
-from uma_trio.engine.prefix.room import REUSED
+from uma_trio.engine.prefix.usage import REUSED, Reuse
 from uma_trio.policy.cost import CostModel, Staircase
 
 CELL_S = 2.0**-40  # a cell of anybody, to each token; a power of two, so that sums are exact
@@ -131,7 +131,8 @@ def test_what_cannot_be_saved_goes_for_its_part_of_what_it_is_worth() -> None:
     leaves = owing_nothing(made.engine.prefix.leaves)
     worth_s = next(iter(leaves)).worth_s
     assert worth_s is not None
-    charge(made, int(REUSED * worth_s / CELL_S / 343) - 1)
+    reused = made.engine.prefix.reuse.of(next(iter(leaves)).owner)
+    charge(made, int(reused * worth_s / CELL_S / 343) - 1)
     assert not any(leaf.leaving for leaf in leaves)
     charge(made, 2)
     assert all(leaf.leaving for leaf in leaves)
@@ -167,3 +168,57 @@ def test_a_leaf_that_is_found_saved_is_its_sessions_latest_turn() -> None:
     assert saving.sessions(MINE) == ["s"]
     assert page is not None
     assert page.pinned_until > made.clock() + 200
+
+
+def ticks_until_it_goes(made: Bench, leaf: Leaf) -> int:
+    """Return how many ticks of a million tokens a leaf pays rent for before it leaves."""
+    for tick in range(10_000):
+        if leaf.leaving:
+            return tick
+        charge(made, 1_000_000)
+    raise AssertionError("it never leaves")
+
+
+def test_what_a_client_leaves_that_never_comes_back_to_anything_goes_sooner() -> None:
+    """Its prompts were always new, and so the next one is likely to be."""
+
+    def stays(prompts: list[list[int]]) -> int:
+        made = bench()
+        made.backend.kv_fails = lambda verb: verb == "save"
+        for prompt in prompts:
+            ask(made, prompt, client=7)
+        save_all(made)
+        *_, leaf = owing_nothing(made.engine.prefix.leaves)
+        leaf.leaving = False
+        return ticks_until_it_goes(made, leaf)
+
+    chat = [letters(1, 200)[: 100 + 20 * n] for n in range(5)]
+    news = [letters(n, 180) for n in range(5)]
+    assert stays(chat) > 3 * stays(news)
+
+
+def test_a_first_prompt_tells_nothing_of_a_client_and_the_latest_ones_count() -> None:
+    """Half is assumed of who is not known."""
+    reuse = Reuse()
+    reuse.note(1, 0.0)
+    assert reuse.of(1) == reuse.of(2) == REUSED
+    for _ in range(200):
+        reuse.note(1, 0.0)
+    assert reuse.of(1) < 0.05
+    for _ in range(40):
+        reuse.note(1, 1.0)
+    assert reuse.of(1) > 0.8
+
+
+def test_what_takes_longer_to_restore_than_to_compute_is_computed() -> None:
+    """As on a device behind a slow bus."""
+    made = bench()
+    prompt = letters(1, 200)
+    ask(made, prompt)
+    save_all(made)
+    made.engine.prefix.room.drop_all()
+    saving = made.engine.prefix.saving
+    for takes in (saving.save_takes, saving.restore_takes):
+        for _ in range(60):
+            takes.learn(scattered=False, token_s=1.0)
+    assert ask(made, prompt).end.cached_tokens == 0

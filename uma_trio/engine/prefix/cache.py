@@ -26,7 +26,7 @@ from uma_trio.engine.prefix.room import Room
 from uma_trio.engine.prefix.saving import Saving
 from uma_trio.engine.prefix.search import Found, Source, search, shared_with
 from uma_trio.engine.prefix.store import PageStore
-from uma_trio.engine.prefix.usage import Usage
+from uma_trio.engine.prefix.usage import Reuse, Usage
 from uma_trio.engine.records import Beginning
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.lanes import Lane
@@ -73,9 +73,9 @@ class PrefixCache:
         self.store = PageStore(budget, clock)
         self.leaves = Leaves(backend)
         self.saving = Saving(backend, self.store, clock, session_ttl_s)
-        self.room = Room(
-            backend, self.leaves, self.saving, Compaction(backend, clock, self.saving.save_takes)
-        )
+        self.reuse = Reuse()
+        compaction = Compaction(backend, clock, self.saving.save_takes)
+        self.room = Room(backend, self.leaves, self.saving, compaction, self.reuse)
         self.held: dict[int, _Held] = {}
         self.hits: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
@@ -92,6 +92,9 @@ class PrefixCache:
             return Found()
         found = search(sequence, self._leaders(running), self.leaves, self.store)
         self._note_miss(sequence, found)
+        if not sequence.preempted:
+            there = max(found.resident, found.saved, found.coming) / sequence.known
+            self.reuse.note(sequence.submit.client, there)
         if not self._waits(sequence, found):
             self._take(sequence, found)
         self.room.make_way(len(sequence.tokens) - max(found.resident, found.saved), found.leaf)
@@ -135,7 +138,7 @@ class PrefixCache:
 
     def _take(self, sequence: Sequence, found: Found, source: Source | None = None) -> None:
         """Share what is resident, then restore what is saved beyond that."""
-        pages = found.pages
+        pages = found.pages if self.saving.worth_restoring(found.pages) else ()
         n = min(found.resident, pages[0].start) if pages else found.resident
         if n and not self._backend.kv_copy(found.seq, sequence.slot, 0, n):
             self.failures["copy"] += 1

@@ -19,7 +19,8 @@ class Leaf:
     `paid_s` is the rent that it has paid for each since it was used last, `ahead_s` what the requests
     that began since will make it pay for each. `worth_s` is what computing it again would take, once
     saving has given it up, and None until then. `handle` is the request that left it, `called` says
-    that its answer ended by calling a tool.
+    that its answer ended by calling a tool. `again_s` is what computing it again takes, 0 if nobody
+    asked.
     """
 
     seq: int
@@ -37,6 +38,7 @@ class Leaf:
     ahead_s: float = 0.0
     leaving: bool = False
     worth_s: float | None = None
+    again_s: float = 0.0
 
     @property
     def unsaved(self) -> int:

@@ -6,20 +6,15 @@ leaves when that is as much as coming back would cost, and cells that then lie h
 
 from __future__ import annotations
 
-from typing import Final
-
 from attrs import define, evolve
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.compaction import Compaction
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
 from uma_trio.engine.prefix.saving import Saving
+from uma_trio.engine.prefix.usage import Reuse
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.prefix import Prices, moves_out, rent
-
-#: How often a beginning is used again: 54 to 62 % of tokens in traces of chats and programs (Alibaba,
-#: ATC 2025).
-REUSED: Final = 0.5
 
 
 @define(eq=False)
@@ -30,6 +25,7 @@ class Room:
     leaves: Leaves
     saving: Saving
     compaction: Compaction
+    reuse: Reuse
     rent_s: float = 0.0
 
     def make(self, n_tokens: int) -> bool:
@@ -84,8 +80,10 @@ class Room:
             paid = cell_s * leaf.cells
             leaf.paid_s += cell_s
             self.rent_s += paid
-            if not leaf.leaving and _has_paid(leaf, prices, leaf.paid_s):
+            if not leaf.leaving and self._has_paid(leaf, prices, leaf.paid_s):
                 leaf.leaving = True
+                if leaf.to_save and not moves_out(prices, leaf.paid_s):
+                    self.saving.give_up(leaf)
                 self.saving.first(leaf)
             if leaf.leaving:
                 self.saving.earn(paid)
@@ -106,14 +104,14 @@ class Room:
             if leaf is but_for or not leaf.cells:
                 continue
             leaf.ahead_s += rent(ahead, n_tokens)
-            leaf.leaving = leaf.leaving or _has_paid(leaf, ahead, leaf.ahead_s)
+            leaf.leaving = leaf.leaving or self._has_paid(leaf, ahead, leaf.ahead_s)
             if not leaf.leaving or not leaf.to_save:
                 continue
             price_s = self.saving.price_s(leaf)
             if self.saving.will_save(leaf) and leaf.ahead_s * leaf.cells >= price_s:
                 self.saving.first(leaf)
                 self.saving.earn(price_s)
-            elif _exceeds(leaf.ahead_s, leaf, self.saving.worth_s(len(leaf.tokens))):
+            elif self._not_worth(leaf, leaf.ahead_s):
                 self.drop(leaf)
         self.let_go()
 
@@ -142,17 +140,16 @@ class Room:
         cost = self.saving.cost
         return cost.scale * cost.cell_s(n_tokens) if cost is not None else 0.0
 
+    def _has_paid(self, leaf: Leaf, prices: Prices, paid_s: float) -> bool:
+        """Whether a leaf has paid what doing without it costs: moving it, or computing it again.
 
-def _has_paid(leaf: Leaf, prices: Prices, paid_s: float) -> bool:
-    """Whether a leaf has paid what doing without it would cost: moving it, or computing it again.
+        Of what it shares with other leaves it pays its part, and its part of doing without counts.
+        """
+        if leaf.worth_s is None and moves_out(prices, paid_s):
+            return True
+        return self._not_worth(leaf, paid_s)
 
-    Of what it shares with other leaves it pays its part, and its part of doing without counts.
-    """
-    if leaf.worth_s is not None:
-        return _exceeds(paid_s, leaf, leaf.worth_s)
-    return moves_out(prices, paid_s)
-
-
-def _exceeds(paid_s: float, leaf: Leaf, worth_s: float) -> bool:
-    """Whether rent of `paid_s` a cell is more than what computing a leaf again is likely to cost."""
-    return paid_s * len(leaf.tokens) > REUSED * worth_s
+    def _not_worth(self, leaf: Leaf, paid_s: float) -> bool:
+        """Whether rent of `paid_s` a cell is more than computing a leaf again is likely to cost."""
+        likely_s = self.reuse.of(leaf.owner) * self.saving.again_s(leaf)
+        return paid_s * len(leaf.tokens) > likely_s

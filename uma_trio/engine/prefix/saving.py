@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.leaves import Leaf
@@ -76,6 +76,18 @@ class Saving:
         """Return how long restoring a page should take."""
         return self.token_s * len(page.tokens)
 
+    def worth_restoring(self, pages: Sequence[Page]) -> bool:
+        """Whether restoring pages takes no longer than computing them, as far as that is known.
+
+        What saving takes stands for a restore that takes longer: the first one may have been slow.
+        """
+        if self.restore_takes.guessed(scattered=False):
+            return True
+        token_s = min(self.token_s, self.save_s)
+        return token_s * sum(len(page.tokens) for page in pages) <= sum(
+            page.cost_s for page in pages
+        )
+
     def restored(self, page: Page, took_s: float) -> None:
         """Learn from a restore."""
         self.restore_takes.learn(scattered=False, token_s=took_s / len(page.tokens))
@@ -83,7 +95,7 @@ class Saving:
     def add(self, leaf: Leaf) -> None:
         """Save a leaf in time, but for what is saved already."""
         if not self._can:
-            self._give_up(leaf)
+            self.give_up(leaf)
             return
         self._find(leaf)
         if leaf.unsaved:
@@ -91,9 +103,15 @@ class Saving:
         else:
             self._whole(leaf)
 
-    def _give_up(self, leaf: Leaf) -> None:
+    def give_up(self, leaf: Leaf) -> None:
         """Note that a leaf is never saved; it goes when it has cost what it is worth."""
-        leaf.worth_s = self.worth_s(len(leaf.tokens))
+        self.forget(leaf)
+        leaf.worth_s = self.again_s(leaf)
+
+    def again_s(self, leaf: Leaf) -> float:
+        """Return what computing a leaf again takes, as it was when somebody first asked."""
+        leaf.again_s = leaf.again_s or self.worth_s(len(leaf.tokens))
+        return leaf.again_s
 
     def first(self, leaf: Leaf) -> None:
         """Save this leaf before all others, if it is to be saved at all."""
@@ -179,7 +197,7 @@ class Saving:
         known_s = 0.0 if self.save_takes.guessed(scattered=scattered) else self._page_s(leaf)
         if known_s > MOST_TIMES * self._cost_s(first, last - first):
             self._queue.pop(0)
-            self._give_up(leaf)
+            self.give_up(leaf)
             return 0.0
         saved = self._backend.kv_save(leaf.seq, first, last)
         page = None
@@ -199,7 +217,7 @@ class Saving:
         self.spent_s[leaf.owner] += took_s
         if page is None:
             self._queue.pop(0)
-            self._give_up(leaf)
+            self.give_up(leaf)
             return took_s
         self.save_takes.learn(scattered=scattered, token_s=took_s / (last - first))
         leaf.page, leaf.saved = page, last

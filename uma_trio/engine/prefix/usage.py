@@ -1,4 +1,4 @@
-"""What the prefix cache gave each namespace, and what a larger budget would have given it."""
+"""What the prefix cache gave each namespace and client, and what a larger budget would have given."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from attrs import define, field
 
 #: Namespaces whose use is counted, the latest; a salt makes one, so that there could be any number.
 MOST_NAMESPACES: Final = 1024
+#: Clients of whom it is known how much of their prompts was there, the latest.
+MOST_CLIENTS: Final = 1024
+#: What part of a beginning is used again: 54 to 62 % of tokens in traces of chats and programs (Alibaba,
+#: ATC 2025). It counts as much as so many prompts of a client, of which the latest count.
+REUSED: Final = 0.5
+_PROMPTS_BEFORE: Final = 2
+_LATEST: Final = 20
 
 
 @define(eq=False)
@@ -42,3 +49,37 @@ class Usage:
     def clear(self, namespace: str) -> None:
         """Forget a namespace."""
         self._by_namespace.pop(namespace, None)
+
+
+@define(eq=False)
+class _Prompts:
+    """How many prompts of a client came behind its first, and the sum of the parts that were there."""
+
+    n: int = 0
+    there: float = 0.0
+
+
+@define(eq=False)
+class Reuse:
+    """What part of a client's prompts was there when they came: as much is likely of what it leaves."""
+
+    _by_client: OrderedDict[int, _Prompts] = field(factory=OrderedDict)
+
+    def note(self, client: int, there: float) -> None:
+        """Count a prompt of which that part was there. A client's first tells nothing."""
+        known = self._by_client.get(client)
+        if known is None:
+            self._by_client[client] = _Prompts()
+            if len(self._by_client) > MOST_CLIENTS:
+                self._by_client.popitem(last=False)
+            return
+        self._by_client.move_to_end(client)
+        known.n, known.there = known.n + 1, known.there + there
+        if known.n > _LATEST:
+            known.there *= _LATEST / known.n
+            known.n = _LATEST
+
+    def of(self, client: int) -> float:
+        """Return what part of a beginning that a client left is likely to be used again."""
+        known = self._by_client.get(client, _Prompts())
+        return (known.there + _PROMPTS_BEFORE * REUSED) / (known.n + _PROMPTS_BEFORE)
