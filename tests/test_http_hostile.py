@@ -10,6 +10,10 @@ import trio
 from http_kit import Answer, Client, HttpHouse, http_house
 from trio.testing import MockClock
 
+from uma_protocol.rules import Text
+from uma_trio.http.errors import Fault
+from uma_trio.http.fields import decode, document_of, honoured
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 BODY = json.dumps(CHAT).encode()
 JSON = b"Content-Type: application/json\r\n"
@@ -335,3 +339,25 @@ async def test_nothing_secret_is_shown(autojump_clock: MockClock) -> None:
         await daemon.ask("POST", "/v1/chat/completions", CHAT, x_api_key="s3cret")
         assert "s3cret" not in repr(daemon.server._shared.settings)
         assert daemon.inner.log.lines == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body is empty; send a JSON object"),
+        (b" \n", "the body is empty; send a JSON object"),
+        (b"{", "the body is not JSON: "),
+        (b"[]", "the body must be a JSON object"),
+    ],
+)
+def test_what_is_no_object_is_told_apart(body: bytes, said: str) -> None:
+    """An empty body is a client's mistake of its own, such as a file that was not there."""
+    with pytest.raises(Fault, match=said):
+        document_of(body)
+
+
+def test_what_a_missing_field_takes_is_said() -> None:
+    """In the words of the bound that would be checked."""
+    fields = (honoured("prompt", Text(1, 9), "goes first", required=True),)
+    with pytest.raises(Fault, match="prompt is missing: a string of 1 to 9 bytes"):
+        decode(fields, {}, strict=False)

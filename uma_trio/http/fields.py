@@ -74,6 +74,8 @@ def document_of(body: bytes) -> dict[str, Any]:
     Raises:
         Fault: it is no JSON, or no object.
     """
+    if not body.strip():
+        raise invalid(None, "the body is empty; send a JSON object", code="invalid_json")
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -105,7 +107,8 @@ def decode(fields: Sequence[Field], document: Mapping[str, Any], *, strict: bool
             given[name] = _checked(field, value)
     for field in fields:
         if field.required and field.name not in given:
-            raise invalid(field.name, f"is missing: {field.note}", code="missing_parameter")
+            needed = field.note if field.rule is None else field.rule.text
+            raise invalid(field.name, f"is missing: {needed}", code="missing_parameter")
     if strict and unused:
         raise would_be_ignored(unused[0])
     return Body(given, tuple(unused))
