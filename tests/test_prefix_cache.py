@@ -962,7 +962,7 @@ class Answers(RuleBasedStateMachine):
                 assert sink.tokens == self.made.backend.continuation(prompt, n)
         self.made.engine.prefix.clear(lambda _name: True)
         assert self.made.backend.kv_used() == 0
-        assert self.made.engine.prefix.store.n_pages == 0
+        assert self.made.engine.prefix.store.n_bytes == 0
 
 
 class WindowedAnswers(Answers):

@@ -381,7 +381,7 @@ class PrefixCache:
             if mine(leaf.namespace):
                 n += len(leaf.tokens)
                 self.room.drop(leaf)
-        self.store.clear([name for name in self.store.trie.namespaces if mine(name)])
+        self.store.clear([name for name in self.store.namespaces if mine(name)])
         for name in self.usage.namespaces:
             if mine(name):
                 self.usage.clear(name)

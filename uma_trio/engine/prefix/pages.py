@@ -50,6 +50,14 @@ class Page:
         return (len(self.saved) if self.saved is not None else 0) + self.tokens.nbytes
 
     @property
+    def namespace(self) -> str:
+        """Whose page it is."""
+        page = self
+        while page.parent is not None:
+            page = page.parent
+        return page.digest.decode()
+
+    @property
     def path(self) -> tuple[Page, ...]:
         """The pages from the first to this one."""
         pages: list[Page] = []

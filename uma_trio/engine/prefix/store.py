@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from uma_trio.backend.base import IntArray, Saved
 from uma_trio.engine.prefix.pages import Page, PageTrie
@@ -52,6 +52,14 @@ class _Segment:
     heaps: dict[int, list[_Entry]] = field(factory=dict)
 
 
+@frozen
+class _Ghost:
+    """What is remembered of an evicted page."""
+
+    n_bytes: int
+    namespace: str
+
+
 class PageStore:
     """Saved pages of all namespaces, never more than `budget` bytes."""
 
@@ -63,7 +71,7 @@ class PageStore:
         self._clock = clock
         self._segments = (_Segment(), _Segment())  # once, again
         self._by_owner: dict[int, int] = {}
-        self._ghosts: OrderedDict[bytes, int] = OrderedDict()
+        self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()
         self._ghost_bytes = 0
         self._pins: list[_Pin] = []  # in the order of their ends
         self._pinned = 0
@@ -80,6 +88,11 @@ class PageStore:
         """What everything takes: cells, tokens, ghosts, books."""
         pages = sum(segment.n_bytes for segment in self._segments)
         return pages + len(self._ghosts) * _GHOST_BYTES
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Of whom there are pages, or it is remembered that there were."""
+        return frozenset([*self.trie.namespaces, *(g.namespace for g in self._ghosts.values())])
 
     @property
     def n_pages(self) -> int:
@@ -132,8 +145,7 @@ class PageStore:
         page.owner, page.cost_s = owner, cost_s
         self._n += 1
         self._account(page, 1)
-        if page.digest in self._ghosts:
-            self._ghost_bytes -= self._ghosts.pop(page.digest)
+        self._forget([page.digest] if page.digest in self._ghosts else ())
         self._rank(page)
         for shorter in self.trie.beginnings(page):
             if not shorter.locked:
@@ -166,9 +178,14 @@ class PageStore:
             heapq.heapify(self._pins)
 
     def clear(self, namespaces: Iterable[str]) -> int:
-        """Drop the pages of these namespaces that no restore needs; return how many went."""
+        """Drop the pages of these namespaces that no restore needs; return how many went.
+
+        What is remembered of evicted ones is dropped, too.
+        """
         before = self._n
-        for namespace in namespaces:
+        names = frozenset(namespaces)
+        self._forget([name for name, ghost in self._ghosts.items() if ghost.namespace in names])
+        for namespace in names:
             for page in reversed(tuple(self.trie.pages(namespace))):
                 if not page.children and not page.locked:
                     self._drop(page)
@@ -253,13 +270,17 @@ class PageStore:
             del self._by_owner[page.owner]
 
     def _evict(self, page: Page) -> None:
-        self._ghosts[page.digest] = page.n_bytes
+        self._ghosts[page.digest] = _Ghost(page.n_bytes, page.namespace)
         self._ghost_bytes += page.n_bytes
         self._drop(page)
         self.evicted += 1
         most = max(1, int(_GHOST_SHARE * self.budget / _GHOST_BYTES))
         while self._ghosts and (len(self._ghosts) > most or self._ghost_bytes > self.budget):
-            self._ghost_bytes -= self._ghosts.popitem(last=False)[1]
+            self._forget([next(iter(self._ghosts))])
+
+    def _forget(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self._ghost_bytes -= self._ghosts.pop(name).n_bytes
 
     def _drop(self, page: Page) -> None:
         self._account(page, -1)
