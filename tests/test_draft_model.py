@@ -54,7 +54,7 @@ def talking(
     backend = kind(n_slots=5, n_ctx=n_ctx, n_rows=24, end_after=end_after)
     ticks = iter(range(1 << 40))
     model = None if draft is None else DraftModel(draft, took, 260, lambda: next(ticks) / 1e6)
-    given_settings = EngineSettings(cost=cost, scratch_slots=1, draft=took)
+    given_settings = EngineSettings(cost=cost, scratch_slots=1)
     return Bench(
         backend, contract, settings=given_settings, drafter=Drafter(model, cost) if model else None
     )
@@ -230,7 +230,7 @@ def test_its_time_is_nobodys_time_between_two_decodes() -> None:
     draft.wrong = 0
     backend = FakeBackend(n_slots=5, n_ctx=4000, n_rows=24)
     clock = lambda: now[0]  # noqa: E731
-    given_settings = EngineSettings(cost=FLAT, scratch_slots=1, draft=CHEAP)
+    given_settings = EngineSettings(cost=FLAT, scratch_slots=1)
     bench = Bench(
         backend,
         contract,
@@ -377,9 +377,7 @@ def test_the_bundled_draft_guesses_the_bundled_models_stories(
     )
     told = []
     for drafter in (None, Drafter(DraftModel(draft, FREE, served.model.n_vocab), STAIRS)):
-        given_settings = EngineSettings(
-            cost=STAIRS, scratch_slots=1, draft=FREE, drafts=drafter is not None
-        )
+        given_settings = EngineSettings(cost=STAIRS, scratch_slots=1, drafts=drafter is not None)
         bench = Bench(served, contract, settings=given_settings, drafter=drafter)  # type: ignore[arg-type]
         _, sink = bench.submit(prompt.tolist(), 60)
         bench.run()
@@ -419,3 +417,22 @@ def test_what_a_doctor_says_follows_from_both_staircases() -> None:
     assert verdict(STAIRS, Staircase((1,), (0.1,)), 1).times == {
         f"{chance:g}": 1.0 for chance in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
     }
+
+
+def test_what_its_decodes_take_follows_what_is_seen() -> None:
+    """Measured one after another they are quicker than between decodes of the other model."""
+    draft, now = drafter_of(0), [0.0]
+
+    def clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    model = DraftModel(draft, CHEAP, 260, clock)
+    bench = talking(None)
+    handle, _ = bench.submit("hello", 60)
+    bench.ticks(2)
+    wanted = {handle: (bench.engine.registry.running[handle], 15)}
+    for _ in range(8):
+        model.guess(wanted)
+    # Each decode is read four times by this clock, and more with what surrounds it.
+    assert model.took(1) > 2 * CHEAP(1)

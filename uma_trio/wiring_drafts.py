@@ -5,9 +5,10 @@ It has a context of its own, which takes as much room as one of the served model
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from uma_trio.backend.base import Backend, ModelError, Vocabulary
 from uma_trio.config.options import Config
@@ -60,7 +61,8 @@ def load_draft(config: Config, path: Path, served: Backend) -> Backend:
     from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
 
     report = log.get("llama.cpp")
-    draft = LlamaBackend.load(
+    load = partial(
+        LlamaBackend.load,
         path,
         n_ctx=config.n_ctx,
         n_slots=config.parallel,
@@ -71,6 +73,10 @@ def load_draft(config: Config, path: Path, served: Backend) -> Backend:
         gpu_layers=config.gpu_layers,
         log=lambda level, text: getattr(report, level)(text),
     )
+    try:
+        draft = load()
+    except ModelError as error:
+        raise ModelError(str(error).replace("--model", "--draft-model")) from error
     try:
         refuse_another_vocabulary(served.vocabulary, draft.vocabulary, path)
         if not draft.limits.can_go_back:
@@ -107,7 +113,7 @@ def _drafts(settings: EngineSettings, cost: CostModel, served: Backend, draft: B
     except BaseException:
         draft.close()
         raise
-    return Drafts(evolve(settings, draft=took), Drafter(model, cost), draft)
+    return Drafts(settings, Drafter(model, cost), draft)
 
 
 def _difference(served: Vocabulary, draft: Vocabulary) -> str:

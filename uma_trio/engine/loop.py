@@ -271,6 +271,7 @@ class Engine:
         self._recorder.queued(self._kv)
         self._move_cells()
         self._drafter.propose(self.registry.running)
+        self._planner.draft = self._drafter.took
         return self._planner.plan(now, self._make_guesses)
 
     def _overlap(self, tick: Tick) -> None:

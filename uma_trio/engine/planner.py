@@ -46,8 +46,7 @@ from uma_trio.policy.traffic import Traffic
 class EngineSettings:
     """How an engine is set up, for its whole life.
 
-    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed ahead where the backend has rows to check them, and `draft`
-    what a decode of the draft model takes, if there is one.
+    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed ahead where the backend has rows to check them.
     `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
     measured staircase and `traffic` what the model moves, if they are known. `prefix_bytes` is the
     budget of saved pages; 0 keeps no prefix at all. Those of a session go last for `session_ttl_s`.
@@ -61,12 +60,15 @@ class EngineSettings:
     prefix_bytes: int = 0
     session_ttl_s: float = 300.0
     drafts: bool = True
-    draft: Staircase | None = None
 
     @property
     def keeps_high_water(self) -> bool:
         """Whether a change of the KV high-water mark makes ticks slow, by what was measured."""
         return self.cost is not None and self.cost.recapture_s > 0
+
+
+def _make_nothing(_plan: Plan) -> None:
+    """No guess was promised."""
 
 
 class Planner:
@@ -104,8 +106,9 @@ class Planner:
         self._described_tops: tuple[int, ...] = ()
         self._ticks = 0
         self.memory = Memory(cost=settings.cost)
+        self.draft: Staircase | None = None  # what a decode of a draft model takes, if there is one
 
-    def plan(self, now: float, make: Callable[[Plan], object] | None = None) -> Tick | None:
+    def plan(self, now: float, make: Callable[[Plan], object] = _make_nothing) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if nobody has anything to compute.
 
         All that has happened must be committed. `make` makes the guesses of a plan that were only promised.
@@ -114,8 +117,7 @@ class Planner:
         if not plan.items:
             self._choice = self._compiled(())  # holds no ended sampler
             return None
-        if make is not None:
-            make(plan)
+        make(plan)
         return self._filled(state, plan, self._batch)
 
     def prepare(self, computing: Tick, began: float) -> None:
@@ -259,7 +261,7 @@ class Planner:
             measured=measured,
             charges=charges,
             prepared=computing is not None,
-            draft=self._settings.draft,
+            draft=self.draft,
             memory=memory,
         )
 

@@ -129,13 +129,16 @@ def requests_of(ticks: Sequence[TracedTick]) -> list[TracedRequest]:
 def _ends(ticks: Sequence[TracedTick]) -> list[float]:
     """Return when each decode ended; the trace has only when its plan was begun.
 
-    Times of decodes that follow one another are summed from the first of them.
+    Times of decodes that follow one another are summed from the first of them. What was done beside
+    ticks (moving cells, a draft model's decodes) shows in when the next plan was begun.
     """
     ends: list[float] = []
     for before, tick in zip((None, *ticks), ticks, strict=False):
         follows = before is not None and tick.host_s > 0
         follows = follows and before is not None and tick.state.tick == before.state.tick + 1
         begun = ends[-1] + tick.host_s if follows else tick.state.now
+        if not tick.state.prepared:
+            begun = max(begun, tick.state.now)
         ends.append(begun + tick.decode_s)
     return ends
 

@@ -31,7 +31,7 @@ from uma_trio.engine.step import (
 )
 from uma_trio.policy.contract.drafts import WORTH
 from uma_trio.policy.contract.making import best_of_model
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 
 MOST_DRAFTS = 15  # with the token before them 16 rows; more pay only where nearly all are right
@@ -77,6 +77,11 @@ class Drafter:
         self._pool = Pool()
         self._guessed: dict[int, _Guessed] = {}
         self._model = None if model is None or cost is None else _Modelled(model, cost)
+
+    @property
+    def took(self) -> Staircase | None:
+        """What a decode of the draft model takes, if there is one."""
+        return None if self._model is None else self._model.took
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it.
@@ -249,6 +254,11 @@ class _Modelled:
             wanted = [s for s in running.values() if s.submit.speculation == "auto"]
             model.feed(wanted, self._most_fed(running))
         return self._pays
+
+    @property
+    def took(self) -> Staircase:
+        """What one of its decodes takes, by tokens."""
+        return self._model.took
 
     def has_seen(self, sequence: Sequence) -> bool:
         """Whether it pays and has seen enough of a sequence that pays for its guesses."""

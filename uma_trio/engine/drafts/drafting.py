@@ -7,6 +7,7 @@ from typing import Protocol
 
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Outcome
+from uma_trio.policy.cost import Staircase
 from uma_trio.policy.plan import Plan
 
 
@@ -15,6 +16,10 @@ class Drafting(Protocol):
 
     `running` are the sequences that have a slot, by key.
     """
+
+    @property
+    def took(self) -> Staircase | None:
+        """What a decode of the draft model takes, if there is one."""
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
@@ -43,6 +48,8 @@ class Drafting(Protocol):
 
 class NoDrafts:
     """Guesses nothing."""
+
+    took = None
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Propose nothing."""

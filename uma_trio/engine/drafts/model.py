@@ -19,6 +19,8 @@ from uma_trio.telemetry import log
 
 MOST_UNSEEN = 16  # tokens that are computed with the first guess, in its decode
 PATIENCE = 3  # so many failures, and it is not asked again
+# What its decodes take follows the latest twenty or so, in steps of a tenth.
+SCALE_RATE, SCALE_BOUNDS, NOTICED = 0.05, (0.5, 10.0), 0.1
 NO_GUESS = 0  # a token that stands where no guess could be made: any will do
 
 _Part = tuple["_Seen", Running, IntArray]
@@ -52,20 +54,22 @@ class _Spending:
 
 
 class DraftModel:
-    """Guesses greedily by another model's `backend`, whose decodes take what `took` says.
+    """Guesses greedily by another model's `backend`, whose decodes took what `measured` says.
 
-    Tokens below `n_vocab` are the same in both models. Every method is called on the engine's thread and
+    Between decodes of the served model they take longer than one after another, since both need the same
+    caches: `took` follows what is seen. Tokens below `n_vocab` are the same in both models. Every method is called on the engine's thread and
     raises nothing.
     """
 
     def __init__(
         self,
         backend: Backend,
-        took: Staircase,
+        measured: Staircase,
         n_vocab: int,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.took = took
+        self.took = self._measured = measured
+        self._scale = self._told_scale = 1.0
         self._backend = backend
         self._n_vocab = min(n_vocab, backend.model.n_vocab)
         self._ends = backend.vocabulary.end_tokens
@@ -119,6 +123,7 @@ class DraftModel:
         """
         made: dict[int, list[int]] = {key: [] for key in wanted}
         parts = self._unseen(sequence for sequence, _ in wanted.values())
+        began = self._clock()
         while parts and self._compute(parts, want=True):
             likeliest = self._backend.logits(len(parts))[:, : self._n_vocab].argmax(axis=1)
             going: list[_Part] = []
@@ -130,10 +135,22 @@ class DraftModel:
                 guesses.append(token)
                 if len(guesses) < wanted[sequence.handle][1]:
                     going.append((seen, sequence, np.array([token], np.int32)))
-            parts = going
+            n_tokens = sum(len(tokens) for *_, tokens in parts)
+            parts, ended = going, self._clock()
+            self._follow(ended - began, n_tokens)
+            began = ended
         return {
             key: (*made[key], *[NO_GUESS] * (n - len(made[key]))) for key, (_, n) in wanted.items()
         }
+
+    def _follow(self, seconds: float, n_tokens: int) -> None:
+        """Correct what decodes take by one that took so long."""
+        ratio = seconds / self._measured(n_tokens)
+        self._scale += SCALE_RATE * (min(ratio, SCALE_BOUNDS[1]) - self._scale)
+        if abs(self._scale - self._told_scale) > NOTICED * self._told_scale:
+            scale = self._told_scale = max(self._scale, SCALE_BOUNDS[0])
+            seconds_of = tuple(scale * one for one in self._measured.seconds)
+            self.took = Staircase(self._measured.at, seconds_of)
 
     def _unseen(self, sequences: Iterable[Running]) -> list[_Part]:
         """Return what is to be computed before the next token of each can be guessed, if it fits."""
