@@ -15,12 +15,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import trio
 from cli_kit import PATIENCE_S, answer, command, double, environment, eos, refusal, run
 
-from uma_protocol import Generate, SetPriority, Token
+from uma_protocol import Generate, SetPriority, Token, Tool, ToolCall
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
@@ -41,6 +43,11 @@ from uma_trio.config.options import Config
 from uma_trio.daemon import ReadyInfo
 from uma_trio.models import bundled_model
 from uma_trio.sockets.listener import claim
+
+_LOOK: dict[str, Any] = {
+    "name": "look",
+    "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
+}
 
 
 @pytest.fixture
@@ -94,6 +101,9 @@ async def test_help_names_every_option_once() -> None:
         ("uma-cli", ["--schema", "no/such/file", "hi"], "no/such/file: No such file"),
         ("uma-cli", ["--schema", "pyproject.toml", "hi"], "pyproject.toml is not JSON"),
         ("uma-cli", ["--grammar", "/", "hi"], "/: Is a directory"),
+        ("uma-cli", ["--tools", "pyproject.toml", "hi"], "pyproject.toml is not JSON"),
+        ("uma-cli", ["--tools", "/dev/null", "hi"], "/dev/null is not JSON"),
+        ("uma-cli", ["--raw", "--tools", "t.json", "hi"], "--tools needs --chat"),
         ("uma-cli", ["--prompt", "a", "b"], "keep one of them"),
         ("uma-cli", ["--raw", "--system", "a", "b"], "--system needs --chat"),
         ("uma-cli", ["--metrics", "b"], "--metrics asks nothing"),
@@ -230,6 +240,54 @@ async def test_run_sends_what_its_flags_and_files_say(folder: Path) -> None:
     assert (first.presence_penalty, first.frequency_penalty) == (0.5, 1.0)
     assert (first.repeat_penalty, first.repeat_last_n, first.grammar) == (1.1, 64, None)
     assert (second.schema, second.grammar) == (None, 'root ::= "a"')
+
+
+@pytest.mark.parametrize(
+    "tool", [_LOOK, {"type": "function", "function": _LOOK}], ids=["by itself", "OpenAI's"]
+)
+async def test_run_prints_the_calls_of_tools_behind_the_text(
+    folder: Path, tool: dict[str, Any]
+) -> None:
+    """A line of JSON each; arguments that are no JSON as their text. The tools make it a chat."""
+    file = folder / "tools.json"
+    file.write_text(json.dumps([tool]))
+    calls = (ToolCall("c1", "look", '{"what": "x"}'), ToolCall("c2", "look", '{"what'))
+    said = [*answer("So")[:-1], msgspec.structs.replace(eos(), calls=calls)]
+    async with double(folder, said) as daemon:
+        flags = ["--tools", str(file), "--tool-choice", "required"]
+        status, text, errors = await run("uma-cli", "hi", *flags, UMA_SOCK=str(daemon.path))
+    assert (status, errors) == (0, "")
+    first, *lines = text.splitlines()
+    assert first == "So"
+    assert [json.loads(line) for line in lines] == [
+        {"name": "look", "arguments": {"what": "x"}},
+        {"name": "look", "arguments": '{"what'},
+    ]
+    (heard,) = daemon.heard
+    assert isinstance(heard, Generate)
+    assert heard.tools == (Tool(**_LOOK),)
+    assert heard.tool_choice == "required"
+    assert heard.messages is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", "is not a list of tools"),
+        ("[]", "is not a list of tools"),
+        ('[{"type": "function"}]', "[0] is no function with a name"),
+        ('[{"name": "look", "parameters": 3}]', "parameters"),
+    ],
+)
+async def test_run_says_what_is_wrong_with_a_file_of_tools(
+    folder: Path, text: str, problem: str
+) -> None:
+    """Before a daemon is looked for."""
+    file = folder / "tools.json"
+    file.write_text(text)
+    status, _, errors = await run("uma-cli", "hi", "--tools", str(file), UMA_SOCK="/none")
+    assert status == 1
+    assert problem in errors
 
 
 async def test_run_does_not_fall_back_when_a_chat_was_asked_for(folder: Path) -> None:

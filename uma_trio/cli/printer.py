@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from json import dumps, loads
 from typing import TYPE_CHECKING, Any, TextIO
 
 from uma_trio.cli.output import complain, harmless, print_json
@@ -11,7 +12,7 @@ from uma_trio.cli.output import complain, harmless, print_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from uma_protocol import End, Eos, Token
+    from uma_protocol import End, Eos, Token, ToolCall
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -36,6 +37,8 @@ class Printer:
         self._dim = self._watched and "NO_COLOR" not in os.environ and _has_colour()
         self._thinking = False
         self._open_line = False
+        self._unended = False  # whether the last line of standard output has no end
+        self._calls: dict[int, Sequence[ToolCall]] = {}
 
     def token(self, token: Token) -> None:
         """Print a piece of an answer now, unless it waits for its turn or for the JSON."""
@@ -46,6 +49,7 @@ class Printer:
     def over(self, ends: Sequence[End]) -> None:
         """Go on with the next answer where the one that is printed is among those at their end."""
         if not self._as_json and self._n > 1:
+            self._keep_calls(ends)
             self._take_turns([end.choice for end in ends])
 
     def _take_turns(self, over: Iterable[int]) -> None:
@@ -53,6 +57,7 @@ class Printer:
             self._next()
         self._print_waiting()
         while self._turn in over and self._turn < self._n - 1:
+            self._print_calls()
             self._next()
             self._print_waiting()
 
@@ -64,6 +69,17 @@ class Printer:
         waiting, self._waiting[self._turn] = self._waiting[self._turn], []
         for token in waiting:
             self._print(token)
+
+    def _keep_calls(self, ends: Iterable[End]) -> None:
+        self._calls |= {end.choice: end.calls for end in ends}
+
+    def _print_calls(self) -> None:
+        """Print the calls of the answer whose turn it is, a line of JSON each. Once."""
+        calls = self._calls.pop(self._turn, ())
+        if calls and self._unended:
+            self._say("\n")
+        for call in calls:
+            self._say(f"{dumps({'name': call.name, 'arguments': _decoded(call.arguments)})}\n")
 
     def _print(self, token: Token) -> None:
         if token.reasoning and self._watched:
@@ -83,6 +99,7 @@ class Printer:
         if self._open_line and not self._as_json:
             if self._terminal:
                 _put(sys.stdout, "\n")
+                self._unended = False
             elif self._watched and self._thinking:
                 _put(sys.stderr, "\n")
         self._open_line = False
@@ -94,8 +111,13 @@ class Printer:
         self.end_line()
 
     def finish(self, eos: Eos | None, ends: Sequence[End] = ()) -> None:
-        """End the line, and tell what the answers took to whoever looks at standard error."""
+        """End the line, print calls, and tell what the answers took to who looks at standard error."""
+        self._keep_calls(ends)
+        if eos is not None and self._n == 1:
+            self._calls[0] = eos.calls
         self.rest()
+        if not self._as_json:
+            self._print_calls()
         if self._as_json:
             print_json({**self._said(ends), **_summary(eos)})
         elif eos is not None and self._watched:
@@ -116,7 +138,7 @@ class Printer:
         shown = harmless(text) if self._terminal else text
         sys.stdout.buffer.write(shown.encode())
         sys.stdout.buffer.flush()
-        self._open_line = not text.endswith("\n")
+        self._open_line = self._unended = not text.endswith("\n")
 
     def _think(self, text: str) -> None:
         self._thinking = True
@@ -131,6 +153,14 @@ def figures(eos: Eos) -> str:
     parts += [f"{timings.tokens_per_s:.1f} tokens/s"] if usage.completion_tokens else []
     parts += [f"{usage.prompt_tokens} in", f"{usage.completion_tokens} out"]
     return ", ".join([*parts, f"ended by {eos.reason}"])
+
+
+def _decoded(arguments: str) -> Any:
+    """Return arguments as JSON, or as the text that the model wrote where it is none."""
+    try:
+        return loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _put(stream: TextIO, text: str) -> None:

@@ -10,13 +10,13 @@ import signal
 import sys
 from contextlib import aclosing
 from functools import cached_property
-from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attrs import frozen
 from cyclopts import Parameter
 
+from uma_trio.cli.files import json_of, text_of, tools_of
 from uma_trio.cli.output import (
     INTERRUPTED,
     OK,
@@ -95,6 +95,17 @@ class Asking:
     grammar: Annotated[
         Path | None, Parameter(help="A file with a grammar for the answer, GBNF or Lark.")
     ] = None
+    tools: Annotated[
+        Path | None,
+        Parameter(
+            help="A file with a JSON list of functions that the model may call, each with name, "
+            "description and parameters; its calls are printed behind the text, a line of JSON each."
+        ),
+    ] = None
+    tool_choice: Annotated[
+        Literal["auto", "required", "none"],
+        Parameter(help="required: the answer is a call; none: it is not."),
+    ] = "auto"
     stream: Annotated[
         bool, Parameter(help="Print the answer as it comes, or all of it at its end.")
     ] = True
@@ -152,8 +163,8 @@ class Asking:
             "seed": self.seed,
             "n": self.n,
             "stop": self.stop,
-            "schema": None if self.schema is None else _schema(self.schema),
-            "grammar": None if self.grammar is None else _text(self.grammar),
+            "schema": None if self.schema is None else json_of(self.schema),
+            "grammar": None if self.grammar is None else text_of(self.grammar),
             "stream": self.stream,
             "priority": self.priority,
             "session": self.session,
@@ -161,24 +172,22 @@ class Asking:
             "speculation": self.speculation,
             "pace": self.pace,
             "app": self.app or "uma-cli",
+            **self._calling,
         }
 
+    @property
+    def _calling(self) -> dict[str, Any]:
+        if self.tools is None:
+            return {}
+        from msgspec import ValidationError, convert
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from error
+        from uma_protocol import Tool
 
-
-def _schema(file: Path) -> Any:
-    text = _text(file)
-    try:
-        return loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from error
+        try:
+            tools = convert(tools_of(self.tools), tuple[Tool, ...])
+        except ValidationError as error:
+            raise ConfigError(f"{self.tools}: {error}") from error
+        return {"tools": tools, "tool_choice": self.tool_choice}
 
 
 Chat = Annotated[
@@ -216,7 +225,7 @@ def cli(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     The prompt is the words, or --prompt, or standard input (one final line break is dropped).
     Exit status: 0 ok, 1 bad arguments, 2 the server said no, 3 it was not reached, 130 Ctrl-C.
     """
-    return _answer(words, chat or (chat is None and asking.system is not None), asking)
+    return _answer(words, chat or (chat is None and _implies_chat(asking)), asking)
 
 
 def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
@@ -241,7 +250,13 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
 
 def _check(prompt: str, asking: Asking) -> None:
     """Raise about a flag that no daemon would take, before one is looked for."""
-    from uma_protocol import DEFAULT_MAX_FRAME_BYTES, Generate, LocalProtocolError, encode_request
+    from uma_protocol import (
+        DEFAULT_MAX_FRAME_BYTES,
+        Generate,
+        LocalProtocolError,
+        Message,
+        encode_request,
+    )
 
     if (length := len(prompt.encode())) > DEFAULT_MAX_FRAME_BYTES:
         raise ConfigError(
@@ -249,9 +264,16 @@ def _check(prompt: str, asking: Asking) -> None:
             f"{DEFAULT_MAX_FRAME_BYTES}; shorten it, or ask over HTTP."
         )
     try:
-        encode_request(Generate(id="-", prompt=prompt, **asking.parameters))
+        said: dict[str, Any] = {"prompt": prompt}
+        if asking.tools is not None:
+            said = {"messages": (Message("user", prompt),)}
+        encode_request(Generate(id="-", **said, **asking.parameters))
     except LocalProtocolError as error:
         raise ConfigError(f"{error}; see uma-trio run --help") from error
+
+
+def _implies_chat(asking: Asking) -> bool:
+    return asking.system is not None or asking.tools is not None
 
 
 def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) -> str:
@@ -259,6 +281,8 @@ def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) ->
         return "--metrics asks nothing; leave the prompt out, or --metrics."
     if words and asking.prompt is not None:
         return "There is a prompt in words and one in --prompt; keep one of them."
+    if asking.tools is not None and chat is False:
+        return "--tools needs --chat: a raw prompt has no place for them."
     if chat is False and asking.system is not None:
         return "--system needs --chat: a raw prompt has no place for it."
     return ""
@@ -273,7 +297,7 @@ async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) ->
             return await _stream(client, prompt, chat is not False, asking, printer)
         except ServerError as error:
             # The model has no chat template, and nobody insisted on one.
-            if error.code != "E_MODEL_002" or chat is not None or asking.system is not None:
+            if error.code != "E_MODEL_002" or chat is not None or _implies_chat(asking):
                 raise
     async with connect(socket) as client:
         return await _stream(client, prompt, False, asking, printer)

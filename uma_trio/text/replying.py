@@ -5,10 +5,13 @@ Everything here blocks and is called in helper threads, but for `parser`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
@@ -21,7 +24,7 @@ from uma_trio.text.replies.derive import derive
 from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, grammar_of
 from uma_trio.text.replies.known import format_of
-from uma_trio.text.shape import Kind, Shape, Unconstrainable
+from uma_trio.text.shape import Shape, Unconstrainable
 from uma_trio.text.template import ChatTemplate
 from uma_trio.text.veil import Part, Unrenderable
 
@@ -33,6 +36,12 @@ _HARMONY_MARKERS: Final = (
     "<|channel|> <|message|> <|start|> <|end|> <|constrain|> <|call|> <|return|>"
 )
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+# Of a tool without parameters: OpenAI's API says that it takes none.
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
 _REMEMBERED: Final = 512
 
 
@@ -87,7 +96,7 @@ class Replies:
         override: ReplyFormat | None = None,
     ) -> None:
         self._vocabulary = vocabulary
-        self._problem = lru_cache(_REMEMBERED)(_problem)
+        self._problems: OrderedDict[bytes, str | None] = OrderedDict()
         #: What was found out.
         self.found = Derivation() if template is None else Derivation.of(template, source)
         if override is not None:
@@ -210,16 +219,29 @@ class Replies:
     def _schema_of(self, grammarian: Grammarian, tool: Tool) -> tuple[Mapping[str, Any], bool]:
         from uma_trio.text.constrain import JSON, LOOSE
 
-        schema = {"type": "object", **tool.parameters} if tool.parameters else _ANY_OBJECT
+        schema = {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
         text = json.dumps(schema, ensure_ascii=False)
-        problem = self._problem(grammarian, "schema", text)
+        problem = self._problem_of(grammarian, Shape("schema", text))
         if problem is None:
             return {**schema, "x-guidance": JSON}, True
         if tool.strict:
             raise Unconstrainable(f"holds the strict tool {tool.name}, whose schema {problem}")
-        if self._problem(grammarian, "loose schema", text) is None:
+        if self._problem_of(grammarian, Shape("loose schema", text)) is None:
             return {**schema, "x-guidance": LOOSE}, False
         return {**_ANY_OBJECT, "x-guidance": JSON}, False
+
+    def _problem_of(self, grammarian: Grammarian, shape: Shape) -> str | None:
+        """Return why a schema cannot be enforced; None if it can. The latest answers are remembered."""
+        key = hashlib.sha256(f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")).digest()
+        try:
+            return self._problems[key]
+        except KeyError:
+            found = _problem(grammarian, shape)
+        self._problems[key] = found
+        while len(self._problems) > _REMEMBERED:
+            with suppress(KeyError):  # another thread has dropped the last one
+                self._problems.popitem(last=False)
+        return found
 
     @cached_property
     def _thought_markers(self) -> Markers | None:
@@ -243,10 +265,9 @@ class Replies:
         )
 
 
-def _problem(grammarian: Grammarian, kind: Kind, schema: str) -> str | None:
-    """Return why a schema cannot be enforced; None if it can."""
+def _problem(grammarian: Grammarian, shape: Shape) -> str | None:
     try:
-        grammarian.follow(Shape(kind, schema))
+        grammarian.follow(shape)
     except Unconstrainable as error:
         return str(error)
     return None

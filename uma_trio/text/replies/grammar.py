@@ -16,6 +16,7 @@ from attrs import frozen
 from uma_trio.text.chat import ToolChoice
 from uma_trio.text.replies.bodies import atoms
 from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.replies.part import part_of
 
 _ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
@@ -133,10 +134,8 @@ class _Writer:
         closer = self._syntax.value_close
         schema = schema if isinstance(schema, dict) else {}
         if schema.get("type") != "string":
-            shared = {
-                key: whole[key] for key in ("$defs", "definitions", "x-guidance") if key in whole
-            }
-            return f"%json {json.dumps({**schema, **shared}, ensure_ascii=False)} {self.marker(closer)}"
+            alone = {**part_of(whole, schema), "x-guidance": whole.get("x-guidance", {})}
+            return f"%json {json.dumps(alone, ensure_ascii=False)} {self.marker(closer)}"
         words = schema.get("enum")
         if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
             return f"({' | '.join(map(_literal, words))}) {self.marker(closer)}"

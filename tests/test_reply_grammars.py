@@ -1,0 +1,122 @@
+"""Grammars of calls: what they take is what a parser of the same record reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from reply_kit import FORMATS, TYPED, XML
+
+from uma_trio.backend.fake import FakeVocabulary
+from uma_trio.text.chat import Tool, ToolChoice
+from uma_trio.text.constrain import JSON, Grammarian
+from uma_trio.text.replies import ReplyParser, collect
+from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.replies.grammar import Offer, grammar_of
+from uma_trio.text.replies.part import part_of
+from uma_trio.text.replying import Replies
+from uma_trio.text.shape import Shape
+
+PLACE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+
+@pytest.fixture(scope="module")
+def grammarian() -> Grammarian:
+    """Return one for a vocabulary of bytes."""
+    return Grammarian(FakeVocabulary())
+
+
+def takes(grammarian: Grammarian, syntax: CallSyntax, schema: dict[str, Any], text: str) -> bool:
+    """Tell whether a reply of one call may be `text`."""
+    offers = [Offer("look", {**schema, "x-guidance": JSON})]
+    grammar = grammar_of(syntax, offers, ToolChoice("required", (), False), lambda _: None)
+    follower = grammarian.follow(Shape("reply", grammar))
+    for token in text.encode():
+        if not follower.allows(token):
+            return False
+        follower.accept(token)
+    return follower.allows(min(FakeVocabulary().end_tokens))
+
+
+def test_tags_that_tell_texts_from_other_values_do_so_by_the_schema(
+    grammarian: Grammarian,
+) -> None:
+    """A number in tags of a text is not taken, nor the other way round; the parser agrees."""
+    schema = {
+        "type": "object",
+        "properties": {"what": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["what", "n"],
+    }
+    text = '<f n="look"><p n="what" text="{}">3</p><p n="n" text="{}">3</p></f>'
+    right = text.format("true", "false")
+    assert takes(grammarian, TYPED, schema, right)
+    assert not takes(grammarian, TYPED, schema, text.format("true", "true"))
+    assert not takes(grammarian, TYPED, schema, text.format("false", "false"))
+    parser = ReplyParser(FORMATS["typed tags"], tools=[Tool("look", "", schema)])
+    (call,) = collect([*parser.feed(right), *parser.finish()]).calls
+    assert json.loads(call.arguments) == {"what": "3", "n": 3}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"$defs": {"place": PLACE}, "at": "#/$defs/place"},
+        {"definitions": {"place": PLACE}, "at": "#/definitions/place"},
+        {"components": {"a/b": [PLACE]}, "at": "#/components/a~1b/0"},
+        {
+            "components": {"a b": {"$ref": "#/$defs/p"}},
+            "$defs": {"p": PLACE},
+            "at": "#/components/a%20b",
+        },
+    ],
+)
+def test_references_from_tagged_values_lead_where_they_do_in_the_whole(
+    grammarian: Grammarian, more: dict[str, Any]
+) -> None:
+    """Wherever in the schema that is."""
+    at = more.pop("at")
+    schema = {"type": "object", "properties": {"to": {"$ref": at}}, "required": ["to"], **more}
+    text = (
+        "<tool_call>\n<function=look>\n<parameter=to>\n{}\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert takes(grammarian, XML, schema, text.replace("{}", '{"x": 3}'))
+    assert not takes(grammarian, XML, schema, text.replace("{}", '{"x": "3"}'))
+
+
+def test_a_part_that_refers_to_itself_is_taken_along_once() -> None:
+    """By way of others, too; what leads nowhere stays."""
+    tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}}
+    part = part_of({"$defs": {"tree": tree}}, {"items": {"$ref": "#/$defs/tree"}})
+    assert part == {
+        "items": {"$ref": "#/$defs/part0"},
+        "$defs": {"part0": {"type": "object", "properties": {"next": {"$ref": "#/$defs/part0"}}}},
+    }
+    lost = {"$ref": "#/$defs/none", "anyOf": [{"$ref": "https://example.org"}, {"$ref": "#a"}]}
+    assert part_of({}, lost) == lost
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_tool_without_parameters_takes_none(grammarian: Grammarian, strict: bool) -> None:
+    """As in OpenAI's API; one whose parameters are any object takes that."""
+    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    tools = [Tool("look", strict=strict), Tool("any", "", {"type": "object"}, strict=strict)]
+    none, anything = replies.loosened(grammarian, tools, ToolChoice("required")).offers
+    text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    more = text.replace("{}", '{"a": 1}')
+    syntax = FORMATS["hermes"].calls
+    assert syntax is not None
+    assert takes(grammarian, syntax, dict(none.schema), text)
+    assert not takes(grammarian, syntax, dict(none.schema), more)
+    assert takes(grammarian, syntax, dict(anything.schema), more)
+
+
+def test_thousands_of_tools_are_remembered_by_their_hashes(grammarian: Grammarian) -> None:
+    """What is kept of a schema that was looked at does not depend on how long it is."""
+    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    for n in range(1200):
+        text = {"type": "string", "description": "x" * 5000, "maxLength": n + 1}
+        tool = Tool("look", "", {"type": "object", "properties": {"a": text}})
+        replies.loosened(grammarian, [tool], ToolChoice())
+    assert len(replies._problems) == 512
+    assert {len(key) for key in replies._problems} == {32}
