@@ -6,19 +6,26 @@ import json
 from typing import Any
 
 import pytest
-from reply_kit import FORMATS, TYPED, XML
+from reply_kit import FORMATS, TYPED, XML, MarkedVocabulary
 
 from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import Tool, ToolChoice
-from uma_trio.text.constrain import JSON, Grammarian
+from uma_trio.text.constrain import JSON, Follower, Grammarian
 from uma_trio.text.replies import ReplyParser, collect
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.grammar import Offer, grammar_of
 from uma_trio.text.replies.part import part_of
-from uma_trio.text.replying import Replies
+from uma_trio.text.replying import Loosened, Replies
 from uma_trio.text.shape import Shape
+from uma_trio.text.thinking import Thinking
 
 PLACE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+
+class HarmonyVocabulary(MarkedVocabulary):
+    """Its markers are gpt-oss's."""
+
+    markers = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +38,12 @@ def takes(grammarian: Grammarian, syntax: CallSyntax, schema: dict[str, Any], te
     """Tell whether a reply of one call may be `text`."""
     offers = [Offer("look", {**schema, "x-guidance": JSON})]
     grammar = grammar_of(syntax, offers, ToolChoice("required", (), False), lambda _: None)
-    follower = grammarian.follow(Shape("reply", grammar))
-    for token in text.encode():
+    return accepted(grammarian.follow(Shape("reply", grammar)), list(text.encode()))
+
+
+def accepted(follower: Follower | Thinking, tokens: list[int]) -> bool:
+    """Tell whether an answer may be these tokens."""
+    for token in tokens:
         if not follower.allows(token):
             return False
         follower.accept(token)
@@ -94,6 +105,40 @@ def test_a_part_that_refers_to_itself_is_taken_along_once() -> None:
     }
     lost = {"$ref": "#/$defs/none", "anyOf": [{"$ref": "https://example.org"}, {"$ref": "#a"}]}
     assert part_of({}, lost) == lost
+
+
+@pytest.mark.parametrize(
+    ("shape", "right", "wrong"),
+    [
+        (Shape("schema", json.dumps(PLACE)), '{"x": 3}', '{"x": "3"}'),
+        (Shape("choice", '["ab", "c"]'), "ab", "a"),
+    ],
+)
+def test_a_shape_is_that_of_the_final_message_in_harmony(
+    shape: Shape, right: str, wrong: str
+) -> None:
+    """Behind the reasoning, if there is some; an answer out of its channel is not taken."""
+    harmony = FORMATS["<|channel|><|message|><|start|>"]
+    vocabulary = HarmonyVocabulary()
+    replies, grammarian = Replies(vocabulary, None, "", harmony), Grammarian(vocabulary)
+    thought = "<|channel|>analysis<|message|>w<|end|><|start|>assistant"
+
+    def taken(text: str) -> bool:
+        follower = replies.constraint(
+            grammarian, shape, Loosened((), ()), ToolChoice(), None, thinking=False
+        )
+        assert follower is not None
+        tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+        return accepted(follower, tokens.tolist())
+
+    final = "<|channel|>final<|message|>"
+    assert taken(final + right)
+    assert taken(thought + final + right)
+    assert not taken(final + wrong)
+    assert not taken(right)
+    parser = ReplyParser(harmony)
+    said = collect([*parser.feed(thought + final + right), *parser.finish()])
+    assert (said.content, said.reasoning) == (right, "w")
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -22,7 +22,7 @@ from uma_trio.text.documents import NO_HABITS, Habits
 from uma_trio.text.replies import ReplyFormat, ReplyParser
 from uma_trio.text.replies.derive import derive
 from uma_trio.text.replies.format import PLAIN
-from uma_trio.text.replies.grammar import Offer, grammar_of
+from uma_trio.text.replies.grammar import Offer, answer_in_harmony, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import Shape, Unconstrainable
 from uma_trio.text.template import ChatTemplate
@@ -188,7 +188,7 @@ class Replies:
         inner: Follower | None = None
         calls = self.format.calls
         if shape is not None:
-            inner = grammarian.follow(shape)
+            inner = self._follow(grammarian, shape)
         elif loosened.offers and choice.mode != "none" and calls is not None:
             text = grammar_of(calls, loosened.offers, choice, self.special)
             inner = grammarian.follow(Shape("reply", text, "tools"))
@@ -198,6 +198,17 @@ class Replies:
         from uma_trio.text.thinking import Thinking
 
         return Thinking(markers, inner, budget, thinking=thinking)
+
+    def _follow(self, grammarian: Grammarian, shape: Shape) -> Follower:
+        """Return what keeps an answer to a shape, where the format writes answers."""
+        from uma_trio.text.constrain import JSON
+
+        inner = grammarian.follow(shape)  # which says what is wrong with the shape
+        calls = self.format.calls
+        if calls is None or calls.style != "harmony":
+            return inner
+        framed = answer_in_harmony(shape, JSON, self.special)
+        return inner if framed is None else grammarian.follow(Shape("reply", framed, shape.field))
 
     def loosened(
         self, grammarian: Grammarian, tools: Sequence[Tool], choice: ToolChoice

@@ -17,10 +17,12 @@ from uma_trio.text.chat import ToolChoice
 from uma_trio.text.replies.bodies import atoms
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.part import part_of
+from uma_trio.text.shape import Shape
 
 _ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
 _TEXT: Final = "TEXT: /(.|\\n)*/\nSPACE: /[ \\n]{1,2}/\n"
+_FINAL: Final = "<|channel|>final<|message|>"
 _ID: Final = "/[A-Za-z0-9]{9}/"
 MAX_CALLS: Final = (
     64  # in one reply: a model that does not stop by itself would call until max_tokens
@@ -69,6 +71,21 @@ def grammar_of(
             rules.append(f"lead[lazy]: TEXT {json.dumps(trigger, ensure_ascii=False)}")
         rules.append(f"start: TEXT | lead {tail} rest")
     return _HEAD + _TEXT + "\n".join(rules) + "\n"
+
+
+def answer_in_harmony(shape: Shape, style: Mapping[str, Any], special: Special) -> str | None:
+    """Return the grammar of a reply in harmony whose final message has a shape, JSON in a `style`.
+
+    None for regular expressions and grammars, which cannot stand in another one.
+    """
+    if shape.kind == "schema":
+        schema = {**json.loads(shape.text), "x-guidance": style}
+        answer = f"%json {json.dumps(schema, ensure_ascii=False)}"
+    elif shape.kind == "choice":
+        answer = f"({' | '.join(map(_literal, json.loads(shape.text)))})"
+    else:
+        return None
+    return _Writer(CallSyntax(style="harmony"), special).final(answer)
 
 
 class _Writer:
@@ -150,13 +167,19 @@ class _Writer:
 
     def harmony(self, bodies: str, rules: list[str], choice: ToolChoice) -> str:
         """Write the grammar of a reply in harmony, its reasoning included."""
+        if choice.mode == "required":
+            return self._behind_thought(f"({bodies})", rules)
+        return self._behind_thought(f"({bodies} | {self.marker(_FINAL)} TEXT)", rules)
+
+    def final(self, answer: str) -> str:
+        """Write the grammar of a reply in harmony without calls."""
+        return self._behind_thought(f"{self.marker(_FINAL)} {answer}", [])
+
+    def _behind_thought(self, last: str, rules: list[str]) -> str:
         opened = self.marker("<|channel|>analysis<|message|>")
         closed = self.marker("<|end|><|start|>assistant")
-        final = self.marker("<|channel|>final<|message|>")
-        last = f"({bodies})" if choice.mode == "required" else f"({bodies} | {final} TEXT)"
-        return (
-            _HEAD + _TEXT + "\n".join([*rules, f"start: ({opened} TEXT {closed})? {last}"]) + "\n"
-        )
+        start = f"start: ({opened} TEXT {closed})? {last}"
+        return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
 
 
 def _literal(text: str) -> str:
