@@ -43,7 +43,7 @@ from uma_trio.policy.pipeline import Policy
 from uma_trio.service.answers import Answers
 from uma_trio.service.checks import Bounds
 from uma_trio.service.service import Answer, RunBlocking, Service
-from uma_trio.service.stream import Pipe, until_any
+from uma_trio.service.stream import Pipe
 from uma_trio.sockets.listener import Listener
 from uma_trio.sockets.transport import Transport
 from uma_trio.text.frontend import FrontEnd
@@ -116,7 +116,7 @@ class LogBook:
 
 async def take_from(pipe: Pipe) -> list[StreamItem]:
     """Return what is to be shown of one answer, once something is."""
-    await until_any((pipe,))
+    await pipe.reader.until_due()
     return pipe.take()
 
 

@@ -43,7 +43,7 @@ class Inbox:
         self._came: Callable[[Submit], object] | None = None  # written by the engine
         self._closed = False
         self._event = threading.Event()
-        self._wake = wake if wake is not None else self._event.set
+        self._wake = wake if wake is not None else self._set_event
 
     @property
     def waiting(self) -> int:
@@ -111,6 +111,12 @@ class Inbox:
         """Note that a request left the queue, by admission or cancelled, after `waited_s`."""
         self._left_queue += 1
         self._queue_s = waited_s
+
+    def _set_event(self) -> None:
+        # While the engine computes it is set already, and setting it takes a lock. Whoever clears it then
+        # looks at the line, which the message is in.
+        if not self._event.is_set():
+            self._event.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until something arrives or `close` is called (engine thread, when idle).

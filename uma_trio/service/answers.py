@@ -21,7 +21,7 @@ from uma_trio.service.ask import Ask, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, check_untokenised, refusing_depth
 from uma_trio.service.generation import Generation, Prepared
 from uma_trio.service.generation import Host as AnswerHost
-from uma_trio.service.stream import Reader, until_any
+from uma_trio.service.stream import Reader
 
 Burst = tuple[int, list[StreamItem]]
 """Which of the answers, and the items of it that are to be shown."""
@@ -63,7 +63,7 @@ class Answers:
         self._asks = asks
         self._door = origin.door
         self._preparing = trio.CancelScope()
-        reader = Reader()
+        self._reader = Reader()
         #: One for each choice of each ask, in their order.
         self.generations = tuple(
             Generation(
@@ -72,7 +72,7 @@ class Answers:
                 of_choice(ask, choice),
                 origin,
                 choice=choice,
-                reader=reader,
+                reader=self._reader,
                 preparing=self._preparing,
             )
             for ask in asks
@@ -121,7 +121,7 @@ class Answers:
         Cancelled, it has taken nothing. Not to be called once all is `finished`.
         """
         self._dealt_with()
-        await until_any([generation.pipe for _, generation in self._open])
+        await self._reader.until_due()
         bursts = [
             (index, items) for index, generation in self._open if (items := generation.take())
         ]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 
 import trio
 
@@ -27,21 +26,30 @@ from uma_trio.service.playout import Playout
 class Reader:
     """The task that takes what comes by one pipe or several, while it waits for that."""
 
-    __slots__ = ("_task",)
+    __slots__ = ("_due", "_task")
 
     def __init__(self) -> None:
         self._task: trio.lowlevel.Task | None = None
+        self._due = False
 
     def wake(self) -> None:
-        """Have it go on, if it waits."""
+        """Something is to be shown: have it go on, if it waits."""
+        self._due = True
         if self._task is not None:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task)
 
-    async def wait(self) -> None:
-        """Wait to be woken."""
-        self._task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._give_up)
+    async def until_due(self) -> None:
+        """Wait until something is to be shown by one of its pipes, all of which it then takes from.
+
+        For one task. Cancelled, nothing is taken.
+        """
+        if self._due:
+            await trio.lowlevel.checkpoint()
+        while not self._due:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._give_up)
+        self._due = False
 
     def _give_up(self, _: object) -> trio.lowlevel.Abort:
         self._task = None
@@ -76,11 +84,6 @@ class Pipe:
             self._let_go_all()
         self._items.append(item)
         self.reader.wake()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether something is to be shown."""
-        return bool(self._items)
 
     def take(self) -> list[StreamItem]:
         """Return everything that is to be shown by now, in order."""
@@ -136,14 +139,3 @@ class Pipe:
         self._playout.count(-len(held))
         held.clear()
         self._playout.forget(self)
-
-
-async def until_any(pipes: Sequence[Pipe]) -> None:
-    """Wait until something is to be shown by one of these pipes, which share their reader.
-
-    For one task. Cancelled, it has taken nothing.
-    """
-    if any(pipe.is_due for pipe in pipes):
-        await trio.lowlevel.checkpoint()
-    while not any(pipe.is_due for pipe in pipes):
-        await pipes[0].reader.wait()
