@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
 from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
 from uma_trio.http import openai_completions, sse
@@ -39,6 +37,10 @@ from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
 _BARE = "/completions"  # llama-server's own API there, and OpenAI's behind /v1
+
+
+# A token in llama-server's order of fields, as one format: an encoder takes four times as long.
+_CHUNK = b'data: {"index":%d,"content":%b,"tokens":[%d],"stop":false,"tokens_predicted":%d}\n\n'
 
 
 async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
@@ -183,18 +185,6 @@ class Completion(Api):
         return wanted
 
 
-class _Chunk(msgspec.Struct, omit_defaults=True):
-    """A token, in llama-server's order of fields."""
-
-    index: int
-    content: str
-    tokens: tuple[int, ...]
-    stop: bool
-    tokens_predicted: int
-    completion_probabilities: list[Any] | None = None
-    timings: dict[str, Any] | None = None
-
-
 class _Chunks(Encoder):
     """Chunks as llama-server writes them; the last one says all about the answer."""
 
@@ -211,11 +201,20 @@ class _Chunks(Encoder):
             return b""
         self._n[index] += 1
         self._lines[index] |= "\n" in item.text
-        chunk = _Chunk(index, item.text, (item.token_id,), False, self._n[index])
+        n = self._n[index]
+        if item.logprobs is None and not self._timed:
+            return _CHUNK % (index, sse.text(item.text), item.token_id, n)
+        chunk: dict[str, Any] = {
+            "index": index,
+            "content": item.text,
+            "tokens": [item.token_id],
+            "stop": False,
+            "tokens_predicted": n,
+        }
         if (found := chat_logprobs([item], self._service)) is not None:
-            chunk.completion_probabilities = found["content"]
+            chunk["completion_probabilities"] = found["content"]
         if self._timed:
-            chunk.timings = timings(self._generations[index].so_far(self._n[index]))
+            chunk["timings"] = timings(self._generations[index].so_far(n))
         return sse.event(chunk)
 
     def end(self, index: int, finished: Finished) -> bytes:
