@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
+import h11
 import pytest
 import trio
 from http_kit import Answer, Client, HttpHouse, http_house
@@ -31,10 +31,8 @@ async def raw(daemon: HttpHouse, data: bytes) -> Answer | None:
         return None
 
 
-def h11_get() -> Any:
+def h11_get() -> h11.Request:
     """Return a request that a client's h11 may believe it sent."""
-    import h11
-
     return h11.Request(method="GET", target="/", headers=[("Host", "x")])
 
 
@@ -101,8 +99,47 @@ REFUSED = {
     "a head of many headers": (get(headers=b"Host: localhost\r\n" + b"X-A: b\r\n" * 2500), 431),
     "a target without end": (get(b"/" + b"a" * 40_000), 431),
     "a NUL in a header": (get(headers=b"Host: localhost\r\nX: a\0b\r\n"), 400),
+    "a NUL in the target": (get(b"/v1/mo\0dels"), 400),
+    "a NUL in the method": (b"G\0T / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "no target": (b"GET  HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "HTTP/0.9": (b"GET /v1/models\r\n\r\n", 400),
+    "HTTP/1.2": (b"GET /v1/models HTTP/1.2\r\nHost: localhost\r\n\r\n", 505),
+    "HTTP/2.0 in the older form": (b"GET /v1/models HTTP/2.0\r\nHost: localhost\r\n\r\n", 505),
+    "a bare carriage return in a header": (
+        get(headers=b"Host: localhost\r\nX: a\rContent-Length: 4\r\n"),
+        400,
+    ),
+    "rebinding: a name before our own": (get(headers=b"Host: localhost@evil.example\r\n"), 403),
+    "an empty Host": (get(headers=b"Host: \r\n"), 403),
+    "smuggling: a list of lengths": (post(b"Content-Length: 4, 5\r\n"), 400),
+    "smuggling: chunks in chunks": (
+        post(b"Transfer-Encoding: chunked, chunked\r\n", b"0\r\n\r\n"),
+        501,
+    ),
+    "smuggling: a coding that is nearly chunked": (
+        post(b"Transfer-Encoding: xchunked\r\n", b"0\r\n\r\n"),
+        501,
+    ),
+    "smuggling: two codings": (
+        post(b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", b"0\r\n\r\n"),
+        501,
+    ),
+    "a length with a sign": (post(b"Content-Length: +4\r\n"), 400),
+    "a length of 5000 digits": (post(b"Content-Length: " + b"9" * 5000 + b"\r\n"), 400),
+    "a length in other digits": (post(b"Content-Length: \xb2\r\n"), 400),
+    "a chunk below nothing": (post(b"Transfer-Encoding: chunked\r\n", b"-1\r\nhi\r\n"), 400),
+    "an extension of a chunk without end": (
+        post(b"Transfer-Encoding: chunked\r\n", b"1;" + b"a" * 80_000),
+        431,
+    ),
+    "trailers without end": (
+        post(b"Transfer-Encoding: chunked\r\n", b"0\r\n" + b"X: y\r\n" * 20_000),
+        431,
+    ),
+    "a trace": (b"TRACE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+    "JSON of another name": (post(b"Content-Type: application/vnd.api+json\r\n"), 415),
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "a frame of the socket": (b"\x20\x00\x00\x00" + BODY + b"\r\n\r\n", 400),
     "a body of 5 GB": (post(b"Content-Length: 5000000000\r\n", b""), 413),
     "no JSON": (post(body=b'{"messages": '), 400),
@@ -133,6 +170,35 @@ async def test_a_hostile_request_is_refused(autojump_clock: MockClock, name: str
         assert "access-control-allow-origin" not in answer.headers
         assert (await daemon.ask("POST", "/v1/chat/completions", CHAT)).status == 200
         assert daemon.inner.log.faults == []
+
+
+UPGRADE = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: "
+HARMLESS = {
+    "to a WebSocket": get(headers=UPGRADE + b"websocket\r\nSec-WebSocket-Version: 13\r\n"),
+    "to HTTP/2": get(headers=UPGRADE + b"h2c\r\nHTTP2-Settings: AAMAAABk\r\n"),
+    "a post to HTTP/2": post(UPGRADE + b"h2c\r\n"),
+    "an extension of a chunk": post(
+        b"Transfer-Encoding: chunked\r\n", b"%x;a=b\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    ),
+    "a body where there is none": get(headers=b"Host: localhost\r\nContent-Length: 2\r\n") + b"{}",
+    "bare line feeds alone": b"GET /v1/models HTTP/1.1\nHost: localhost\n\n",
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+async def test_what_a_server_may_pass_over_is_passed_over(
+    autojump_clock: MockClock, name: str
+) -> None:
+    """No upgrade is taken up, and the next request on the connection is read where it begins."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        client.http.send(h11_get())
+        client.http.send(h11.EndOfMessage())
+        await client.send_bytes(HARMLESS[name])
+        answer = await client.answer()
+        assert answer.status == 200
+        assert "upgrade" not in answer.headers
+        assert (await client.ask("GET", "/health")).json == {"status": "ok"}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
 
 _READ_BYTES = 16_384
+_VERSIONS = (b"1.0", b"1.1")
+# Whole, also where it asks for another protocol, which is declined: Java's client asks for h2c.
+_READ = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)
 _CONTINUE = h11.InformationalResponse(status_code=100, headers=[])
 
 
@@ -109,10 +112,11 @@ class Connection:
                 self._answering = True
                 await self._exchange(head)
             except h11.RemoteProtocolError as error:
+                why, _, _ = str(error).partition(": bytearray(")  # and what was sent
                 self._refuse(
                     Fault(
                         error.error_status_hint,
-                        f"this is not HTTP/1.1 as it should be: {error}",
+                        f"this is not HTTP/1.1 as it should be: {why}",
                         code="bad_request",
                         closes=True,
                     )
@@ -235,6 +239,8 @@ class Connection:
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         if size > self._settings.head_bytes:
             raise h11.RemoteProtocolError("its head is too long", 431)
+        if event.http_version not in _VERSIONS:
+            raise h11.RemoteProtocolError("its version is another one", 505)
         target = event.target.decode("latin-1")
         path, _, query = target.partition("?")
         return Head(
@@ -329,7 +335,7 @@ class Connection:
         every.append(("Content-Length", str(len(reply.body))))
         if reply.body:
             every += [("Content-Type", reply.content_type), ("X-Content-Type-Options", "nosniff")]
-        if self._last or self._http.their_state is not h11.DONE:
+        if self._last or self._http.their_state not in _READ:
             every.append(("Connection", "close"))
         http = self._http
         head = http.send(h11.Response(status_code=reply.status, headers=every)) or b""
