@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -87,16 +87,15 @@ class Double:
     connections: int = 0
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Answer what comes on one connection."""
+        """Answer what comes on one connection, until either end has left."""
         self.connections += 1
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._converse(stream)
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
         reader = FrameReader()
-        while True:
-            try:
-                reader.feed(data := await stream.receive_some())
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
-            if not data:
-                return
+        while data := await stream.receive_some():
+            reader.feed(data)
             while (payload := reader.next_payload()) is not None:
                 request = decode_request(payload)
                 self.heard.append(request)

@@ -4,10 +4,10 @@ Six parts, on one server after another: *apps*, four programs at once whose prom
 and have 100 of their own; *one by one*, the same with other words, each after the one before; *turns*,
 six conversations of eight turns over four slots, taken in turn; *chain*, an agent whose eight steps
 each send the whole past again; *reader*, the pace of one stream after eight conversations have been
-answered and left what they computed, over its pace before any had; *pause*, the longest time without a token
-of a stream while those eight conversations go on one after another, so that what they left is restored and
-saved again, over its median alone (*alone x* is its longest alone, over the same). Every other answer is
-short. Times are to the last answer (apps, chain) or to the first token (one by one: the later ones over the first; turns: the median of all but the first).
+answered and left what they computed, over its pace before any had; *pause*, the longest time of a stream
+without a token while those eight conversations go on one after another, over its median alone (*alone x* is
+its longest alone, over the same). What they left is restored and saved again meanwhile. Every other answer
+is short. Times are to the last answer (apps, chain) or to the first token (one by one: the later ones over the first; turns: the median of all but the first).
 The daemon is there with its prefix cache and without, llama-server as it comes and with one cache for
 all slots.
 """

@@ -143,8 +143,7 @@ class Metrics:
         `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
         it budgets tokens.
         """
-        decode_ms = decode_s * 1e3
-        first = not self._batches
+        self._time(decode_s * 1e3, host_s * 1e3, sampling_s * 1e3)
         self._batches += 1
         self._decoded += decode_tokens
         self._prefilled += prefill_tokens
@@ -160,15 +159,18 @@ class Metrics:
         self._budget_target = budget_target
         self._decode_s += decode_s
         self._host_s += host_s
-        self._decode_last, self._host_last = decode_ms, host_s * 1e3
-        self._sampling_last = sampling_s * 1e3
-        change = decode_ms - self._decode_ewma
-        self._decode_ewma += change if first else _EWMA_SHARE * change
-        self._decode_ms.record(decode_ms)
         self._batch_size.record(decode_tokens + prefill_tokens)
         for seconds in masks_s:
             self._mask_ms.record(seconds * 1e3)
         self._late_masks += late_masks
+
+    def _time(self, decode_ms: float, host_ms: float, sampling_ms: float) -> None:
+        """Note the parts of a tick's time; `_batches` counts those before it."""
+        self._decode_last, self._host_last = decode_ms, host_ms
+        self._sampling_last = sampling_ms
+        change = decode_ms - self._decode_ewma
+        self._decode_ewma += _EWMA_SHARE * change if self._batches else change
+        self._decode_ms.record(decode_ms)
 
     def _count_drafts(self, drafts: Mapping[str, tuple[int, int]]) -> None:
         for source, (n, right) in drafts.items():
