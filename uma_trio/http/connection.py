@@ -31,8 +31,9 @@ from uma_trio.sockets.writer import Writer
 
 _READ_BYTES = 16_384
 _VERSIONS = (b"1.0", b"1.1")
-# Whole, also where it asks for another protocol, which is declined: Java's client asks for h2c.
-_READ = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)
+# No other request can be read behind it. One that asks for another protocol, as Java's client does, is
+# whole: it is declined.
+_LAST = (h11.IDLE, h11.SEND_BODY, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
 _CONTINUE = h11.InformationalResponse(status_code=100, headers=[])
 
 
@@ -335,7 +336,7 @@ class Connection:
         every.append(("Content-Length", str(len(reply.body))))
         if reply.body:
             every += [("Content-Type", reply.content_type), ("X-Content-Type-Options", "nosniff")]
-        if self._last or self._http.their_state not in _READ:
+        if self._last or self._http.their_state in _LAST:
             every.append(("Connection", "close"))
         http = self._http
         head = http.send(h11.Response(status_code=reply.status, headers=every)) or b""
