@@ -134,10 +134,9 @@ class Metrics:
         """Record one computed batch: `rows` of logits were sampled, `rows_in_place` uncopied.
 
         `drafts` has by source how many guesses it held, and how many of them were what the model
-        says; those count as decoded tokens.
+        says; those count as decoded tokens. `masks_s` is for each token that an answer's grammar
+        refused how long it took to find another; `late_masks` more of them sit out.
 
-        `masks_s` is for each token that an answer's grammar refused how long it took to find another;
-        `late_masks` more of them sit out.
         `sequences` had tokens in it, `drafted` of them guesses, and the longest then had `longest`
         tokens in the KV cache.
         `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
