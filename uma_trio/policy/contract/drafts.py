@@ -15,6 +15,7 @@ by that, and as many are taken as give the most tokens a second:
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
 
 from uma_trio.policy.accounting import planned_work
@@ -55,19 +56,33 @@ def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
     return with_drafts(plan, chosen) if chosen else plan
 
 
-def likeliest_first(state: SchedulerState, plan: Plan) -> list[Guess]:
-    """Return the chance of each guess with whose it is; one behind another is never before it."""
+def likeliest_first(state: SchedulerState, plan: Plan, *, paying: bool = False) -> list[Guess]:
+    """Return the chance of each guess with whose it is; one behind another is never before it.
+
+    No more than a tick may have, and with `paying` only of requests that pay for their guesses.
+    """
     views = [state.views[item.key] for item in plan.items]
-    found = []
-    for whose, (view, item) in enumerate(zip(views, plan.items, strict=True)):
-        if not (view.drafted and view.decoding and item.n_tokens == 1):
-            continue
-        for place, chance in enumerate(view.survival):
-            if chance < LEAST_CHANCE:
-                break
-            found.append((-chance, place, whose))
-    found.sort()
-    return [(-chance, views[whose]) for chance, _, whose in found]
+    # Guesses of one stream are no likelier the further they reach, so its next one is enough to know.
+    nearest = [
+        (-view.survival[0], 0, whose)
+        for whose, (view, item) in enumerate(zip(views, plan.items, strict=True))
+        if view.drafted
+        and view.survival[0] >= LEAST_CHANCE
+        and view.decoding
+        and item.n_tokens == 1
+        and (view.pays_for_drafts or not paying)
+    ]
+    heapify(nearest)
+    found: list[Guess] = []
+    while nearest and len(found) < MOST_DRAFTS:
+        chance, place, whose = nearest[0]
+        view, further = views[whose], place + 1
+        found.append((-chance, view))
+        if further < len(view.survival) and view.survival[further] >= LEAST_CHANCE:
+            heapreplace(nearest, (-view.survival[further], further, whose))
+        else:
+            heappop(nearest)
+    return found
 
 
 def _chosen(
@@ -80,7 +95,8 @@ def _chosen(
     offers = _offers(state, plan, cost, work, found, ballast)
     free = max([n for n, (_, seconds) in offers.items() if seconds <= FREE * plain_s], default=0)
     gain, seconds = offers.get(free, (0.0, plain_s))
-    rate = (plan.n_tokens + gain) / seconds
+    plain = plan.n_tokens
+    rate = (plain + gain) / seconds
     if not state.contract.paid_drafts or plan.limit.isolated:
         return found[:free]
     paying = [guess for guess in guesses if guess[1].pays_for_drafts]
@@ -88,9 +104,7 @@ def _chosen(
         offers = _offers(state, plan, cost, work, paying, ballast)
     longest = longest_s(state, plan, plain_s)
     rates = {
-        n: (plan.n_tokens + gain) / seconds
-        for n, (gain, seconds) in offers.items()
-        if seconds <= longest
+        n: (plain + gain) / seconds for n, (gain, seconds) in offers.items() if seconds <= longest
     }
     best = max(rates, key=rates.__getitem__, default=0)
     return paying[:best] if best and rates[best] >= WORTH * rate else found[:free]
@@ -111,10 +125,11 @@ def _offers(
     context = [0, *accumulate(view.computed for _, view in guesses)]
     gains = [0.0, *accumulate(chance for chance, _ in guesses)]
     made_s = making_s(state.draft, [view for _, view in guesses])
+    plain, sizes = plan.n_tokens, cost.steps
     return {
         n: (gains[n], made_s[n] + ballast_for(cost, work.plus(n, n, context[n]), ballast)[1])
         for n in range(1, len(guesses) + 1)
-        if gains[n] >= LEAST_GAIN and (n <= MOST_BALLAST or plan.n_tokens + n in cost.steps)
+        if gains[n] >= LEAST_GAIN and (n <= MOST_BALLAST or plain + n in sizes)
     }
 
 

@@ -48,7 +48,7 @@ def hold_drafts(state: SchedulerState, plan: Plan) -> Plan:
     if not _only_decoders(state, plan):
         # The shape changes anyway.
         return _remember(plan, HeldDrafts(doubt=held.doubt))
-    guesses = [guess for guess in likeliest_first(state, plan) if guess[1].pays_for_drafts]
+    guesses = likeliest_first(state, plan, paying=True)
     plain_s = cost.seconds(planned_work(state, plan, captured=True))
     savings = _savings(state, plan, cost, guesses, plain_s)
     held = _judged(state, plan, cost, held, plain_s)
