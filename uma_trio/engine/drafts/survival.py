@@ -13,6 +13,7 @@ FIRST_BELIEF = (0.35, 0.55, 0.75, 0.9)
 # Distances are counted together from 0, 1, 2, 4 and 8 on: what held for longer holds on.
 DISTANCES = (1, 2, 4, 8)
 PARTS = len(DISTANCES) + 1
+_BUCKETS = tuple(sum(match >= least for least in MATCHES[1:]) for match in range(MATCHES[-1] + 1))
 
 
 class Survival:
@@ -61,7 +62,7 @@ class Survival:
 
 def bucket_of(match: int) -> int:
     """Return which of `FIRST_BELIEF` is that of a match of so many tokens."""
-    return sum(match >= least for least in MATCHES[1:])
+    return _BUCKETS[min(match, MATCHES[-1])]
 
 
 def part_of(distance: int) -> int:
