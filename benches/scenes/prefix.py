@@ -5,9 +5,11 @@ and have 100 of their own; *one by one*, the same with other words, each after t
 six conversations of eight turns over four slots, taken in turn; *chain*, an agent whose eight steps
 each send the whole past again; *reader*, the pace of one stream after eight conversations have been
 answered and left what they computed, over its pace before any had; *pause*, the longest time of a stream
-without a token while those eight conversations go on one after another, over its median alone (*alone x* is
-its longest alone, over the same). What they left is restored and saved again meanwhile. Every other answer
-is short. Times are to the last answer (apps, chain) or to the first token (one by one: the later ones over the first; turns: the median of all but the first).
+without a token while those eight conversations go on one after another, over its median alone (*short x* is
+the same beside questions as long as what is new in those, with nothing to restore; *alone x* is its longest
+alone). What they left is restored and saved again meanwhile. Every other answer is short. Times are to the
+last answer (apps, chain) or to the first token (one by one: the later ones over the first; turns: the median
+of all but the first).
 The daemon is there with its prefix cache and without, llama-server as it comes and with one cache for
 all slots.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benches import clients, contest, servers
 from benches.clients import Answer, Job
@@ -29,8 +31,8 @@ from uma_trio.sim.latency import itl, median
 _COLUMNS: tuple[Column, ...] = (
     ("apps s", "apps_s", 2), ("one by one, first ms", "first_ms", 0),
     ("later / first", "later", 2), ("turns ms", "turns_ms", 0), ("chain s", "chain_s", 2),
-    ("reader", "reader", 2), ("pause x", "pause_x", 2), ("alone x", "alone_x", 2), ("restored", "restored", 0),
-    ("others %", "others_pct", 0),
+    ("reader", "reader", 2), ("pause x", "pause_x", 2), ("short x", "short_x", 2),
+    ("alone x", "alone_x", 2), ("restored", "restored", 0), ("others %", "others_pct", 0),
 )  # fmt: skip
 _TITLE = "four apps that share 2,000 tokens: seconds (less is better)"
 
@@ -82,6 +84,7 @@ def play(running: servers.Running, seed: str, script: Script) -> Row:
         "turns_ms": _turns(running, seed, script),
         "chain_s": _chain(running, seed, script),
         **_pause(running, seed, script),
+        "short_x": _pause(running, f"{seed}/short", replace(script, idle_tokens=0))["pause_x"],
     }
 
 
@@ -190,6 +193,9 @@ def verdicts(medians: Medians) -> Iterator[str]:
         medians(ours, "pause_x"),
         2.0,
     )
+    back, short = medians(ours, "pause_x"), medians(ours, "short_x")
+    by_moving = back / short if back is not None and short else None
+    yield contest.verdict("the same / beside short questions, nothing restored", by_moving, 1.1)
     for figure, target in (("apps_s", 0.40), ("turns_ms", 0.80), ("chain_s", 1.00)):
         peers = [v for s in medians.systems if s.family == PEER and (v := medians(s, figure))]
         value = medians(ours, figure)
