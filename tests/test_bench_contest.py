@@ -259,7 +259,7 @@ DRY = {
     "speculation": "--n 1 2",
     "overhead": "--k 1 --gen-tokens 8",
 }
-TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "structure"}
+TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}
 
 
 @pytest.mark.daemon
