@@ -43,7 +43,7 @@ def test_clear_leaves_no_cell_id_or_byte(shape: Shape, tmp_path: Path) -> None:
         name = ("1", "1/salt x", "2")[n % 3]
         for end in (1, 2):
             prompt = [*letters(n % 5, 180), *letters(10 * n + end, 20)]
-            handle, _ = made.submit(prompt, 8, namespace=name)
+            handle, _ = made.submit(prompt, 8, namespace=name, session=f"s{n}")
         made.engine.tick()
         made.engine.publish()
         if n % 6 == 1 and registry.running:
@@ -63,4 +63,5 @@ def test_clear_leaves_no_cell_id_or_byte(shape: Shape, tmp_path: Path) -> None:
     assert (backend.kv_used(), len(prefix.leaves), prefix.store.n_bytes) == (0, 0, 0)
     assert not prefix.store.namespaces
     assert not prefix.usage.namespaces
+    assert not [*prefix.saving._sessions, *prefix.saving._latest], "which hold tokens"
     backend.close()

@@ -382,6 +382,7 @@ class PrefixCache:
                 n += len(leaf.tokens)
                 self.room.drop(leaf)
         self.store.clear([name for name in self.store.namespaces if mine(name)])
+        self.saving.clear(mine)
         for name in self.usage.namespaces:
             if mine(name):
                 self.usage.clear(name)

@@ -234,6 +234,13 @@ class Saving:
             if name == namespace and page.saved is not None
         ]
 
+    def clear(self, mine: Callable[[str], bool]) -> None:
+        """Forget the sessions and latest answers of the namespaces that `mine` says."""
+        for key in [key for key in self._sessions if mine(key[0])]:
+            del self._sessions[key]
+        for handle in [n for n, leaf in self._latest.items() if mine(leaf.namespace)]:
+            del self._latest[handle]
+
     def pin(self, namespace: str, session: str, seconds: float) -> None:
         """Keep the latest turn of a session before all else for so long; 0 ends that."""
         page = self._sessions.get((namespace, session))
@@ -279,6 +286,9 @@ class Saving:
         elif len(self._sessions) >= MOST_SESSIONS:
             self._sessions.popitem(last=False)
         self._sessions[key] = leaf.page
+        # Evicted pages would keep their tokens here, outside of the budget.
+        while next(iter(self._sessions.values())).saved is None:
+            self._sessions.popitem(last=False)
 
     def _find(self, leaf: Leaf) -> None:
         """Look up how much of a leaf is in pages already, in whole ones or to its very end."""
