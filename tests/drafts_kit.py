@@ -8,8 +8,8 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import AT_ONCE, Masks
-from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline import deadline
 
 SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 # Fours and eights are quick, what lies one above them is not: as measured with Q4_0 on two cores.
@@ -38,4 +38,4 @@ def speaking(
     """Return an engine with a cost model, on a backend with rows for drafts."""
     backend = kind(n_slots=5, n_ctx=4000, n_rows=24)
     given = EngineSettings(cost=cost, scratch_slots=1, drafts=drafts)
-    return Bench(backend, contract, settings=given, recorder=recorder, masks=masks)
+    return Bench(backend, deadline, settings=given, recorder=recorder, masks=masks)

@@ -229,6 +229,7 @@ class Client:
                 sink=self,
                 submitted=self.stage.world.now,
                 targets=draw.choice((Targets(),) * 4 + (Targets(ttft_s=0.2, itl_s=0.009),)),
+                smooth=person,
             )
         )
         change = draw.random()

@@ -7,8 +7,8 @@ from attrs import evolve
 from policy_kit import decoder, prompt, state
 
 from uma_trio.policy.accounting import account
-from uma_trio.policy.contract.bandwidth import guard_bandwidth
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline.bandwidth import guard_bandwidth
 from uma_trio.policy.plan import Limit, Plan, PlanItem
 from uma_trio.policy.state import Contract, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic

@@ -18,7 +18,7 @@ from benches.pace import Point
 from benches.scenes import agent_chain, apart, long_ctx, many, micro, prefill
 from benches.scenes.agent_chain import Chain
 from uma_trio.models import bundled_model
-from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +178,7 @@ def test_prompts_are_held_against_llama_cpp_of_the_same_repetition() -> None:
 def test_one_daemon_is_held_against_the_best_of_the_processes_apart() -> None:
     """Threads for all cores or for a part of them: whichever suits them better."""
     compared = [
-        system("uma-trio", "contract", decode=32.0, whole=30.0, pss=400.0),
+        system("uma-trio", "deadline", decode=32.0, whole=30.0, pss=400.0),
         system(apart.APART, "-t 2", decode=10.0, whole=9.0, pss=1500.0),
         system(apart.APART, "-t 1", decode=20.0, whole=20.0, pss=1600.0),
     ]
@@ -216,7 +216,7 @@ def test_all_programs_spin_alike_and_hear_nothing_of_our_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """OpenMP's threads wait in the same way in every server; a user's own setting wins."""
-    monkeypatch.setenv("UMA_POLICY", "contract")
+    monkeypatch.setenv("UMA_POLICY", "deadline")
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     env = servers.environment()
     assert env["GOMP_SPINCOUNT"] == "1000"
@@ -248,8 +248,8 @@ def test_without_matplotlib_there_is_a_word_instead_of_a_chart(
 
 
 DRY = {
-    "prefill": "--policies contract --prompts 1",
-    "agent_chain": "--policies contract --steps 2",
+    "prefill": "--policies deadline --prompts 1",
+    "agent_chain": "--policies deadline --steps 2",
     "long_ctx": "--depths 128 256 --gen-tokens 8",
     "apart": "--k 2 --gen-tokens 16",
     "memory": "",
@@ -342,7 +342,7 @@ def test_an_answer_with_fewer_tokens_is_wrong(body: bytes, right: bool) -> None:
 def test_planning_counts_the_round_that_was_disturbed_least() -> None:
     """Everything that disturbs only adds, so the least median is the policy's own."""
     rounds = iter([180.0, 140.0, 160.0])
-    found = micro.best(3, lambda: {"what": "contract, mixed, 16 sequences", "us": next(rounds)})
+    found = micro.best(3, lambda: {"what": "deadline, mixed, 16 sequences", "us": next(rounds)})
     assert micro.verdict([found], "mixed").endswith("140.00 (target at most 150: met)")
     assert micro.verdict([found], "readers").endswith("not measured")
 
@@ -351,7 +351,7 @@ def test_planning_is_measured_without_any_server(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The simulated engine is enough, for each number of sequences."""
-    words = "micro planning --n 1 4 --ticks 20 --rounds 1 --policies contract"
+    words = "micro planning --n 1 4 --ticks 20 --rounds 1 --policies deadline"
     assert driver.main(words.split()) == 0
     said = capsys.readouterr().out
     assert (said.count("mixed, 1 "), said.count("readers, 4 ")) == (1, 1)
@@ -361,7 +361,7 @@ def test_planning_is_measured_without_any_server(
 def test_the_crowd_whose_ticks_are_timed_is_as_large_as_it_says() -> None:
     """Planning costs by the sequences, so there must be that many."""
     for mixed in (True, False):
-        world = micro.crowd_of(contract, "q4_0", 16, mixed=mixed)
+        world = micro.crowd_of(deadline, "q4_0", 16, mixed=mixed)
         assert sum(request.end is None for request in world.requests) == 16
 
 

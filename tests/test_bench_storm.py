@@ -295,17 +295,6 @@ def test_who_asks_in_a_burst_has_a_slot() -> None:
     assert script.bursts == (4, 16)
 
 
-def test_deadlines_stand_beside_the_ledger() -> None:
-    """What others get at the same cap, by what they got before."""
-    ledger, ours = system(storm.LEDGER, "cap 1.2"), system(storm.DEADLINE, "cap 1.2")
-    rows = [
-        {"family": s.family, "knob": s.knob, "case": "", "storm_tokens_s": rate}
-        for s, rate in ((ledger, 5.0), (ours, 20.0))
-    ]
-    lines = list(storm.verdicts(contest.Medians([ledger, ours], rows)))
-    assert any("prompt tokens/s by those of uma-trio ledger: 4.00" in line for line in lines)
-
-
 def test_every_scene_fits_into_the_context() -> None:
     """No request may be refused for want of room."""
     script = storm.script_of(asked("storm", "--interactive 3 --paste"))
@@ -342,6 +331,7 @@ def medians(*p95: tuple[contest.System, float, float]) -> contest.Medians:
             "case": "",
             "storm_n": 5,
             "storm_p95_x": x,
+            "storm_p95_later_x": x,
             "storm_prompts_s": gain,
         }
         for s, x, gain in p95
@@ -351,9 +341,12 @@ def medians(*p95: tuple[contest.System, float, float]) -> contest.Medians:
 
 def test_verdicts_name_targets_and_rivals() -> None:
     """A target that is missed, and a cap that is beaten, are said plainly."""
-    ours, peer = system(storm.LEDGER, "cap 1.2"), system(storm.PEER, "-b 4")
+    ours, peer = system(storm.OURS, "cap 1.2"), system(storm.PEER, "-b 4")
     lines = list(storm.verdicts(medians((ours, 1.3, 0.2), (peer, 1.1, 0.4))))
-    assert "uma-trio ledger: storm: p95 ITL / solo: 1.30 (target at most 1.2: MISSED)" in lines
+    assert (
+        "uma-trio: storm, after the first 3 s: p95 / solo: 1.30 (target at most 1.2: MISSED)"
+        in lines
+    )
     assert any("LESS: llama-server -kvu -b 4" in line for line in lines)
     assert any(line.endswith("not measured") for line in lines)
     assert "decoders: no other server was measured" in lines
@@ -361,7 +354,7 @@ def test_verdicts_name_targets_and_rivals() -> None:
 
 def test_a_reader_who_starved_has_a_line_of_its_own() -> None:
     """No token at all is worse than any ratio: it is told, and no rival."""
-    ours, peer = system(storm.LEDGER, "cap 2"), system(storm.PEER, "-b 2048")
+    ours, peer = system(storm.OURS, "cap 2"), system(storm.PEER, "-b 2048")
     rows: list[contest.Row] = [
         {"family": ours.family, "knob": ours.knob, "case": "", "storm_n": 9, "storm_p95_x": 1.9,
          "storm_prompts_s": 0.5},
@@ -375,8 +368,8 @@ def test_a_reader_who_starved_has_a_line_of_its_own() -> None:
 
 def test_a_table_shows_only_what_was_measured() -> None:
     """A scene that was not played has no table, and n is beside every figure."""
-    (text,) = tables(medians((system(storm.LEDGER, "cap 2"), 1.9, 0.5)))
-    assert "| uma-trio ledger cap 2 |" in text
+    (text,) = tables(medians((system(storm.OURS, "cap 2"), 1.9, 0.5)))
+    assert "| uma-trio cap 2 |" in text
     assert "1.90" in text
 
 
@@ -391,8 +384,8 @@ def test_each_cap_and_batch_is_a_system() -> None:
         "llama-server -kvu -fa off -b 4",
     ]
     assert len(systems(words)) == 2
-    assert systems("--caps 2 --no-baseline --policies ledger deadline") == [
-        "uma-trio ledger cap 2",
+    assert systems("--caps 2 --no-baseline --policies mine deadline") == [
+        "uma-trio mine cap 2",
         "uma-trio cap 2",
     ]
 
@@ -420,11 +413,13 @@ def test_a_part_that_is_not_there_is_refused_with_those_that_are(
 
 def test_the_contract_without_a_part_is_not_judged_as_the_contract() -> None:
     """Targets and caps are the whole contract's; what a part does is read in the tables."""
-    whole, part = system(storm.LEDGER, "cap 1.2"), system("uma-trio -guard", "cap 1.2")
+    whole, part = system(storm.OURS, "cap 1.2"), system("uma-trio -guard", "cap 1.2")
     peer = system(storm.PEER, "-b 4")
     found = medians((whole, 1.1, 0.2), (part, 9.0, 0.6), (peer, 1.5, 0.1))
     lines = list(storm.verdicts(found))
-    assert "uma-trio ledger: storm: p95 ITL / solo: 1.10 (target at most 1.2: met)" in lines
+    assert (
+        "uma-trio: storm, after the first 3 s: p95 / solo: 1.10 (target at most 1.2: met)" in lines
+    )
     assert not any("-guard" in line or "9.00" in line for line in lines)
     (text,) = tables(found)
     assert "| uma-trio -guard cap 1.2 |" in text
@@ -442,13 +437,13 @@ def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
     """The whole way without a model: the policy that was named is the one that ran."""
     monkeypatch.setattr(report, "OUT", tmp_path)
     words = "storm --dry-run --processes --caps 1.2 --bursts 2 --no-baseline --without guard "
-    words += "--policies ledger deadline"
+    words += "--policies deadline,-stairs deadline"
     status = driver.main(words.split())
     (file,) = tmp_path.glob("storm-*.csv")
     text = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     rows = {row["family"]: row for row in csv.DictReader(text)}
     assert status == 0
-    assert set(rows) == {"uma-trio", "uma-trio ledger", "uma-trio -guard"}
+    assert set(rows) == {"uma-trio", "uma-trio deadline,-stairs", "uma-trio -guard"}
     assert all(float(row["burst2_ttft_ms"]) > 0 for row in rows.values())
     assert rows["uma-trio"]["says_tick_limit_ms"]
     assert not rows["uma-trio -guard"]["says_tick_limit_ms"]

@@ -480,10 +480,10 @@ def test_doctor_refuses_what_is_not_a_model(folder: Path) -> None:
 
 def test_doctor_finds_a_policy_that_serve_would_refuse() -> None:
     """In the same words; and says in words what is left out."""
-    (wrong,) = check_policy(Config(policy="contrat"))
-    assert (wrong.weight, "did you mean contract?" in wrong.what) == ("blocks", True)
-    (right,) = check_policy(Config(policy="contract,-guard"))
-    assert (right.weight, right.what) == ("ok", "contract without guard")
+    (wrong,) = check_policy(Config(policy="dedline"))
+    assert (wrong.weight, "did you mean deadline?" in wrong.what) == ("blocks", True)
+    (right,) = check_policy(Config(policy="deadline,-guard"))
+    assert (right.weight, right.what) == ("ok", "deadline without guard")
 
 
 async def test_a_misspelt_variable_is_no_question_to_another_daemon(folder: Path) -> None:
@@ -586,8 +586,8 @@ def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:
 
 def test_the_banner_says_what_the_policy_leaves_out() -> None:
     """`-guard` is how it is typed, and no way to say it."""
-    assert policy_in_words("contract") == "contract"
-    assert policy_in_words("contract, -guard,-stairs") == "contract without guard and stairs"
+    assert policy_in_words("deadline") == "deadline"
+    assert policy_in_words("deadline, -guard,-stairs") == "deadline without guard and stairs"
 
 
 def test_doctor_counts_files_as_the_daemon_does() -> None:

@@ -173,13 +173,6 @@ def test_a_model_that_is_often_wrong_says_so() -> None:
     assert not model.trusted
 
 
-def test_the_margin_grows_with_the_known_error() -> None:
-    """The worse the model, the more room its promises keep."""
-    exact, vague = CostModel(STAIRS), CostModel(STAIRS, error=0.1)
-    assert exact.margin == 1.0
-    assert vague.margin > 1.2
-
-
 def test_nothing_takes_less_than_at_least() -> None:
     """What is left out for its step alone would not have fitted, whatever it looks back at."""
     model = CostModel(

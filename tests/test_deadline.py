@@ -13,6 +13,7 @@ from policy_kit import decoder, prompt, state
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
+from uma_trio.policy.deadline.floor import nothing_owed
 from uma_trio.policy.deadline.pace import LINGER_S
 from uma_trio.policy.deadline.slack import AGAIN_S, QUESTION, WAITED_FOR, margin
 from uma_trio.policy.deadline.spend import SAVING, TOO_LONG
@@ -154,18 +155,19 @@ def test_prompts_that_wait_together_are_computed_together() -> None:
 def test_work_that_no_slack_suffices_for_gets_its_floor() -> None:
     """A tick as long as the pause cap allows, and counted."""
     tight = reader(target_itl_s=SOLO)
-    plan = planned(tight, batch(), share=0.0)
+    plan = planned(tight, batch(), owed_s=1.0)
     assert plan.limit.grant
     assert others(plan) > 0
     assert plan.predicted_s <= 4 * SOLO
     assert plan.memory.guard.floor_grants == 1
-    assert not planned(tight, batch(), share=0.0, since_grant=3).limit.grant
+    assert not planned(tight, batch(), owed_s=1.0, since_grant=1).limit.grant
 
 
-def test_a_floor_that_slack_meets_makes_nothing_late() -> None:
-    """At the default cap a sixth of the machine is left: no grant before there was half the floor."""
-    assert not planned(reader(), batch(), share=0.03).limit.grant
-    assert planned(reader(), batch(), share=0.02).limit.grant
+def test_nothing_is_owed_to_work_that_was_not_there() -> None:
+    """What newcomers, or nobody, waited for is forgotten."""
+    for views in ((reader(),), (reader(), prompt(2, 40))):
+        assert planned(*views, owed_s=1.0).memory.guard.owed_s == nothing_owed(Contract())
+    assert planned(reader(), batch(), owed_s=0.01).memory.guard.owed_s == 0.01
 
 
 # --- what it is spent on ---

@@ -21,9 +21,9 @@ from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.model import PATIENCE, DraftModel
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.models import bundled_draft, bundled_model
-from uma_trio.policy.contract import contract
-from uma_trio.policy.contract.making import best_of_model, making_s
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline import deadline
+from uma_trio.policy.deadline.making import best_of_model, making_s
 from uma_trio.policy.state import SequenceView
 from uma_trio.wiring_drafts import load_draft, refuse_another_vocabulary
 
@@ -56,7 +56,7 @@ def talking(
     model = None if draft is None else DraftModel(draft, took, 260, lambda: next(ticks) / 1e6)
     given_settings = EngineSettings(cost=cost, scratch_slots=1)
     return Bench(
-        backend, contract, settings=given_settings, drafter=Drafter(model, cost) if model else None
+        backend, deadline, settings=given_settings, drafter=Drafter(model, cost) if model else None
     )
 
 
@@ -233,7 +233,7 @@ def test_its_time_is_nobodys_time_between_two_decodes() -> None:
     given_settings = EngineSettings(cost=FLAT, scratch_slots=1)
     bench = Bench(
         backend,
-        contract,
+        deadline,
         clock=clock,
         settings=given_settings,
         drafter=Drafter(DraftModel(draft, CHEAP, 260, clock), FLAT),
@@ -378,7 +378,7 @@ def test_the_bundled_draft_guesses_the_bundled_models_stories(
     told = []
     for drafter in (None, Drafter(DraftModel(draft, FREE, served.model.n_vocab), STAIRS)):
         given_settings = EngineSettings(cost=STAIRS, scratch_slots=1, drafts=drafter is not None)
-        bench = Bench(served, contract, settings=given_settings, drafter=drafter)  # type: ignore[arg-type]
+        bench = Bench(served, deadline, settings=given_settings, drafter=drafter)  # type: ignore[arg-type]
         _, sink = bench.submit(prompt.tolist(), 60)
         bench.run()
         told.append(sink.tokens)

@@ -21,7 +21,7 @@ from uma_trio.engine.records import TickRecord
 from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
 from uma_trio.engine.sampling.adjusting import Adjuster
 from uma_trio.net.explained import told as told_to_people
-from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode, encode
 from uma_trio.policy.state import SchedulerState
@@ -247,4 +247,4 @@ def test_a_trace_with_drafts_is_planned_the_same_again() -> None:
     bench.run()
     ticks = [line for line in map(decode, lines) if isinstance(line, TracedTick)]
     assert sum(item.n_drafts for tick in ticks for item in tick.plan.items) > 0
-    assert all(contract(tick.state) == tick.plan for tick in ticks)
+    assert all(deadline(tick.state) == tick.plan for tick in ticks)

@@ -21,9 +21,9 @@ from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, Origin
 from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
-from uma_trio.policy.contract.ballast import MOST_BALLAST, ballast_for
-from uma_trio.policy.contract.drafts import FREE, add_drafts
 from uma_trio.policy.cost import CostModel
+from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
+from uma_trio.policy.deadline.drafts import FREE, add_drafts
 from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView

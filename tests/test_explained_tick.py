@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
+from uma_trio.policy.deadline.slack import margin
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode
 
 ROOT = Path(__file__).resolve().parent.parent
-LINE = (
-    ROOT / "tests" / "data" / "tick_527.trace"
-)  # a real one, of the model and load that are named
+LINE = ROOT / "tests" / "data" / "explained_tick.trace"
 
 
 @pytest.fixture
@@ -26,8 +25,8 @@ def traced() -> TracedTick:
 
 @pytest.fixture
 def plan(traced: TracedTick) -> Plan:
-    """Return what the contract plans from it today."""
-    return contract(traced.state)
+    """Return what the policy plans from it today."""
+    return deadline(traced.state)
 
 
 @pytest.fixture
@@ -51,19 +50,20 @@ def test_the_explanation_has_the_figures_of_its_tick(
     traced: TracedTick, plan: Plan, section: str
 ) -> None:
     """What was seen, what was made of it, and what it took."""
-    cost, guard = plan.memory.cost, plan.memory.guard
+    cost, guard, before = plan.memory.cost, plan.memory.guard, traced.state.memory.guard
     assert cost is not None
     for figure in (
         f"Tick {traced.state.tick} ",
+        f"guard      owed {1e3 * before.owed_s:.1f};",
         f"scale {cost.scale:.4f}, T(1) {1e3 * cost.table()[1]:.3f}, error {cost.error:.4f}",
-        f"contended {1e3 * cost.contended_host_s:.3f} |",
-        f"| budget {guard.budgets[5]:.3f} |",
-        f"| noise {guard.noise:.3f} |",
+        f"| owed {1e3 * guard.owed_s:.1f} |",
         f"| solo {1e3 * plan.limit.solo_s:.2f} |",
+        f"| step {1e3 * plan.limit.step_s:.2f} |",
+        f"| slack {1e3 * margin(cost) * plan.limit.seconds:.2f} |",
         f"| limit {1e3 * plan.limit.seconds:.2f} |",
-        f"predicted {1e3 * plan.predicted_s:.2f}, moved {plan.moved_bytes / 1e6:.2f} MB",
-        f"exp(2.33 * {cost.error:.4f}) = {cost.margin:.3f}",
-        f"| client 5598: {plan.memory.used_s[5598]:.4f} s |",
+        f"exp(4 * 0.02) = {margin(cost):.3f} |",
+        f"predicted {1e3 * plan.predicted_s:.2f}, ballast 0, pace of 1: {1e3 * plan.paces[1]:.2f}",
+        f"| client 2: {plan.memory.used_s[2]:.4f} s |",
         f"decode {1e3 * traced.decode_s:.2f}, host {1e3 * traced.host_s:.2f}",
         *(
             f"{item.key}  {item.n_tokens} tokens {item.reason}"

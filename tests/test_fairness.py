@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
 from uma_trio.lanes import Lane
-from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.fairness import lift, turns
 from uma_trio.policy.state import Contract, Memory, SequenceView
 
+AHEAD = 1e6  # when a reader is shown its latest token that never has to wait for the next one
 STAIRS = Staircase(
     (1, 2, 3, 4, 8, 16, 64, 512), (0.008, 0.012, 0.016, 0.011, 0.019, 0.026, 0.1, 0.8)
 )
@@ -34,7 +35,7 @@ def shared_out(
         now = evolve(
             state(*views), tick=tick, now=0.02 * tick, memory=memory, contract=rules or Contract()
         )
-        plan = contract(now)
+        plan = deadline(now)
         memory = plan.memory
         by_key = {view.key: view for view in views}
         for item in plan.items:
@@ -75,7 +76,7 @@ def test_so_they_do_beside_background_decoders(
         decoder(100 + n, lane="background", client=100 + n, computed=0) for n in range(decoders)
     ]
     if read:
-        views.append(decoder(99, client=99, computed=0, first_token_at=0.0))
+        views.append(decoder(99, client=99, computed=0, first_token_at=0.0, shown_at=AHEAD))
     for client, (pending, requests) in enumerate(clients):
         for _ in range(requests):
             views.append(prompt(len(views), pending, lane="background", client=client))
@@ -96,7 +97,7 @@ def test_prompts_are_computed_one_after_the_other() -> None:
             for key, n in left.items()
             if n
         ]
-        plan = contract(evolve(state(*views), tick=tick, memory=memory))
+        plan = deadline(evolve(state(*views), tick=tick, memory=memory))
         memory = plan.memory
         for item in plan.items:
             left[item.key] -= item.n_tokens
@@ -109,13 +110,13 @@ def test_long_prompts_are_computed_a_batch_at_a_time() -> None:
     """Of two that fill many batches one goes on until its batch is done, and then the other."""
     left = {1: 2048, 2: 2048}
     memory, order = Memory(cost=CostModel(STAIRS)), []
-    reader = decoder(9, client=9, computed=0, first_token_at=0.0)
+    reader = decoder(9, client=9, computed=0, first_token_at=0.0, shown_at=AHEAD)
     while sum(left.values()) > 1024:
         views = [
             prompt(k, n, computed=2048 - n, lane="background", client=k) for k, n in left.items()
         ]
         now = evolve(state(reader, *views), tick=len(order), now=100 + 0.02 * len(order))
-        plan = contract(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
+        plan = deadline(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
         memory = plan.memory
         for item in plan.items:
             if item.key in left:
@@ -131,7 +132,7 @@ def test_clients_that_come_new_with_each_request_do_not_go_before_one_that_waits
         prompt(1, 3000, lane="background", client=1),
         decoder(2, lane="background", client=2),
     )
-    reader = decoder(3, client=3, computed=0, first_token_at=0.0)
+    reader = decoder(3, client=3, computed=0, first_token_at=0.0, shown_at=AHEAD)
     scripts, came = dict.fromkeys(range(10, 13), 300), 13
     memory, decoded = Memory(cost=CostModel(STAIRS)), 0
     for tick in range(4000):
@@ -142,7 +143,7 @@ def test_clients_that_come_new_with_each_request_do_not_go_before_one_that_waits
             for key, n in scripts.items()
         ]
         now = evolve(state(long, batch, reader, *short), tick=tick, now=100 + 0.02 * tick)
-        plan = contract(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
+        plan = deadline(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
         memory = plan.memory
         for item in plan.items:
             if item.key in scripts:
@@ -164,7 +165,7 @@ def test_clients_that_come_new_with_each_request_do_not_go_before_one_that_waits
 def test_background_decoders_do_not_wait_for_whole_turns() -> None:
     """They are served when they had less than the mean of clients with prompts, not the least."""
     batch = [decoder(10 + n, lane="background", client=10 + n, computed=0) for n in range(4)]
-    reader = decoder(9, client=9, computed=0, first_token_at=0.0)
+    reader = decoder(9, client=9, computed=0, first_token_at=0.0, shown_at=AHEAD)
     left = dict.fromkeys(range(3), 500)
     memory = Memory(cost=CostModel(STAIRS))
     waited, longest = 0, 0
@@ -174,7 +175,7 @@ def test_background_decoders_do_not_wait_for_whole_turns() -> None:
             for key, n in left.items()
         ]
         now = evolve(state(reader, *batch, *views), tick=tick, now=100 + 0.02 * tick)
-        plan = contract(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
+        plan = deadline(evolve(now, memory=memory, contract=Contract(latency_cap=3.0)))
         memory = plan.memory
         for item in plan.items:
             if item.key in left:
@@ -198,7 +199,7 @@ def test_short_prompts_do_not_get_a_client_ahead_of_its_turn() -> None:
     other = prompt(3, 5000, lane="background", client=2)
     for used_s, first in (({1: 0.0, 2: 0.0}, 1), ({1: 0.5, 2: 0.0}, 3)):
         memory = Memory(cost=CostModel(STAIRS), used_s=used_s)
-        assert contract(evolve(state(old, short, other), memory=memory)).items[0].key == first
+        assert deadline(evolve(state(old, short, other), memory=memory)).items[0].key == first
 
 
 def test_a_greedy_client_gets_no_more_for_asking_ten_times() -> None:

@@ -100,7 +100,7 @@ def test_a_cost_model_at_odds_with_itself_ends_nothing() -> None:
     spoilt = evolve(spoilt, measured=spoilt.computing)
     bench = Bench(
         Machine(TRUTH, clock),
-        find_policy("contract"),
+        find_policy("deadline"),
         clock=clock,
         settings=EngineSettings(scratch_slots=1, cost=spoilt),
     )

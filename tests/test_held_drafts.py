@@ -16,8 +16,8 @@ from uma_trio.config.options import Config
 from uma_trio.engine.drafts import drafter
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
-from uma_trio.policy.contract.held_drafts import UNPREPARED_S, hold_drafts
 from uma_trio.policy.cost import CostModel
+from uma_trio.policy.deadline.held_drafts import UNPREPARED_S, hold_drafts
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import HeldDrafts, Memory, SchedulerState

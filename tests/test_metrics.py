@@ -26,7 +26,7 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.http.llama_metrics import llama_metrics
 from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
@@ -291,7 +291,7 @@ class Busy:
 
 
 ASKED_OF = {
-    "contract": (
+    "deadline": (
         *("decode_ms_last", "decode_ms_ewma", "decode_ms_avg", "sampling_ms_last", "host_ms_last"),
         *("tokens_per_tick_decode", "tokens_per_tick_prefill", "served_decoders"),
         *("parked_sessions", "active_sessions", "queued_sessions"),
@@ -300,7 +300,7 @@ ASKED_OF = {
         *("sum_bmt_budget_mb_last", "sum_bmt_budget_mb_per_token"),
         *("prefill_guard_active", "skipped_prefill_due_to_latency_total", "ticks_over_budget"),
         *("guard_infeasible_total", "floor_grants_total", "slo_violations_total"),
-        *("tick_limit_ms", "solo_ms", "jitter", "background_share", "tokens_per_s_at_cap"),
+        *("tick_limit_ms", "solo_ms", "background_share", "tokens_per_s_at_cap"),
         *("worst_pause_ms", "ttf5_ms", "ttft_ms", "inter_token_ms", "interactive_gap_ms"),
         *("decode_ms", "queue_ms", "batch_size", "p50_ms", "p95_ms", "p99_ms"),
         *("scheduler_efficiency", "copy_free_ratio", "cost_error", "cost_staircase_ms"),
@@ -312,7 +312,7 @@ ASKED_OF = {
 @pytest.fixture(scope="module")
 def moved() -> dict[str, dict[str, tuple[object, str]]]:
     """What moved on a busy machine, under each policy."""
-    return {"contract": Busy(contract).moved(), "baseline": Busy(baseline).moved()}
+    return {"deadline": Busy(deadline).moved(), "baseline": Busy(baseline).moved()}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_figure_that_was_asked_for_moves_and_is_exported(
 
 def test_the_scorecard_of_a_busy_machine_has_a_value_in_every_column(tmp_path: Path) -> None:
     """In the metrics as an object, in the file as a line; what nobody knows would be empty."""
-    busy = Busy(contract)
+    busy = Busy(deadline)
     while busy.clock.now < 8.0:
         busy.engine.tick()
         busy.metrics.shown(0.03, "interactive")  # which a front would have done

@@ -246,12 +246,14 @@ def test_transformers_are_applied_in_order() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("contrat", r"no policy is called 'contrat' \(did you mean contract\?\); there are: b"),
-        ("contract,-stair", r"no part 'stair' \(did you mean stairs\?\); what can be left out: l"),
-        ("contract,-fill", "'fill' is needed for any plan; what can be left out: lanes, learning"),
-        ("contract,-stairs,-guard,-stairs", "'stairs' is left out twice; once is enough"),
-        ("contract,stairs", "'stairs' says nothing; write contract,-PART"),
-        ("contract,", "'' says nothing; write contract,-PART"),
+        ("dedline", r"no policy is called 'dedline' \(did you mean deadline\?\); there are: b"),
+        ("ledger", "'ledger' was replaced by 'deadline': write --policy deadline"),
+        ("contract,-stairs", "'contract' was replaced by 'deadline': write --policy deadline"),
+        ("deadline,-stair", r"no part 'stair' \(did you mean stairs\?\); what can be left out: l"),
+        ("deadline,-fill", "'fill' is needed for any plan; what can be left out: lanes, learning"),
+        ("deadline,-stairs,-guard,-stairs", "'stairs' is left out twice; once is enough"),
+        ("deadline,stairs", "'stairs' says nothing; write deadline,-PART"),
+        ("deadline,", "'' says nothing; write deadline,-PART"),
     ],
 )
 def test_a_slip_in_the_name_of_a_policy_is_named(spec: str, said: str) -> None:
@@ -263,9 +265,9 @@ def test_a_slip_in_the_name_of_a_policy_is_named(spec: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "keeps"),
     [
-        ("contract", True),
-        ("contract,-lanes", True),
-        ("contract,-guard", False),
+        ("deadline", True),
+        ("deadline,-lanes", True),
+        ("deadline,-guard", False),
         ("baseline", False),
     ],
 )

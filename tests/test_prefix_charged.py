@@ -16,7 +16,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.step import Tick
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.contract import contract
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory
 
@@ -45,7 +45,7 @@ class Charging(Engine):
 
 
 def bench(
-    kind: type[FakeBackend], policy: Policy = contract, used_cell_s: float = 0.0
+    kind: type[FakeBackend], policy: Policy = deadline, used_cell_s: float = 0.0
 ) -> tuple[Bench, Charging]:
     """Return a bench and its engine."""
     made = Bench(
@@ -126,6 +126,6 @@ def test_a_client_of_whom_nothing_is_known_is_not_charged() -> None:
         memory=Memory(cost=priced(0.0).cost, used_s={5: 1.0}),
         charges=((5, 2.0), (6, 2.0)),
     )
-    used_s = contract(now).memory.used_s
+    used_s = deadline(now).memory.used_s
     assert used_s[5] == pytest.approx(3.0, abs=0.1)
     assert 6 not in used_s

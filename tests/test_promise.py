@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline import deadline
 from uma_trio.sim.simulation import Simulation
 from uma_trio.telemetry.promise import Promise, PromiseFigures
 
@@ -64,15 +64,6 @@ def test_a_gap_is_compared_with_all_streams_alone_and_with_one_wholly_alone() ->
     assert figures.values()["alone_ms"] == pytest.approx(10)
 
 
-def test_the_machines_own_unrest_is_told_while_somebody_is_protected() -> None:
-    """Who compares gaps with the cap has to know what it was multiplied by."""
-    figures = PromiseFigures()
-    figures.tick(Promise(limit_s=0.024, solo_s=0.020, noise=1.3), 0.022)
-    assert figures.values()["jitter"] == 1.3
-    figures.tick(Promise(), 0.022)
-    assert figures.values()["jitter"] is None
-
-
 def test_the_cost_model_tells_its_steps_and_how_far_it_can_be_believed() -> None:
     """Steps at today's scale; its error as it says itself, and as ticks found it."""
     figures = PromiseFigures()
@@ -111,7 +102,7 @@ def test_efficiency_is_what_the_staircase_allows_over_what_ticks_took() -> None:
 
 def test_a_run_under_the_contract_fills_every_figure() -> None:
     """What the policy decided can be read from the metrics while it happens."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     for client in range(3):
         simulation.storm(100 + client)
     simulation.submit(20, 8000, client=1)

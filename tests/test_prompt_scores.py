@@ -17,11 +17,10 @@ from uma_trio.engine.messages import Finished, PromptDone, TokenLogprobs
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.contract import contract
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
 
-POLICIES = {"baseline": baseline, "contract": contract, "deadline": deadline}
+POLICIES = {"baseline": baseline, "deadline": deadline}
 PROMPT = list(b"Once upon a time there was a fox. ") * 3
 
 

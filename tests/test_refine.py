@@ -19,8 +19,8 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.deadline import deadline
 from uma_trio.telemetry.metrics import Metrics
 
 KNOWN = CostModel(
@@ -159,7 +159,7 @@ def rest(machine: Machine, door: Door, cost: CostModel = KNOWN) -> Engine:
     """Run an engine that nobody asks for anything, until the door closes."""
     engine = Engine(
         machine,
-        contract,
+        deadline,
         door,
         Outlet(lambda deliver: deliver()),
         Metrics(),

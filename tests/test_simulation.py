@@ -21,8 +21,8 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.find import BUILT_IN, find_policy
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
@@ -62,7 +62,7 @@ NOISY = built_in("q8_0", gaussian(0.02))  # its ticks are long enough to be give
 GPU = built_in("h200", gaussian(0.02))
 
 
-def world_of(policy: str = "contract", profile: Profile = NOISY, seed: int = 1) -> Simulation:
+def world_of(policy: str = "deadline", profile: Profile = NOISY, seed: int = 1) -> Simulation:
     """Return a simulation with one of the policies."""
     return Simulation(find_policy(policy), profile=profile, seed=seed)
 
@@ -144,7 +144,7 @@ def test_a_request_comes_when_it_comes_though_a_tick_is_being_computed() -> None
 def test_a_tick_is_interrupted_when_the_newcomer_comes() -> None:
     """Whatever else would have happened while it was computed."""
     ticks, recorder = recorded()
-    world = Simulation(contract, profile=NOISY, recorder=recorder)
+    world = Simulation(deadline, profile=NOISY, recorder=recorder)
     world.storm(1, 900)
     world.at(0.01, lambda: world.submit(20, 5, client=2))
     world.at(0.02, lambda: None)
@@ -169,19 +169,19 @@ def recorded() -> tuple[list[TracedTick], Recorder]:
 def test_where_decodes_overlap_the_next_tick_is_prepared_beside_the_one_that_runs() -> None:
     """Its state says so and has the predicted time, and nearly every tick of a stream is one."""
     ticks, recorder = recorded()
-    world = Simulation(contract, profile=built_in("h200"), recorder=recorder)
+    world = Simulation(deadline, profile=built_in("h200"), recorder=recorder)
     world.submit(20, 50, client=1)
     world.run(5.0)
     assert sum(tick.state.prepared for tick in ticks) > 45
     ticks, recorder = recorded()
-    Simulation(contract, profile=built_in("q4_0"), recorder=recorder).run(1.0)
+    Simulation(deadline, profile=built_in("q4_0"), recorder=recorder).run(1.0)
     assert not any(tick.state.prepared for tick in ticks)
 
 
 def test_where_decodes_overlap_a_token_is_published_beside_the_next_decode() -> None:
     """A host time after the tick that computed it: when the next decode has been launched."""
     ticks, recorder = recorded()
-    world = Simulation(contract, profile=built_in("h200"), recorder=recorder)
+    world = Simulation(deadline, profile=built_in("h200"), recorder=recorder)
     stream = world.submit(20, 50, client=1)
     world.run(5.0)
     assert stream.ttft_s == pytest.approx(ticks[0].decode_s + HOST_S)
@@ -191,7 +191,7 @@ def test_where_decodes_overlap_a_token_is_published_beside_the_next_decode() -> 
 def test_where_decodes_overlap_none_is_interrupted() -> None:
     """A newcomer waits for the end of the tick that runs."""
     ticks, recorder = recorded()
-    world = Simulation(contract, profile=GPU, recorder=recorder)
+    world = Simulation(deadline, profile=GPU, recorder=recorder)
     world.storm(1, 900)
     world.at(0.01, lambda: world.submit(20, 5, client=2))
     world.run(1.0)
@@ -202,7 +202,7 @@ def test_the_machine_of_a_trace_overlaps_if_its_ticks_were_prepared() -> None:
     """A trace of a GPU is simulated as a GPU."""
     for machine in (GPU, NOISY):
         ticks, recorder = recorded()
-        world = Simulation(contract, profile=machine, recorder=recorder)
+        world = Simulation(deadline, profile=machine, recorder=recorder)
         world.submit(20, 50, client=1)
         world.run(5.0)
         assert profile(ticks).overlaps == machine.overlaps
@@ -320,24 +320,24 @@ def test_a_first_token_came_when_its_tick_had_ended_and_not_when_that_was_forese
 
 
 def test_a_trace_shows_every_request_as_it_was() -> None:
-    """When it came, how long it was, when its first token came, and all its latencies."""
+    """When it came, how long it was, when its first token came, and all its latencies, as computed."""
     work = (
         Session(1, "interactive", 0.5, [Turn(0.0, 30, 20), Turn(1.5, 40, 1), Turn(1.0, 8, 9)]),
         Session(2, "background", 0.0, [Turn(0.0, 300, 30)]),
     )
-    world, recording = traced("contract", 0.02, work, 20.0)
+    world, recording = traced("deadline", 0.02, work, 20.0)
     for stream, request in zip(
         sorted(world.requests, key=lambda s: s.arrived), requests_of(recording.ticks), strict=True
     ):
         assert (request.prompt, request.answer) == (stream.prompt_tokens, stream.answer_tokens)
         assert (request.client, request.lane) == (stream.client, stream.lane)
         assert request.arrived == stream.arrived
-        assert request.first_token == pytest.approx(stream.token_times[0], abs=1e-6)
-        assert request.ended == pytest.approx(stream.token_times[-1], abs=1e-6) or (
+        assert request.first_token == pytest.approx(stream.computed_times[0], abs=1e-6)
+        assert request.ended == pytest.approx(stream.computed_times[-1], abs=1e-6) or (
             request.ended is None and stream is world.requests[-1]
         )
         # No later state has the measurement of the last tick.
-        measured = stream.itl[:-1] if request.ended is None else stream.itl
+        measured = stream.computed_itl[: -1 if request.ended is None else None]
         assert request.itl == pytest.approx(measured, abs=1e-9)
 
 
@@ -394,11 +394,11 @@ def test_a_slow_hour_is_taken_as_it_was() -> None:
     ("mix", "policy", "figures"),
     [
         ("storm", "baseline", ("itl_p95", "ttft_p50", "tokens_s")),
-        ("storm", "contract", ("itl_p95", "ttft_p50", "tokens_s")),
+        ("storm", "deadline", ("itl_p95", "ttft_p50", "tokens_s")),
         ("desk", "baseline", ("itl_p95", "ttft_p50", "tokens_s")),
         # Latencies and first tokens are of two kinds here, with and without a load, and a
         # percentile that lies between the two jumps with any tick.
-        ("desk", "contract", ("tokens_s",)),
+        ("desk", "deadline", ("tokens_s",)),
     ],
 )
 def test_a_recorded_run_is_predicted(mix: str, policy: str, figures: tuple[str, ...]) -> None:
@@ -430,7 +430,7 @@ def test_a_trace_without_a_second_token_has_no_latency_to_predict() -> None:
 def test_runs_of_several_seeds_are_taken_together() -> None:
     """Their latencies are in one list, and what the load got is summed."""
     runs = [
-        simulate(Case("contract", contract, 1.5), WORKLOADS["storm"], NOISY, 5.0, seed)
+        simulate(Case("deadline", deadline, 1.5), WORKLOADS["storm"], NOISY, 5.0, seed)
         for seed in (1, 2)
     ]
     both = together(runs)
@@ -441,8 +441,8 @@ def test_runs_of_several_seeds_are_taken_together() -> None:
 
 def test_the_baseline_has_no_cap_and_is_compared_once() -> None:
     """Every other policy is there at each cap, and the watched applications once by themselves."""
-    names = [case.name for case in cases(["contract", "baseline"], [1.2, 2.0])]
-    assert names == ["no load", "contract 1.2", "contract 2", "baseline"]
+    names = [case.name for case in cases(["deadline", "baseline"], [1.2, 2.0])]
+    assert names == ["no load", "deadline 1.2", "deadline 2", "baseline"]
 
 
 def test_a_policy_is_found_by_its_module_and_name(
@@ -452,7 +452,7 @@ def test_a_policy_is_found_by_its_module_and_name(
     (tmp_path / "mine_for_a_test.py").write_text("def plan(state):\n    return state\nN = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert policy_of("mine_for_a_test:plan")(7) == 7  # type: ignore[arg-type, comparison-overlap]
-    assert policy_of("contract,-guard") != contract
+    assert policy_of("deadline,-guard") != deadline
     for spec, said in (
         ("mine_for_a_test:N", "not a function"),
         ("mine_for_a_test:other", "no attribute 'other'"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import lzma
+import math
 import random
 import sys
 import time
@@ -27,6 +28,7 @@ from uma_trio import __version__
 from uma_trio.backend.fake import Fault
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.lanes import Lane
+from uma_trio.policy.deadline.spend import SAVING
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, encode
 from uma_trio.policy.state import Contract
@@ -55,12 +57,12 @@ SCENES: dict[str, Scene] = {
     "baseline": Scene(policy="baseline", seed=1),
     "baseline-faults": Scene(policy="baseline", seed=2, faults=FAULTS, n_ctx=1600),
     "baseline-device": Scene(policy="baseline", seed=3, device=True, truth=GPU),
-    "contract": Scene(policy="contract", seed=4, ticks=700, believes=CPU),
-    "contract-faults": Scene(
-        policy="contract", seed=5, believes=CPU, faults=FAULTS, can_remove_part=False
+    "deadline": Scene(policy="deadline", seed=4, ticks=700, believes=CPU),
+    "deadline-faults": Scene(
+        policy="deadline", seed=5, believes=CPU, faults=FAULTS, can_remove_part=False
     ),
-    "contract-calm": Scene(
-        policy="contract",
+    "deadline-calm": Scene(
+        policy="deadline",
         seed=15,
         ticks=500,
         believes=CPU,
@@ -69,24 +71,24 @@ SCENES: dict[str, Scene] = {
         longest=300,
         noise=0.02,
     ),
-    "contract-tight": Scene(
-        policy="contract", seed=6, believes=CPU, n_ctx=1300, n_slots=5, people=6, jobs=5
+    "deadline-tight": Scene(
+        policy="deadline", seed=6, believes=CPU, n_ctx=1300, n_slots=5, people=6, jobs=5
     ),
-    "contract-many": Scene(
-        policy="contract", seed=7, believes=CPU.times(1.4), n_slots=17, people=14, n_ctx=8000
+    "deadline-many": Scene(
+        policy="deadline", seed=7, believes=CPU.times(1.4), n_slots=17, people=14, n_ctx=8000
     ),
-    "contract-bandwidth": Scene(
-        policy="contract",
+    "deadline-bandwidth": Scene(
+        policy="deadline",
         seed=8,
         believes=CPU,
         traffic=TRAFFIC,
         contract=Contract(latency_cap=2.0, bmt_budget=1.2e10),
     ),
-    "contract-device": Scene(
-        policy="contract", seed=9, ticks=700, truth=GPU, believes=GPU, device=True, n_ctx=6000
+    "deadline-device": Scene(
+        policy="deadline", seed=9, ticks=700, truth=GPU, believes=GPU, device=True, n_ctx=6000
     ),
-    "contract-device-faults": Scene(
-        policy="contract",
+    "deadline-device-faults": Scene(
+        policy="deadline",
         seed=10,
         truth=GPU,
         believes=GPU,
@@ -95,27 +97,27 @@ SCENES: dict[str, Scene] = {
         n_slots=12,
         people=8,
     ),
-    "contract-restless": Scene(
-        policy="contract",
+    "deadline-restless": Scene(
+        policy="deadline",
         seed=11,
         believes=CPU,
         noise=0.5,
         contract=Contract(latency_cap=1.5, pause_cap=6.0, background_floor=0.2),
     ),
-    "contract-less-stairs-bandwidth": Scene(
-        policy="contract,-stairs,-bandwidth", seed=12, believes=CPU
+    "deadline-less-stairs-bandwidth": Scene(
+        policy="deadline,-stairs,-bandwidth", seed=12, believes=CPU
     ),
-    "contract-less-guard-lanes": Scene(
-        policy="contract,-guard,-lanes", seed=13, believes=CPU, people=5
+    "deadline-less-guard-lanes": Scene(
+        policy="deadline,-guard,-lanes", seed=13, believes=CPU, people=5
     ),
-    "contract-less-learning": Scene(
-        policy="contract,-learning", seed=14, truth=GPU, believes=GPU, device=True
+    "deadline-less-learning": Scene(
+        policy="deadline,-learning", seed=14, truth=GPU, believes=GPU, device=True
     ),
 }
 REAL = {
     "real-baseline": "baseline",
-    "real-contract": "contract",
-    "real-less-shape": "contract,-shape",
+    "real-deadline": "deadline",
+    "real-less-shape": "deadline,-shape",
 }
 
 
@@ -200,11 +202,14 @@ def shown(ticks: Iterable[TracedTick]) -> Counter[str]:
         found["ballast"] += plan.ballast > 0
         found["extra rows"] += plan.extra_rows > 0
         found["isolated"] += limit.isolated
-        found["budgeted long"] += limit.long and not limit.grant
         found["floor grant"] += limit.grant
-        found["within a target"] += "slo" in limit.reason
+        found["paced"] += bool(plan.paces)
+        found["a reader is ahead"] += limit.solo_s < limit.seconds < math.inf
+        found["begins together"] += "together" in limit.reason
+        found["people ask"] += "people ask" in limit.reason
         found["newcomer"] += any(item.reason.startswith("newcomer") for item in plan.items)
         found["trimmed for bandwidth"] += any("bandwidth" in item.reason for item in plan.items)
+        found["saving"] += any(skip.reason == SAVING for skip in plan.skipped)
         found["left out"] += any(skip.reason.startswith("does not") for skip in plan.skipped)
         found["smaller batch"] += state.n_batch < 128
         found[f"status {tick.status}"] += 1

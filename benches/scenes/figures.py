@@ -27,7 +27,7 @@ from uma_trio.sim.machine import TABLES, Profile, built_in, gaussian
 from uma_trio.sim.simulation import Simulation, settings_for
 from uma_trio.sim.world import Request
 
-CAPPED = ("contract", "deadline")  # policies with a latency cap
+CAPPED = ("deadline",)  # policies with a latency cap
 CAPS = (1.2, 1.5, 3.0, 5.0)
 TICKS_MS = (20, 30, 40, 60)  # the baseline's knob, --tick-budget-ms; 30 is its default
 EVERY_S = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -87,7 +87,7 @@ def alone(profile: Profile, prompt: int, answer: int) -> Request:
 
 
 def _world(
-    profile: Profile, policy: str = "contract", cap: float = 1.2, tick_ms: float = 30.0
+    profile: Profile, policy: str = "deadline", cap: float = 1.2, tick_ms: float = 30.0
 ) -> Simulation:
     settings = settings_for(profile, Contract(latency_cap=cap))
     settings = evolve(settings, tick_budget_s=tick_ms / 1e3)

@@ -181,7 +181,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all if none is named")
-    add("--policies", nargs="+", default=["contract", "baseline"], metavar="NAME")
+    add("--policies", nargs="+", default=["deadline", "baseline"], metavar="NAME")
     add("--n", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N", help="sequences")
     add("--machine", choices=list(TABLES), default="q4_0", help="whose ticks are planned")
     add("--ticks", type=int, metavar="N", help="of each round (2000)")

@@ -5,14 +5,14 @@
     python -m benches storm --interactive 3 --paste
     python -m benches storm --caps 2 --batch 16 --repetitions 5
     python -m benches storm --caps 1.2 --without guard stairs    what these parts of ours do
-    python -m benches storm --caps 1.2 --policies ledger deadline --bursts 4 8 16 --seconds 12
+    python -m benches storm --caps 1.2 --bursts 4 8 16 --seconds 12
     python -m benches storm --caps 1.2 --processes    the load comes from a process for each client
 
 Three loads, each against the same reader alone, seconds earlier on the same server: a *storm*
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
 (3 background streams), and *newcomers* (short questions in the storm). ``--paste`` adds one big
 unlabelled prompt, ``--bursts`` so many people who ask at the same moment. Systems: the daemon
-at several caps, or under each of ``--policies``, its baseline, and llama-server at
+at several caps (or under another package's ``--policies``), its baseline, and llama-server at
 several batch sizes, which is the knob it has for this; on request the daemon without one part of its policy.
 What the figures mean is in docs/BENCHMARKS.md. One client for all unless there are ``--processes``,
 prompts from a printed seed, greedy, fixed lengths.
@@ -21,7 +21,7 @@ prompts from a printed seed, greedy, fixed lengths.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,25 +34,15 @@ from benches.processes import processes
 from benches.reading import SAYS, Scenes, Script
 from uma_trio.policy.deadline import deadline
 
-LEDGER, BASELINE, PEER = "uma-trio ledger", "uma-trio baseline", "llama-server -kvu"
-DEADLINE = "uma-trio"
-# By the policy that keeps a cap.
-FAMILIES = {"contract": LEDGER, "ledger": LEDGER, "deadline": DEADLINE}
+OURS, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
+OURS_POLICY = "deadline"
 NO_FLASH = f"{PEER} -fa off"  # as the daemon has it on a CPU
 PEERS = (PEER, NO_FLASH)
 DEFAULT_CAP = 1.2
 CAPS, BATCHES = (DEFAULT_CAP, 1.5, 2.0, 3.0, 5.0), (0, 64, 16, 8, 4)
-# At the default cap; checked on the medians and printed, never asserted.
+# At the default cap; checked on the medians and printed, never asserted. What is shown is by what is shown to
+# the reader alone.
 TARGETS = (
-    ("storm_p95_x", 1.2, "storm: p95 ITL / solo"),
-    ("decoders_p95_x", 1.2, "background decoders: p95 ITL / solo"),
-    ("storm_worst_startup_x", 2.0, "storm: longest ITL in the first 3 s / solo's"),
-    ("storm_ttf5_x", 1.3, "storm: time to the fifth token / solo"),
-    ("newcomer_x", 1.5, "newcomer's TTFT in the storm / solo"),
-)
-
-# The same for token deadlines. What is shown is by what is shown to the reader alone.
-DEADLINE_TARGETS = (
     ("storm_p95_later_x", 1.2, "storm, after the first 3 s: p95 / solo"),
     ("storm_p99_later_x", 1.2, "storm, after the first 3 s: p99 / solo"),
     ("storm_worst_later_x", 1.5, "storm, after the first 3 s: longest / solo"),
@@ -80,13 +70,13 @@ def systems(
         return serving(family, f"cap {cap:g}", ours(*flags), play)
 
     found = [
-        capped(FAMILIES.get(policy, f"{DEADLINE} {policy}"), policy, cap)
+        capped(OURS if policy == OURS_POLICY else f"{OURS} {policy}", policy, cap)
         for cap in given.caps
         for policy in given.policies
     ]
     # Each is a family of its own: no chart joins it to the caps, and no verdict is about it.
     found += [
-        capped(f"{DEADLINE} -{part}", f"deadline,-{part}", DEFAULT_CAP) for part in given.without
+        capped(f"{OURS} -{part}", f"{OURS_POLICY},-{part}", DEFAULT_CAP) for part in given.without
     ]
     if not given.no_baseline:
         found.append(serving(BASELINE, "", ours("--policy", "baseline"), play))
@@ -164,12 +154,9 @@ def _burst_table(n: int) -> Table:
 def verdicts(medians: Medians) -> Iterator[str]:
     """Yield what came of the targets, and how each cap stands beside the peers."""
     at_default = {s.family: s for s in medians.systems if s.knob == f"cap {DEFAULT_CAP:g}"}
-    for family, targets in ((LEDGER, TARGETS), (DEADLINE, DEADLINE_TARGETS)):
-        if family in at_default:
-            for figure, target, text in targets:
-                value = medians(at_default[family], figure)
-                yield contest.verdict(f"{family}: {text}", value, target)
-    yield from _beside_the_ledger(medians, at_default)
+    if OURS in at_default:
+        for figure, target, text in TARGETS:
+            yield contest.verdict(f"{OURS}: {text}", medians(at_default[OURS], figure), target)
     for load, gain, unit in (
         ("storm", "storm_prompts_s", "prompts/s"),
         ("decoders", "decoders_tokens_s", "tokens/s"),
@@ -181,24 +168,8 @@ def verdicts(medians: Medians) -> Iterator[str]:
             yield f"{load}: no other server was measured"
             continue
         for point in found:
-            if point.family in FAMILIES.values():
+            if point.family == OURS:
                 yield f"{load}: {judge(point, others, unit)}"
-
-
-def _beside_the_ledger(medians: Medians, at_default: Mapping[str, System]) -> Iterator[str]:
-    """Yield what others get beside a reader under token deadlines, by what the ledger gives them."""
-    if not {LEDGER, DEADLINE} <= at_default.keys():
-        return
-    for figure, text in (
-        ("storm_tokens_s", "prompt tokens/s"),
-        ("decoders_tokens_s", "background tokens/s"),
-    ):
-        ledger, ours = (medians(at_default[name], figure) for name in (LEDGER, DEADLINE))
-        said = f"{DEADLINE}: {text} by those of {LEDGER}"
-        if ours is None or not ledger:
-            yield f"{said}: {report.cell(ours, 1)} and {report.cell(ledger, 1)}"
-        else:
-            yield contest.verdict(said, ours / ledger, 1.0, at_most=False)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -217,7 +188,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--policies",
         nargs="+",
-        default=["deadline"],
+        default=[OURS_POLICY],
         metavar="NAME",
         help="policies of the daemon that have a latency cap, each at every cap",
     )

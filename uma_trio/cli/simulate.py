@@ -62,7 +62,6 @@ def simulate(
     *,
     policy: Annotated[Names, Several, _flag("Names, or module:function.", "NAME")] = (
         "baseline",
-        "ledger",
         "deadline",
     ),
     workload: Annotated[Names, Several, _flag(_WORKLOADS, "NAME")] = (),

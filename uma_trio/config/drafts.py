@@ -21,7 +21,7 @@ class DraftConfig(ReplyConfig):
         choices=(BY_BACKEND, *SPECULATIONS),
         since="0.1",
         help="Guess the next tokens of an answer from the text before it and check them together "
-        "(policies deadline and ledger): off, free (only where a tick takes no longer), or auto (also "
+        "(deadline policy): off, free (only where a tick takes no longer), or auto (also "
         "where that gives more tokens a second); default is auto on a CPU, off on a GPU. A request may "
         "ask for less. It changes no answer.",
     )

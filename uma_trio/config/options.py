@@ -182,7 +182,7 @@ class Config(HttpConfig):
         yaml=("scheduler.policy",),
         metavar="NAME",
         since="0.1",
-        help="The scheduling policy: deadline, ledger, baseline, or another package's by its entry "
+        help="The scheduling policy: deadline, baseline, or another package's by its entry "
         "point's name. A part is left out by -PART behind a comma: deadline,-stairs.",
     )
     latency_cap: float = option(
@@ -192,7 +192,7 @@ class Config(HttpConfig):
         maximum=1000,
         since="0.1",
         help="How many times longer an interactive stream's p95 inter-token latency may be while other "
-        "work runs (deadline and ledger policies).",
+        "work runs (deadline policy).",
     )
     pause_cap: float = option(
         4.0,
@@ -201,7 +201,7 @@ class Config(HttpConfig):
         maximum=1000,
         since="0.1",
         help="How many times longer a single inter-token latency may be, once a stream is 3 s old; "
-        "before that it is 2 (ledger policy; deadline: beside a newcomer's prompt).",
+        "before that it is 2 (deadline policy, and only beside a newcomer's prompt).",
     )
     playout_ms: float = option(
         300.0,
@@ -220,7 +220,7 @@ class Config(HttpConfig):
         minimum=0,
         maximum=0.9,
         since="0.1",
-        help="The part of machine time that background work gets at least (deadline and ledger policies).",
+        help="The part of machine time that background work gets at least (deadline policy).",
     )
     interactive_prompt: int = option(
         512,
@@ -229,8 +229,8 @@ class Config(HttpConfig):
         maximum=1 << 24,
         unit="tokens",
         since="0.1",
-        help="How much of an interactive prompt is computed first, in ticks that may be long; the rest "
-        "of a longer prompt is scheduled as background work (deadline and ledger policies).",
+        help="How much of an interactive prompt is computed first, and readers' tokens may be late for it; the rest "
+        "of a longer prompt is scheduled as background work (deadline policy).",
     )
     interactive_priority: float = option(
         10.0,
@@ -240,7 +240,7 @@ class Config(HttpConfig):
         maximum=1e6,
         since="0.1",
         help="How many parts the interactive lane gets of what is left beside running streams, for "
-        "each one of the background lane's (deadline and ledger policies).",
+        "each one of the background lane's (deadline policy).",
     )
     bmt_budget: float | None = option(
         None,
@@ -253,7 +253,7 @@ class Config(HttpConfig):
         unit="GB/s",
         since="0.1",
         help="Memory bandwidth that ticks may use, such as 320GBps; background work is trimmed "
-        "to stay within it (deadline and ledger policies).",
+        "to stay within it (deadline policy).",
     )
     kv_type: str = option(
         "f16",

@@ -130,7 +130,7 @@ class Engine:
 
     @property
     def memory(self) -> Memory:
-        """What the policy remembers: the cost model, the error budgets, the counters."""
+        """What the policy remembers: the cost model, the shares, the counters."""
         return self._planner.memory
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Tick
 from uma_trio.lanes import LANES
-from uma_trio.policy.contract.limit import alone_s, room_alone
+from uma_trio.policy.deadline.solo import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED
 from uma_trio.policy.state import SequenceView
 from uma_trio.telemetry.metrics import Metrics
@@ -123,7 +123,6 @@ def promise(tick: Tick) -> Promise:
         infeasible=guard.infeasible,
         background_share=guard.share,
         bmt_budget=state.contract.bmt_budget or 0.0,
-        noise=guard.noise,
         cost=cost,
     )
 

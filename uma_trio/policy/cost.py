@@ -45,9 +45,6 @@ SCALE_BOUNDS = (0.5, 3.0)
 # frozen machine) and must not teach the model anything, unless it happens all the time. One that
 # took a third was no accident: nothing makes a machine quicker by chance.
 OUTLIER = math.log(3.0)
-# A limit that may be missed by three ticks in a hundred: so many times the mean size of a normal error
-# lie 97 of a hundred misses.
-CAREFUL_ERRORS = 2.33
 # However noisy ticks are, a step stays within so many times of what was measured, either way, and no
 # tick makes a machine quicker by more than that.
 FURTHEST = 8.0
@@ -223,11 +220,6 @@ class CostModel:
         computing_s = table(tokens)
         saved_s = max(self.output.lowest, -MOST_SAVED * computing_s)
         return self.scale * (computing_s + saved_s) + between_s
-
-    @property
-    def margin(self) -> float:
-        """How many times its prediction a tick should exceed three times in a hundred."""
-        return math.exp(CAREFUL_ERRORS * min(self.error, UNTRUSTED_ERROR))
 
     def _by(
         self, table: Staircase, work: Work, tokens: int = 0, rows: int = 0, context_cells: int = 0

@@ -9,20 +9,15 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.contract import contract
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.spelling import nearest
 
 ENTRY_POINT_GROUP = "uma_trio.policies"
 
-#: `contract` is what `ledger` was called before there were two policies that keep the contract.
-BUILT_IN: dict[str, Policy] = {
-    "baseline": baseline,
-    "contract": contract,
-    "deadline": deadline,
-    "ledger": contract,
-}
+BUILT_IN: dict[str, Policy] = {"baseline": baseline, "deadline": deadline}
+#: Names of a policy that kept the latency contract by counting late tokens.
+REPLACED = ("contract", "ledger")
 
 
 def find_policy(spec: str) -> Policy:
@@ -50,6 +45,10 @@ def _named(name: str) -> Policy:
     for entry in found:
         if entry.name == name:
             return _loaded(entry)
+    if name in REPLACED:
+        raise PolicyError(
+            f"the policy {name!r} was replaced by 'deadline': write --policy deadline"
+        )
     known = sorted({*BUILT_IN, *(entry.name for entry in found)})
     hint = nearest(name, known)
     raise PolicyError(f"no policy is called {name!r}{hint}; there are: {', '.join(known)}")

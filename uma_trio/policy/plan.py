@@ -41,9 +41,8 @@ class Limit:
     """How long this tick may take.
 
     `seconds` is infinite when no interactive stream is decoding, and under a policy without limits.
-    `solo_s` is what the interactive streams alone would cost. A `long` tick is paid for by the error
-    budget or is a `grant`; it is filled to its limit and must not exceed it. Newcomers' prompts may take
-    a tick to `newcomer_s`, but have no part in a grant. An `isolated` tick holds streams alone.
+    `solo_s` is what the interactive streams alone would cost. Newcomers' prompts may take a tick to
+    `newcomer_s`, but have no part in a `grant`. An `isolated` tick holds streams alone.
     `reach_s` is what `seconds` may become if the streams are served alone for a while. Where there are
     none, a tick without newcomers takes at most `brief_s`, if any size of it is so short.
     """
@@ -51,7 +50,6 @@ class Limit:
     seconds: float
     reason: str
     solo_s: float = 0.0
-    long: bool = False
     newcomer_s: float = math.inf
     isolated: bool = False
     grant: bool = False

@@ -2,8 +2,8 @@
 
 Every float comes back as the float it was: finite ones are written with as many digits as that
 takes, the others, which JSON does not have, as words. A field that is not known is refused, since
-a plan made from half a state would not be the same plan. Traces of the format before this one are
-read, too: it had other names for some fields and parts of a policy.
+a plan made from half a state would not be the same plan. Traces of earlier formats are read, too: they
+have other names for some fields, and what a policy remembered that there is no more, which is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from cattrs import BaseValidationError, Converter, transform_error
 from cattrs.gen import make_dict_structure_fn
 
@@ -25,11 +25,12 @@ from uma_trio.policy.state import (
     MeasuredTick,
     SchedulerState,
     SequenceView,
+    Served,
 )
 
-FORMAT = 3
-_FORMATS = (2, FORMAT)
-# What format 2 called the fields of each class, inner classes first, and the parts of a policy.
+FORMAT = 4
+_FORMATS = (2, 3, FORMAT)
+# What format 2 called the fields of each class, inner classes first.
 _NAMES_OF_2: dict[type, dict[str, str]] = {
     Work: {"looked": "context_cells", "resident": "used_cells", "company": "contended"},
     CostModel: {
@@ -41,19 +42,22 @@ _NAMES_OF_2: dict[type, dict[str, str]] = {
     },
     MeasuredTick: {"gaps": "itl", "loaded": "mixed"},
     GuardMemory: {
-        "credits": "budgets",
-        "jitter": "noise",
         "loaded": "mixed",
         "loaded_ticks": "mixed_ticks",
         "closed_ticks": "isolated_ticks",
-        "rare": "long",
     },
     Contract: {"young_cap": "startup_cap", "young_s": "startup_s"},
-    Limit: {"rare": "long", "closed": "isolated"},
+    Served: {},
+    Limit: {"closed": "isolated"},
     SequenceView: {"target_gap_s": "target_itl_s"},
     SchedulerState: {"ahead": "prepared"},
 }
-_PARTS_OF_2 = {"ledger": "error-budget", "tally": "accounting"}
+# What formats 2 and 3 have, and nobody needs.
+_GONE: dict[type, frozenset[str]] = {
+    GuardMemory: frozenset({"credits", "budgets", "jitter", "noise", "rare", "long"}),
+    Served: frozenset({"most", "held_until"}),
+    Limit: frozenset({"rare", "long"}),
+}
 
 
 class TraceError(Exception):
@@ -133,14 +137,10 @@ def decode(text: bytes) -> Line:
         message = f"it is not a line of a trace, which has {', '.join(_KINDS)}"
         raise TraceError(message)
     if name == "header" and isinstance(body, dict) and body.get("format") not in _FORMATS:
-        known = " and ".join(map(str, _FORMATS))
+        known = ", ".join(map(str, _FORMATS))
         message = f"its format is {body.get('format')}, this version reads {known}"
         raise TraceError(message)
-    line: Line = structured(body, _KINDS[name])
-    if isinstance(line, Header) and line.format == 2:
-        policy, *left_out = line.policy.split(",-")
-        line = evolve(line, policy=",-".join([policy, *(_PARTS_OF_2.get(p, p) for p in left_out)]))
-    return line
+    return structured(body, _KINDS[name])
 
 
 def plain(value: Any) -> Any:
@@ -162,13 +162,17 @@ def _float(value: float) -> float | str:
     return value if math.isfinite(value) else repr(value)
 
 
-def _reads_names_of_2(kind: type[_T], names: dict[str, str]) -> Callable[[Any, Any], _T]:
-    """Return what structures `kind`, also where its fields have the names of format 2."""
+def _reads_earlier(kind: type[_T], names: dict[str, str]) -> Callable[[Any, Any], _T]:
+    """Return what structures `kind`, also where its fields are those of an earlier format."""
     structure = make_dict_structure_fn(kind, _converter, _cattrs_forbid_extra_keys=True)
+    gone = _GONE.get(kind, frozenset())
+    earlier = names.keys() | gone
 
     def hook(body: Any, _: Any) -> _T:
-        if isinstance(body, dict) and not names.keys().isdisjoint(body):
-            body = {names.get(name, name): value for name, value in body.items()}
+        if isinstance(body, dict) and not earlier.isdisjoint(body):
+            body = {
+                names.get(name, name): value for name, value in body.items() if name not in gone
+            }
         return structure(body, kind)
 
     return hook
@@ -177,4 +181,4 @@ def _reads_names_of_2(kind: type[_T], names: dict[str, str]) -> Callable[[Any, A
 _converter = Converter(forbid_extra_keys=True)
 _converter.register_unstructure_hook(float, _float)
 for _kind, _names in _NAMES_OF_2.items():
-    _converter.register_structure_hook(_kind, _reads_names_of_2(_kind, _names))
+    _converter.register_structure_hook(_kind, _reads_earlier(_kind, _names))

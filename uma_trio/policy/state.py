@@ -177,24 +177,21 @@ class Contract:
 class GuardMemory:
     """What the latency guard remembers.
 
-    `budgets` holds the error budget of each stream: how many late tokens it can bear. `noise` is the
-    p95 latency of isolated ticks over the predicted one. `mixed` and `background` are as in the
+    `mixed` and `background` are as in the
     :class:`MeasuredTick` that the tick will be. `share` is the smoothed part of machine time that
-    background work got, `newcomers` the part that newcomers' prompts got. `since_grant` counts the
-    ticks with streams since the last grant. `long` is that of the last plan's limit. `company_at` is
-    when best-effort work was ready last, `people_at` when interactive work was there.
+    background work got, `newcomers` the part that newcomers' prompts got. `owed_s` is how
+    many seconds of the machine background work should have had more, `since_grant` counts the ticks with
+    streams since the last grant. `company_at` is when best-effort work was ready last, `people_at` when interactive work was there.
     """
 
-    budgets: Mapping[int, float] = field(factory=dict)
-    noise: float = 1.0
     mixed: bool = False
     mixed_ticks: int = 0  # in a row, since the last isolated one
     isolated_ticks: int = 0  # still to come
     background: float = 0.0
-    share: float = 1.0
+    share: float = 0.0
     newcomers: float = 0.0
+    owed_s: float = 0.0
     since_grant: int = 1_000_000
-    long: bool = False
     floor_grants: int = 0
     infeasible: int = 0
     company_at: float | None = None
@@ -203,17 +200,11 @@ class GuardMemory:
 
 @value
 class Served:
-    """Which background decoders had a row last, since which tick, and how large that tick was.
-
-    After a size did not fit any more, `most` is what did, and `held_until` the tick until which
-    nothing larger is tried where that costs.
-    """
+    """Which background decoders had a row last, since which tick, and how large that tick was."""
 
     keys: tuple[int, ...] = ()
     since: int = 0
     tokens: int = 0
-    most: int = 0
-    held_until: int = 0
 
 
 @value

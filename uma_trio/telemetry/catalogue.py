@@ -204,15 +204,7 @@ METRICS: tuple[Metric, ...] = (
         "latency_cap",
         "gauge",
         "ratio",
-        "What was promised: the p95 of an interactive stream's inter-token latency over `solo_ms` times "
-        "`jitter`.",
-    ),
-    _m(
-        "jitter",
-        "gauge",
-        "ratio",
-        "The machine's own noise: the p95 latency of ticks without other work, over the predicted one; "
-        "followed between 1 and 2.",
+        "What was promised: the p95 of an interactive stream's inter-token latency over `solo_ms`.",
     ),
     _m(
         "tick_limit_ms",
@@ -253,14 +245,14 @@ METRICS: tuple[Metric, ...] = (
         "guard_infeasible_total",
         "counter",
         "ticks",
-        "Ticks with a token later than the cap times `jitter` although they held no other work: the "
-        "machine cannot keep the promise.",
+        "Ticks that took longer than the cap times `solo_ms` although they held no other work: what readers "
+        "are ahead has to hide that.",
     ),
     _m(
         "background_share",
         "gauge",
         "ratio",
-        "The part of machine time that background work got, smoothed over two seconds, as of "
+        "The part of machine time that background work got, smoothed over ten seconds, as of "
         "the last tick.",
     ),
     _m(

@@ -43,8 +43,7 @@ class Promise:
     `limit_s` is infinite when nobody is protected. `held_back` counts the prompts that this tick
     left out so as to stay within the limit. `between_s` is the part of `predicted_s` outside
     llama_decode. `solo_s` is what the interactive streams alone would cost, `alone_s` what one of
-    them would. `noise` is the machine's own, by which the cap is widened, `cost` the model that
-    predicted.
+    them would. `cost` is the model that predicted.
     """
 
     limit_s: float = math.inf
@@ -60,7 +59,6 @@ class Promise:
     background_share: float = 0.0
     bmt_budget: float = 0.0
     alone_s: float = 0.0
-    noise: float = 1.0
     cost: CostFigures | None = None
 
 
@@ -181,7 +179,6 @@ class PromiseFigures:
             "tick_limit_ms": last.limit_s * 1e3 if limited else None,
             "solo_ms": last.solo_s * 1e3 if limited else None,
             "alone_ms": last.alone_s * 1e3 if limited and last.alone_s else None,
-            "jitter": last.noise if limited else None,
             "solo_ratio_p95": solo_p95,
             "alone_ratio_p95": alone_p95,
             "ticks_over_budget": self._totals.over_budget,

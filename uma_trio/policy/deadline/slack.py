@@ -20,17 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from uma_trio.policy.contract.limit import (
-    MANY_NEWCOMERS,
-    alone_s,
-    is_owed,
-    next_turn,
-    pasted,
-    room_alone,
-    youngest_s,
-)
-from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.deadline.floor import is_granted, nothing_owed, waits
+from uma_trio.policy.deadline.rules import FREE_SHAPES, Rules
+from uma_trio.policy.deadline.solo import alone_s, next_turn, room_alone
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import (
@@ -45,13 +38,15 @@ from uma_trio.policy.state import (
 # Slack is spent on a tick that is longer by so many times the mean error of predictions, within bounds.
 # The margin costs little: what is left of it keeps readers ahead.
 MARGIN_ERRORS, LEAST_ERROR, MOST_ERROR = 4.0, 0.02, 0.25
+# Newcomers are frequent from this part of machine time on, smoothed over some seconds: a prompt of
+# 500 tokens takes a sixth where T(1) is 8 ms.
+MANY_NEWCOMERS = 0.2
 # Who asked may ask again soon. A question of so many tokens, which comes in the middle of a tick of so many
 # times its own, has its first word after twice the time that it takes alone.
 AGAIN_S, QUESTION, WAITED_FOR = 3.0, 32, 2.0
 # Prompts of more tokens than this are not waited for by who reads already: with a limit of 512, as for
 # newcomers, every twentieth token of simulated chats came after 3.5 times solo, with 64 after 2.3.
 TOGETHER = 64
-ENOUGH = 1.1  # a floor that is above what readers leave by less than this is met by that
 
 
 def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
@@ -60,7 +55,8 @@ def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     if readers or any(view.lane == "interactive" for view in state.sequences):
         guard = evolve(guard, people_at=state.now)
     if not readers or cost is None:
-        return _with(plan, _open(state, guard, cost), evolve(guard, newcomers=0.0))
+        guard = evolve(guard, newcomers=0.0, owed_s=nothing_owed(state.contract))
+        return _with(plan, _open(state, guard, cost), guard)
     contract = state.contract
     solo = alone_s(cost, readers, room_alone(state, len(readers)))
     guard, isolated = next_turn(guard, rules)
@@ -71,16 +67,19 @@ def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     if not bound:
         together = evolve(NO_LIMIT, reason="who came together begins together", solo_s=solo)
         return _with(plan, together, guard)
-    starting = youngest_s(bound, state.now) < contract.startup_s
+    starting = _youngest_s(bound, state.now) < contract.startup_s
     hard = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
-    many = guard.newcomers >= MANY_NEWCOMERS or pasted(state)
+    many = guard.newcomers >= MANY_NEWCOMERS or _pasted(state)
     welcome = min(hard, contract.startup_cap) if many else hard
     limit = _limit(state, bound, solo, welcome * solo, margin(cost))
-    granted_s = min([_ahead_s(view, state.now) for view in bound]) + hard * solo
-    if limit.seconds < granted_s and is_owed(state, guard, hard, _floor(contract)):
-        reason = "floor grant: background got too little"
-        limit = evolve(limit, seconds=granted_s, reason=reason, grant=True)
-        guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
+    if not waits(state):
+        guard = evolve(guard, owed_s=nothing_owed(contract))
+    elif is_granted(guard, (hard - 1.0) * solo):
+        granted_s = min([_ahead_s(view, state.now) for view in bound]) + hard * solo
+        if limit.seconds < granted_s:
+            reason = "floor grant: background got too little"
+            limit = evolve(limit, seconds=granted_s, reason=reason, grant=True)
+            guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
     return _with(plan, limit, guard)
 
 
@@ -158,14 +157,18 @@ def _with_deadlines(
     return [v for v in readers if v.first_token_at is None or v.first_token_at <= since]
 
 
-def _floor(contract: Contract) -> float:
-    """Return the part of machine time below which background work is granted a tick.
+def _pasted(state: SchedulerState) -> bool:
+    """Whether somebody is at the beginning of more than a newcomer's prompt."""
+    most = state.contract.newcomer_tokens
+    return any(
+        is_newcomer(view, most) and view.uncached + view.due > most
+        for view in state.best_effort.values()
+    )
 
-    Readers leave `1 - 1 / latency_cap` of it. Where the floor is within that, grants are for
-    work that no slack suffices for; they wait until there was half of the floor.
-    """
-    floor, left = contract.background_floor, 1.0 - 1.0 / contract.latency_cap
-    return floor if floor > ENOUGH * left else floor / 2
+
+def _youngest_s(streams: Sequence[SequenceView], now: float) -> float:
+    """Return how long ago the last of them began to be read."""
+    return now - max([now if v.first_token_at is None else v.first_token_at for v in streams])
 
 
 def _holds(view: SequenceView, now: float) -> bool:

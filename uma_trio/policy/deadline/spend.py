@@ -15,11 +15,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from uma_trio.policy.accounting import planned_work
-from uma_trio.policy.contract.ballast import ballast_for
-from uma_trio.policy.contract.candidates import Candidates, candidates
-from uma_trio.policy.contract.fill import AIM, fitting
-from uma_trio.policy.contract.sizes import DEAD_BAND, burst, next_burst, sweet_spot
 from uma_trio.policy.cost import CostModel, level
+from uma_trio.policy.deadline.ballast import ballast_for
+from uma_trio.policy.deadline.candidates import Candidates, candidates
+from uma_trio.policy.deadline.fitting import fitting
+from uma_trio.policy.deadline.sizes import DEAD_BAND, burst, next_burst, sweet_spot
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
@@ -30,6 +30,8 @@ FINEST = 0.02
 # From this part of what slack may become on nothing is waited for. Where a change of shape costs, no mixed
 # tick comes behind an isolated one before slack is this part.
 FULL, WORTH_A_CHANGE = 0.9, 0.7
+# Ticks for newcomers are planned for this part of their limit, since half of them take longer than predicted.
+AIM = 0.93
 TURNS = 16  # decoders get ticks of their own once they lag by this part of a turn
 SAVING = "waits until readers are far enough ahead for a larger tick"
 TOO_LONG = "no tick with it is short enough for the readers"

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from uma_trio.policy.contract.sizes import burst
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.deadline.sizes import burst
 from uma_trio.policy.fairness import lift, turn_s, turns
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, is_newcomer

@@ -4,9 +4,6 @@ The rate of a size is its tokens per second. Of the sizes within :data:`~uma_tri
 smallest is taken, since shorter ticks delay everyone else less. A size in use is kept for small gains
 (hysteresis). Now and then a neighbour is tried, since only ticks of a size correct its step.
 
-Where graphs are captured, another size makes two ticks slow: a neighbour is tried less often, and a
-size that became too long as a prompt grew is not tried again at once.
-
 Background decoders that share a tick go on together for a burst: a batch of the same shape reuses its
 graph, and fewer answers are half done.
 """
@@ -15,36 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
 from uma_trio.policy.cost import level
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import SchedulerState, Served
 
 DEAD_BAND = 1.03  # a size in use is worth this much more than it is
-HELD = 256  # ticks that nothing larger is tried once a size did not fit, where sizes are held
+PROBE_EVERY = 64  # ticks
 BURST = 16  # ticks that background decoders are served before others have their turn
 
 
-def sweet_spot(
-    state: SchedulerState, took: Mapping[int, float], total: int, rules: Rules = FREE_SHAPES
-) -> int:
+def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> int:
     """Return which size to add to a tick that has `total` tokens already; 0 if there is none.
 
     `took` says what the tick takes by so many more, ascending.
     """
     if not took:
         return 0
-    served = state.memory.served
-    held = max(took)
-    if rules.holds_sizes and state.tick < served.held_until:
-        held = served.most - total
-    sizes = [n for n in took if n <= held] or [min(took)]
-    in_use = served.tokens - total
+    sizes, in_use = tuple(took), state.memory.served.tokens - total
     rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
     best = level(rates)
-    every = rules.probe_every
-    if state.tick % every == 0:
-        other = best + (1 if state.tick % (2 * every) else -1)
+    if state.tick % PROBE_EVERY == 0:
+        other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
         best = other if 0 <= other < len(sizes) else best
     return sizes[best]
 
@@ -53,18 +41,6 @@ def burst(state: SchedulerState) -> frozenset[int]:
     """Return the background decoders whose burst is not over."""
     served = state.memory.served
     return frozenset(served.keys) if state.tick - served.since < BURST else frozenset()
-
-
-def resized(state: SchedulerState, tokens: int, fitting: int, useful: int) -> Served:
-    """Return what to remember of a tick of so many `tokens`.
-
-    Sizes up to `fitting` were within the limit, up to `useful` there was work for. If the size in use
-    had work and did not fit, that is remembered.
-    """
-    served = state.memory.served
-    if fitting < served.tokens <= useful:
-        served = evolve(served, most=fitting, held_until=state.tick + HELD)
-    return evolve(served, tokens=tokens)
 
 
 def next_burst(state: SchedulerState, served: Served, keys: Sequence[int]) -> Served:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from uma_trio.policy.contract.rules import FREE_SHAPES, Rules
+from uma_trio.policy.deadline.rules import FREE_SHAPES, Rules
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import MeasuredTick, SchedulerState

@@ -10,8 +10,9 @@ from uma_trio.policy.state import SchedulerState
 
 MOST_BALLAST = 3
 WORTH = 0.97  # below this part of the time without; measuring is no finer
-# One tick in so many goes without, or a step that was measured too high would never be corrected.
-TRY_WITHOUT = 256
+# One tick in so many goes without, or a step that was measured too high would never be corrected. Amid mixed
+# ticks only isolated ones tell what streams take alone: half of them go without, so many ticks in turn.
+TRY_WITHOUT, ISOLATED_IN_TURN = 256, 8
 
 
 def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
@@ -25,15 +26,16 @@ def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
     return best, takes_s
 
 
-def add_ballast(state: SchedulerState, plan: Plan, *, captured: bool = False) -> Plan:
+def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     """Add rows in a scratch slot where the staircase goes down.
 
-    Useful rows were added before, as far as there were any and the limit allowed. With `captured`
-    rows are not added only to keep the shape of the tick before, which would then be kept for ever.
+    Useful rows were added before, as far as there were any and the limit allowed. What a change of shape
+    costs is no reason: the shape of the tick before would then be kept for ever.
     """
     cost = plan.memory.cost
     if cost is None or not plan.items or plan.ballast:  # the size is held for drafts
         return plan
     room = min(state.spare_rows, min(state.n_batch, state.empty_cells) - plan.n_tokens)
-    best, _ = ballast_for(cost, planned_work(state, plan, captured=captured), room)
-    return evolve(plan, ballast=best) if best and state.tick % TRY_WITHOUT else plan
+    best, _ = ballast_for(cost, planned_work(state, plan, captured=True), room)
+    in_turn = plan.limit.isolated and state.tick // ISOLATED_IN_TURN % 2
+    return evolve(plan, ballast=best) if best and state.tick % TRY_WITHOUT and not in_turn else plan

@@ -17,15 +17,15 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from uma_trio.policy.accounting import planned_work
-from uma_trio.policy.contract.drafts import (
+from uma_trio.policy.cost import CostModel
+from uma_trio.policy.deadline.drafts import (
     MOST_DRAFTS,
     Guess,
     likeliest_first,
     longest_s,
     with_drafts,
 )
-from uma_trio.policy.contract.making import making_s
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.deadline.making import making_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import NO_HELD_DRAFTS, HeldDrafts, SchedulerState

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import accumulate
 
-from uma_trio.policy.contract.ballast import MOST_BALLAST, ballast_for
 from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
 from uma_trio.policy.state import SequenceView
 
 MOST_GUESSES = 15  # of one stream

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from uma_trio.engine.messages import Targets
-from uma_trio.policy.contract import contract
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
@@ -20,17 +20,19 @@ from uma_trio.sim.simulation import Simulation
 from uma_trio.sim.world import Request
 
 SOLO_S = 0.008 + HOST_S
+NOISE = 0.02
+P95_ALONE = 1.0 + 1.645 * NOISE  # times solo: 1.645 deviations are the p95 of a normal distribution
 
 
 def machine(steps: Staircase, believed: CostModel | None = None) -> Profile:
     """Return a machine with a noise of 2 %, of which a policy may have `believed` something else."""
     truth = CostModel(steps, host_s=HOST_S)
-    return modelled("steps", truth, gaussian(0.02), believed=believed)
+    return modelled("steps", truth, gaussian(NOISE), believed=believed)
 
 
 def p95(stream: Request, solo_s: float = SOLO_S) -> float:
-    """Return the p95 gap of a stream over what it is alone."""
-    return float(np.percentile(stream.itl, 95)) / solo_s
+    """Return the p95 gap of a stream over that of the same stream alone."""
+    return float(np.percentile(stream.itl, 95)) / (P95_ALONE * solo_s)
 
 
 def background_prompts(simulation: Simulation) -> int:
@@ -40,7 +42,7 @@ def background_prompts(simulation: Simulation) -> int:
 
 def storm(cap: float = 1.2, seconds: float = 30.0, clients: int = 3) -> tuple[Simulation, Request]:
     """Run one interactive stream against endless prompts; return both."""
-    simulation = Simulation(contract, Contract(latency_cap=cap))
+    simulation = Simulation(deadline, Contract(latency_cap=cap))
     for client in range(clients):
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
@@ -83,7 +85,7 @@ def test_a_looser_cap_buys_more_than_the_best_peer_gives(cap: float, prompts_per
 
 def test_background_decoders_are_not_felt_either() -> None:
     """Streams of a batch job ride along only where there is room."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     for client in range(3):
         simulation.submit(20, 8000, client=100 + client, lane="background")
     simulation.run(2.0)
@@ -95,7 +97,7 @@ def test_background_decoders_are_not_felt_either() -> None:
 
 def test_three_streams_are_measured_against_the_three_alone() -> None:
     """The company of other people is not charged to the background."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     for client in range(2):
         simulation.storm(100 + client)
     streams = [simulation.submit(20, 4000, client=1 + i) for i in range(3)]
@@ -106,7 +108,7 @@ def test_three_streams_are_measured_against_the_three_alone() -> None:
 
 def test_three_streams_run_at_the_speed_of_four() -> None:
     """Where four rows cost less than three, a row is thrown in."""
-    simulation = Simulation(contract, profile=built_in("q4_0"))
+    simulation = Simulation(deadline, profile=built_in("q4_0"))
     streams = [simulation.submit(4, 500, client=1 + i) for i in range(3)]
     simulation.run(6.0)
     assert float(np.median(streams[0].itl)) == pytest.approx(0.0111 + HOST_S, rel=0.01)
@@ -114,13 +116,13 @@ def test_three_streams_run_at_the_speed_of_four() -> None:
 
 def test_a_newcomer_is_answered_soon_in_a_storm() -> None:
     """An interactive prompt goes before any background prefill."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     for client in range(3):
         simulation.storm(100 + client)
     simulation.run(3.0)
     newcomer = simulation.submit(30, 10, client=1)
     simulation.run(3.0)
-    solo = Simulation(contract)
+    solo = Simulation(deadline)
     alone = solo.submit(30, 10, client=1)
     solo.run(3.0)
     # It may have to wait for the tick that was running when it came: the smallest chunk that
@@ -133,14 +135,14 @@ def test_a_newcomer_beside_a_stream_waits_half_as_long_again_at_the_most(
     prompt_tokens: int,
 ) -> None:
     """And the stream that it comes beside keeps its p95 for all but the longest of prompts."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     for client in range(3):
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
     simulation.run(5.0)
     newcomer = simulation.submit(prompt_tokens, 1, client=2)
     simulation.run(8.0)
-    solo = Simulation(contract)
+    solo = Simulation(deadline)
     alone = solo.submit(prompt_tokens, 1, client=1)
     solo.run(3.0)
     assert newcomer.ttft_s <= 1.5 * alone.ttft_s
@@ -149,7 +151,7 @@ def test_a_newcomer_beside_a_stream_waits_half_as_long_again_at_the_most(
 
 def test_prompts_that_nobody_labelled_slow_a_stream_to_half_its_speed_and_no_more() -> None:
     """Newcomers without end are no newcomers."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     stream = simulation.submit(20, 8000, client=1)
     simulation.run(5.0)
     for client in range(3):
@@ -160,7 +162,7 @@ def test_prompts_that_nobody_labelled_slow_a_stream_to_half_its_speed_and_no_mor
 
 def test_with_nobody_to_protect_prefill_runs_at_full_speed() -> None:
     """Alone, prompts are computed at 95 % of the best rate there is or better."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     for client in range(3):
         simulation.storm(100 + client)
     simulation.run(20.0)
@@ -170,7 +172,7 @@ def test_with_nobody_to_protect_prefill_runs_at_full_speed() -> None:
 
 def test_an_unlabelled_paste_does_not_break_the_contract_for_long() -> None:
     """Beyond its first 512 tokens a person's paste shares the background's room."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     stream = simulation.submit(20, 8000, client=1)
     simulation.run(4.0)
     simulation.submit(4000, 1, client=2)
@@ -180,7 +182,7 @@ def test_an_unlabelled_paste_does_not_break_the_contract_for_long() -> None:
 
 def test_an_slo_that_cannot_be_kept_does_not_take_the_floor_from_others() -> None:
     """One application's wish narrows every other tick; the grants that are counted are given."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     simulation.submit(20, 8000, client=1, targets=Targets(itl_s=0.001))
     simulation.run(5.0)
     simulation.storm(100)
@@ -191,7 +193,7 @@ def test_an_slo_that_cannot_be_kept_does_not_take_the_floor_from_others() -> Non
 
 def test_without_its_guard_the_contract_is_felt() -> None:
     """What the guard is for: without it a storm has the machine, and its reader waits."""
-    simulation = Simulation(find_policy("contract,-guard"))
+    simulation = Simulation(find_policy("deadline,-guard"))
     for client in range(3):
         simulation.storm(100 + client)
     simulation.run(1.0)
@@ -208,7 +210,7 @@ def test_a_long_prompt_of_a_person_is_computed_beside_background_decoders() -> N
     dear = modelled("dear rows", CostModel(steps, output=rows, host_s=HOST_S))
     ttft = []
     for decoders in (0, 8):
-        simulation = Simulation(contract, profile=dear)
+        simulation = Simulation(deadline, profile=dear)
         for _ in range(decoders):
             simulation.submit(64, 4000, client=2, lane="background")
         simulation.run(5.0)
@@ -220,7 +222,7 @@ def test_a_long_prompt_of_a_person_is_computed_beside_background_decoders() -> N
 
 def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
     """Machine time is shared: a client's 30 tokens pass another's 32,000."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     long = simulation.submit(32_000, 1, client=1, lane="background")
     simulation.run(1.0)
     short = simulation.submit(30, 1, client=2, lane="background")
@@ -232,7 +234,7 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
 def test_on_a_machine_without_stairs_the_contract_holds_too() -> None:
     """A GPU's gentle slope gives the background more, within the same promise."""
     gpu = {1: 3.82, 2: 4.06, 3: 4.28, 4: 4.6, 8: 6.28, 16: 7.79, 64: 11.8, 256: 28.2, 512: 45.7}
-    simulation = Simulation(contract, profile=machine(staircase(gpu)))
+    simulation = Simulation(deadline, profile=machine(staircase(gpu)))
     for client in range(3):
         simulation.storm(100 + client, 1500)
     stream = simulation.submit(20, 8000, client=1)
@@ -249,15 +251,15 @@ def mixture(experts: int, used: int) -> Staircase:
 
 
 @pytest.mark.parametrize(
-    ("experts", "used", "ride_along"),
-    [(128, 8, 1), (8, 8, 8)],  # eight of eight are a dense model that takes as long for one token
+    ("experts", "used", "least", "most"),
+    [(128, 8, 1, 3), (8, 8, 7, 9)],  # eight of eight are a dense model that takes as long for one
 )
 def test_served_decoders_follow_from_the_experts_that_they_reach(
-    experts: int, used: int, ride_along: int
+    experts: int, used: int, least: float, most: float
 ) -> None:
     """Where each row reaches other experts few ride along, where all share the weights all do."""
     steps = mixture(experts, used)
-    simulation = Simulation(contract, Contract(latency_cap=2.0), profile=machine(steps))
+    simulation = Simulation(deadline, Contract(latency_cap=2.0), profile=machine(steps))
     batch = [simulation.submit(20, 8000, client=100, lane="background") for _ in range(8)]
     simulation.run(3.0)
     assert len(batch[-1].token_times) > 10
@@ -266,13 +268,13 @@ def test_served_decoders_follow_from_the_experts_that_they_reach(
     simulation.run(20.0)
     rode = sum(len(s.token_times) for s in batch) - before
     assert p95(stream, steps(1) + HOST_S) <= 2.0
-    assert rode / len(stream.token_times) == pytest.approx(ride_along, rel=0.2)
+    assert least < rode / len(stream.token_times) < most
 
 
 def test_on_a_mixture_of_experts_the_contract_holds() -> None:
     """A second row costs half as much again there: a storm waits for ticks that may be long."""
     steps = mixture(128, 8)
-    simulation = Simulation(contract, profile=machine(steps))
+    simulation = Simulation(deadline, profile=machine(steps))
     for client in range(3):
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
@@ -282,10 +284,10 @@ def test_on_a_mixture_of_experts_the_contract_holds() -> None:
     assert sum(simulation.backend.computed.values()) > 0
 
 
-@pytest.mark.parametrize("part", contract.optional)
+@pytest.mark.parametrize("part", deadline.optional)
 def test_without_any_of_its_parts_everybody_is_served_to_the_end(part: str) -> None:
     """Worse, perhaps, but no plan breaks a rule and nobody waits for ever."""
-    simulation = Simulation(contract.without(part))
+    simulation = Simulation(deadline.without(part))
     for client in range(3):
         simulation.submit(506, 20, client=100 + client, lane="background")
     simulation.run(0.5)
@@ -300,7 +302,7 @@ def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
     table = TABLES["q4_0"]
     believed = staircase({n: ms * (wrong if n > 4 else 1) for n, ms in table.items()})
     mistaken = machine(staircase(table), believed=CostModel(believed, host_s=HOST_S))
-    simulation = Simulation(contract, Contract(latency_cap=2.0), profile=mistaken)
+    simulation = Simulation(deadline, Contract(latency_cap=2.0), profile=mistaken)
     for client in range(3):
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
@@ -311,7 +313,7 @@ def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
 
 def test_infeasible_promises_are_counted() -> None:
     """When the streams alone are too slow, the metrics say so instead of hiding it."""
-    simulation = Simulation(contract, profile=built_in("q4_0", gaussian(0.35)))
+    simulation = Simulation(deadline, profile=built_in("q4_0", gaussian(0.35)))
     stream = simulation.submit(20, 2000, client=1)
     simulation.run(10.0)
     assert p95(stream) > 1.2
@@ -320,7 +322,7 @@ def test_infeasible_promises_are_counted() -> None:
 
 def test_a_request_that_asks_for_shorter_gaps_gets_them_where_possible() -> None:
     """An application's own target tightens the limit of every tick it is part of."""
-    simulation = Simulation(contract, Contract(latency_cap=5.0))
+    simulation = Simulation(deadline, Contract(latency_cap=5.0))
     for client in range(3):
         simulation.storm(100 + client)
     stream = simulation.submit(20, 4000, client=1, targets=Targets(itl_s=0.0125))
@@ -330,7 +332,7 @@ def test_a_request_that_asks_for_shorter_gaps_gets_them_where_possible() -> None
 
 def test_targets_that_were_missed_are_counted() -> None:
     """Nobody has to take our word for it."""
-    simulation = Simulation(contract)
+    simulation = Simulation(deadline)
     simulation.submit(500, 20, client=1, targets=Targets(ttft_s=0.001, itl_s=0.001))
     simulation.run(5.0)
     assert simulation.metrics.snapshot()["slo_violations_total"] == {"ttft": 1, "tbt": 19}

@@ -1,0 +1,382 @@
+"""The stages of the policy beside its limit, one by one: learning, sizes, shapes, ballast, bursts."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from policy_kit import after, decoder, prompt, state
+
+from uma_trio.policy.accounting import as_measured, planned_work
+from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.deadline import deadline
+from uma_trio.policy.deadline.ballast import TRY_WITHOUT
+from uma_trio.policy.deadline.candidates import Candidates
+from uma_trio.policy.deadline.floor import nothing_owed
+from uma_trio.policy.deadline.learn import learn_cost
+from uma_trio.policy.deadline.rules import CAPTURED_SHAPES, FREE_SHAPES
+from uma_trio.policy.deadline.shares import note_shares
+from uma_trio.policy.deadline.sizes import BURST, PROBE_EVERY, sweet_spot
+from uma_trio.policy.deadline.slack import set_slack
+from uma_trio.policy.find import find_policy
+from uma_trio.policy.pipeline import PolicyError
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.state import (
+    Contract,
+    GuardMemory,
+    MeasuredTick,
+    Memory,
+    SchedulerState,
+    SequenceView,
+    Served,
+)
+
+STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
+COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
+SOLO = 0.008
+
+
+def situation(*views: SequenceView, **remembered: object) -> SchedulerState:
+    """Return a state in the middle of things: the cost is known, old streams are old."""
+    guard = GuardMemory(**remembered)  # type: ignore[arg-type]
+    return evolve(state(*views), tick=1, memory=Memory(cost=COST, guard=guard))
+
+
+def captured_situation(*views: SequenceView, **changes: object) -> SchedulerState:
+    """Return a state where shapes cost and readers are far ahead, before ticks of 16 tokens at most."""
+    now = situation(*views)
+    guard, cost = GuardMemory(), evolve(COST, recapture_s=0.002)
+    memory = Memory(cost=cost, guard=guard)
+    return evolve(
+        now, **{"memory": memory, "n_batch": 16, "contract": Contract(latency_cap=4.0)} | changes
+    )
+
+
+def far_ahead(key: int = 1) -> SequenceView:
+    """Return a stream of which tokens are computed for the next 0.3 s."""
+    return stream(key, shown_at=100.3)
+
+
+def started(state_: SchedulerState) -> Plan:
+    """Return the empty plan that a policy begins with."""
+    return Plan(memory=state_.memory)
+
+
+def stream(key: int = 1, **changes: object) -> SequenceView:
+    """Return an interactive stream that began long ago."""
+    return decoder(key, **{"first_token_at": 0.0, "computed": 0} | changes)
+
+
+def test_ticks_that_were_measured_together_are_entered_one_after_the_other() -> None:
+    """Where plans are made ahead, one that was thrown away leaves two ticks to the next."""
+    ticks = [MeasuredTick(took, 0.001, Work(1, 1, after=(1, 1))) for took in (0.01, 0.012)]
+    now = state(stream())
+    now = evolve(now, memory=Memory(cost=COST))
+    once = learn_cost(after(now, ticks[0]), started(now)).memory
+    assert learn_cost(after(now, *ticks), started(now)).memory.cost == (
+        learn_cost(after(now, ticks[1]), Plan(memory=once)).memory.cost
+    )
+
+
+def test_the_share_of_the_background_is_followed_where_nobody_reads_too() -> None:
+    """A moment without a stream, as between two answers, is no gift of a whole share."""
+    now = situation(prompt(1, 30), share=0.01)
+    assert deadline(now).memory.guard.share <= 0.01
+    tick = MeasuredTick(1.0, 0.0, Work(512), mixed=True, background=1.0)
+    busy = after(situation(share=0.01), tick)
+    assert deadline(busy).memory.guard.share > 0.09
+
+
+def owed(share: float, floor: float, cap: float, seconds: float = 100.0) -> float:
+    """Return what background work is owed that waited so long and had such a share of each tick."""
+    views = (stream(), decoder(2, lane="background"))
+    work = Work(1, contended=True)
+    tick = MeasuredTick(SOLO / (1 - share), 0.0, work, solo_s=SOLO, mixed=True, background=1.0)
+    rules = Contract(latency_cap=cap, background_floor=floor)
+    now = evolve(situation(*views, owed_s=nothing_owed(rules)), contract=rules)
+    for _ in range(int(seconds / tick.decode_s)):
+        plan = note_shares(evolve(now, measured=(tick,)), started(now))
+        now = evolve(now, memory=plan.memory)
+    return now.memory.guard.owed_s
+
+
+def test_background_work_is_owed_what_it_had_less_than_its_floor() -> None:
+    """Half of it where readers leave more than that, and nothing while it has just come."""
+    begins = 2.0  # seconds of patience
+    assert owed(0.0, 0.3, 1.2) == pytest.approx(0.3 * (100 - begins), rel=0.01)
+    assert owed(0.1, 0.3, 1.2) == pytest.approx(0.2 * 100 - 0.3 * begins, rel=0.01)
+    assert owed(0.0, 0.05, 1.2) == pytest.approx(0.025 * 100 - 0.05 * begins, rel=0.01)
+    assert owed(0.0, 0.05, 1.01) == pytest.approx(0.05 * (100 - begins), rel=0.01)
+    assert owed(0.0, 0.05, 1.2, seconds=2.0) < 0
+    assert owed(0.1, 0.05, 1.2) == pytest.approx(-0.05 * begins)
+
+
+def test_a_grant_is_given_for_as_much_as_it_adds() -> None:
+    """Which is three times solo where a pause may be four; two ticks behind it none is given."""
+    views = (stream(), decoder(2, lane="background"))
+    for owed_s, since, grant in (
+        (2.9 * SOLO, 100, False),
+        (3.0 * SOLO, 100, True),
+        (9.9 * SOLO, 2, False),
+    ):
+        now = situation(*views, owed_s=owed_s, since_grant=since - 1)
+        assert set_slack(now, started(now)).limit.grant == grant
+
+
+def test_a_grant_is_not_for_newcomers() -> None:
+    """They have their limit in every other tick; what is granted and counted goes to the rest."""
+    now = situation(stream(), prompt(2, 30), prompt(3, 500, lane="background"), owed_s=1.0)
+    plan = deadline(now)
+    assert plan.limit.grant
+    assert {item.key for item in plan.items} == {1, 3}
+
+
+def test_company_does_not_change_what_the_streams_cost_alone() -> None:
+    """The slots that others hold would be ballast's, were the streams alone."""
+    streams = [stream(key) for key in range(5)]
+    others = [decoder(key, lane="background") for key in range(10, 13)]
+    quiet = evolve(situation(*streams), spare_rows=4)
+    busy = evolve(situation(*streams, *others), spare_rows=1)
+    solos = [set_slack(now, started(now)).limit.solo_s for now in (quiet, busy)]
+    assert solos[0] == solos[1]
+
+
+def test_without_ballast_the_streams_are_measured_without_it() -> None:
+    """Three streams that may not run as four are no slower than themselves."""
+    now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
+    assert deadline(now).limit.solo_s == pytest.approx(0.0111)
+    assert find_policy("deadline,-stairs")(now).limit.solo_s == pytest.approx(0.0162)
+
+
+def test_a_tick_that_measures_the_streams_alone_is_closed() -> None:
+    """Nothing rides along, not even what would fit, so that it measures what it says."""
+    now = situation(stream(), prompt(2, 30), mixed=True, mixed_ticks=1000)
+    plan = deadline(now)
+    assert plan.limit.isolated
+    assert [item.key for item in plan.items] == [1]
+
+
+def filled(now: SchedulerState) -> dict[int, int]:
+    """Return the tokens of each sequence that gets any."""
+    return {item.key: item.n_tokens for item in deadline(now).items}
+
+
+def test_nothing_slows_down_a_newcomer_who_is_alone() -> None:
+    """With no stream to protect, a tick with a person's prompt has no room for a batch's."""
+    now = situation(prompt(1, 30), prompt(2, 500, lane="background"))
+    assert filled(now) == {1: 30}
+
+
+def test_alone_the_background_takes_the_smallest_chunk_at_full_rate() -> None:
+    """So that the next newcomer waits least."""
+    now = situation(prompt(2, 64, lane="background"))
+    assert filled(now) == {2: 32}
+
+
+def test_no_tick_is_larger_than_the_largest_step_that_is_known() -> None:
+    """Two noisy steps with little between them would make the next chunk look free."""
+    steep = CostModel(Staircase((1, 32, 64), (0.008, 0.049, 0.050)))
+    now = evolve(situation(prompt(1, 500, lane="background")), memory=Memory(cost=steep))
+    assert filled(now) == {1: 64}
+
+
+def test_where_shapes_cost_a_tick_asks_for_a_row_as_if_a_prompt_ended() -> None:
+    """So that the ticks beside a long prompt, its end included, all have one shape."""
+    for pending in (500, 15):
+        now = captured_situation(far_ahead(), prompt(2, pending, lane="background"))
+        plan = deadline(now)
+        assert (planned_work(now, plan).shape, plan.extra_rows) == ((16, 2), pending == 500)
+    free = evolve(now, memory=evolve(now.memory, cost=COST))
+    assert not deadline(free).extra_rows
+
+
+def test_a_tick_has_the_rows_of_the_one_before_where_it_has_its_size() -> None:
+    """Decoders whose turn is over leave their rows to a prompt that asks for nothing."""
+    batch = (prompt(2, 500, lane="background"), prompt(4, lane="background"))
+    now = captured_situation(far_ahead(1), far_ahead(3), *batch)
+    size = deadline(now).n_tokens
+    for before, rows in (((size, 4), 4), ((size, 9), 4), ((size - 1, 4), 3), ((size, 2), 3)):
+        plan = deadline(after(now, MeasuredTick(0.02, 0.0, Work(*before, after=before))))
+        assert planned_work(now, plan).shape == (size, rows)
+
+
+def test_a_tick_of_the_size_in_use_is_not_charged_for_a_new_shape() -> None:
+    """The row that keeps the shape comes after the size is chosen, and must not make it dearer."""
+    captured = evolve(COST, recapture_s=0.02)
+    memory = Memory(cost=captured, guard=GuardMemory(mixed=True), served=Served(tokens=16))
+    before = MeasuredTick(0.0259, 0.0, Work(16, 2, after=(16, 2)))
+    now = captured_situation(far_ahead(), prompt(2, 500, lane="background"), memory=memory)
+    now = after(now, before)
+    plan = deadline(now)
+    assert planned_work(now, plan).shape == (16, 2)
+    assert plan.predicted_s == pytest.approx(0.0259, rel=0.01)
+
+
+def test_ballast_takes_no_cell_that_a_stream_needs() -> None:
+    """Or the last token of an answer that fills the cache would find no room."""
+    now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
+    assert deadline(evolve(now, empty_cells=4)).ballast == 1
+    assert deadline(evolve(now, empty_cells=3)).ballast == 0
+
+
+def test_ballast_is_left_out_now_and_then() -> None:
+    """Three streams run as four, but for the tick that shows what three take."""
+    now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
+    assert deadline(now).ballast == 1
+    assert deadline(evolve(now, tick=TRY_WITHOUT)).ballast == 0
+
+
+def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
+    """One row that seemed to cost more than four gets its chance, and ballast ends."""
+    believed = CostModel(Staircase((1, 4), (0.012, 0.0105)))
+    truth = CostModel(Staircase((1, 4), (0.008, 0.0111)))
+    memory, last, ballast = Memory(cost=believed), MeasuredTick(), []
+    for tick in range(6000):
+        now = after(evolve(state(stream()), tick=tick, memory=memory, spare_rows=3), last)
+        plan = deadline(now)
+        work = planned_work(now, plan)
+        memory, last = plan.memory, as_measured(plan, work, truth.seconds(work), 0.0, {})
+        ballast.append(plan.ballast)
+    assert ballast[1] == 3
+    assert ballast[-1] == 0
+
+
+def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often() -> None:
+    """The first two ticks of a shape are slow, so one alone would measure nothing."""
+    captured = evolve(COST, recapture_s=0.002)
+    guard = GuardMemory(mixed=True, mixed_ticks=1000)
+    now = evolve(situation(stream()), memory=Memory(cost=captured, guard=guard))
+    isolated = []
+    for _ in range(6):
+        plan = set_slack(now, started(now), CAPTURED_SHAPES)
+        isolated.append(plan.limit.isolated)
+        now = evolve(now, memory=plan.memory)
+    assert isolated == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])
+def test_the_first_ticks_of_a_captured_shape_teach_nothing(same_shape: int, learns: bool) -> None:
+    """Neither the model nor the unrest of the machine; elsewhere every tick does."""
+    last = MeasuredTick(0.02, 0.0, Work(1, 1, after=(1, 1)))
+    for rules in (CAPTURED_SHAPES, FREE_SHAPES):
+        memory = Memory(cost=COST, same_shape=same_shape)
+        now = after(evolve(state(stream()), memory=memory), last)
+        plan = learn_cost(now, started(now), rules)
+        assert (plan.memory.cost != memory.cost) == (learns or rules is FREE_SHAPES)
+
+
+def rates(**changes: object) -> SchedulerState:
+    """Return a state in which sizes are chosen."""
+    return evolve(state(), **{"tick": 1} | changes)
+
+
+def test_more_streams_than_rows_leave_out_each_of_the_others_once() -> None:
+    """A batch that was made smaller for want of room: who is left out is told why, and nobody fails."""
+    now = situation(*(stream(key) for key in range(5)), decoder(9, lane="background"))
+    plan = deadline(evolve(now, n_batch=4))
+    assert [item.key for item in plan.items] == [0, 1, 2, 3]
+    assert [skip.key for skip in plan.skipped] == [4, 9]
+    assert plan.skipped[0].reason == "decode: the batch is full, its turn is next"
+
+
+@pytest.mark.parametrize(("computed", "gets"), [(0, 3), (511, 1), (512, 0)])
+def test_only_the_beginning_of_a_long_prompt_is_a_newcomers(computed: int, gets: int) -> None:
+    """Its first 512 tokens may make a tick late, the rest of a paste may not."""
+    now = situation(stream(), prompt(2, 3000, computed=computed))
+    items = {item.key: item.n_tokens for item in deadline(now).items}
+    assert items.get(2, 0) == gets
+    now = situation(prompt(2, 3000, computed=500))
+    assert [item.n_tokens for item in deadline(now).items] == [COST.quickest(512)]
+
+
+def test_what_a_long_prompt_must_leave_the_next_newcomer_takes() -> None:
+    """A tick goes on with the next in the line; only a prompt that ends asks for a row of logits."""
+    now = situation(stream(), prompt(2, 3000, computed=510), prompt(3, 100, arrived=100.0))
+    plan = deadline(now)
+    assert [(item.key, item.n_tokens) for item in plan.items[:2]] == [(1, 1), (2, 2)]
+    assert plan.items[2].key == 3
+    assert Candidates(Work(1), now.sequences[1:], within=512).adds(102) == (102, 1, 2 * 510)
+
+
+def test_prompts_go_in_the_chunks_that_doctor_names() -> None:
+    """With nobody to protect: the plateau's for the background, the quickest for a newcomer."""
+    for lane, chunk in (("background", COST.plateau(512)), ("interactive", COST.quickest(512))):
+        now = situation(prompt(1, 2000, lane=lane))
+        assert [item.n_tokens for item in deadline(now).items] == [chunk]
+
+
+def test_the_sweet_spot_is_the_most_tokens_a_second() -> None:
+    """Four rows of the staircase above beat three and five; nearly as good and smaller wins."""
+    took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
+    assert sweet_spot(rates(), took, 1) == 7
+    assert sweet_spot(rates(), {3: 0.0111, 4: 0.0152}, 1) == 3
+    assert sweet_spot(rates(), {30: 0.1, 31: 0.102}, 1) == 30
+
+
+def test_a_size_in_use_is_kept_for_a_small_gain() -> None:
+    """Noise must not make the batch's shape flutter."""
+    took = {4: 0.0100, 8: 0.0187}  # eight are 7 % better than four
+    assert sweet_spot(rates(), took, 1) == 8
+    using_four = Memory(served=Served(tokens=5))
+    assert sweet_spot(rates(memory=using_four), took, 1) == 4
+
+
+def test_now_and_then_a_neighbour_is_tried() -> None:
+    """Only ticks of a size tell what it costs, so no size is given up for ever."""
+    took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
+    tried = {sweet_spot(rates(tick=tick), took, 1) for tick in range(2 * PROBE_EVERY)}
+    assert tried == {4, 7}
+
+
+def test_background_decoders_go_on_together_for_a_burst() -> None:
+    """Five that share rows of four: the same four for a while, then the fifth has its turn."""
+    views = [decoder(i, lane="background", client=i, computed=0) for i in range(5)]
+    memory = Memory(cost=COST)
+    turns = []
+    for tick in range(1, 3 * BURST):
+        plan = deadline(evolve(state(*views), tick=tick, memory=memory))
+        memory = plan.memory
+        turns.append(tuple(sorted(item.key for item in plan.items)))
+    assert len(turns[0]) == 4
+    assert turns[: BURST - 1] == [turns[0]] * (BURST - 1)
+    assert turns[BURST + 1] != turns[0]
+
+
+@pytest.mark.parametrize("contended", [False, True])
+def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, contended: bool) -> None:
+    """Planning takes longer beside others; counted as the streams' own it would widen every limit."""
+    now = situation(stream())
+    now = after(now, MeasuredTick(SOLO, 0.002, Work(1, 1, contended=contended)))
+    cost = learn_cost(now, started(now)).memory.cost
+    assert cost is not None
+    assert (cost.host_s > 0, cost.contended_host_s > 0) == (not contended, contended)
+    only = cost.between_s(Work(1, contended=contended))
+    assert cost.between_s(Work(1, contended=not contended)) == only > 0, (
+        "while that is all there is"
+    )
+    other = cost.learn(Work(1, contended=not contended), SOLO, 4 * only)
+    assert other.between_s(Work(1, contended=contended)) == only
+    assert other.between_s(Work(1, contended=not contended)) == pytest.approx(1.3 * only)
+
+
+@pytest.mark.parametrize("spec", ["deadline,stairs", "deadline,-fill", "deadline,-", "x,-y"])
+def test_what_cannot_be_left_out_is_refused(spec: str) -> None:
+    """The message says what can be."""
+    with pytest.raises(PolicyError, match=r"learning, shares|-PART|baseline, deadline"):
+        find_policy(spec)
+
+
+@pytest.mark.parametrize("recapture_s", [0.0, 0.002])
+def test_the_cost_of_a_change_of_shape_decides_which_pipeline_plans(recapture_s: float) -> None:
+    """Once, for all stages; only one of the two has a stage that keeps the shape."""
+    cost = CostModel(Staircase((1, 8), (0.008, 0.02)), recapture_s=recapture_s)
+    now = evolve(state(decoder(1), prompt(2)), memory=Memory(cost=cost))
+    chosen = deadline.captured if recapture_s else deadline.free
+    assert deadline(now) == chosen(now)
+    assert ("shape" in chosen.stages) == bool(recapture_s)
+
+
+def test_a_part_is_left_out_of_both_pipelines() -> None:
+    """So that a comparison means the same on every machine."""
+    without = deadline.without("shape", "stairs")
+    assert without.optional == without.captured.optional
+    assert {"shape", "stairs"}.isdisjoint({*without.free.stages, *without.captured.stages})

@@ -1,0 +1,44 @@
+"""What the streams cost by themselves: *solo*, and the ticks that measure it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.deadline.ballast import ballast_for
+from uma_trio.policy.deadline.rules import Rules
+from uma_trio.policy.evolving import evolve
+from uma_trio.policy.state import GuardMemory, SchedulerState, SequenceView
+
+
+def next_turn(guard: GuardMemory, rules: Rules) -> tuple[GuardMemory, bool]:
+    """Return what the guard remembers from this tick on, and whether the tick is an isolated one.
+
+    Isolated ticks come after so many mixed ones: every limit is a multiple of solo, and only they
+    measure that.
+    """
+    mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
+    isolated_ticks = guard.isolated_ticks
+    if mixed_ticks >= rules.mixed_ticks:
+        mixed_ticks, isolated_ticks = 0, rules.isolated_ticks
+    counted = evolve(
+        guard,
+        mixed_ticks=mixed_ticks,
+        isolated_ticks=max(0, isolated_ticks - 1),
+        since_grant=guard.since_grant + 1,
+    )
+    return counted, isolated_ticks > 0
+
+
+def room_alone(state: SchedulerState, streams: int) -> int:
+    """Return how many ballast rows there would be with nobody but so many streams."""
+    return state.spare_rows + len(state.sequences) - streams if state.spare_rows else 0
+
+
+def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> float:
+    """Return the seconds of a tick of nothing but `streams`, in a context that holds nobody else."""
+    context_cells = sum([view.computed for view in streams])
+    _, seconds = ballast_for(
+        cost, Work(len(streams), len(streams), context_cells, context_cells), spare_rows
+    )
+    return seconds
