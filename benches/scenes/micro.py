@@ -125,7 +125,7 @@ def planning(given: argparse.Namespace) -> Iterator[Row]:
 
 def verdict(rows: Sequence[Row], crowd: str) -> str:
     """Say whether the target of a crowd is met."""
-    what = f"contract, {crowd}, {TARGET_N} sequences"
+    what = f"deadline, {crowd}, {TARGET_N} sequences"
     found = [float(str(row["us"])) for row in rows if row["what"] == what]
     return contest.verdict(f"{what}: us for one plan", *(found or [None]), TARGETS_US[crowd])
 
