@@ -210,6 +210,7 @@ class Bench:
         session: str | None = None,
         speculation: Speculation = "auto",
         smooth: bool = False,
+        progress: bool = False,
         **params: object,
     ) -> tuple[int, Sink]:
         """Submit a request; return its handle and its sink."""
@@ -235,6 +236,7 @@ class Bench:
                 session=session,
                 speculation=speculation,
                 smooth=smooth,
+                progress=progress,
             )
         )
         return handle, sink

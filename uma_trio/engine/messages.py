@@ -1,8 +1,9 @@
 """The words that pass the two doors. All frozen: values cross borders, objects do not.
 
 Into the engine: :class:`Submit`, :class:`Cancel`, :class:`SetLane`, :class:`Credit`,
-:class:`Inspect`, :class:`Explain`, :class:`Prefix`. Out of it, on a request's own stream:
-:class:`PromptDone`, any number of :class:`TokenOut`, and exactly one :class:`Finished`.
+:class:`Inspect`, :class:`Explain`, :class:`Prefix`. Out of it, on a request's own stream: any
+number of :class:`PromptProgress` if it asked for that, :class:`PromptDone`, any number of
+:class:`TokenOut`, and exactly one :class:`Finished`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Submit:
     What was computed in its `namespace` may be used for it, and what is computed for it there again;
     None: neither. `session` names the conversation that it is a turn of. `speculation` says which
     guesses at its answer are computed ahead. `pieces` are the bytes of each token where the answer's
-    text has to show more than the vocabulary's own.
+    text has to show more than the vocabulary's own. With `progress` its stream is told how much of its
+    prompt is computed.
     """
 
     handle: int
@@ -119,6 +121,7 @@ class Submit:
     speculation: Speculation = "auto"
     smooth: bool = False
     pieces: Sequence[bytes] | None = None
+    progress: bool = False
 
     @property
     def newcomer(self) -> Newcomer:
@@ -214,6 +217,22 @@ class TokenLogprobs:
 
 
 @frozen
+class PromptProgress:
+    """How much of a prompt of `prompt_tokens` is in the KV cache: `computed_tokens`, cached ones included.
+
+    `cached_tokens` of it needed not be computed. It waited `queue_s` seconds for a slot, and has had one
+    for `prompt_s`. The first of a stream says what was cached; each later one has more computed tokens,
+    and the last one all. An item that its reader has not taken may be replaced by a later one.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    queue_s: float = 0.0
+    prompt_s: float = 0.0
+
+
+@frozen
 class PromptDone:
     """The whole prompt is in the KV cache; the next item is a token or the end.
 
@@ -263,7 +282,7 @@ class Finished:
     stop: str | None = None
 
 
-StreamItem = PromptDone | TokenOut | Finished
+StreamItem = PromptProgress | PromptDone | TokenOut | Finished
 
 
 @frozen

@@ -17,6 +17,7 @@ from attrs import define, evolve, frozen
 from uma_trio.engine.messages import (
     Finished,
     PromptDone,
+    PromptProgress,
     Sink,
     StreamItem,
     TokenLogprobs,
@@ -41,6 +42,14 @@ class Scored:
     sequence: Sequence
     step: Step
     scores: Mapping[int, TokenLogprobs]
+
+
+@frozen(eq=False)
+class Progress:
+    """How much of its prompt is computed, for the stream of a `sequence` that asked."""
+
+    sequence: Sequence
+    item: PromptProgress
 
 
 @frozen(eq=False)
@@ -73,7 +82,7 @@ class Figures:
     write: Callable[[], None]
 
 
-Publication = Delivery | Scored | Ending | Refused | Answer | Figures
+Publication = Delivery | Scored | Progress | Ending | Refused | Answer | Figures
 
 
 @define(eq=False)
@@ -126,6 +135,9 @@ class Publisher:
                     self._add_items(publication, items)
                 case Scored(sequence, step, scores):
                     self._note(sequence, step, scores)
+                case Progress(sequence, item):
+                    if sequence.handle not in self._broken:
+                        items.append((sequence.submit.sink, item))
                 case Ending(sequence, finished):
                     terminal = self._terminal(sequence, finished)
                     items.append((sequence.submit.sink, terminal))

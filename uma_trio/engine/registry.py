@@ -13,7 +13,15 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, SequenceReport, Submit
 from uma_trio.engine.prefix.cache import PrefixCache
-from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Ending, Publisher, Refused, Scored
+from uma_trio.engine.publisher import (
+    FAILED_AT,
+    FAILED_CODE,
+    Ending,
+    Progress,
+    Publisher,
+    Refused,
+    Scored,
+)
 from uma_trio.engine.recorder import AWAY, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.engine.step import Outcome
@@ -92,6 +100,8 @@ class Registry:
             self.running[key] = sequence
             self._recorder.admitted(key, now)
             self.prefix.begin(sequence, self.running)
+            if sequence.submit.progress and key not in self.prefix.held:
+                self._tell_progress(sequence, now)
             for other in self._in_line():
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
@@ -219,6 +229,8 @@ class Registry:
             elif outcome.fault is not None:
                 code, message = outcome.fault.code, outcome.fault.message
                 self.end(sequence, "error", now, code=code, message=message)
+            elif sequence.submit.progress:
+                self._tell_progress(sequence, now)
         return itl_s
 
     def _broke(self, sequence: Sequence, error: Exception, now: float, *, computing: bool) -> None:
@@ -252,9 +264,11 @@ class Registry:
 
     def _give(self, sequence: Sequence, delivery: Delivery, now: float) -> None:
         """Let a stream have its tokens, and end its request if these were the last."""
-        self._publisher.add(delivery)
         if delivery.first:
             self._declined = False  # its prompt can be shared with those who wait
+            if sequence.submit.progress:
+                self._tell_progress(sequence, now)
+        self._publisher.add(delivery)
         if delivery.tokens:
             view = sequence.view
             self._recorder.sampled(view.key, delivery.gap_s, delivery.held_s)
@@ -265,6 +279,11 @@ class Registry:
                 self._reserve(sequence, sequence.known)
         if delivery.reason is not None:
             self.end(sequence, delivery.reason, now)
+
+    def _tell_progress(self, sequence: Sequence, now: float) -> None:
+        """Let a stream that asked know how much of its prompt is computed."""
+        for item in sequence.progress(now):
+            self._publisher.add(Progress(sequence, item))
 
     def preempt(self, handle: int, reason: str) -> None:
         """Take the slot and the cells of a running sequence; it goes back to the queue.

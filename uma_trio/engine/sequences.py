@@ -9,6 +9,7 @@ import numpy as np
 
 from uma_trio.engine.messages import (
     FinishReason,
+    PromptProgress,
     SequenceReport,
     SequenceState,
     Submit,
@@ -90,6 +91,7 @@ class Sequence:
         "submit",
         "text",
         "tokens",
+        "told_computed",
         "view",
     )
 
@@ -129,6 +131,7 @@ class Sequence:
         self.preempted = False
         self.admitted: float | None = None
         self.cached_tokens = 0  # of its prompt, that lay in the cache when it was admitted first
+        self.told_computed = -1  # how much of its prompt its stream was told to be computed
 
     @property
     def handle(self) -> int:
@@ -291,6 +294,22 @@ class Sequence:
         self.view = evolve(self.view, computed=cached, pending=pending, cached=cached)
         if not self.preempted:
             self.cached_tokens = min(cached, self.n_prompt)
+
+    def progress(self, now: float) -> list[PromptProgress]:
+        """Return what its stream is not told yet of how much of its prompt is computed.
+
+        What was cached comes first. A preempted prompt tells nothing until it has more than before.
+        """
+        news: list[PromptProgress] = []
+        began = now if self.admitted is None else self.admitted
+        for n in (self.cached_tokens, min(self.computed, self.n_prompt)):
+            if n > self.told_computed:
+                self.told_computed = n
+                queue_s = began - self.submit.submitted
+                news.append(
+                    PromptProgress(self.n_prompt, self.cached_tokens, n, queue_s, now - began)
+                )
+        return news
 
     def holds(self, now: float) -> bool:
         """Whether a token of it is held until it is due, or just on its way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from uma_trio.engine.messages import Finished
+from uma_trio.engine.messages import Finished, PromptProgress
 from uma_trio.service.answers import together
 
 
@@ -48,6 +48,34 @@ def timings(end: Finished) -> dict[str, Any]:
         "predicted_per_token_ms": _ratio(predicted_ms, decoded),
         "predicted_per_second": _ratio(decoded * 1e3, predicted_ms),
         "queue_ms": round(end.queue_s * 1e3, 3),
+    }
+
+
+def timings_until(item: PromptProgress) -> dict[str, Any]:
+    """Return where the time of a prompt went that is not computed yet, in the same words."""
+    so_far = Finished(
+        reason="length",
+        text="",
+        prompt_tokens=item.computed_tokens,
+        completion_tokens=0,
+        cached_tokens=item.cached_tokens,
+        queue_s=item.queue_s,
+        ttft_s=None,
+        total_s=item.queue_s + item.prompt_s,
+    )
+    return timings(so_far)
+
+
+def progress(item: PromptProgress) -> dict[str, Any]:
+    """Return how much of a prompt is computed, as llama-server's `prompt_progress` has it.
+
+    `processed` counts the cached tokens, too; `time_ms` begins when the request got its slot.
+    """
+    return {
+        "total": item.prompt_tokens,
+        "cache": item.cached_tokens,
+        "processed": item.computed_tokens,
+        "time_ms": round(item.prompt_s * 1e3),
     }
 
 

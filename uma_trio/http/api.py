@@ -190,6 +190,7 @@ class Api(ABC):
             pace=body.get("pace", "smooth"),
             shape=self.shape(),
             streamed=self.streams,
+            progress=self.streams and body.get("return_progress", False),
             n=body.get("n", 1),
         )
 

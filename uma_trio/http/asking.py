@@ -123,8 +123,16 @@ TIMINGS = honoured(
     "timings_per_token", Flag(), "with stream: each chunk has the timings", default="false"
 )
 
+PROGRESS = honoured(
+    "return_progress",
+    Flag(),
+    "with stream: chunks with `prompt_progress` while the prompt is computed",
+    default="false",
+)
+
 STREAM: tuple[Field, ...] = (
     TIMINGS,
+    PROGRESS,
     honoured(
         "verbose",
         Flag(),

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
-from uma_trio.engine.messages import Finished, SamplingParams, TokenOut
+from uma_trio.engine.messages import Finished, PromptProgress, SamplingParams, TokenOut
 from uma_trio.http import openai_completions, sse
-from uma_trio.http.accounts import timings
+from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import (
     CACHE,
@@ -17,6 +17,7 @@ from uma_trio.http.asking import (
     NO_TOOLS,
     NOT_HERE,
     PACE,
+    PROGRESS,
     PROMPT,
     SAMPLING,
     SPECULATION,
@@ -89,6 +90,7 @@ class Completion(Api):
         ),
         honoured("return_tokens", Flag(), "a whole answer has its tokens", default="false"),
         TIMINGS,
+        PROGRESS,
         *SAMPLING,
         *URGENCY,
         *CACHE,
@@ -99,7 +101,7 @@ class Completion(Api):
         *NOT_HERE,
         *NO_MATTER,
         *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
-        *ignored("return_progress", "post_sampling_probs", "lora", note="llama-server's"),
+        *ignored("post_sampling_probs", "lora", note="llama-server's"),
     )
 
     def asks(self) -> list[Ask]:
@@ -195,6 +197,20 @@ class _Chunks(Encoder):
         self._n = [0] * len(generations)
         self._lines = [False] * len(generations)
         self._timed = api.body.get("timings_per_token", False)
+
+    def progress(self, index: int, item: PromptProgress) -> bytes:
+        chunk: dict[str, Any] = {
+            "index": index,
+            "content": "",
+            "tokens": [],
+            "stop": False,
+            "tokens_predicted": 0,
+            "tokens_evaluated": item.prompt_tokens,
+            "prompt_progress": progress(item),
+        }
+        if self._timed:
+            chunk["timings"] = timings_until(item)
+        return sse.event(chunk)
 
     def token(self, index: int, item: TokenOut) -> bytes:
         if self._api.only_prompt:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from uma_trio import __version__
-from uma_trio.engine.messages import Finished
+from uma_trio.engine.messages import Finished, PromptProgress
 from uma_trio.http import sse
-from uma_trio.http.accounts import timings, usage
+from uma_trio.http.accounts import progress, timings, timings_until, usage
 from uma_trio.http.api import Api
 from uma_trio.http.asking import wants_usage
 from uma_trio.http.errors import Fault, invalid
@@ -109,6 +109,15 @@ class Chunks(Encoder):
     def counted(self, index: int, chunk: dict[str, Any]) -> dict[str, Any]:
         """Return the chunk of a token with the timings of its answer up to here."""
         return chunk | {"timings": timings(self._generations[index].so_far(self._n[index]))}
+
+    def progress(self, index: int, item: PromptProgress) -> bytes:
+        """Return a chunk without any text that says how much of a prompt is computed."""
+        more: dict[str, Any] = {"timings": timings_until(item)} if self.each_timed else {}
+        return sse.event(self.empty(index) | {"prompt_progress": progress(item)} | more)
+
+    @abstractmethod
+    def empty(self, index: int) -> dict[str, Any]:
+        """Return a chunk that adds nothing to answer `index`."""
 
     def last(self, chunk: dict[str, Any], finished: Finished) -> dict[str, Any]:
         """Return the last chunk of one answer, with its timings where no other has them."""

@@ -169,6 +169,9 @@ class _Chunks(Chunks):
             return self._frames[index].fill(item.text) if item.text else b""
         return self._events(index, reading.token(item), chat_logprobs([item], self._service))
 
+    def empty(self, index: int) -> dict[str, Any]:
+        return self._chunk(index, {})
+
     def end(self, index: int, finished: Finished) -> bytes:
         reading = self._readings[index]
         rest = self._events(index, reading.end(finished))

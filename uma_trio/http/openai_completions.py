@@ -194,6 +194,9 @@ class _Chunks(Chunks):
             return sse.event(self.counted(index, chunk) if self.each_timed else chunk)
         return self._frames[index].fill(item.text) if item.text else b""
 
+    def empty(self, index: int) -> dict[str, Any]:
+        return self._chunk(index, "")
+
     def end(self, index: int, finished: Finished) -> bytes:
         if self._only_prompt:
             finished = without_answer(finished)

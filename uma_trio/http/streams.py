@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import assert_never
 
 from attrs import evolve, frozen
 
-from uma_trio.engine.messages import Finished, PromptDone, TokenOut
+from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.message import Exchange, Headers
@@ -40,6 +41,10 @@ class Encoder(ABC):
 
     def prompt(self, index: int, item: PromptDone) -> bytes:
         """Return what goes out once the prompt of answer `index` is computed."""
+        return b""
+
+    def progress(self, index: int, item: PromptProgress) -> bytes:
+        """Return what says how much of the prompt of answer `index` is computed, if that is wanted."""
         return b""
 
     @abstractmethod
@@ -79,8 +84,12 @@ async def stream(
                 elif isinstance(item, Finished):
                     ends[index] = item
                     parts.append(_last_words(encoder, index, item, shared))
-                else:
+                elif isinstance(item, PromptDone):
                     parts.append(encoder.prompt(index, item))
+                elif isinstance(item, PromptProgress):
+                    parts.append(encoder.progress(index, item))
+                else:
+                    assert_never(item)
         if answers.finished:
             every = [ends[index] for index in range(len(ends))]
             await exchange.close(b"".join([*parts, encoder.closing(every)]))
@@ -106,8 +115,10 @@ async def whole(shared: Shared, answers: Answers) -> list[Answer]:
                     tokens[index].append(item)
                 elif isinstance(item, Finished):
                     ends[index] = item
-                else:
+                elif isinstance(item, PromptDone):
                     prompts[index] = item
+                elif not isinstance(item, PromptProgress):  # a whole answer does not tell it
+                    assert_never(item)
     for end in ends.values():
         if (fault := failure_of(end, shared)) is not None:
             raise fault

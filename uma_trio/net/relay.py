@@ -7,12 +7,12 @@ per token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from attrs import evolve
 
 from uma_protocol import Code, Generate, LocalProtocolError
-from uma_trio.engine.messages import Finished, PromptDone, TokenOut
+from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
 from uma_trio.service.answers import together
 from uma_trio.wire import Telling, eos_event
 
@@ -72,9 +72,11 @@ async def _stream(
                     if not prompt_done:
                         protocol.prompt_done()
                         prompt_done = True
-                else:
+                elif isinstance(item, Finished):
                     ends[index], frame = _last_frame(telling, item, protocol)
                     frames.append(frame)
+                elif not isinstance(item, PromptProgress):  # the protocol has no word for it
+                    assert_never(item)
         if len(ends) == generate.n > 1:
             whole = together([ends[index] for index in range(generate.n)])
             frames.append(protocol.send(eos_event(generate, answers.handle, whole, None)))

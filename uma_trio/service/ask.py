@@ -57,8 +57,9 @@ class Ask:
     text for whoever gives the same (a salt). `speculation` says which guesses at its answer are
     computed ahead, if the daemon computes any. `streamed` says that the tokens are passed on as they
     come, so that the times between them mean something to the metrics. With `pace` "smooth" those of
-    an interactive request may be held back so that they come evenly. `n` is how many answers, or
-    choices, there are to be.
+    an interactive request may be held back so that they come evenly. With `progress` each answer's
+    stream is told how much of its prompt is computed. `n` is how many answers, or choices, there are
+    to be.
     """
 
     prompt: Prompt
@@ -76,6 +77,7 @@ class Ask:
     speculation: Speculation = "auto"
     streamed: bool = True
     pace: Pace = "smooth"
+    progress: bool = False
     n: int = 1
 
 

@@ -7,7 +7,7 @@ A request's answers, of which there is mostly one, are prepared and read togethe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import numpy as np
 import trio
@@ -22,6 +22,7 @@ from uma_trio.engine.messages import (
     Finished,
     Keep,
     PromptDone,
+    PromptProgress,
     SetLane,
     StreamItem,
     Submit,
@@ -64,8 +65,9 @@ class Prepared:
 class Generation:
     """One answer and its stream of items: choice number `choice` of what is asked.
 
-    It is in the directory from the beginning until it is closed. The items are a
-    :class:`PromptDone`, any number of :class:`TokenOut` and exactly one :class:`Finished`. Whoever
+    It is in the directory from the beginning until it is closed. The items are
+    any number of :class:`PromptProgress` if that is asked for, a :class:`PromptDone`, any number of
+    :class:`TokenOut` and exactly one :class:`Finished`. Whoever
     takes them says when they are dealt with: their credit then goes back to the engine, one message
     for all that came at once. Each answer has a credit of its own, so that none can use up that of
     another.
@@ -132,6 +134,7 @@ class Generation:
             smooth=ask.streamed and ask.pace == "smooth",
             constraint=prepared.constraint,
             pieces=prepared.pieces,
+            progress=ask.progress,
         )
 
     def was_submitted(self) -> None:
@@ -146,8 +149,10 @@ class Generation:
                 self._taken += 1
             elif isinstance(item, PromptDone):
                 self._prompt_done, self._logits_at = item, item.at
-            else:
+            elif isinstance(item, Finished):
                 self.finished, self._end = True, item
+            elif not isinstance(item, PromptProgress):  # which takes no credit
+                assert_never(item)
         return items
 
     def so_far(self, n_tokens: int) -> Finished:

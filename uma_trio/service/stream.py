@@ -19,7 +19,7 @@ from collections import deque
 
 import trio
 
-from uma_trio.engine.messages import StreamItem, TokenOut
+from uma_trio.engine.messages import PromptProgress, StreamItem, TokenOut
 from uma_trio.service.playout import Playout
 
 
@@ -60,7 +60,8 @@ class Pipe:
     """A stream between the outlet and one task; it needs no bound of its own, credit is one.
 
     Both ends live on trio's thread. After :meth:`close` what comes is dropped. Pipes that one task
-    takes from share its `reader`.
+    takes from share its `reader`. A prompt's progress uses no credit: of what its reader has not taken
+    the first and the latest stay.
     """
 
     __slots__ = ("_closed", "_held", "_items", "_playout", "_shown_at", "reader")
@@ -82,6 +83,8 @@ class Pipe:
                 return
         elif self._held:
             self._let_go_all()
+        elif isinstance(item, PromptProgress) and self._replaces(item):
+            return
         self._items.append(item)
         self.reader.wake()
 
@@ -108,6 +111,14 @@ class Pipe:
         if self._held:
             self._let_go_all()
         self._items.clear()
+
+    def _replaces(self, item: PromptProgress) -> bool:
+        """Put `item` in place of an older one that its reader was woken for and has not taken, if it may."""
+        items = self._items
+        if len(items) < 2 or not isinstance(items[-1], PromptProgress):
+            return False
+        items[-1] = item
+        return True
 
     def _hold(self, token: TokenOut) -> bool:
         """Hold a token until it is due. False if it may go now, and then nothing is held."""
