@@ -37,7 +37,7 @@ from uma_trio.cli.checks import (
     judge_files,
 )
 from uma_trio.cli.demo_pane import Pane
-from uma_trio.cli.output import count, duration, harmless, policy_in_words, size
+from uma_trio.cli.output import count, duration, harmless, policy_in_words, several, size
 from uma_trio.cli.serve import ready_block
 from uma_trio.config.options import Config
 from uma_trio.daemon import ReadyInfo
@@ -447,6 +447,7 @@ def test_doctor_says_what_twice_the_memory_would_have_saved() -> None:
     (all_of_it,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 9000})
     assert all_of_it.what.endswith("60% more"), "no more than was computed"
     assert judge_prefix({"prompt_tokens_total": 10}) == judge_prefix({}) == []
+    assert judge_prefix({"prefix_ghost_hits_total": 1}) == [], "before any prompt is counted"
 
 
 def test_doctor_says_nothing_of_a_cache_where_no_daemon_answers(folder: Path) -> None:
@@ -617,6 +618,7 @@ def test_a_pane_measures_what_its_client_felt() -> None:
 
 def test_numbers_are_shown_as_people_say_them() -> None:
     """Units are chosen so that three digits tell the story."""
+    assert [several(n, "run") for n in (0, 1, 1200)] == ["0 runs", "1 run", "1,200 runs"]
     assert [duration(s) for s in (0.0456, 3.21, 750, 9000)] == ["46 ms", "3.2 s", "12 min", "2.5 h"]
     assert [size(n) for n in (812e6, 4.1e9, 900)] == ["812 MB", "4.1 GB", "900 bytes"]
     assert [count(n) for n in (494e6, 7.2e9, 12)] == ["494M", "7.2B", "12"]

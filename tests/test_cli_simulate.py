@@ -63,7 +63,7 @@ def test_policies_are_compared_in_a_table(run: Any) -> None:
     words = "--workload storm --policy baseline deadline --seconds 5 --seeds 1 --machine h200"
     status, out, _ = run(words)
     assert status == 0
-    assert "1 runs of 5 s, seeds from 0" in out
+    assert "1 run of 5 s, seeds from 0" in out
     lines = [line.split() for line in out.splitlines()]
     p95 = {line[0]: line for line in lines if line and line[0] in ("baseline", "deadline")}
     assert float(p95["deadline"][3]) < float(p95["baseline"][2])

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import trio
 from cli_kit import PATIENCE_S, answer, command, double, environment, eos, run
+from cyclopts import App
 
 from uma_protocol import Generate, Token
 from uma_trio.cli import streams
 from uma_trio.cli.printer import Printer, figures
-from uma_trio.cli.prompt import left_unread, mark_stdin, prompt_of
+from uma_trio.cli.prompt import SWITCHES, left_unread, mark_stdin, prompt_of
+from uma_trio.cli.run import cli
 from uma_trio.config.option import ConfigError
 
 FULL = Path("/dev/full")  # on Linux and the BSDs; what is written there finds no room
@@ -56,6 +58,47 @@ def screens(monkeypatch: pytest.MonkeyPatch, *, terminal: bool = True) -> tuple[
     return out, err
 
 
+@pytest.mark.parametrize("flag", [*sorted(SWITCHES - {"--metrics"}), "--max-tokens=5"])
+async def test_a_dash_behind_a_flag_that_awaits_no_value_is_standard_input(
+    folder: Path, flag: str
+) -> None:
+    """Such a flag takes no value, or has it."""
+    async with double(folder, answer("ok")) as daemon:
+        status, _, errors = await run(
+            "uma-trio", "run", flag, "-", stdin=b"a text\n", UMA_SOCK=str(daemon.path)
+        )
+    assert status == 0, errors
+    (asked,) = daemon.heard
+    assert isinstance(asked, Generate)
+    assert [asked.prompt, *(turn.content for turn in asked.messages or ())] in (
+        ["a text"],
+        [None, "a text"],
+    )
+
+
+def test_the_flags_that_take_no_value_are_those_of_the_command() -> None:
+    """They are named twice, so that a shell's word is judged without the parser of flags."""
+    app = App()
+    app.command(cli, name="run")
+    no_value = {
+        name
+        for argument in app["run"].assemble_argument_collection()
+        if argument.hint in (bool, bool | None)
+        for name in argument.names
+    }
+    assert no_value == SWITCHES
+
+
+async def test_a_request_is_labelled_by_the_program_that_sends_it(folder: Path) -> None:
+    """`--app` goes before that."""
+    asked = (["uma-trio", "run"], ["uma-cli"], ["uma-cli", "--app", "mine"])
+    async with double(folder, *[answer("ok")] * 3) as daemon:
+        for program, *words in asked:
+            await run(program, *words, "hi", UMA_SOCK=str(daemon.path))
+        labels = [heard.app for heard in daemon.heard if isinstance(heard, Generate)]
+    assert labels == ["uma-trio", "uma-cli", "mine"]
+
+
 async def test_a_dash_among_words_is_standard_input(folder: Path) -> None:
     """A paragraph of its own, where it stands; without it words are all of the prompt."""
     asked = []
@@ -70,6 +113,7 @@ def test_a_dash_behind_a_flag_may_be_its_value() -> None:
     """So the parser of flags decides; a second one is a word."""
     assert mark_stdin(["run", "--stop", "-", "a"]) == ["run", "--stop", "-", "a"]
     assert mark_stdin(["run", "a", "-"]) == ["run", "a", "\0"]
+    assert mark_stdin(["--stop", "-", "-"]) == ["--stop", "-", "\0"]
     assert prompt_of(["a - b"], None) == "a - b"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -28,7 +29,7 @@ from uma_trio.client import (
     connect,
     generate_sync,
 )
-from uma_trio.client.link import Link
+from uma_trio.client.link import Link, connect_to
 from uma_trio.config.options import Config
 from uma_trio.sockets.listener import claim
 
@@ -446,6 +447,20 @@ def test_a_path_that_is_no_socket_is_said_to(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConnectionFailed, match="not a socket"):
         list(generate_sync("hello", tmp_path / name))
+
+
+def test_a_socket_that_is_removed_meanwhile_is_a_failed_connection(path: Path) -> None:
+    """A daemon that stops refuses first and removes its socket then."""
+
+    class Refused(socket.socket):
+        def connect(self, _: object) -> None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    with (
+        Refused(socket.AF_UNIX) as sock,
+        pytest.raises(ConnectionFailed, match="uma-trio serve --socket"),
+    ):
+        connect_to(sock, str(path))
 
 
 def test_another_socket_is_in_the_command_that_starts_a_daemon(path: Path) -> None:

@@ -172,6 +172,14 @@ async def test_a_hostile_request_is_refused(autojump_clock: MockClock, name: str
         assert daemon.inner.log.faults == []
 
 
+async def test_another_version_is_refused_with_the_one_to_send(autojump_clock: MockClock) -> None:
+    """The client's own is named, too."""
+    async with http_house() as daemon:
+        answer = await raw(daemon, b"GET /v1/models HTTP/2.0\r\nHost: localhost\r\n\r\n")
+        assert answer is not None
+        assert answer.error["message"].endswith("its version is 2.0; send HTTP/1.1")
+
+
 UPGRADE = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: "
 HARMLESS = {
     "to a WebSocket": get(headers=UPGRADE + b"websocket\r\nSec-WebSocket-Version: 13\r\n"),

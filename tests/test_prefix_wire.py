@@ -81,7 +81,7 @@ def test_what_is_kept_is_told_in_lines() -> None:
     """A head for all, then a line for each namespace."""
     info = PrefixInfo(pages=2, tokens=1000, bytes=500, leaf_tokens=7, sessions=("s\x1b",))
     lines = told(Prefixes(MIB, 600, (info,), dropped=9), cleared=True)
-    assert lines[0] == "Cleared: 9 tokens were in the KV cache."
+    assert lines[0] == "Cleared: 9 tokens of the KV cache."
     assert lines[2].startswith("everybody of yours: 1,000 tokens saved in 2 pages")
     assert "\x1b" not in lines[2]
     assert told(Prefixes(0, 0)) == ["No prefixes are kept: the daemon runs with --prefix-ram 0."]

@@ -26,11 +26,11 @@ def judge_prefix(metrics: Mapping[str, Any]) -> list[Finding]:
         metrics.get(f"{name}_total", 0)
         for name in ("prompt_tokens", "prefix_tokens", "prefix_ghost_hits")
     )
-    if not there + PAGE * pages:
-        return []
-    # A page that was evicted was computed again, so that it is among these.
     asked = computed + there
-    more = min(PAGE * pages, computed) / asked if asked else 0.0
+    if not asked or not there + PAGE * pages:
+        return []
+    # A page that was evicted was computed again, so that it is among the computed tokens.
+    more = min(PAGE * pages, computed) / asked
     what = (
         f"the daemon that runs computed {1 - there / asked:.0%} of {asked:,} prompt tokens; the others "
         f"were there, and {size(metrics.get('prefix_bytes', 0))} are saved now"

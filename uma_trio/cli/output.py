@@ -89,6 +89,11 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def several(number: int, noun: str) -> str:
+    """Return a number with what it counts: 1 run, 12 runs, 4,096 tokens."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def policy_in_words(spec: str) -> str:
     """Return what ``deadline,-guard,-stairs`` means: "deadline without guard and stairs"."""
     name, *parts = (part.strip().removeprefix("-").strip() for part in spec.split(","))

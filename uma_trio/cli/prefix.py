@@ -17,6 +17,7 @@ from uma_trio.cli.output import (
     console,
     harmless,
     print_json,
+    several,
     size,
     socket_path,
 )
@@ -80,14 +81,14 @@ def told(found: Prefixes, *, cleared: bool = False) -> list[str]:
     if not found.budget_bytes:
         return ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
     used, budget = size(found.used_bytes), size(found.budget_bytes)
-    lines = [f"Cleared: {found.dropped:,} tokens were in the KV cache."] if cleared else []
+    lines = [f"Cleared: {several(found.dropped, 'token')} of the KV cache."] if cleared else []
     lines.append(f"{used} of {budget} are used, by all users together.")
     return [*lines, *(_line(info) for info in found.prefixes)]
 
 
 def _line(info: PrefixInfo) -> str:
     whose = "everybody of yours" if info.cache is None else harmless(info.cache)
-    text = f"{whose}: {info.tokens:,} tokens saved in {info.pages:,} pages ({size(info.bytes)})"
+    text = f"{whose}: {several(info.tokens, 'token')} saved in {several(info.pages, 'page')} ({size(info.bytes)})"
     text += f", {info.leaf_tokens:,} in the KV cache"
     if info.asked_tokens:
         there, missed = (n / info.asked_tokens for n in (info.cached_tokens, info.missed_tokens))

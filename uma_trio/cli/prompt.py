@@ -15,18 +15,24 @@ STDIN = "-"
 """The word that stands for standard input."""
 _MARK = "\0"  # no argument of a program can hold it
 _BETWEEN = "\n\n"
+#: The flags of `uma-trio run` that take no value. Here, since the parser of flags is slow to import.
+SWITCHES = frozenset({"--chat", "--raw", "--stream", "--no-stream", "--json", "--metrics"})
 
 
 def mark_stdin(arguments: Sequence[str]) -> list[str]:
     """Return `arguments` with each word ``-`` marked: a parser of flags would take it for one.
 
-    Right behind a flag it is left alone, since it may be the flag's value.
+    The value of a flag is left alone.
     """
     before = ("", *arguments)
     return [
-        _MARK if word == STDIN and not earlier.startswith("-") else word
+        _MARK if word == STDIN and not _awaits_value(earlier) else word
         for earlier, word in zip(before, arguments, strict=False)
     ]
+
+
+def _awaits_value(word: str) -> bool:
+    return word.startswith("--") and "=" not in word and word not in {"--", *SWITCHES}
 
 
 def prompt_of(words: Sequence[str], given: str | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, complain, harmless, print_json
+from uma_trio.cli.output import OK, complain, harmless, print_json, several
 
 if TYPE_CHECKING:
     from uma_trio.policy.pipeline import Policy
@@ -70,7 +70,7 @@ def _replay(
     made = f"{header.model}, policy {header.policy}, uma-trio {header.version}"
     print(harmless(f"{file}: {made}"))
     if found.missing:
-        print(f"{found.missing} ticks are not in it.")
+        print(f"It lacks {several(found.missing, 'tick')}.")
     if not ticks.are_complete():
         print("Its end is missing: the daemon still runs, or did not stop in order.")
     if found.first is None:

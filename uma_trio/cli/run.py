@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 from cyclopts import Parameter
 
 from uma_trio.cli.files import json_of, text_of, tools_of
@@ -171,7 +171,7 @@ class Asking:
             "cache": self.cache,
             "speculation": self.speculation,
             "pace": self.pace,
-            "app": self.app or "uma-cli",
+            "app": self.app,
             **self._calling,
         }
 
@@ -216,7 +216,7 @@ def run(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     The word - is standard input, too: git diff | uma-trio run "What does this change?" -
     Without --chat or --raw the model's chat template is used if it has one.
     """
-    return _answer(words, chat, asking)
+    return _answer(words, chat, _labelled(asking, "uma-trio"))
 
 
 def cli(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
@@ -225,7 +225,13 @@ def cli(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     The prompt is the words, or --prompt, or standard input (one final line break is dropped).
     Exit status: 0 ok, 1 bad arguments, 2 the server said no, 3 it was not reached, 130 Ctrl-C.
     """
-    return _answer(words, chat or (chat is None and _implies_chat(asking)), asking)
+    chat = chat or (chat is None and _implies_chat(asking))
+    return _answer(words, chat, _labelled(asking, "uma-cli"))
+
+
+def _labelled(asking: Asking, program: str) -> Asking:
+    """Return what is asked, under the program's own label where `--app` gives none."""
+    return asking if asking.app else evolve(asking, app=program)
 
 
 def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:

@@ -25,6 +25,7 @@ from uma_trio.cli.output import (
     how_to_ask,
     leaves,
     policy_in_words,
+    several,
     size,
 )
 from uma_trio.config import settings
@@ -136,7 +137,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         "model": f"{model.name} ({count(model.n_params)} parameters, "
         f"{size(model.size_bytes)} of weights)",
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
-        "slots": f"{limits.n_slots} requests at once",
+        "slots": f"{several(limits.n_slots, 'request')} at once",
         "backend": info.backend,
         "policy": policy_in_words(info.policy),
     }

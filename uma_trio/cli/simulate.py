@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, complain, console, print_json
+from uma_trio.cli.output import OK, complain, console, print_json, several
 
 if TYPE_CHECKING:
     from uma_trio.sim.compare import Row
@@ -196,7 +196,7 @@ def _compare(
     alone_s = itl_alone_s(profile)
     if not as_json:
         console().print(f"{profile.name}: a stream alone has a token every {1e3 * alone_s:.2f} ms.")
-        console().print(f"{len(seeds)} runs of {seconds:g} s, seeds from {seeds.start}.")
+        console().print(f"{several(len(seeds), 'run')} of {seconds:g} s, seeds from {seeds.start}.")
     for name, workload in known.items():
         found = compare(workload, compared, profile, seconds=seconds, seeds=seeds, guesses=guesses)
         if as_json:
@@ -231,11 +231,11 @@ def _validate(trace: Path | None, seeds: range, *, closed: bool, as_json: bool) 
 
 def _explain(recording: Recording, found: dict[str, Compared], seeds: int) -> None:
     header, counted = recording.header, found["latencies"]
-    missing = "its end" if recording.dropped is None else f"{recording.dropped} ticks"
+    missing = "its end" if recording.dropped is None else several(recording.dropped, "tick")
     console().print(
-        f"{header.model}, policy {header.policy}: {len(recording.ticks)} ticks, {missing} missing, "
-        f"{found['requests'].measured:.0f} requests, {counted.measured:.0f} latencies measured and "
-        f"{counted.predicted:.0f} predicted, medians of {seeds} simulations."
+        f"{header.model}, policy {header.policy}: {several(len(recording.ticks), 'tick')}, {missing} missing, "
+        f"{several(round(found['requests'].measured), 'request')}, {counted.measured:.0f} latencies measured and "
+        f"{counted.predicted:.0f} predicted, medians of {several(seeds, 'simulation')}."
     )
     verdict = {True: "yes", False: "NO", None: "-"}
     rows = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from uma_trio.cli.output import duration, harmless
+from uma_trio.cli.output import duration, harmless, several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def worst_gap(gap: GapInfo, ticks: Sequence[TickInfo] = ()) -> str:
     """Return how long it was and where, and what kept it waiting or how its tick was planned."""
     why = harmless(gap.reason)
     if gap.skipped:
-        left_out = f"left out of {_ticks(gap.skipped)} before it"
+        left_out = f"left out of {several(gap.skipped, 'tick')} before it"
         return f"{_time(gap.gap_ms)} until tick {gap.tick}, {left_out}: {why}"
     text = f"{_time(gap.gap_ms)} in tick {gap.tick}" + (f" (plan: {why})" if why else "")
     for tick in ticks:
@@ -206,7 +206,7 @@ def _head(timeline: StoryInfo) -> str:
         code = f" {timeline.code}" if timeline.code else ""
         how = f"ended ({timeline.reason}{code}) after {_time(timeline.total_ms)}"
     return (
-        f"{who}, {timeline.lane}: {how}; {_tokens(timeline.prompt_tokens)} of prompt, "
+        f"{who}, {timeline.lane}: {how}; {several(timeline.prompt_tokens, 'token')} of prompt, "
         f"{timeline.completion_tokens} of answer."
     )
 
@@ -223,12 +223,12 @@ def _queued(timeline: StoryInfo) -> str:
 def _phase(name: str, phase: PhaseInfo) -> list[str]:
     if not phase.ticks and not phase.skipped:
         return []
-    text = f"{name} {_tokens(phase.tokens)} in {_ticks(phase.ticks)} over "
+    text = f"{name} {several(phase.tokens, 'token')} in {several(phase.ticks, 'tick')} over "
     text += _time(phase.computing_ms)
     if phase.drafted:
         text += f", {phase.accepted} of them guessed right of {phase.drafted} drafted"
     if phase.skipped:
-        left_out = _ticks(sum(phase.skipped.values()))
+        left_out = several(sum(phase.skipped.values()), "tick")
         text += f", left out of {left_out} over {_time(phase.waiting_ms)}: "
         text += _reasons(phase.skipped)
     return [text]
@@ -248,14 +248,6 @@ def _maybe(ms: float | None) -> str:
 
 def _time(ms: float) -> str:
     return duration(ms / 1e3) if ms >= 100 else f"{ms:.1f} ms"
-
-
-def _tokens(n: int) -> str:
-    return "1 token" if n == 1 else f"{n} tokens"
-
-
-def _ticks(n: int) -> str:
-    return "1 tick" if n == 1 else f"{n} ticks"
 
 
 def _times(n: int) -> str:

@@ -75,12 +75,20 @@ def _what_to_do(path: str, error: OSError) -> str:
     """Return the way out for somebody who cannot connect."""
     if isinstance(error, PermissionError):
         return "it is another user's, or in a folder that is closed to you"
-    if isinstance(error, ConnectionRefusedError) and not stat.S_ISSOCK(os.stat(path).st_mode):
+    if isinstance(error, ConnectionRefusedError) and _is_something_else(path):
         return "that is not a socket; check the path"
     if (pid := holder_of(path)) is not None:
         return f"pid {pid} is starting or stopping there; try again in a moment"
     where = "" if path == DEFAULT_SOCKET else f" --socket {shlex.quote(path)}"
     return f"start it with `uma-trio serve{where}`"
+
+
+def _is_something_else(path: str) -> bool:
+    """Whether something other than a socket is at `path`; a daemon that stops removes its socket."""
+    try:
+        return not stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def parsed(protocol: uma_protocol.Connection) -> Event | None:

@@ -17,7 +17,7 @@ class QueueFull(Exception):
     """As many requests wait for a slot as may; `retry_after_s` is when one may be free."""
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
-        super().__init__(f"{waiting} requests are waiting already")
+        super().__init__(f"the queue is full, with {waiting} waiting")
         self.waiting = waiting
         self.retry_after_s = retry_after_s
 

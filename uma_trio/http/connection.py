@@ -241,7 +241,8 @@ class Connection:
         if size > self._settings.head_bytes:
             raise h11.RemoteProtocolError("its head is too long", 431)
         if event.http_version not in _VERSIONS:
-            raise h11.RemoteProtocolError("its version is another one", 505)
+            version = event.http_version.decode("ascii")
+            raise h11.RemoteProtocolError(f"its version is {version}; send HTTP/1.1", 505)
         target = event.target.decode("latin-1")
         path, _, query = target.partition("?")
         return Head(

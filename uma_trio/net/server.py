@@ -55,7 +55,7 @@ class Server(Front[Connection]):
         if self.n_connections >= most:
             return (
                 Code.E_LIMIT_002,
-                f"{most} connections are open already; close one, or raise --max-sessions",
+                f"the most connections, {most}, are open already; close one, or raise --max-sessions",
             )
         return None, ""
 
