@@ -13,17 +13,19 @@ from engine_kit import KINDS, Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_trio.backend.base import Backend, DecodeStatus, IntArray, ModelError
+from uma_trio.backend.base import Backend, DecodeStatus, IntArray, ModelError, Overlap
 from uma_trio.backend.fake import FakeBackend, FakeVocabulary, Fault
 from uma_trio.cli.draft import agreement, show_draft, verdict
 from uma_trio.config.options import Config
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.model import PATIENCE, DraftModel
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.engine.step import Drawn, Outcome, Step
 from uma_trio.models import bundled_draft, bundled_model
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.making import best_of_model, making_s
+from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SequenceView
 from uma_trio.wiring_drafts import load_draft, refuse_another_vocabulary
 
@@ -195,6 +197,24 @@ def test_a_model_that_fails_again_and_again_is_left_alone() -> None:
     assert draft.decodes == PATIENCE
 
 
+def test_prepared_ticks_are_not_given_up_for_a_model_that_has_failed() -> None:
+    """Nobody asks it, so no guess is to be expected of it."""
+    draft = drafter_of(0, faults={n: Fault(DecodeStatus.COMPUTE_FAILED) for n in range(1000)})
+    drafter = Drafter(DraftModel(draft, CHEAP, 260, lambda: 0.0), FLAT)
+    bench = talking(None)
+    handle, _ = bench.submit("hello", 60)
+    bench.ticks(2)
+    running = bench.engine.registry.running
+    sampled = [Outcome(Step(handle, running[handle].computed, 1), 1, (Drawn(97),))]
+    plan = Plan(items=(PlanItem(handle, 3, "decode", "", 2),))
+    told = []
+    for _ in range(PATIENCE + 1):
+        drafter.propose(running)
+        told.append(drafter.expects(sampled, running))
+        drafter.make(plan, running)
+    assert told == [True] * PATIENCE + [False]
+
+
 def test_what_is_found_in_the_text_is_not_asked_of_the_model() -> None:
     """It costs nothing."""
     draft = drafter_of(0)
@@ -244,6 +264,45 @@ def test_its_time_is_nobodys_time_between_two_decodes() -> None:
     assert bench.engine.memory.cost is not None
     assert bench.engine.memory.cost.host_s == 0.0
     assert bench.engine.memory.used_s[7] > 10.0
+
+
+class Counting(Wavering):
+    """Counts the tokens that it was given, and the decodes for which there was no room."""
+
+    given = refused = 0
+
+    def decode(self, n_tokens: int, *rest: Overlap) -> int:
+        """Compute, and count."""
+        status = super().decode(n_tokens, *rest)
+        self.given += n_tokens
+        self.refused += status == DecodeStatus.NO_KV_ROOM
+        return status
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_that_were_right_are_computed_once(kind: type[FakeBackend]) -> None:
+    """What they left in the cache is what the model goes on from."""
+    draft = Counting(n_slots=4, n_ctx=4000)
+    draft.wrong = 0
+    bench = talking(draft, kind=kind)
+    bench.submit("hello", 200)
+    bench.run()
+    assert drafted(bench)[1] > 100
+    assert draft.given < 1.2 * 205
+
+
+def test_sequences_that_do_not_fit_into_its_context_are_no_failure() -> None:
+    """They may share cells in the served model. The model is there for who comes behind them."""
+    draft = Counting(n_slots=4, n_ctx=150)
+    draft.wrong = 0
+    bench = talking(draft)
+    for n in range(3):
+        bench.submit(f"{n} " * 30, 60)
+    bench.run()
+    assert draft.refused == 0
+    bench.submit("hello", 60)
+    bench.run()
+    assert drafted(bench)[1] > 20
 
 
 # --- the rule ---

@@ -242,6 +242,7 @@ class _Modelled:
         model = self._model
         model.keep_only(running)
         if not model.works:
+            self._pays = False
             return False
         shared.forget(BY_MODEL, SHARED_REST)
         if self._ticks % LOOK_AGAIN == 0:

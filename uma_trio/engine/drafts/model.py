@@ -96,14 +96,19 @@ class DraftModel:
             self._free.append(seen.slot)
 
     def feed(self, sequences: Iterable[Running], most: int) -> None:
-        """Compute up to `most` of the tokens that it has not seen, of the first of these that lack many."""
+        """Compute up to `most` of the tokens that it has not seen, of the first of these that lack many.
+
+        Those that come first go before others where not all fit into its context.
+        """
         parts: list[_Part] = []
-        for sequence in sequences:
-            seen = self._of(sequence)
-            if seen is None or most <= 0:
+        places = [(sequence, self._of(sequence)) for sequence in sequences]
+        most, free = min(most, self._backend.limits.n_batch), self._free_cells
+        for sequence, seen in places:
+            if seen is None or (needed := _cells_needed(seen, sequence)) > free:
                 continue
+            free -= needed
             unseen = sequence.known - 1 - seen.held
-            if unseen > MOST_UNSEEN:
+            if unseen > MOST_UNSEEN and most > 0:
                 last = seen.held + min(unseen, most)
                 parts.append((seen, sequence, sequence.tokens[seen.held : last]))
                 most -= last - seen.held
@@ -112,9 +117,14 @@ class DraftModel:
                 seen.held = seen.cells
 
     def ready(self, sequence: Running) -> bool:
-        """Whether it has seen nearly all of a sequence."""
-        seen = self._of(sequence)
-        return seen is not None and sequence.known - 1 - seen.held <= MOST_UNSEEN
+        """Whether it has seen nearly all of a sequence, and has room for guesses.
+
+        Changes nothing that it has seen: before a commit nobody knows yet which guesses were right.
+        """
+        seen = self._place(sequence)
+        if seen is None or sequence.known - 1 - seen.held > MOST_UNSEEN:
+            return False
+        return _cells_needed(seen, sequence) <= self._free_cells
 
     def guess(self, wanted: Mapping[int, tuple[Running, int]]) -> dict[int, tuple[int, ...]]:
         """Return for each sequence as many guesses as are wanted, those of all made together.
@@ -155,22 +165,35 @@ class DraftModel:
     def _unseen(self, sequences: Iterable[Running]) -> list[_Part]:
         """Return what is to be computed before the next token of each can be guessed, if it fits."""
         parts: list[_Part] = []
-        room = self._backend.limits.n_batch
-        for sequence in sequences:
-            seen = self._of(sequence)
-            if seen is not None and sequence.known - seen.held <= room:
+        places = [(sequence, self._of(sequence)) for sequence in sequences]
+        room, free = self._backend.limits.n_batch, self._free_cells
+        for sequence, seen in places:
+            if seen is None:
+                continue
+            unseen, needed = sequence.known - seen.held, _cells_needed(seen, sequence)
+            if unseen <= room and needed <= free:
                 parts.append((seen, sequence, sequence.tokens[seen.held : sequence.known]))
-                room -= sequence.known - seen.held
+                room -= unseen
+                free -= needed
         return parts
+
+    @property
+    def _free_cells(self) -> int:
+        """How many tokens fit: sequences share no cells here, as they may in the served model."""
+        return self._backend.limits.n_ctx - sum(seen.cells for seen in self._seen.values())
 
     def _of(self, sequence: Running) -> _Seen | None:
         """Return what is there of a sequence, without guesses that were wrong; None if it cannot be."""
+        seen = self._place(sequence)
+        if seen is not None:
+            self._go_back(seen, sequence)
+        return seen
+
+    def _place(self, sequence: Running) -> _Seen | None:
+        """Return what is there of a sequence; None if there is no place for it."""
         seen = self._seen.get(sequence.handle)
-        if seen is None:
-            if not self._free or not self.works:
-                return None
+        if seen is None and self._free and self.works:
             seen = self._seen[sequence.handle] = _Seen(self._free.pop())
-        self._go_back(seen, sequence)
         return seen
 
     def _go_back(self, seen: _Seen, sequence: Running) -> None:
@@ -236,3 +259,8 @@ class DraftModel:
             self._failures = PATIENCE
         seen.held = seen.cells = first
         seen.guessed = []
+
+
+def _cells_needed(seen: _Seen, sequence: Running) -> int:
+    """Return how many cells more it takes to see all of a sequence and to guess what follows."""
+    return sequence.known + MOST_UNSEEN - seen.cells
