@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.sampling import NOT_FINITE, Choices
+from uma_trio.engine.sampling import LATE, NOT_FINITE, Choices
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import FAULTS, Draft, Outcome, Step, outcomes
 from uma_trio.policy.baseline import baseline
@@ -59,6 +59,25 @@ def test_drafts_are_kept_up_to_the_first_that_was_not_sampled(
     step = Step(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
     found = outcome(step, sampled)
     assert (found.kept, tokens_of(found)) == (kept, tokens)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "right"),
+    [
+        ([5, 6, 7], 2),
+        ([5, 9, 7], 1),
+        ([8, 6, 7], 0),
+        ([5, LATE, 7], 1),
+        ([LATE, 6, 7], 0),
+        ([5, NOT_FINITE, 7], 1),
+    ],
+)
+def test_a_draft_is_right_if_it_was_sampled_whatever_comes_behind_it(
+    sampled: list[int], right: int
+) -> None:
+    """Where the token behind it is not there yet, it is computed again, and was right all the same."""
+    step = Step(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
+    assert outcome(step, sampled).right == right
 
 
 def test_a_row_that_is_no_number_is_a_fault_only_if_it_is_reached() -> None:

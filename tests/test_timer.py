@@ -48,6 +48,13 @@ async def test_a_time_that_has_passed_goes_off_at_once(real: Timer) -> None:
     await real.wait()
 
 
+async def test_a_time_may_be_set_once_a_timer_is_closed(real: Timer) -> None:
+    """A daemon that goes down may still get tokens that are to be held."""
+    real.close()
+    real.set(time.monotonic())
+    real.close()
+
+
 async def test_an_earlier_time_counts_for_who_waits_already(real: Timer) -> None:
     """A stream may be due before all those that were there."""
     real.set(time.monotonic() + 1000)

@@ -136,8 +136,9 @@ class Outcome(NamedTuple):
 
     @property
     def right(self) -> int:
-        """How many of the step's drafts were right."""
-        return max(0, self.kept - (self.step.n_tokens - len(self.step.drafts)))
+        """How many of the step's drafts were right, and are among `tokens`."""
+        pairs = zip(self.step.drafts, self.tokens, strict=False)
+        return sum([draft == drawn.token for draft, drawn in pairs])
 
 
 @frozen(eq=False)

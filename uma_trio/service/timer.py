@@ -33,7 +33,10 @@ class Timer(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of what it has of the system. Nobody may wait. Idempotent."""
+        """Let go of what it has of the system. Nobody may wait; a time that is set then is never told.
+
+        Idempotent.
+        """
 
 
 class TrioTimer:
@@ -94,6 +97,8 @@ class FileTimer:
 
     def set(self, at: float) -> None:
         """See :class:`Timer`."""
+        if self._file < 0:
+            return
         value = self._spec.value
         if at == math.inf:
             value.seconds = value.nanoseconds = 0  # which stops it

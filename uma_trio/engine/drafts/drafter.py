@@ -163,8 +163,10 @@ class Drafter:
         """Note what became of a step of `sequence`."""
         guessed = self._guessed.get(sequence.handle)
         if guessed is not None and outcome.step.drafts:
-            origin, tried, right = outcome.step.origin, len(outcome.step.drafts), outcome.right
-            self._judge(guessed, origin, right, tried)
+            right = outcome.right
+            # Of the guess at a token whose mask is late nobody knows yet whether it is right.
+            tried = right if outcome.late else len(outcome.step.drafts)
+            self._judge(guessed, outcome.step.origin, right, tried)
         elif guessed is not None and guessed.first is not None and outcome.tokens:
             # It was not computed, and is judged all the same: by the token that came in its place.
             place, token, origin = guessed.first
