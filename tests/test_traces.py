@@ -20,7 +20,6 @@ KINDS = (
     "ballast",
     "extra rows",
     "isolated",
-    "floor grant",
     "paced",
     "a reader is ahead",
     "begins together",

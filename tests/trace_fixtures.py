@@ -202,7 +202,6 @@ def shown(ticks: Iterable[TracedTick]) -> Counter[str]:
         found["ballast"] += plan.ballast > 0
         found["extra rows"] += plan.extra_rows > 0
         found["isolated"] += limit.isolated
-        found["floor grant"] += limit.grant
         found["paced"] += bool(plan.paces)
         found["a reader is ahead"] += limit.solo_s < limit.seconds < math.inf
         found["begins together"] += "together" in limit.reason
