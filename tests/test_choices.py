@@ -427,6 +427,23 @@ async def test_our_own_protocol_over_http_has_choices(autojump_clock: MockClock)
         assert [choice["text"] for choice in answer["choices"]] == told
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_choice_that_fails_over_http_is_an_error_and_a_stream_has_the_others(
+    autojump_clock: MockClock, streamed: bool
+) -> None:
+    """A whole answer is the error, with its status: the others are lost."""
+    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: Fault(bad_rows=(1,))})
+    async with http_house(backend=backend) as daemon:
+        body = {"prompt": "hello", "max_tokens": 20, "n": 3, "stream": streamed, **SAMPLED}
+        answer = await daemon.ask("POST", "/generate", body)
+        if streamed:
+            ends = [event for event in answer.events if event["event"] == "end"]
+            assert [end["reason"] for end in ends] == ["error", "length", "length"]
+        else:
+            assert answer.status == 500
+            assert answer.json["error"]["uma_code"] == "E_RUNTIME_003"
+
+
 async def test_more_than_are_computed_at_once_are_refused_over_http(
     autojump_clock: MockClock,
 ) -> None:

@@ -55,5 +55,6 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
         if running.handle == handle or running.origin.name == name
     ]
     if not [one for one in wanted if service.move(one, body.get("priority"))]:
-        raise Fault(404, "that request does not run, or not any more", code="request_not_found")
+        why = "that request does not run, or not any more; GET /slots lists those that do"
+        raise Fault(404, why, code="request_not_found")
     return Reply(200, msgspec.json.encode({"ok": True, "moved": len(wanted)}))

@@ -268,7 +268,8 @@ class Connection:
             if self._running is not None:
                 self._running.move_to(request.priority)
         if not moved:
-            self._say(error_event(Code.E_PROTO_005, "that request does not run, or not any more"))
+            why = "that request does not run, or not any more; `sessions` (uma-trio ps) lists those that do"
+            self._say(error_event(Code.E_PROTO_005, why))
             return
         self._say(Ok(id=request.id))
 
