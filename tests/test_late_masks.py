@@ -60,6 +60,7 @@ class Scripted:
     def __init__(self, found: Callable[[], IdArray], *, ready: bool = False) -> None:
         self._found = found
         self.ready = ready
+        self.dropped = False
         self.patience = 0.0  # what it takes to see it come
         self.waits: list[float] = []
 
@@ -72,7 +73,12 @@ class Scripted:
     def ids(self) -> IdArray:
         """Return the tokens."""
         assert self.ready
+        assert not self.dropped
         return self._found()
+
+    def drop(self) -> None:
+        """Note that nobody asks for it any more."""
+        self.dropped = True
 
 
 class ByHand:
@@ -363,6 +369,47 @@ def test_threads_find_masks_while_others_go_on() -> None:
     may.set()
     assert slow.wait(10)
     assert slow.ids().tolist() == [7, 9]
+
+
+def test_a_mask_that_nobody_asks_for_any_more_is_not_made() -> None:
+    """Requests that have ended, and tokens that needed none, hold nobody up."""
+    may, asked, threads = Event(), Event(), MaskThreads()
+
+    class Noted(Letters):
+        def deferred(self) -> Callable[[], IdArray]:
+            def find() -> IdArray:
+                asked.set()
+                return self.allowed()
+
+            return find
+
+    busy = [threads.begin(Blocked(may)) for _ in range(4)]
+    dropped = threads.begin(Noted())
+    dropped.drop()
+    behind = threads.begin(Letters())
+    may.set()
+    assert all(mask.wait(10) for mask in (*busy, behind))
+    assert not asked.is_set()
+
+
+def test_a_request_that_is_cancelled_drops_its_mask() -> None:
+    """Whether it ever came or not."""
+    masks = ByHand()
+    bench = Bench(FakeBackend(), masks=masks)
+    handle, _ = bench.submit("one", 30, constraint=Letters())
+    bench.ticks(8)
+    assert [mask.dropped for mask in masks.begun] == [False]
+    bench.cancel(handle)
+    bench.ticks(1)
+    assert [mask.dropped for mask in masks.begun] == [True]
+
+
+def test_a_mask_that_was_made_in_vain_is_dropped_with_its_token() -> None:
+    """What was likely enough to be refused was allowed."""
+    masks, sampler = ByHand(), Sampler(SamplingParams(), (), constraint=Letters())
+    sampler.mask(masks, 0)
+    sampler.accept(ord("x"))
+    assert [mask.dropped for mask in masks.begun] == [True]
 
 
 def test_a_mask_that_cannot_be_found_allows_nothing() -> None:

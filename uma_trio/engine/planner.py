@@ -100,9 +100,8 @@ class Planner:
         self._charges: tuple[tuple[int, float], ...] = ()  # nor of these
         self._before = NO_WORK
         self._prepared: PreparedTick | None = None
-        self._describer: Describer | None = (
-            None  # of prompts' tokens, for so many alternatives each
-        )
+        # Describes the tokens of prompts, with so many alternatives each.
+        self._describer: Describer | None = None
         self._described_tops: tuple[int, ...] = ()
         self._ticks = 0
         self.memory = Memory(cost=settings.cost)

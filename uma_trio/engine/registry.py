@@ -374,6 +374,7 @@ class Registry:
         message: str | None,
     ) -> None:
         self._broken.discard(sequence.handle)
+        sequence.sampler.drop_mask()
         submitted, first = sequence.submit.submitted, sequence.first_token
         admitted = sequence.admitted if sequence.admitted is not None else now
         finished = Finished(

@@ -122,9 +122,8 @@ class Sequence:
         self.draft = NO_DRAFT
         self.slot = NO_SLOT
         self.reserved = 0
-        self.lent = (
-            0  # cells that it had reserved besides, which are there for others while it is parked
-        )
+        # Cells that it had reserved besides, which are there for others while it is parked.
+        self.lent = 0
         self.parked_since: float | None = None
         self.passed_over = 0
         self.forgiven = 0  # how often it had been passed over when it had its last token

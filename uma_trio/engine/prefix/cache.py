@@ -92,7 +92,7 @@ class PrefixCache:
             return Found()
         found = search(sequence, self._leaders(running), self.leaves, self.store)
         self._note_miss(sequence, found)
-        if not sequence.preempted:
+        if not sequence.preempted and sequence.submit.namespace is not None:
             there = max(found.resident, found.saved, found.coming) / sequence.known
             self.reuse.note(sequence.submit.client, there)
         if not self._waits(sequence, found):

@@ -26,9 +26,8 @@ MOST_TIMES = 4.0
 _FIRST_S = 2e-6  # a token, until one was measured
 _MOST_S = 0.010  # of saving time that is put by
 _SCATTERED = 8  # runs of cells in a page from which on it counts as scattered
-_UNKNOWN_S = (
-    1e-3  # computing a token, where no cost model says; a fortieth more for each page before
-)
+# Computing a token, where no cost model says; a fortieth more for each page before.
+_UNKNOWN_S = 1e-3
 
 
 class Saving:

@@ -112,9 +112,8 @@ class Sampler:
         self._again: random.Random | None = None
         self._n_accepted = 0
         self._refused = -_SOON  # behind how many tokens the latest draw was refused
-        self._mask: tuple[int, Mask] | None = (
-            None  # the latest, and behind how many tokens it holds
-        )
+        # The latest, and behind how many tokens it holds.
+        self._mask: tuple[int, Mask] | None = None
         if constraint is not None:
             self._again = random.Random(f"again {params.seed}")
             self.expect_to_lose_rows()
@@ -130,7 +129,7 @@ class Sampler:
         """Note that `token` is part of the answer."""
         self._n_accepted += 1
         if self._mask is not None and self._mask[0] < self._n_accepted:
-            self._mask = None
+            self.drop_mask()
         if self.adjuster is not None:
             self.adjuster.accept(token)
         if self.constraint is not None:
@@ -174,8 +173,15 @@ class Sampler:
             raise ValueError("nothing constrains the answer")
         place = self._n_accepted + ahead
         if self._mask is None or self._mask[0] != place:
+            self.drop_mask()
             self._mask = place, masks.begin(self.constraint)
         return self._mask[1]
+
+    def drop_mask(self) -> None:
+        """Let the latest mask go, which delays those of others where it is still to be made."""
+        if self._mask is not None:
+            self._mask[1].drop()
+            self._mask = None
 
     def foresee_mask(self, masks: Masks) -> None:
         """Begin the mask of the next token if it may well be needed: one of the latest was."""

@@ -30,6 +30,9 @@ class Mask(Protocol):
     def ids(self) -> IdArray:
         """Return the tokens, ascending; none if there is no way on. It must be there."""
 
+    def drop(self) -> None:
+        """Nobody asks for it any more: do not make it, if that has not begun."""
+
 
 class Masks(Protocol):
     """Who finds masks."""
@@ -49,6 +52,9 @@ class _Found:
     def ids(self) -> IdArray:
         """Return the tokens."""
         return self._ids
+
+    def drop(self) -> None:
+        """It is made."""
 
 
 class MasksAtOnce:
@@ -81,6 +87,10 @@ class _Awaited:
             return self._future.result(0)
         log.get("engine").error("a mask could not be found", exc_info=error)
         return np.empty(0, np.intp)
+
+    def drop(self) -> None:
+        """Let the masks behind it go before it."""
+        self._future.cancel()
 
 
 class MaskThreads:
