@@ -71,7 +71,9 @@ def test_a_cancel_names_the_request_and_not_a_choice():
     pair = _pair(2)
     pair.send(Role.SERVER, _end(0))
     pair.send(Role.CLIENT, Cancel("a"))
+    assert pair.server.open_choices == {1}
     pair.send(Role.SERVER, _end(1), EOS)
+    assert pair.server.request_id is pair.client.request_id is None
 
 
 def test_with_one_answer_nothing_of_choices_is_on_the_wire():
