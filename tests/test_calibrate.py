@@ -210,3 +210,13 @@ def test_a_cell_that_was_not_looked_at_is_assumed_to_take_its_reading(whole_cach
     assert cost.used_cell_s == pytest.approx(1e-6 if whole_cache else LEAST_USED_SHARE * 1e-6)
     measured_before = CostModel(SLOW, used_cell_s=2e-6)
     assert assume_looking_back(measured_before, 1e-6, whole_cache=whole_cache) is measured_before
+
+
+def test_where_graphs_are_captured_a_cell_is_assumed_to_be_read_once_a_tick() -> None:
+    """One's own costs a little besides, which ticks correct: from nothing they could not."""
+    captured = CostModel(SLOW, recapture_s=1e-3)
+    cost = assume_looking_back(captured, 1e-6, whole_cache=True)
+    assert (cost.spanned_cell_s, cost.used_cell_s) == (1e-6, 0.0)
+    assert 0.0 < cost.wide_context_cell_s < cost.context_cell_s < 1e-6
+    measured_before = evolve(captured, spanned_cell_s=2e-6)
+    assert assume_looking_back(measured_before, 1e-6, whole_cache=True) is measured_before

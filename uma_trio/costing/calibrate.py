@@ -87,10 +87,16 @@ def assume_looking_back(cost: CostModel, cell_s: float, *, whole_cache: bool) ->
     without flash attention, where a token pays for the `whole_cache`. Where graphs are captured it is
     read once a tick. Ticks correct it, from anything but nothing.
     """
-    if cost.recapture_s and not cost.spanned_cell_s:
-        return evolve(cost, spanned_cell_s=cell_s)
-    if cost.context_cell_s or cost.used_cell_s:
+    if cost.context_cell_s or cost.used_cell_s or cost.spanned_cell_s:
         return cost
+    if cost.recapture_s:
+        own_s = LEAST_USED_SHARE * cell_s
+        return evolve(
+            cost,
+            spanned_cell_s=cell_s,
+            context_cell_s=own_s,
+            wide_context_cell_s=WIDE_SHARE * own_s,
+        )
     used_cell_s = cell_s if whole_cache else LEAST_USED_SHARE * cell_s
     own_s = cell_s - used_cell_s
     return evolve(cost, context_cell_s=own_s, wide_context_cell_s=own_s, used_cell_s=used_cell_s)
