@@ -35,7 +35,8 @@ class SamplingParams:
     ids, each named once, with what is added to their logits. Before there are `min_tokens` nothing
     ends the answer but a stop string; `stop_token_ids` end it like the model's own end tokens, also
     with `ignore_eos`. `logprobs` is how many alternatives each token comes with, None for no
-    probability at all; `prompt_logprobs` is the same of the prompt's tokens but the first.
+    probability at all; `prompt_logprobs` is the same of the prompt's tokens but the first. With
+    `post_sampling` the `logprobs` are those that the token was drawn by, after all of these.
     """
 
     temperature: float = 0.0
@@ -51,6 +52,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    post_sampling: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
@@ -207,6 +209,8 @@ InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix |
 @frozen
 class TokenLogprobs:
     """What the model thought of a chosen token, before anything the request changed.
+
+    If the request asked for `post_sampling`: how likely it was when it was drawn.
 
     `logprob` is the natural logarithm of its probability, `top` those of the likeliest tokens, by
     id and likeliest first; the chosen one may be among them or not.

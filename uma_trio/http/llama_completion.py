@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
 from uma_trio.engine.messages import Finished, PromptProgress, SamplingParams, TokenOut
 from uma_trio.http import openai_completions, sse
@@ -28,7 +30,7 @@ from uma_trio.http.asking import (
 from uma_trio.http.errors import Fault
 from uma_trio.http.fields import document_of, honoured, ignored
 from uma_trio.http.llama_settings import only
-from uma_trio.http.logprobs import chat_logprobs
+from uma_trio.http.logprobs import probabilities
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai_completions import prompts_of
 from uma_trio.http.settings import Shared
@@ -84,6 +86,12 @@ class Completion(Api):
             default="0",
         ),
         honoured(
+            "post_sampling_probs",
+            Flag(),
+            "these are what tokens were drawn by, after penalties and filters; as `prob`, no logarithm",
+            default="false",
+        ),
+        honoured(
             "response_fields",
             ListOf(0, 64, Text(1, 128), "strings of 1 to 128 bytes"),
             "what the answer has, by path, such as generation_settings/seed; also prompt",
@@ -101,7 +109,7 @@ class Completion(Api):
         *NOT_HERE,
         *NO_MATTER,
         *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
-        *ignored("post_sampling_probs", "lora", note="llama-server's"),
+        *ignored("lora", note="llama-server's"),
     )
 
     def asks(self) -> list[Ask]:
@@ -112,10 +120,17 @@ class Completion(Api):
         if asked is not None and asked < 0:
             asked = shared.service.bounds.n_ctx_seq
         n_probs = body.get("n_probs") or None
+        most = 1 if asked == 0 else asked
+        asks = [self.ask(prompt, max_tokens=most, logprobs=n_probs) for prompt in prompts]
         return [
-            self.ask(prompt, max_tokens=1 if asked == 0 else asked, logprobs=n_probs)
-            for prompt in prompts
+            evolve(ask, sampling=evolve(ask.sampling, post_sampling=self.post_sampling))
+            for ask in asks
         ]
+
+    @property
+    def post_sampling(self) -> bool:
+        """Whether probabilities are those that tokens were drawn by."""
+        return bool(self.body.get("post_sampling_probs", False))
 
     @property
     def only_prompt(self) -> bool:
@@ -142,9 +157,9 @@ class Completion(Api):
         more: dict[str, Any] = {}
         if self.body.get("return_tokens", False):
             more["tokens"] = [token.token_id for token in tokens]
-        found = chat_logprobs(tokens, self.shared.service)
+        found = probabilities(tokens, self.shared.service, post_sampling=self.post_sampling)
         if found is not None:
-            more["completion_probabilities"] = found["content"]
+            more["completion_probabilities"] = found
         return self.last(index, generation, answer.end, text=text, lines="\n" in text, more=more)
 
     def last(
@@ -227,8 +242,9 @@ class _Chunks(Encoder):
             "stop": False,
             "tokens_predicted": n,
         }
-        if (found := chat_logprobs([item], self._service)) is not None:
-            chunk["completion_probabilities"] = found["content"]
+        found = probabilities([item], self._service, post_sampling=self._api.post_sampling)
+        if found is not None:
+            chunk["completion_probabilities"] = found
         if self._timed:
             chunk["timings"] = timings(self._generations[index].so_far(n))
         return sse.event(chunk)

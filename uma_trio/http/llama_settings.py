@@ -42,6 +42,7 @@ def generation_settings(
         "stream": streams,
         "logit_bias": bias,
         "n_probs": sampling.logprobs or 0,
+        "post_sampling_probs": sampling.post_sampling,
         "min_tokens": sampling.min_tokens,
         "stop_token_ids": list(sampling.stop_token_ids),
     }

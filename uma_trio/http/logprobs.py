@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,27 @@ def chat_logprobs(tokens: Sequence[TokenOut], service: Service) -> dict[str, Any
         if token.logprobs is not None
     ]
     return {"content": content, "refusal": None} if content else None
+
+
+def probabilities(
+    tokens: Sequence[TokenOut], service: Service, *, post_sampling: bool
+) -> list[dict[str, Any]] | None:
+    """Return llama-server's `completion_probabilities`; None if nobody asked.
+
+    With `post_sampling` they are no logarithms, and so are they called.
+    """
+    if not post_sampling:
+        found = chat_logprobs(tokens, service)
+        return None if found is None else found["content"]
+    content = [
+        {
+            **_drawn(token.token_id, token.logprobs.logprob, service),
+            "top_probs": [_drawn(id_, logprob, service) for id_, logprob in token.logprobs.top],
+        }
+        for token in tokens
+        if token.logprobs is not None
+    ]
+    return content or None
 
 
 @frozen
@@ -78,9 +100,16 @@ def text_logprobs(places: Sequence[Place], service: Service) -> dict[str, Any] |
 
 
 def _token(id_: int, logprob: float, service: Service) -> dict[str, Any]:
+    return {**_named(id_, service), "logprob": _rounded(logprob)}
+
+
+def _drawn(id_: int, logprob: float, service: Service) -> dict[str, Any]:
+    return {**_named(id_, service), "prob": min(1.0, math.exp(logprob))}
+
+
+def _named(id_: int, service: Service) -> dict[str, Any]:
     return {
         "token": service.text_of(id_),
-        "logprob": _rounded(logprob),
         "bytes": list(service.detokenize((id_,))),
         "id": id_,
     }

@@ -81,18 +81,20 @@ def check(
     guesses: Sequence[int],
     chains: Sequence[Chain],
     masks: Masks,
+    among: dict[int, IdArray],
     *,
     alone: bool,
 ) -> Sequence[float]:
     """Replace tokens that constraints refuse, along each chain up to its first wrong guess.
 
-    `alone` says that no other sequence has a row in this tick. Returns how long each refused token
+    `alone` says that no other sequence has a row in this tick. In `among` it is written down by row
+    which tokens the one was chosen from that came in place of a refused one. Returns how long each refused token
     took whose mask was there in time.
     """
     walks = [
         walk
         for chain in chains
-        if (walk := _begun(_walk(chain, logits, tokens, guesses, masks))) is not None
+        if (walk := _begun(_walk(chain, logits, tokens, guesses, masks, among))) is not None
     ]
     took: list[float] = []
     if not walks:
@@ -132,7 +134,12 @@ def _go_on(walk: _Walk, waiting: list[_Walk], took: list[float]) -> None:
 
 
 def _walk(
-    chain: Chain, logits: FloatArray, tokens: list[int], guesses: Sequence[int], masks: Masks
+    chain: Chain,
+    logits: FloatArray,
+    tokens: list[int],
+    guesses: Sequence[int],
+    masks: Masks,
+    among: dict[int, IdArray],
 ) -> Iterator[Mask]:
     """Check the rows of one chain; yield each mask that is needed, and go on as far as it is there."""
     sampler, constraint, rows = chain
@@ -150,7 +157,11 @@ def _walk(
                 continue
             mask = sampler.mask(masks, ahead)
             yield mask
-            tokens[row] = sampler.redraw(logits[row], mask.ids()) if mask.wait(0.0) else LATE
+            if mask.wait(0.0):
+                among[row] = mask.ids()
+                tokens[row] = sampler.redraw(logits[row], among[row])
+            else:
+                tokens[row] = LATE
     finally:
         for _ in range(ahead):
             constraint.take_back()

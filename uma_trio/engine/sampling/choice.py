@@ -16,7 +16,7 @@ Rows whose requests change logits (:mod:`uma_trio.engine.sampling.adjusting`) ar
 lie, chosen with all others, and put back. Where an answer is constrained the token is chosen like
 any other and looked at then; only if it is refused the row is chosen from again, among the allowed
 tokens and with a number of another stream. Rows that are to be described by `logprobs` are copied as
-the model gave them. Rows that use neither take no other path than without such
+the model gave them, or as they were edited where that is wanted. Rows that use neither take no other path than without such
 company.
 
 Several rows of one sequence are a chain: each but the first is the row behind a guess at the token of
@@ -37,11 +37,12 @@ from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, chains, check
-from uma_trio.engine.sampling.drawing import Filters, column, draw, draw_from_all, weigh
+from uma_trio.engine.sampling.drawing import Filters, draw, draw_from_all, weigh
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but, without
-from uma_trio.engine.sampling.logprobs import Describer
+from uma_trio.engine.sampling.lists import Lists
+from uma_trio.engine.sampling.logprobs import Describer, Seen
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
-from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
+from uma_trio.engine.sampling.shortlist import IdArray, is_short, largest, nucleus
 
 NO_GUESS: Final = -1
 _NO_MAXIMUM: Final = "the row has no finite maximum"
@@ -236,6 +237,21 @@ class Sampler:
         (likeliest,) = greedy(row[np.newaxis])
         if likeliest == NOT_FINITE:
             raise NonFinite(_NO_MAXIMUM)
+        return self._drawable(row)
+
+    def drawable(self, row: FloatArray, among: IdArray | None = None) -> tuple[IdArray, FloatArray]:
+        """Return the tokens that a row was drawn from, and their probabilities, as `candidates` does.
+
+        The row is edited already, and has a sane maximum. `among` are the tokens that its constraint
+        allowed, if it refused the first one.
+        """
+        if among is not None:
+            places, probs = self._drawable(row[among])
+            return among[places], probs
+        return self._drawable(row if self.never is None else without(row, self.never))
+
+    def _drawable(self, row: FloatArray) -> tuple[IdArray, FloatArray]:
+        likeliest = int(row.argmax())
         if self.greedy:
             return np.array([likeliest], np.intp), np.ones(1, np.float32)
         top = row[likeliest]
@@ -307,7 +323,7 @@ class Choice:
         ]
         self._lists = None
         if len(listed) >= _TOGETHER:
-            self._lists = _Lists(samplers, listed, n_vocab)
+            self._lists = Lists(samplers, listed, n_vocab)
         else:
             listed = []
         drawn = set(listed)
@@ -334,7 +350,9 @@ class Choice:
         self._masks = masks
         wanted = [(row, s.params.logprobs) for row, s in enumerate(samplers)]
         tops = {row: n_top for row, n_top in wanted if n_top is not None}
-        self._describe = Describer(tops, n_vocab) if tops else None
+        drawn_by = {row: samplers[row] for row in tops if samplers[row].params.post_sampling}
+        self._seen_edited = [row for row, s in drawn_by.items() if s.adjuster is not None]
+        self._describe = Describer(tops, n_vocab, drawn_by) if tops else None
 
     def __call__(self, logits: FloatArray, guesses: Sequence[int] = ()) -> Choices:
         """Return the next token of each row; the rows are left as they were.
@@ -344,8 +362,9 @@ class Choice:
         token behind it that the next row was computed with, or `NO_GUESS`.
         """
         masks_s: Sequence[float] = ()
+        seen = Seen()
         if self._adjusted or self._chains:
-            tokens, masks_s = self._changed_tokens(logits, guesses)
+            tokens, masks_s = self._changed_tokens(logits, guesses, seen)
         else:
             tokens = self._tokens(logits, guesses)
         if guesses:
@@ -354,14 +373,15 @@ class Choice:
                     tokens[row] = UNREACHED
         if self._describe is None:
             return Choices(tokens, masks_s=masks_s)
-        return Choices(tokens, self._describe(logits, tokens), masks_s)
+        return Choices(tokens, self._describe(logits, tokens, seen), masks_s)
 
     def _changed_tokens(
-        self, logits: FloatArray, guesses: Sequence[int]
+        self, logits: FloatArray, guesses: Sequence[int], seen: Seen
     ) -> tuple[list[int], Sequence[float]]:
         """Return the tokens of rows of which some are edited for the choice, or constrained.
 
-        With them comes how long each refused token took.
+        With them comes how long each refused token took. What the description of a row needs that
+        is not in the row itself is noted in `seen`.
         """
         edits = []
         try:
@@ -370,7 +390,11 @@ class Choice:
                     adjuster.suppose(guesses[row - 1])
                 edits.append((row, adjuster.apply(logits[row])))
             tokens = self._tokens(logits, guesses)
-            took = check(logits, tokens, guesses, self._chains, self._masks, alone=self._alone)
+            took = check(
+                logits, tokens, guesses, self._chains, self._masks, seen.among, alone=self._alone
+            )
+            for row in self._seen_edited:
+                seen.edited[row] = logits[row].copy()
             return tokens, took
         finally:
             for row, changed in edits:
@@ -414,35 +438,3 @@ class Choice:
 def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
     """Return the next token of each row of ``logits[n, vocab]``, as a :class:`Choice` does."""
     return Choice(samplers, logits.shape[1])(logits).tokens
-
-
-class _Lists:
-    """Draws for the rows `listed` from their short lists, and finds the likeliest of the others."""
-
-    def __init__(self, samplers: Sequence[Sampler], listed: list[int], n_vocab: int) -> None:
-        ks = [1] * len(samplers)
-        for row in listed:
-            ks[row] = samplers[row].params.top_k
-        self._shortlist = Shortlist(n_vocab, ks)
-        self._samplers, self._listed = samplers, listed
-        self._filters = self._filters_of(listed)
-
-    def __call__(self, logits: FloatArray) -> list[int]:
-        """Return a token for each row, or NOT_FINITE."""
-        ids, values = self._shortlist(logits)
-        finite = np.isfinite(values[:, 0])
-        tokens: list[int] = np.where(finite, ids[:, 0], NOT_FINITE).tolist()
-        drawn, filters = self._listed, self._filters
-        if not finite.all():
-            drawn = [row for row in drawn if finite[row]]
-            filters = self._filters_of(drawn)
-        if len(drawn) < len(tokens):
-            values = values[drawn]
-        weights = filters.weights(values, values[:, :1])
-        places = draw(weights, column([self._samplers[row].random() for row in drawn], np.float64))
-        for row, place in zip(drawn, places.tolist(), strict=True):
-            tokens[row] = int(ids[row, place])
-        return tokens
-
-    def _filters_of(self, rows: list[int]) -> Filters:
-        return Filters.together([self._samplers[row].filters for row in rows])

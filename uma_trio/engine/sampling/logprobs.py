@@ -1,6 +1,7 @@
 """What the model thought of a token: its logarithmic probability, and the likeliest beside it.
 
-They are of the row as the model gave it, before bias, penalties, masks, filters and temperature.
+They are of the row as the model gave it, before bias, penalties, masks, filters and temperature; or,
+where that is wanted, of the tokens that could be drawn, after all of these.
 
 To choose a token has to be quick, because the next decode waits for it; to describe one has not.
 So :class:`Describer` only copies the rows, and :class:`Described` reads the copies when somebody
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
+from attrs import Factory, frozen
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import TokenLogprobs
@@ -28,31 +30,60 @@ _TAME: Final = 60.0
 _TOGETHER: Final = 3
 
 
+class Drawer(Protocol):
+    """Who has drawn the token of a row."""
+
+    def drawable(self, row: FloatArray, among: IdArray | None = None) -> tuple[IdArray, FloatArray]:
+        """Return the tokens that the row was drawn from, `among` these, and their probabilities."""
+
+
+@frozen(eq=False)
+class Seen:
+    """What rows of a tick were chosen from, where that is not the row as it is put back.
+
+    `edited` has rows with bias and penalties, `among` the tokens that a constraint allowed.
+    """
+
+    edited: dict[int, FloatArray] = Factory(dict)
+    among: dict[int, IdArray] = Factory(dict)
+
+
+AS_GIVEN: Final = Seen()
+
+
 class Described(Mapping[int, TokenLogprobs]):
     """The descriptions of one tick's tokens by row, made when the first one is asked for.
 
     It belongs to the engine's thread.
     """
 
-    __slots__ = ("_found", "_logits", "_rows", "_tokens", "_tops")
+    __slots__ = ("_among", "_drawers", "_found", "_logits", "_rows", "_tokens", "_tops")
 
     def __init__(
-        self, logits: FloatArray, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int]
+        self,
+        logits: FloatArray,
+        rows: Sequence[int],
+        tokens: Sequence[int],
+        tops: Sequence[int],
+        drawers: Sequence[Drawer] = (),
+        among: Mapping[int, IdArray] | None = None,
     ) -> None:
+        """`drawers` are those of the last rows, whose tokens are described as they were drawn."""
         self._logits, self._rows, self._tokens, self._tops = logits, rows, tokens, tops
+        self._drawers, self._among = drawers, among or {}
         self._found: dict[int, TokenLogprobs] | None = None
 
     def compute(self) -> dict[int, TokenLogprobs]:
         """Return all descriptions; from then on the logits may change."""
         if self._found is None:
-            each = zip(
-                self._logits,
-                self._tokens,
-                _likeliest(self._logits, self._tops),
-                self._tops,
-                strict=True,
-            )
-            self._found = dict(zip(self._rows, [_described(*parts) for parts in each], strict=True))
+            given = len(self._rows) - len(self._drawers)
+            logits, tops = self._logits[:given], self._tops[:given]
+            each = zip(logits, self._tokens, _likeliest(logits, tops), tops, strict=False)
+            found = [_described(*parts) for parts in each] if given else []
+            for place, drawer in enumerate(self._drawers, given):
+                drawable = drawer.drawable(self._logits[place], self._among.get(self._rows[place]))
+                found.append(_drawn(drawable, self._tokens[place], self._tops[place]))
+            self._found = dict(zip(self._rows, found, strict=True))
         return self._found
 
     def __getitem__(self, row: int) -> TokenLogprobs:
@@ -68,18 +99,25 @@ class Described(Mapping[int, TokenLogprobs]):
 class Describer:
     """Keeps what is needed to describe the tokens of some rows of a tick.
 
-    `tops` says for each such row how many alternatives are asked for. The copies of one tick are
+    `tops` says for each such row how many alternatives are asked for. Those in `drawn_by` are described
+    as they were drawn. The copies of one tick are
     overwritten by those of the next; what was not asked for until then is computed first.
     """
 
-    __slots__ = ("_kept", "_latest", "_tops")
+    __slots__ = ("_drawn_by", "_kept", "_latest", "_tops")
 
-    def __init__(self, tops: Mapping[int, int], n_vocab: int) -> None:
-        self._tops = dict(tops)
+    def __init__(
+        self, tops: Mapping[int, int], n_vocab: int, drawn_by: Mapping[int, Drawer] | None = None
+    ) -> None:
+        self._drawn_by = drawn_by or {}
+        # Those that are drawn come last, so that what is described together lies together.
+        self._tops = {row: tops[row] for row in sorted(tops, key=self._drawn_by.__contains__)}
         self._kept = np.empty((len(tops), n_vocab), np.float32)
         self._latest: Described | None = None
 
-    def __call__(self, logits: FloatArray, tokens: Sequence[int]) -> Described:
+    def __call__(
+        self, logits: FloatArray, tokens: Sequence[int], seen: Seen = AS_GIVEN
+    ) -> Described:
         """Return the descriptions of `tokens`, one for each row; a negative one has none.
 
         The row of any other holds no NaN and no +inf, and the token's logit is finite.
@@ -89,9 +127,14 @@ class Describer:
         rows = [row for row in self._tops if tokens[row] >= 0]
         kept = self._kept[: len(rows)]
         for place, row in enumerate(rows):
-            kept[place] = logits[row]
+            kept[place] = seen.edited.get(row, logits[row])
         self._latest = Described(
-            kept, rows, [tokens[row] for row in rows], [self._tops[row] for row in rows]
+            kept,
+            rows,
+            [tokens[row] for row in rows],
+            [self._tops[row] for row in rows],
+            [self._drawn_by[row] for row in rows if row in self._drawn_by],
+            seen.among,
         )
         return self._latest
 
@@ -117,6 +160,18 @@ def _described(
     return TokenLogprobs(
         logprob=float(row[token]) - total,
         top=tuple([(other, value - total) for other, value in pairs if value > -math.inf]),
+    )
+
+
+def _drawn(drawable: tuple[IdArray, FloatArray], token: int, n_top: int) -> TokenLogprobs:
+    """Return the logarithmic probabilities by which `token` was drawn, and the `n_top` likeliest."""
+    ids, probs = drawable
+    own = float(probs[ids == token].sum())
+    places, values = largest(probs, max(1, n_top))
+    pairs = zip(ids[places[:n_top]].tolist(), values[:n_top].tolist(), strict=True)
+    return TokenLogprobs(
+        logprob=math.log(own) if own > 0 else -math.inf,
+        top=tuple([(other, math.log(value)) for other, value in pairs if value > 0]),
     )
 
 
