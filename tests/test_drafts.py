@@ -6,22 +6,26 @@ import numpy as np
 import pytest
 from attrs import evolve
 from drafts_kit import FLAT, STAIRS, STEEP, speaking
-from engine_kit import Balking, Bench, BrokenText, OnDevice
+from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder
 
 from uma_protocol import Generate
 from uma_trio.backend.base import IntArray
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.lookup import Lookup
 from uma_trio.engine.drafts.pool import MOST_NAMESPACES, Answers, Pool
 from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, Origin
 from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
+from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
 from uma_trio.policy.deadline.drafts import FREE, add_drafts
 from uma_trio.policy.decode import one_token_each
@@ -380,6 +384,27 @@ def test_a_text_that_repeats_itself_takes_fewer_decodes() -> None:
         bench.run()
         n[drafts] = bench.backend.decodes
     assert n[True] < n[False]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_that_are_not_computed_are_judged_by_what_comes_in_their_place(
+    kind: type[FakeBackend],
+) -> None:
+    """So a text at which they are often wrong is known, where a row costs as much as a token."""
+    backend, drafter = kind(n_slots=5, n_ctx=4000, n_rows=24), Drafter()
+    backend._choice = lambda history: 97 + history % 4  # type: ignore[method-assign]
+    given_settings = EngineSettings(cost=STEEP, scratch_slots=1)
+    bench = Bench(backend, deadline, settings=given_settings, drafter=drafter)
+    handle, _ = bench.submit("hello", 400, speculation="free")
+    bench.ticks(300)
+    believed: list[float] = []
+    while not believed:
+        bench.ticks(1)
+        bench.engine.publish()
+        drafter.propose(bench.engine.registry.running)
+        believed += bench.engine.registry.running[handle].view.survival[:1]
+    assert bench.metrics.snapshot()["draft_rows_by_source_total"] == {}
+    assert believed[0] < 0.3
 
 
 def test_who_has_room_for_one_token_gets_no_drafts() -> None:

@@ -250,7 +250,7 @@ class Engine:
     def _prepared(self) -> Tick | None:
         """Return the prepared tick if it comes next; the commit then overlaps with its decode."""
         completed = self._uncommitted
-        if completed is None:
+        if completed is None or not self._planner.has_prepared:
             return None
         if self._drafter.expects(completed.outcomes, self.registry.running):
             return None

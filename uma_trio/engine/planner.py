@@ -147,6 +147,11 @@ class Planner:
             if step.n_rows and step.key in running:
                 running[step.key].sampler.foresee_mask(self._masks)
 
+    @property
+    def has_prepared(self) -> bool:
+        """Whether a tick is prepared, which may come next."""
+        return self._prepared is not None
+
     def take_prepared(self, completed: Completed, messages: Ordered[InboxMessage]) -> Tick | None:
         """Take the prepared tick into the backend's arrays, if it comes next for sure.
 

@@ -125,6 +125,7 @@ class Drafter:
             tokens, known = sequence.tokens, sequence.known + 1
             tokens[known - 1] = outcome.tokens[-1].token  # as its commit is going to
             if guessed.lookup.index(tokens, known):
+                self._judge_first(guessed, outcome)  # before the next guess is noted in its place
                 draft = self._noted(guessed, sequence, known, sequence.credit - 1)
                 chances = self._chances(guessed.survival, draft.origin)
                 if draft.tokens and chances[_PARTS[0]] >= LIKELY:
@@ -162,16 +163,15 @@ class Drafter:
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
         """Note what became of a step of `sequence`."""
         guessed = self._guessed.get(sequence.handle)
-        if guessed is not None and outcome.step.drafts:
+        if guessed is None:
+            return
+        if outcome.step.drafts:
             right = outcome.right
             # Of the guess at a token whose mask is late nobody knows yet whether it is right.
             tried = right if outcome.late else len(outcome.step.drafts)
             self._judge(guessed, outcome.step.origin, right, tried)
-        elif guessed is not None and guessed.first is not None and outcome.tokens:
-            # It was not computed, and is judged all the same: by the token that came in its place.
-            place, token, origin = guessed.first
-            if place == outcome.step.start + outcome.step.n_tokens:
-                self._judge(guessed, origin, int(token == outcome.tokens[0].token), 1)
+        else:
+            self._judge_first(guessed, outcome)
 
     def keep(self, sequence: Sequence) -> None:
         """Put the answer of a sequence that has ended into the pool, if its request shares."""
@@ -185,6 +185,14 @@ class Drafter:
     def forget(self, mine: Callable[[str], bool]) -> None:
         """Drop what was kept of answers of the namespaces that are `mine`."""
         self._pool.forget(mine)
+
+    def _judge_first(self, guessed: _Guessed, outcome: Outcome) -> None:
+        """Judge a guess that was not computed by the token that came in its place, if that has come."""
+        if guessed.first is None or not outcome.tokens:
+            return
+        place, token, origin = guessed.first
+        if place == outcome.step.start + outcome.step.n_tokens:
+            self._judge(guessed, origin, int(token == outcome.tokens[0].token), 1)
 
     def _judge(self, guessed: _Guessed, origin: Origin, right: int, tried: int) -> None:
         guessed.first = None
