@@ -143,9 +143,10 @@ class FakeBackend:
     `last_cost_s` is what the latest decode cost; the inline driver sleeps it. What happens while
     a decode computes is up to `meanwhile`: it is called in the middle of each, and may interrupt it.
 
-    Its `vocabulary` may be a real model's. With a `window` it has layers that lose what nobody's window holds, as llama.cpp's do: at every
-    decode, all cells that could be taken are. Tokens computed behind lost cells are wrong. What of
-    copying, saving and restoring fails is up to `kv_fails`.
+    Its `vocabulary` may be a real model's. With a `window` it has layers that lose what nobody's
+    window holds, as llama.cpp's do: at every decode, all cells that could be taken are. Tokens
+    computed behind lost cells are wrong. What of copying, saving and restoring fails is up to
+    `kv_fails`.
     """
 
     def __init__(

@@ -141,11 +141,11 @@ class LlamaBackend:
     ) -> Self:
         """Check the file, load the weights, make the context.
 
-        `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple
-        of 256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the
-        high-water mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to
-        1.0 and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
-        Raises :class:`ModelError`.
+        `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple of
+        256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
+        mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
+        and may raise to stop the loading, `log` gets llama.cpp's warnings and errors. Raises
+        :class:`ModelError`.
         """
         _listen(log)
         path = Path(path)

@@ -26,8 +26,8 @@ class KvCache:
     """The books of one backend's KV cache; what is shared, saved and restored is the prefix cache's.
 
     `scratch` keeps the last slot for ballast rows (:attr:`scratch_slot`). `keeps_high_water`: cells
-    are dropped such that the cache's high-water mark stays where it is until :meth:`lower_high_water`, for
-    backends on which its change makes ticks slow.
+    are dropped such that the cache's high-water mark stays where it is until
+    :meth:`lower_high_water`, for backends on which its change makes ticks slow.
 
     Invariant: every slot is free or owned by exactly one key, and `reserved_cells` is the sum of
     what the owners reserved. `free_cells` can go below zero when background sequences grow past

@@ -224,9 +224,10 @@ class TokenLogprobs:
 class PromptProgress:
     """How much of a prompt of `prompt_tokens` is in the KV cache: `computed_tokens`, cached ones included.
 
-    `cached_tokens` of it needed not be computed. It waited `queue_s` seconds for a slot, and has had one
-    for `prompt_s`. The first of a stream says what was cached; each later one has more computed tokens,
-    and the last one all. An item that its reader has not taken may be replaced by a later one.
+    `cached_tokens` of it needed not be computed. It waited `queue_s` seconds for a slot, and has
+    had one for `prompt_s`. The first of a stream says what was cached; each later one has more
+    computed tokens, and the last one all. An item that its reader has not taken may be replaced by
+    a later one.
     """
 
     prompt_tokens: int

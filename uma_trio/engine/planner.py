@@ -46,10 +46,11 @@ from uma_trio.policy.traffic import Traffic
 class EngineSettings:
     """How an engine is set up, for its whole life.
 
-    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed ahead where the backend has rows to check them.
-    `scratch_slots` (0 or 1) of the backend's slots are kept for ballast rows. `cost` is the
-    measured staircase and `traffic` what the model moves, if they are known. `prefix_bytes` is the
-    budget of saved pages; 0 keeps no prefix at all. Those of a session go last for `session_ttl_s`.
+    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed
+    ahead where the backend has rows to check them. `scratch_slots` (0 or 1) of the backend's slots
+    are kept for ballast rows. `cost` is the measured staircase and `traffic` what the model moves,
+    if they are known. `prefix_bytes` is the budget of saved pages; 0 keeps no prefix at all. Those
+    of a session go last for `session_ttl_s`.
     """
 
     tick_budget_s: float = 0.030
@@ -110,7 +111,8 @@ class Planner:
     def plan(self, now: float, make: Callable[[Plan], object] = _make_nothing) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if nobody has anything to compute.
 
-        All that has happened must be committed. `make` makes the guesses of a plan that were only promised.
+        All that has happened must be committed. `make` makes the guesses of a plan that were only
+        promised.
         """
         state, plan = self._still_valid() or self._asked(self._state(now))
         if not plan.items:

@@ -413,8 +413,9 @@ def foreseen(
 ) -> SequenceView | None:
     """Return where `sequence` stands if `step` gives it one token at the time `now`.
 
-    It is shown as in :meth:`Sequence.advance`. None if that token is the last that it may have, or if `step` holds drafts: how many of those
-    are kept nobody can foresee. The sequence may end with any other token, too.
+    It is shown as in :meth:`Sequence.advance`. None if that token is the last that it may have, or
+    if `step` holds drafts: how many of those are kept nobody can foresee. The sequence may end with
+    any other token, too.
     """
     view = sequence.view
     if step is None:

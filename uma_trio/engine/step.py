@@ -62,11 +62,12 @@ NO_DRAFT: Final = Draft()
 class Step(NamedTuple):
     """`n_tokens` of the sequence `key`, from position `start`, in one batch.
 
-    The last of them are `drafts`: guesses at tokens that are not sampled yet, found at `origin`. `first_row` and
-    `n_rows` say which rows of the tick's logits belong to it: none while its prompt is unfinished,
-    otherwise one for the last token that is known and one for each draft. `n_scored` of its tokens have
-    a row each that nobody samples, since it tells how likely the token behind them is: then these are
-    all of its tokens, and `first_row` counts among such rows, which come before all others.
+    The last of them are `drafts`: guesses at tokens that are not sampled yet, found at `origin`.
+    `first_row` and `n_rows` say which rows of the tick's logits belong to it: none while its prompt
+    is unfinished, otherwise one for the last token that is known and one for each draft. `n_scored`
+    of its tokens have a row each that nobody samples, since it tells how likely the token behind
+    them is: then these are all of its tokens, and `first_row` counts among such rows, which come
+    before all others.
     """
 
     key: int
@@ -191,8 +192,8 @@ class Completed:
     """A tick that was computed until `at` (engine's clock), and how many seconds its parts took.
 
     `masks_s` is for each token that a constraint refused how long it took to find another, in
-    `sampling_s`. `messages` arrived before the next tick was launched; they are handled behind its commit. With
-    `after_idle` there was no decode right before it, and its `host_s` is 0.
+    `sampling_s`. `messages` arrived before the next tick was launched; they are handled behind its
+    commit. With `after_idle` there was no decode right before it, and its `host_s` is 0.
     """
 
     tick: Tick

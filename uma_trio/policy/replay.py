@@ -40,7 +40,8 @@ def replay(policy: Policy, ticks: Iterable[TracedTick], *, work_only: bool = Fal
     """Run `policy` on each state, up to the first plan that is not the recorded one.
 
     With `work_only` plans are the same if they compute the same, whatever the reasons and limits:
-    those of another policy differ in every tick. Where it raises, the plan is the baseline's, as it was in the engine.
+    those of another policy differ in every tick. Where it raises, the plan is the baseline's, as it
+    was in the engine.
     """
     n = missing = 0
     before: int | None = None

@@ -24,11 +24,11 @@ class SequenceView:
     """One sequence that owns a slot, as the policy sees it.
 
     There are no phases, only counters: a sequence has `pending` tokens that the KV cache has not,
-    the last `drafted` of which are guesses about its answer; `survival` says for each how likely
-    it is that it and all before it are right. With `modelled` a draft model makes them once they are
-    planned. Of its `computed` tokens the first
-    `cached` lay in the cache when it came. Each of its first `scored` tokens asks for a row when it is
-    computed, which tells how likely the token behind it is; until then only some of these are `pending`.
+    the last `drafted` of which are guesses about its answer; `survival` says for each how likely it
+    is that it and all before it are right. With `modelled` a draft model makes them once they are
+    planned. Of its `computed` tokens the first `cached` lay in the cache when it came. Each of its
+    first `scored` tokens asks for a row when it is computed, which tells how likely the token
+    behind it is; until then only some of these are `pending`.
     """
 
     key: int
@@ -177,11 +177,11 @@ class Contract:
 class GuardMemory:
     """What the latency guard remembers.
 
-    `mixed` and `background` are as in the
-    :class:`MeasuredTick` that the tick will be. `share` is the smoothed part of machine time that
-    background work got, `newcomers` the part that newcomers' prompts got. `owed_s` is how
-    many seconds of the machine background work should have had more, `since_grant` counts the ticks with
-    streams since the last grant. `company_at` is when best-effort work was ready last, `people_at` when interactive work was there.
+    `mixed` and `background` are as in the :class:`MeasuredTick` that the tick will be. `share` is
+    the smoothed part of machine time that background work got, `newcomers` the part that newcomers'
+    prompts got. `owed_s` is how many seconds of the machine background work should have had more,
+    `since_grant` counts the ticks with streams since the last grant. `company_at` is when
+    best-effort work was ready last, `people_at` when interactive work was there.
     """
 
     mixed: bool = False
@@ -211,9 +211,9 @@ class Served:
 class HeldDrafts:
     """How many tokens ticks with drafts have where a change costs; 0: there are none.
 
-    Since the size was changed, `missed_s` is what each other size would have saved, by what was guessed, and
-    `saved_s` what this one did save. Then `doubt` sizes in a row were not worth their price.
-    `known` says by key how many tokens each stream had before the latest tick.
+    Since the size was changed, `missed_s` is what each other size would have saved, by what was
+    guessed, and `saved_s` what this one did save. Then `doubt` sizes in a row were not worth their
+    price. `known` says by key how many tokens each stream had before the latest tick.
     """
 
     size: int = 0

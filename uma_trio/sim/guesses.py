@@ -1,7 +1,8 @@
 """Guesses at simulated answers: where there are some, how likely they are, and which are right.
 
-Nobody writes the answers of a simulation, so nothing can be looked up in them. :class:`Guesses` says place
-by place what a drafter would have had; :class:`SimulatedDrafter` makes an engine's drafts of that.
+Nobody writes the answers of a simulation, so nothing can be looked up in them. :class:`Guesses`
+says place by place what a drafter would have had; :class:`SimulatedDrafter` makes an engine's
+drafts of that.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Guesses:
     """What can be guessed of one answer, place by place; behind the last place it begins again.
 
     `chances` says how likely a guess at a place is right if all before it are; 0: there is none.
-    `right` says whether it is, None if nobody knows. They get rows that cost only if they are `paid`. Those at
-    places that are `modelled` take a draft model's time.
+    `right` says whether it is, None if nobody knows. They get rows that cost only if they are
+    `paid`. Those at places that are `modelled` take a draft model's time.
     """
 
     chances: Sequence[float] = ()

@@ -15,10 +15,11 @@ class Outcome:
     """Figures of one run, or of several together. Times in seconds.
 
     `itl` are the times for each token that all watched streams were shown, `gaps` the times between
-    deliveries of one or several, `computed` the times for each token that was computed; `startup` is the longest of the first of each stream in its start-up
-    window, `ttft` the time to the first token of each. `load_tokens` were computed for
-    everybody else, `load_answers` of them in answers; `shares` are the seconds of machine time that each client of the load had. Of
-    `drafted` guesses that were computed so many were `accepted`.
+    deliveries of one or several, `computed` the times for each token that was computed; `startup`
+    is the longest of the first of each stream in its start-up window, `ttft` the time to the first
+    token of each. `load_tokens` were computed for everybody else, `load_answers` of them in
+    answers; `shares` are the seconds of machine time that each client of the load had. Of `drafted`
+    guesses that were computed so many were `accepted`.
     """
 
     seconds: float

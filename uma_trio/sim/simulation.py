@@ -126,10 +126,11 @@ class Simulation(World):
     """One engine with one policy on one machine; the default machine is ``q4_0``, noise 2 %.
 
     `settings` is what the engine is told, instead of what follows from `profile` and `contract`.
-    `recorder` is given every tick. With `guesses` the answers of requests that bring none of their own are
-    guessed at as these say; without, the texts of prompts and answers are looked up where `limits` have
-    rows for drafts. A draft model takes what `draft` says. Public parts are for reading: the `engine`, its `metrics` and
-    `backend`, and the `machine`, which counts time and tokens by client.
+    `recorder` is given every tick. With `guesses` the answers of requests that bring none of their
+    own are guessed at as these say; without, the texts of prompts and answers are looked up where
+    `limits` have rows for drafts. A draft model takes what `draft` says. Public parts are for
+    reading: the `engine`, its `metrics` and `backend`, and the `machine`, which counts time and
+    tokens by client.
     """
 
     def __init__(

@@ -61,8 +61,9 @@ def _line(path: Path, number: int, text: bytes) -> object:
 class TracedRequest:
     """One request, from the ticks that it was in. Seconds on the daemon's clock.
 
-    `ended` is None if it was there in the last tick. `itl` is the time for each token and `gaps` the time
-    between deliveries of one or several, as the daemon measured both. `guesses` are what its drafter had.
+    `ended` is None if it was there in the last tick. `itl` is the time for each token and `gaps`
+    the time between deliveries of one or several, as the daemon measured both. `guesses` are what
+    its drafter had.
     """
 
     key: int

@@ -1,7 +1,8 @@
 """What was guessed of each answer in a trace, place by place, and whether it was right.
 
-A tick's state has the chances of all guesses, its plan says how many of them were computed, and its line how many of
-those were right. The first wrong one is known to be wrong, what stands behind it is not known.
+A tick's state has the chances of all guesses, its plan says how many of them were computed, and its
+line how many of those were right. The first wrong one is known to be wrong, what stands behind it
+is not known.
 """
 
 from __future__ import annotations

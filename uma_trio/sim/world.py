@@ -36,8 +36,8 @@ class Request:
     that is not to be shown yet is held, as a connection holds it. `on_end` is called when
     the last token or an error has come; `end` then says which.
 
-    `token_times` is when each token was shown, `computed_times` when it was there. `guesses` are what can
-    be guessed of its answer, None for what the world has for any.
+    `token_times` is when each token was shown, `computed_times` when it was there. `guesses` are
+    what can be guessed of its answer, None for what the world has for any.
     """
 
     clock: Clock

@@ -56,9 +56,9 @@ class _Spending:
 class DraftModel:
     """Guesses greedily by another model's `backend`, whose decodes took what `measured` says.
 
-    Between decodes of the served model they take longer than one after another, since both need the same
-    caches: `took` follows what is seen. Tokens below `n_vocab` are the same in both models. Every method is called on the engine's thread and
-    raises nothing.
+    Between decodes of the served model they take longer than one after another, since both need the
+    same caches: `took` follows what is seen. Tokens below `n_vocab` are the same in both models.
+    Every method is called on the engine's thread and raises nothing.
     """
 
     def __init__(

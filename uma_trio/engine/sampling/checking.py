@@ -88,8 +88,8 @@ def check(
     """Replace tokens that constraints refuse, along each chain up to its first wrong guess.
 
     `alone` says that no other sequence has a row in this tick. In `among` it is written down by row
-    which tokens the one was chosen from that came in place of a refused one. Returns how long each refused token
-    took whose mask was there in time.
+    which tokens the one was chosen from that came in place of a refused one. Returns how long each
+    refused token took whose mask was there in time.
     """
     walks = [
         walk

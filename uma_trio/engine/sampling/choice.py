@@ -15,9 +15,9 @@ another takes as long to wake up as several rows take to be read.
 Rows whose requests change logits (:mod:`uma_trio.engine.sampling.adjusting`) are edited where they
 lie, chosen with all others, and put back. Where an answer is constrained the token is chosen like
 any other and looked at then; only if it is refused the row is chosen from again, among the allowed
-tokens and with a number of another stream. Rows that are to be described by `logprobs` are copied as
-the model gave them, or as they were edited where that is wanted. Rows that use neither take no other path than without such
-company.
+tokens and with a number of another stream. Rows that are to be described by `logprobs` are copied
+as the model gave them, or as they were edited where that is wanted. Rows that use neither take no
+other path than without such company.
 
 Several rows of one sequence are a chain: each but the first is the row behind a guess at the token of
 the row before it. What changes with each token (penalties, constraints) goes on along the chain as if
