@@ -83,11 +83,10 @@ def metrics() -> str:
 PAGES: dict[str, Callable[[], str]] = {"CONFIG.md": config, "METRICS.md": metrics}
 
 _SCORECARD = """One row of figures about one interval, and about nothing before it. \
-`uma-trio serve --scorecard FILE` \
-appends it to a file every `--scorecard-interval` (5 s), and a last time when the daemon stops: as a line \
-of CSV, or of JSON where the name ends in `.jsonl` or `.ndjson`; \
-the columns are named in the first line, in JSON in each, and a file that has others is refused. A line that \
-cannot be written later, on a full disk, is lost; the log says so once, and the daemon goes on. \
+`uma-trio serve --scorecard FILE` appends it to a file every `--scorecard-interval` (5 s), and a last time \
+when the daemon stops. It is a line of CSV, or of JSON where the name ends in `.jsonl` or `.ndjson`. \
+CSV names the columns in its first line, JSON in every line. A file that has other columns is refused. A \
+line that cannot be written later, on a full disk, is lost; the log says so once, and the daemon goes on. \
 The metric `scorecard` holds the same for the interval that has just passed, brought up to date \
 every second.
 

@@ -129,10 +129,10 @@ def test_what_cannot_be_saved_goes_for_its_part_of_what_it_is_worth() -> None:
     answered_alike(made, (1, 2))
     save_all(made)
     leaves = owing_nothing(made.engine.prefix.leaves)
-    worth_s = next(iter(leaves)).worth_s
-    assert worth_s is not None
-    reused = made.engine.prefix.reuse.of(next(iter(leaves)).owner)
-    charge(made, int(reused * worth_s / CELL_S / 343) - 1)
+    leaf = next(iter(leaves))
+    assert leaf.given_up
+    reused = made.engine.prefix.reuse.of(leaf.owner)
+    charge(made, int(reused * made.engine.prefix.saving.again_s(leaf) / CELL_S / 343) - 1)
     assert not any(leaf.leaving for leaf in leaves)
     charge(made, 2)
     assert all(leaf.leaving for leaf in leaves)

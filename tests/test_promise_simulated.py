@@ -284,18 +284,6 @@ def test_on_a_mixture_of_experts_the_contract_holds() -> None:
     assert sum(simulation.backend.computed.values()) > 0
 
 
-@pytest.mark.parametrize("part", deadline.optional)
-def test_without_any_of_its_parts_everybody_is_served_to_the_end(part: str) -> None:
-    """Worse, perhaps, but no plan breaks a rule and nobody waits for ever."""
-    simulation = Simulation(deadline.without(part))
-    for client in range(3):
-        simulation.submit(506, 20, client=100 + client, lane="background")
-    simulation.run(0.5)
-    simulation.submit(20, 300, client=1)
-    simulation.run(60.0)
-    assert [s.end and s.end.reason for s in simulation.requests] == ["length"] * 4
-
-
 @pytest.mark.parametrize("wrong", [0.5, 0.7, 1.5])
 def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
     """What the streams cost alone is known from ticks of theirs alone, whatever larger ones take."""

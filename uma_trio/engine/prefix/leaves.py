@@ -17,10 +17,9 @@ class Leaf:
     The first `saved` of them are in pages, of which `page` is the last. `cells` is how many cells it
     keeps: of one that n leaves hold each has 1/n, and one that a request holds too is nobody's.
     `paid_s` is the rent that it has paid for each since it was used last, `ahead_s` what the requests
-    that began since will make it pay for each. `worth_s` is what computing it again would take, once
-    saving has given it up, and None until then. `handle` is the request that left it, `called` says
-    that its answer ended by calling a tool. `again_s` is what computing it again takes, 0 if nobody
-    asked.
+    that began since will make it pay for each. `given_up` says that it is never saved, `again_s` what
+    computing it again takes, 0 if nobody asked. `handle` is the request that left it, `called` says
+    that its answer ended by calling a tool.
     """
 
     seq: int
@@ -37,7 +36,7 @@ class Leaf:
     paid_s: float = 0.0
     ahead_s: float = 0.0
     leaving: bool = False
-    worth_s: float | None = None
+    given_up: bool = False
     again_s: float = 0.0
 
     @property
@@ -48,7 +47,7 @@ class Leaf:
     @property
     def to_save(self) -> int:
         """How many of its tokens are still to be saved."""
-        return self.unsaved if self.worth_s is None else 0
+        return 0 if self.given_up else self.unsaved
 
 
 @define(eq=False)

@@ -145,7 +145,7 @@ class Room:
 
         Of what it shares with other leaves it pays its part, and its part of doing without counts.
         """
-        if leaf.worth_s is None and moves_out(prices, paid_s):
+        if not leaf.given_up and moves_out(prices, paid_s):
             return True
         return self._not_worth(leaf, paid_s)
 

@@ -105,7 +105,7 @@ class Saving:
     def give_up(self, leaf: Leaf) -> None:
         """Note that a leaf is never saved; it goes when it has cost what it is worth."""
         self.forget(leaf)
-        leaf.worth_s = self.again_s(leaf)
+        leaf.given_up = True
 
     def again_s(self, leaf: Leaf) -> float:
         """Return what computing a leaf again takes, as it was when somebody first asked."""
