@@ -427,21 +427,101 @@ async def test_our_own_protocol_over_http_has_choices(autojump_clock: MockClock)
         assert [choice["text"] for choice in answer["choices"]] == told
 
 
+def failing(*rows: int) -> FakeBackend:
+    """Return a model that gives no number in these rows of its fifth batch."""
+    return FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: Fault(bad_rows=rows)})
+
+
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_choice_that_fails_over_http_is_an_error_and_a_stream_has_the_others(
+async def test_a_choice_that_fails_over_http_leaves_the_others_alone(
     autojump_clock: MockClock, streamed: bool
 ) -> None:
-    """A whole answer is the error, with its status: the others are lost."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: Fault(bad_rows=(1,))})
-    async with http_house(backend=backend) as daemon:
+    """Whole or streamed, each choice has its own end."""
+    async with http_house(backend=failing(1)) as daemon:
         body = {"prompt": "hello", "max_tokens": 20, "n": 3, "stream": streamed, **SAMPLED}
         answer = await daemon.ask("POST", "/generate", body)
+        assert answer.status == 200
         if streamed:
             ends = [event for event in answer.events if event["event"] == "end"]
-            assert [end["reason"] for end in ends] == ["error", "length", "length"]
+        else:
+            ends = answer.json["choices"]
+            assert (answer.json["reason"], answer.json["code"]) == ("error", "E_RUNTIME_003")
+        assert sorted(end["reason"] for end in ends) == ["error", "length", "length"]
+        assert daemon.inner.recorder.errors == ["E_RUNTIME_003"]
+
+
+_OPENAI = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+    ("/v1/completions", {"prompt": "hello"}),
+]
+
+
+def said_of(choice: dict[str, Any]) -> str:
+    """Return what a choice of OpenAI's says, or a part of one."""
+    message = choice.get("message") or choice.get("delta") or {}
+    return str(choice.get("text") or message.get("content") or "")
+
+
+@pytest.mark.parametrize(("path_", "asks"), _OPENAI, ids=["chat", "text"])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_failed_choice_of_openais_has_its_error_and_the_others_are_whole(
+    autojump_clock: MockClock, path_: str, asks: dict[str, Any], streamed: bool
+) -> None:
+    """What it said before is there; no event is an error, since the SDKs would read no further."""
+    async with http_house(backend=failing(1)) as daemon:
+        body = {**asks, "max_tokens": 20, "n": 3, **SAMPLED}
+        more = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+        answer = await daemon.ask("POST", path_, body | more)
+        assert answer.status == 200
+        events = [e for e in answer.events if e != "[DONE]"] if streamed else [answer.json]
+        assert not any("error" in event for event in events)
+        choices = [choice for event in events for choice in event["choices"]]
+        ends = {c["index"]: c for c in choices if c["finish_reason"]}
+        assert [ends[i]["finish_reason"] for i in range(3)] == ["length", "error", "length"]
+        assert ends[1]["error"]["uma_code"] == "E_RUNTIME_003"
+        assert all("error" not in ends[i] for i in (0, 2))
+        assert all(any(said_of(c) for c in choices if c["index"] == i) for i in range(3))
+        assert events[-1]["usage"]["completion_tokens"] > 40
+        if streamed:
+            assert answer.events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(("path_", "asks"), _OPENAI, ids=["chat", "text"])
+async def test_an_answer_of_which_every_choice_failed_is_the_error(
+    autojump_clock: MockClock, path_: str, asks: dict[str, Any]
+) -> None:
+    """With its status; behind the head of a stream as the last event, which the SDKs raise."""
+    body = {**asks, "max_tokens": 20, "n": 3, **SAMPLED}
+    async with http_house(backend=failing(0, 1, 2)) as daemon:
+        answer = await daemon.ask("POST", path_, body)
+        assert (answer.status, answer.error["uma_code"]) == (500, "E_RUNTIME_003")
+        assert answer.headers["x-should-retry"] == "false"
+    async with http_house(backend=failing(0, 1, 2)) as daemon:
+        events = (await daemon.ask("POST", path_, {**body, "stream": True})).events
+        assert events[-1]["error"]["uma_code"] == "E_RUNTIME_003"
+        assert sum("error" in event for event in events) == 1
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_failed_prompt_of_llama_servers_has_its_error_and_the_others_are_whole(
+    autojump_clock: MockClock, streamed: bool
+) -> None:
+    """Whatever members were asked for; with a number for a code, as its clients expect."""
+    async with http_house(backend=failing(1)) as daemon:
+        body = {"prompt": ["hello"] * 3, "n_predict": 20, "stream": streamed, **SAMPLED}
+        answer = await daemon.ask("POST", "/completion", {**body, "response_fields": ["stop_type"]})
+        assert answer.status == 200
+        events = answer.events if streamed else answer.json
+        ends = [event for event in events if "stop_type" in event]
+        assert sorted(end["stop_type"] for end in ends) == ["limit", "limit", "none"]
+        (found,) = [end["error"] for end in ends if "error" in end]
+        assert (found["code"], found["uma_code"]) == (500, "E_RUNTIME_003")
+    async with http_house(backend=failing(0, 1, 2)) as daemon:
+        answer = await daemon.ask("POST", "/completion", body)
+        if streamed:
+            assert answer.body.count(b"\nerror: ") == 1
         else:
             assert answer.status == 500
-            assert answer.json["error"]["uma_code"] == "E_RUNTIME_003"
 
 
 async def test_more_than_are_computed_at_once_are_refused_over_http(

@@ -58,11 +58,15 @@ class Fault(Exception):
         self.headers = headers
         self.closes = closes
 
-    def body(self, *, native: bool = False) -> bytes:
-        """Return the error as JSON: as OpenAI writes it, or with `native` as llama-server does."""
+    def member(self, *, native: bool = False) -> dict[str, Any]:
+        """Return the error as a member: as OpenAI writes it, or with `native` as llama-server does."""
         code: object = self.status if native else self.code
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": code}
-        return msgspec.json.encode({"error": {**error, **self.more}})
+        return {"error": {**error, **self.more}}
+
+    def body(self, *, native: bool = False) -> bytes:
+        """Return a document that is the error alone."""
+        return msgspec.json.encode(self.member(native=native))
 
 
 ErrorForm = Callable[[Fault, str], Reply]

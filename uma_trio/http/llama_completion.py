@@ -35,7 +35,7 @@ from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai_completions import prompts_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.streams import Answer, Encoder, without_answer
+from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all, without_answer
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
@@ -194,7 +194,9 @@ class Completion(Api):
         }
         if "prompt" in wanted:
             document["prompt"] = text_of(ask, self.shared.service)
-        return only(wanted, {**document, **more})
+        fault = failure_of(end)
+        error = {} if fault is None else fault.member(native=True)
+        return {**only(wanted, {**document, **more}), **error}
 
     @property
     def _wanted(self) -> Sequence[str]:
@@ -258,10 +260,17 @@ class _Chunks(Encoder):
         )
 
     def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
-        return b"error: " + fault.body(native=True) + b"\n\n"
+        # Its clients read no further behind an error: that goes out only if no answer is whole.
+        return self.end(index, finished) if len(self._generations) > 1 else b""
+
+    def closing(self, every: Sequence[Finished]) -> bytes:
+        fault = failure_of_all(every)
+        return b"" if fault is None else b"error: " + fault.body(native=True) + b"\n\n"
 
 
 def _stop_type(end: Finished) -> str:
+    if end.reason in ("cancelled", "error"):
+        return "none"
     if end.stop is not None:
         return "word"
     return "limit" if end.reason == "length" else "eos"

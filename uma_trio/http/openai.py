@@ -16,7 +16,7 @@ from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.fields import Body
 from uma_trio.http.message import Request
 from uma_trio.http.settings import Shared
-from uma_trio.http.streams import Answer, Encoder
+from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all
 from uma_trio.service.generation import Generation
 from uma_trio.service.reading import Reading
 
@@ -59,7 +59,7 @@ class Choices(Api):
     ) -> dict[str, Any]:
         """Return all answers, what they took, and where the time of the first one went."""
         choices = [
-            self.choice(index, generation, answer)
+            failed(self.choice(index, generation, answer), answer.end)
             for index, (generation, answer) in enumerate(zip(generations, answers, strict=True))
         ]
         every = [answer.end for answer in answers]
@@ -121,17 +121,31 @@ class Chunks(Encoder):
 
     def last(self, chunk: dict[str, Any], finished: Finished) -> dict[str, Any]:
         """Return the last chunk of one answer, with its timings where no other has them."""
+        chunk["choices"] = [failed(choice, finished) for choice in chunk["choices"]]
         more = {"timings": timings(finished)} if self._timed else {}
         return chunk | more | self.api.asked(self._generations[0])
 
     def closing(self, every: Sequence[Finished]) -> bytes:
-        """Return the usage, if it was asked for, and ``[DONE]``; nothing behind an error."""
-        if any(end.code is not None or end.reason == "cancelled" for end in every):
-            return b""  # an error was the last that the client reads
+        """Return the usage, if it was asked for, and ``[DONE]``; the error if every answer failed."""
+        if (fault := failure_of_all(every)) is not None:
+            return sse.event(fault.member())  # the last that the client reads
         if not self.api.includes_usage:
             return sse.DONE
         return sse.event(self.api.part([]) | self.api.account(every, self.readings)) + sse.DONE
 
     def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
-        """Return the error as an event, which the SDKs raise."""
-        return b"data: " + fault.body() + b"\n\n"
+        """Return the end of one of several answers, with its error.
+
+        The SDKs raise an error that is an event of its own, and read no further. So that goes out
+        only if no answer is whole, when the stream closes.
+        """
+        return self.end(index, finished) if len(self._generations) > 1 else b""
+
+
+def failed(choice: dict[str, Any], end: Finished) -> dict[str, Any]:
+    """Return a choice with its error, if it ended with one.
+
+    OpenRouter's API tells it so, too: https://openrouter.ai/docs/api-reference/overview
+    """
+    fault = failure_of(end)
+    return choice if fault is None else {**choice, "finish_reason": "error", **fault.member()}

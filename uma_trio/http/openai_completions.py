@@ -103,7 +103,7 @@ class Completions(Choices):
     ) -> dict[str, Any]:
         """Return all answers; they are empty where only the prompt was wanted."""
         if self.only_prompt:
-            answers = [Answer((), without_answer(one.end), one.prompt) for one in answers]
+            answers = [evolve(one, tokens=(), end=without_answer(one.end)) for one in answers]
         return super().document(generations, answers)
 
     def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:

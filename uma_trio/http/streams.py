@@ -100,10 +100,10 @@ async def stream(
 
 
 async def whole(shared: Shared, answers: Answers) -> list[Answer]:
-    """Return each answer, once all of them are at their end.
+    """Return each answer, once all of them are at their end. Some of several may have failed.
 
     Raises:
-        Fault: one of them failed.
+        Fault: all of them failed.
     """
     tokens: list[list[TokenOut]] = [[] for _ in answers.generations]
     prompts: dict[int, PromptDone] = {}
@@ -120,8 +120,9 @@ async def whole(shared: Shared, answers: Answers) -> list[Answer]:
                 elif not isinstance(item, PromptProgress):  # a whole answer does not tell it
                     assert_never(item)
     for end in ends.values():
-        if (fault := failure_of(end, shared)) is not None:
-            raise fault
+        _count(end, shared)
+    if (fault := failure_of_all([ends[i] for i in range(len(tokens))])) is not None:
+        raise fault
     return [Answer(tokens[i], ends[i], prompts.get(i)) for i in range(len(tokens))]
 
 
@@ -133,10 +134,17 @@ def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:
 
 def _last_words(encoder: Encoder, index: int, finished: Finished, shared: Shared) -> bytes:
     """Return the event that ends an answer."""
-    fault = failure_of(finished, shared)
+    _count(finished, shared)
+    fault = failure_of(finished)
     return (
         encoder.end(index, finished) if fault is None else encoder.failure(index, fault, finished)
     )
+
+
+def _count(finished: Finished, shared: Shared) -> None:
+    """Count the error that an answer ended with, if it did."""
+    if finished.code is not None:
+        shared.service.telemetry.error_sent(finished.code)
 
 
 def without_answer(end: Finished) -> Finished:
@@ -146,11 +154,16 @@ def without_answer(end: Finished) -> Finished:
     return evolve(end, reason="length", text="", completion_tokens=0, stop=None)
 
 
-def failure_of(finished: Finished, shared: Shared) -> Fault | None:
-    """Return what to say of an answer that will not come; counts it."""
+def failure_of_all(every: Sequence[Finished]) -> Fault | None:
+    """Return what to say of a request that no answer is whole of; None if there is one."""
+    failures = [fault for end in every if (fault := failure_of(end)) is not None]
+    return failures[0] if len(failures) == len(every) else None
+
+
+def failure_of(finished: Finished) -> Fault | None:
+    """Return what to say of an answer that failed or was cancelled; None of any other."""
     if finished.reason == "cancelled":
         return Fault(499, "the request was cancelled", code="cancelled", kind="server_error")
     if finished.code is None:
         return None
-    shared.service.telemetry.error_sent(finished.code)
     return fault_of(finished.code, finished.message or "the request failed")
