@@ -271,8 +271,8 @@ async def test_an_answer_has_the_shape_that_was_asked_for(
         ({"schema": {"not": {}}}, 'schema uses "not", which cannot be enforced'),
         ({"regex": "(a"}, "regex is not usable"),
         ({"grammar": "root ::= ("}, "grammar is not usable"),
-        ({"schema": {}, "ignore_eos": True}, "ignore_eos does not go with schema"),
-        ({"choice": ("a",), "min_tokens": 2}, "min_tokens does not go with choice"),
+        ({"schema": {}, "ignore_eos": True}, "ignore_eos cannot be combined with schema"),
+        ({"choice": ("a",), "min_tokens": 2}, "min_tokens cannot be combined with choice"),
     ],
 )
 async def test_a_shape_that_cannot_be_kept_to_is_refused(

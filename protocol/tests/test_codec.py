@@ -373,13 +373,13 @@ def test_a_bad_field_is_named(field, value, words):
 @pytest.mark.parametrize(
     ("fields", "field", "words"),
     [
-        ({"continue_final_message": True}, "continue_final_message", "goes with messages"),
-        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "goes with messages"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "goes with messages"),
-        ({"tools": [{"name": "a"}]}, "tools", "goes with messages"),
+        ({"continue_final_message": True}, "continue_final_message", "applies to messages"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "applies to messages"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "applies to messages"),
+        ({"tools": [{"name": "a"}]}, "tools", "applies to messages"),
         ({"logprobs": 0, "stream": False}, "logprobs", "stream is false"),
-        ({"schema": {}, "regex": "a"}, "regex", "does not go with schema"),
-        ({"choice": ["a"], "grammar": "a"}, "grammar", "does not go with choice"),
+        ({"schema": {}, "regex": "a"}, "regex", "cannot be combined with schema"),
+        ({"choice": ["a"], "grammar": "a"}, "grammar", "cannot be combined with choice"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(fields, field, words):

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "PROTOCOL.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", TEXT)))
-RULES = re.findall(r"^\d+\. .*?(?=^\d+\. |^\n|^#|\Z)", TEXT, re.DOTALL | re.MULTILINE)
+RULES = re.findall(r"^\d+\. .*?(?=^\d+\. |^\n(?=\S)|^#|\Z)", TEXT, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(name="script")

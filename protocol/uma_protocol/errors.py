@@ -1,8 +1,8 @@
-"""The codes of the wire and the two exceptions that carry them.
+"""The error codes of the protocol and the two exceptions that carry them.
 
-What a code means, whether it ends the connection and what its receiver should do next is declared
-here once. The daemon, the clients and the documentation all read this table; nobody writes a code
-as a string.
+`CODES` declares for each code its meaning, whether it ends the connection and what the receiver
+should do next. The daemon, the clients and the documentation read this table; code uses the members
+of `Code` and never their strings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Code(StrEnum):
-    """The name of a fault as it stands on the wire; `CODES` says what each one means."""
+    """The code of a fault as it is sent; `CODES` has the meaning of each."""
 
     E_PROTO_001 = "E_PROTO_001"
     E_PROTO_002 = "E_PROTO_002"
@@ -48,15 +48,15 @@ class Fatality(Enum):
     """Whether a code ends the connection it is sent on."""
 
     ALWAYS = "yes"
-    # A simple client waits for `eos` or end of file and for nothing else. When its only request is
-    # refused there will be no `eos`, so the connection has to end or that client waits for ever.
+    # A simple client waits for `eos` or end of file only. A refused request gets no `eos`, so the
+    # connection has to end, or that client waits for ever.
     WHEN_IDLE = "when nothing runs"
     NEVER = "no"
     # Not an `error` event at all: the code of an `eos` whose reason is `error`.
     TERMINAL = "no, it comes in `eos`"
 
     def ends(self, *, idle: bool) -> bool:
-        """Whether a fault of this kind is fatal on a connection where nothing runs, or one does."""
+        """Whether a fault of this kind is fatal; `idle`: no request runs on the connection."""
         return self is Fatality.ALWAYS or (self is Fatality.WHEN_IDLE and idle)
 
 
@@ -76,7 +76,7 @@ _NEVER, _TERMINAL = Fatality.NEVER, Fatality.TERMINAL
 CODES: Mapping[Code, CodeInfo] = MappingProxyType(
     {
         Code.E_PROTO_001: CodeInfo(
-            "not acceptable JSON", _WHEN_IDLE, False, "send one UTF-8 JSON object per frame"
+            "invalid document", _WHEN_IDLE, False, "send one UTF-8 JSON object per frame"
         ),
         Code.E_PROTO_002: CodeInfo(
             "broken frame",
@@ -94,7 +94,7 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             "wait for its eos, or open another connection",
         ),
         Code.E_PROTO_005: CodeInfo(
-            "no running request has that id", _NEVER, False, "nothing: the request is already over"
+            "no running request has that id", _NEVER, False, "nothing: the request has already ended"
         ),
         Code.E_PROTO_006: CodeInfo(
             "frame too slow", _ALWAYS, True, "reconnect and send each frame in one go"
@@ -134,10 +134,10 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             "model not loaded", _WHEN_IDLE, True, "wait until the model is loaded, then try again"
         ),
         Code.E_MODEL_002: CodeInfo(
-            "the model cannot do that",
+            "not supported by the loaded model",
             _WHEN_IDLE,
             False,
-            "leave model out, or name the one that is loaded and what it supports",
+            "omit model, or name the loaded model and use the features that it supports",
         ),
         Code.E_RUNTIME_001: CodeInfo("decode failed", _TERMINAL, True, "send the request again"),
         Code.E_RUNTIME_002: CodeInfo(
@@ -156,13 +156,13 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             "no token fits the schema or grammar",
             _TERMINAL,
             False,
-            "simplify it, or take logit_bias away",
+            "simplify the schema or grammar, or remove logit_bias",
         ),
         Code.E_RUNTIME_006: CodeInfo(
-            "the daemon failed at this request, and at no other",
+            "internal error in this request; other requests are not affected",
             _TERMINAL,
             False,
-            "report it with what the daemon logged; another request may work",
+            "report the error with the daemon's log; another request may work",
         ),
         Code.E_LIFECYCLE_001: CodeInfo(
             "the daemon is stopping", _ALWAYS, True, "reconnect once the daemon has restarted"

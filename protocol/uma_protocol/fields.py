@@ -60,8 +60,8 @@ _SHAPE = Text(1, MAX_SHAPE_BYTES)
 _PENALTY = Number(-2, 2)
 _BIAS = ByToken(MAX_BIASES, Number(-MAX_BIAS, MAX_BIAS))
 _CALL = Record(
-    Field("id", _LABEL, "of the call", required=True),
-    Field("name", _LABEL, "of the tool", required=True),
+    Field("id", _LABEL, "id of the call", required=True),
+    Field("name", _LABEL, "name of the tool", required=True),
     Field("arguments", Text(0), "JSON", required=True),
 )
 _MESSAGE = Record(
@@ -72,15 +72,15 @@ _MESSAGE = Record(
         ListOf(0, MAX_TOOLS, _CALL, "objects with `id`, `name` and `arguments`"),
         "the assistant's calls of tools",
     ),
-    Field("call_id", _LABEL, "which call a tool's result answers"),
-    Field("name", _LABEL, "of the tool that it is the result of"),
-    Field("reasoning", Text(0), "what the assistant thought before"),
+    Field("call_id", _LABEL, "the call that a tool's result belongs to"),
+    Field("name", _LABEL, "the tool that gave the result"),
+    Field("reasoning", Text(0), "the assistant's reasoning before the content"),
 )
 _TOOL = Record(
     Field("name", _LABEL, "what the model calls it", required=True),
     Field("description", Text(0), "what it does"),
     Field("parameters", Object(MAX_SHAPE_BYTES), "a JSON Schema of its arguments"),
-    Field("strict", Flag(), "default false; true refuses a schema that cannot be enforced"),
+    Field("strict", Flag(), "default false; true refuses a schema that cannot be enforced in full"),
 )
 
 FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
@@ -91,35 +91,59 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field(
                 "cache",
                 _LABEL,
-                "whose computed prompts may be used: default all of this user's; `private`: this "
-                "process's; any other text: of whoever gives the same",
+                "who shares cached prefixes with this request: default every process of this user; "
+                "`private`: this process only; any other text: requests with the same text",
             ),
-            Field("model", _LABEL, "must be the loaded model when given"),
-            Field("app", _LABEL, "a label for people; it grants nothing"),
-            Field("priority", _LANE, "who waits for the answer; default `interactive`"),
-            Field("max_tokens", Integer(1, MAX_INT32), "default and cap are the daemon's"),
+            Field("model", _LABEL, "if given, must be the loaded model"),
+            Field("app", _LABEL, "the name of the program, shown in listings; grants no rights"),
+            Field(
+                "priority",
+                _LANE,
+                "the lane: `interactive` if a person waits for the answer; default `interactive`",
+            ),
+            Field(
+                "max_tokens",
+                Integer(1, MAX_INT32),
+                "default and upper limit are settings of the daemon",
+            ),
             Field("temperature", Number(0, 100), "default 0: always the most likely token"),
             Field("top_p", Number(0, 1), "default 1: off"),
             Field("top_k", Integer(0, MAX_INT32), "default 0: off"),
             Field("min_p", Number(0, 1), "default 0: off"),
-            Field("presence_penalty", _PENALTY, "off each token's logit that the answer has"),
-            Field("frequency_penalty", _PENALTY, "the same, as often as the answer has the token"),
+            Field(
+                "presence_penalty",
+                _PENALTY,
+                "subtracted from the logit of each token that occurs in the answer",
+            ),
+            Field(
+                "frequency_penalty",
+                _PENALTY,
+                "subtracted once for each occurrence of the token in the answer",
+            ),
             Field(
                 "repeat_penalty",
                 Number(0.01, 100),
-                "divides the logits of recent tokens, multiplies negative ones; default 1: off",
+                "divides the positive logits of recent tokens and multiplies the negative ones; default 1: off",
             ),
             Field(
                 "repeat_last_n",
                 Integer(-1, MAX_INT32),
-                "how many tokens of prompt and answer are recent; default 64, -1: all",
+                "number of latest tokens of prompt and answer that count as recent; default 64, -1: all",
             ),
-            Field("logit_bias", _BIAS, "added to the logits; -100 forbids, 100 nearly forces"),
-            Field("seed", Integer(0, MAX_INT64), "same seed, same draws; default: a fresh one"),
+            Field(
+                "logit_bias",
+                _BIAS,
+                "added to the logits; -100 forbids a token, 100 nearly forces it",
+            ),
+            Field(
+                "seed",
+                Integer(0, MAX_INT64),
+                "the same seed gives the same draws; default: a random seed",
+            ),
             Field(
                 "n",
                 Integer(1, MAX_N),
-                "so many choices: answers to one prompt, which is computed once; default 1",
+                "number of choices (answers to the prompt); the prompt is computed once; default 1",
             ),
             Field(
                 "stop",
@@ -129,25 +153,29 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                     Text(1, MAX_LABEL_BYTES),
                     f"strings of 1 to {MAX_LABEL_BYTES} bytes",
                 ),
-                "the text ends before the first of these",
+                "the answer ends before the first occurrence of one of these strings",
             ),
             Field(
                 "stop_token_ids",
                 ListOf(0, MAX_STOP_TOKENS, Integer(0, MAX_INT32), "token ids"),
-                "each ends the answer, like the model's own end of generation",
+                "tokens that end the answer, like the model's own end of generation",
             ),
-            Field("min_tokens", Integer(0, MAX_INT32), "no token ends the answer before"),
+            Field(
+                "min_tokens",
+                Integer(0, MAX_INT32),
+                "the model cannot end the answer before this many tokens",
+            ),
             Field(
                 "logprobs",
                 Integer(0, MAX_LOGPROBS),
-                "each token comes with its probability and so many alternatives; default: neither",
+                "return each token's log probability and this many alternatives; default: none are returned",
             ),
             Field(
                 "schema",
                 Object(MAX_SHAPE_BYTES),
-                'a JSON Schema that the answer is an instance of; `{"type": "object"}` is any JSON object',
+                'the answer is an instance of this JSON Schema; `{"type": "object"}` allows any JSON object',
             ),
-            Field("regex", _SHAPE, "a regular expression that the answer matches as a whole"),
+            Field("regex", _SHAPE, "the whole answer matches this regular expression"),
             Field(
                 "choice",
                 ListOf(
@@ -156,31 +184,35 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                     Text(1, MAX_CHOICE_BYTES),
                     f"strings of 1 to {MAX_CHOICE_BYTES} bytes",
                 ),
-                "the answer is one of these",
+                "the answer is one of these strings",
             ),
             Field(
                 "grammar",
                 Text(1, MAX_GRAMMAR_BYTES),
-                "a grammar that the answer keeps to, GBNF or Lark",
+                "the answer matches this grammar, in GBNF or Lark",
             ),
-            Field("stream", Flag(), "default true; false sends all text in the terminal event"),
-            Field("ignore_eos", Flag(), "default false; true never samples end of generation"),
+            Field(
+                "stream", Flag(), "default true; false sends the whole text in the terminal event"
+            ),
+            Field(
+                "ignore_eos", Flag(), "default false; true never samples an end-of-generation token"
+            ),
             Field(
                 "speculation",
                 Choice(get_args(events.Speculation)),
-                "which guesses at the answer are computed ahead, none that the daemon does not allow: "
-                "`off`, `free` where a tick takes no longer, default `auto`; it changes no answer",
+                "speculative decoding, up to the daemon's own setting: `off`; `free`: only drafts that "
+                "make no tick longer; default `auto`; it never changes an answer",
             ),
             Field(
                 "pace",
                 Choice(get_args(events.Pace)),
-                "default `smooth`: while others use the machine, tokens of an interactive stream may "
-                "wait so that they come evenly; `asap`: each is sent when it is there",
+                "default `smooth`: while other requests use the machine, tokens of an interactive stream "
+                "may be delayed to arrive at even intervals; `asap`: each is sent when it is computed",
             ),
             Field(
                 "continue_final_message",
                 Flag(),
-                "default false; true goes on with the last of `messages`, the assistant's",
+                "default false; true continues the last of `messages`, which must be the assistant's",
             ),
             Field(
                 "chat_template_kwargs",
@@ -190,12 +222,12 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field(
                 "reasoning_effort",
                 Choice(get_args(events.Effort)),
-                "how much to think, where the chat template knows",
+                "how much the model reasons, if its chat template supports it",
             ),
             Field(
                 "reasoning_budget",
                 Integer(0, MAX_INT32),
-                "the most tokens of reasoning; default: no bound of its own",
+                "maximum number of reasoning tokens; default: no separate limit",
             ),
             Field(
                 "tools",
@@ -205,7 +237,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field(
                 "tool_choice",
                 Choice(get_args(events.ToolMode)),
-                "default `auto`; `required`: at least one call; `none`: none",
+                "default `auto`; `required`: at least one call; `none`: no call",
             ),
             Field(
                 "allowed_tools",
@@ -213,38 +245,52 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "the tools that may be called; default: all",
             ),
             Field("parallel_tool_calls", Flag(), "default true; false: at most one call"),
-            Field("slo", _SLO, "what the client would like"),
+            Field("slo", _SLO, "the latencies that the client asks for"),
             Field("metadata", Object(MAX_METADATA_BYTES), "echoed in the terminal event"),
-            Field("prompt", Text(1), "text as it is; either this or `messages`"),
+            Field("prompt", Text(1), "the prompt, used unchanged; give either this or `messages`"),
             Field(
                 "messages",
                 ListOf(1, 1024, _MESSAGE, "objects with `role` and `content`"),
-                "a chat, rendered with the model's own template",
+                "a chat, rendered with the model's chat template",
             ),
         ),
-        "cancel": (Field("id", _ID, "of the running request on this connection", True),),
+        "cancel": (Field("id", _ID, "`id` of the running request of this connection", True),),
         "priority": (
-            Field("request", Integer(1, MAX_INT64), "the server's handle; either this or `id`"),
-            Field("id", _ID, "of the running request on this connection"),
+            Field(
+                "request",
+                Integer(1, MAX_INT64),
+                "the daemon's handle of the request; give either this or `id`",
+            ),
+            Field("id", _ID, "`id` of the running request of this connection"),
             Field("priority", _LANE, "the lane to move to", True),
         ),
         "sessions": (),
         "explain": (
-            Field("request", Integer(1, MAX_INT64), "the server's handle; absent: the latest ones"),
+            Field(
+                "request",
+                Integer(1, MAX_INT64),
+                "the daemon's handle of the request; absent: the latest requests",
+            ),
             Field(
                 "ticks",
                 Integer(0, MAX_TICKS),
-                "how many ticks to show: around the worst gap of `request`, or the latest; "
-                "default: a few for one request, else none",
+                "number of ticks to return: around the worst gap of `request`, or else the latest; "
+                "default: a few for one request, otherwise none",
             ),
         ),
         "prefix": (
             Field("action", Choice(get_args(events.PrefixAction)), "default `list`"),
-            Field("session", _LABEL, "whose latest turn `pin` keeps"),
-            Field("seconds", Integer(0, _MOST_PIN_S), "for how long; 0 ends it; default 300"),
+            Field("session", _LABEL, "the conversation whose latest turn `pin` keeps"),
+            Field(
+                "seconds", Integer(0, _MOST_PIN_S), "duration of the pin; 0 removes it; default 300"
+            ),
         ),
         "metrics": (
-            Field("interval_ms", Integer(10, _HOUR_MS), "repeat; absent: answer once and close"),
+            Field(
+                "interval_ms",
+                Integer(10, _HOUR_MS),
+                "repeat the answer at this interval; absent: answer once and close",
+            ),
         ),
     }
 )
@@ -256,7 +302,7 @@ EITHER: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Pairs of fields of which a request has exactly one."""
 
 SHAPES = ("schema", "regex", "choice", "grammar")
-"""Fields of `generate` that say what the answer looks like; a request has at most one."""
+"""Fields of `generate` that constrain the answer; a request has at most one."""
 
 ABOUT_MESSAGES = (
     "continue_final_message",
@@ -265,7 +311,7 @@ ABOUT_MESSAGES = (
     "reasoning_budget",
     "tools",
 )
-"""Fields of `generate` that say how `messages` are rendered."""
+"""Fields of `generate` that control how `messages` are rendered; refused beside `prompt`."""
 
 
 def check_request(kind: str, document: dict[str, Any]) -> Fault | None:
@@ -280,15 +326,15 @@ def check_request(kind: str, document: dict[str, Any]) -> Fault | None:
 
 
 def _together(document: dict[str, Any]) -> Fault | None:
-    """The first field of a `generate` request that does not go with another, or None."""
+    """The first field of a `generate` request that contradicts another field, or None."""
     for name in ABOUT_MESSAGES:
         if document.get(name) and "prompt" in document:
-            return Fault(name, "goes with messages, but there is a prompt: leave it out")
+            return Fault(name, "applies to messages, but the request has a prompt: omit it")
     shapes = [name for name in SHAPES if name in document]
     if len(shapes) > 1:
-        return Fault(shapes[1], f"does not go with {shapes[0]}: an answer has one shape")
+        return Fault(shapes[1], f"cannot be combined with {shapes[0]}: give one of them")
     if "logprobs" in document and document.get("stream") is False:
-        return Fault("logprobs", "comes with each token, but stream is false: leave stream out")
+        return Fault("logprobs", "is sent with each token, but stream is false: omit stream")
     return None
 
 

@@ -57,7 +57,7 @@ def shape_of(body: Body) -> Shape | None:
         and (shape := _READERS[field.name](field.name, value)) is not None
     ]
     if len(found) > 1:
-        raise invalid(found[1].field, f"does not go with {found[0].field}")
+        raise invalid(found[1].field, f"cannot be combined with {found[0].field}")
     return found[0] if found else None
 
 

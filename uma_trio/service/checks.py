@@ -134,7 +134,7 @@ def _check_shape(ask: Ask) -> None:
     if ask.shape is not None and tools:
         raise Refusal(
             Code.E_PROTO_003,
-            f"{ask.shape.field} does not go with tools; leave one of them out, or set tool_choice none",
+            f"{ask.shape.field} cannot be combined with tools; leave one of them out, or set tool_choice none",
             field=ask.shape.field,
         )
     if ask.shape is None and not tools:
@@ -147,7 +147,7 @@ def _check_shape(ask: Ask) -> None:
         if set_:
             raise Refusal(
                 Code.E_PROTO_003,
-                f"{field} does not go with {named}, which say where the answer ends",
+                f"{field} cannot be combined with {named}, which say where the answer ends",
                 field=field,
             )
 
