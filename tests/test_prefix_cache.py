@@ -17,6 +17,7 @@ from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Keep, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.admin import clear, report
+from uma_trio.engine.prefix.compaction import Compaction
 from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.engine.prefix.measured import Measured
 from uma_trio.policy.baseline import baseline
@@ -696,6 +697,30 @@ def test_a_move_that_fails_changes_nothing() -> None:
     made.run()
     assert made.engine.prefix.room.compaction.failures > 0
     assert reader.tokens == made.backend.continuation(letters(2, 90), 200)
+
+
+def test_the_time_of_a_move_that_fails_is_no_price_of_moving() -> None:
+    """It may fail at once: what the next one should take is as unknown as before."""
+    backend = FakeBackend(n_ctx=4096, n_slots=4, n_batch=64)
+    made = Bench(backend, settings=priced(1e-6))
+    ask(made, letters(1, 600))
+    made.submit(letters(2, 640), 40, namespace="2")
+    made.ticks(4)
+    made.engine.prefix.room.drop_all()
+    moves = Compaction(backend, clock=lambda: 0.0, saves=measured(1.0, 1.0))
+    used, gap = backend.kv_used(), moves.gap
+    costs_little, costs_enough = 1.9 * used / gap, 2.1 * used / gap  # beside twice a second a cell
+    assert not moves.due(costs_little)
+    backend.kv_fails = lambda verb: verb == "move"
+    assert moves.due(costs_enough)
+    moves.some(1e9)
+    assert (moves.failures, moves.moved) == (1, 0)
+    assert not moves.due(costs_little)
+    backend.kv_fails = lambda _verb: False
+    assert moves.due(costs_enough)
+    moves.some(1e9)
+    assert moves.moved > 0
+    made.run()
 
 
 def test_a_leaf_that_is_used_again_owes_nothing_for_what_came_before() -> None:

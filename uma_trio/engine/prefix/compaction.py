@@ -90,15 +90,16 @@ class Compaction:
             if spent_s + need_s > most_s:
                 break
             began = self.clock()
-            if self.backend.kv_move(seq, first, last):
-                self.moved += n
-            else:
-                self.failures += 1
-                self._stop()
+            moved = self.backend.kv_move(seq, first, last)
             took_s = self.clock() - began
-            self._takes.learn(scattered=scattered, token_s=took_s / n)
             self._left_s -= took_s
             spent_s += took_s
+            if moved:
+                self.moved += n
+                self._takes.learn(scattered=scattered, token_s=took_s / n)
+            else:  # the time of which says nothing of what moving takes
+                self.failures += 1
+                self._stop()
         return spent_s
 
     def _token_s(self, *, scattered: bool) -> float:
