@@ -769,6 +769,29 @@ def test_what_called_a_tool_is_kept_for_longer(session: str | None, saved_before
     assert all(page.pinned_until > made.clock() + 500 for page in pages)
 
 
+@pytest.mark.parametrize("late", ["told of a call", "saved"])
+def test_an_older_turn_of_a_session_is_not_kept_in_place_of_a_later_one(late: str) -> None:
+    """Whether it is saved last, or its reader tells only then that it called a tool."""
+    made = bench()
+    older, _ = made.submit(letters(1, 150), 4, namespace=MINE, session="s")
+    made.run()
+    if late == "told of a call":
+        save_all(made)
+    made.submit(letters(2, 150), 4, namespace=MINE, session="s")
+    made.run()
+    prefix = made.engine.prefix
+    first, second = prefix.leaves
+    prefix.saving.first(second)
+    save_all(made)
+    made.inbox.put(Keep(older))
+    made.run()
+    assert first.page is not None
+    assert second.page is not None
+    now = made.clock()
+    assert all(page.pinned_until > now for page in second.page.path)
+    assert not any(page.pinned_until > now for page in first.page.path)
+
+
 def test_keeping_what_left_nothing_does_nothing() -> None:
     """The request may have failed, or is unknown."""
     made = bench()

@@ -6,6 +6,8 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 
+from attrs import frozen
+
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.engine.prefix.measured import Measured
@@ -30,6 +32,14 @@ _SCATTERED = 8  # runs of cells in a page from which on it counts as scattered
 _UNKNOWN_S = 1e-3
 
 
+@frozen(eq=False)
+class _Turn:
+    """The end of the turn of a session that the request `handle` computed."""
+
+    handle: int
+    page: Page
+
+
 class Saving:
     """The leaves that are still to be saved, the next one first."""
 
@@ -40,7 +50,7 @@ class Saving:
         self._store = store
         self._clock = clock
         self._session_ttl_s = session_ttl_s
-        self._sessions: OrderedDict[tuple[str, str], Page] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], _Turn] = OrderedDict()
         self._latest: OrderedDict[int, Leaf] = OrderedDict()
         self._queue: list[Leaf] = []
         self._put_by_s = 0.0
@@ -229,8 +239,8 @@ class Saving:
         """Return the sessions of a namespace whose latest turn is saved."""
         return [
             session
-            for (name, session), page in self._sessions.items()
-            if name == namespace and page.saved is not None
+            for (name, session), turn in self._sessions.items()
+            if name == namespace and turn.page.saved is not None
         ]
 
     def clear(self, mine: Callable[[str], bool]) -> None:
@@ -242,9 +252,9 @@ class Saving:
 
     def pin(self, namespace: str, session: str, seconds: float) -> None:
         """Keep the latest turn of a session before all else for so long; 0 ends that."""
-        page = self._sessions.get((namespace, session))
-        if page is not None and page.saved is not None:
-            self._store.pin(page.path, self._clock() + seconds if seconds else 0.0)
+        turn = self._sessions.get((namespace, session))
+        if turn is not None and turn.page.saved is not None:
+            self._store.pin(turn.page.path, self._clock() + seconds if seconds else 0.0)
 
     def _whole(self, leaf: Leaf) -> None:
         """Note that all of a leaf is saved."""
@@ -266,28 +276,34 @@ class Saving:
         Of a session the latest one is kept. A tool may take as long again as a person does.
         """
         ttl_s = self._session_ttl_s * (CALLED if leaf.called else 1.0)
-        if leaf.page is None or leaf.page.saved is None or not ttl_s:
+        page = leaf.page
+        if page is None or page.saved is None or not ttl_s:
             return
-        if leaf.session is not None:
-            self._of_session(leaf.session, leaf)
-        elif not leaf.called:
-            return
-        self._store.pin(leaf.page.path, self._clock() + ttl_s)
+        if leaf.session is None:
+            wanted = leaf.called
+        else:
+            wanted = self._is_latest((leaf.namespace, leaf.session), _Turn(leaf.handle, page))
+        if wanted:
+            self._store.pin(page.path, self._clock() + ttl_s)
 
-    def _of_session(self, session: str, leaf: Leaf) -> None:
-        """Note the latest turn of a session, in place of the one before."""
-        if leaf.page is None:
-            return
-        key = leaf.namespace, session
-        before = self._sessions.pop(key, None)
+    def _is_latest(self, key: tuple[str, str], turn: _Turn) -> bool:
+        """Note the latest turn of a session, in place of the one before; False if a later one is saved.
+
+        An older one may be saved after it, or be told of late that it called a tool.
+        """
+        before = self._sessions.get(key)
+        if before is not None and before.page.saved is not None and before.handle > turn.handle:
+            return False
         if before is not None:
-            self._store.pin(before.path, 0.0)
+            del self._sessions[key]
+            self._store.pin(before.page.path, 0.0)
         elif len(self._sessions) >= MOST_SESSIONS:
             self._sessions.popitem(last=False)
-        self._sessions[key] = leaf.page
+        self._sessions[key] = turn
         # Evicted pages would keep their tokens here, outside of the budget.
-        while next(iter(self._sessions.values())).saved is None:
+        while next(iter(self._sessions.values())).page.saved is None:
             self._sessions.popitem(last=False)
+        return True
 
     def _find(self, leaf: Leaf) -> None:
         """Look up how much of a leaf is in pages already, in whole ones or to its very end."""
