@@ -94,7 +94,10 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             "wait for its eos, or open another connection",
         ),
         Code.E_PROTO_005: CodeInfo(
-            "no running request has that id", _NEVER, False, "nothing: the request has already ended"
+            "no running request has that id",
+            _NEVER,
+            False,
+            "nothing: the request has already ended",
         ),
         Code.E_PROTO_006: CodeInfo(
             "frame too slow", _ALWAYS, True, "reconnect and send each frame in one go"
