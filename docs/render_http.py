@@ -23,9 +23,9 @@ from uma_trio.http.routes import ROUTES
 PAGE = Path(__file__).resolve().parent / "HTTP.md"
 
 _ACCESS = {
-    "open": "nobody has to show a key",
-    "key": "key, where there are keys",
-    "admin": "key or Unix socket",
+    "open": "everybody",
+    "key": "a key, if keys are configured",
+    "admin": "a key or a Unix socket",
 }
 
 
@@ -40,7 +40,7 @@ def endpoints() -> str:
         )
         for route in ROUTES
     ]
-    return _table(("method", "path", "what it does", "who may"), rows)
+    return _table(("method", "path", "what it does", "access"), rows)
 
 
 def fields(declared: Sequence[Field]) -> str:

@@ -78,33 +78,62 @@ STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of 1 to {_STOP_BYTES
 _PENALTY = Number(-2, 2)
 
 PROMPT = honoured(
-    "prompt", Anything("a text, tokens, or a list of these"), "each is answered", required=True
+    "prompt", Anything("a text, tokens, or a list of these"), "each text is answered", required=True
 )
 
-MODEL = honoured("model", _LABEL, "any name is served, and repeated; see --http-strict")
+MODEL = honoured(
+    "model", _LABEL, "any name is accepted and repeated in the answer; see --http-strict"
+)
 
 SAMPLING: tuple[Field, ...] = (
-    honoured("temperature", Number(0, 100), "0 is always the likeliest token", default="1"),
+    honoured("temperature", Number(0, 100), "0 always takes the most likely token", default="1"),
     honoured("top_p", Number(0, 1), "1 is off", default="1"),
     honoured("top_k", Integer(-1, MAX_INT32), "0 and -1 are off", default="off"),
     honoured("min_p", Number(0, 1), "0 is off", default="0"),
-    honoured("seed", Integer(-MAX_INT64, MAX_INT64), "same seed, same draws; below 0: a fresh one"),
-    honoured("stop", STOPS, "the text ends before the first of these"),
-    honoured("presence_penalty", _PENALTY, "off each token's logit that the answer has"),
-    honoured("frequency_penalty", _PENALTY, "the same, as often as the answer has the token"),
-    honoured("repeat_penalty", Number(0.01, 100), "divides the logits of recent tokens"),
+    honoured(
+        "seed",
+        Integer(-MAX_INT64, MAX_INT64),
+        "the same seed gives the same draws; below 0: a random seed",
+    ),
+    honoured("stop", STOPS, "the answer ends before the first occurrence of one of these strings"),
+    honoured(
+        "presence_penalty",
+        _PENALTY,
+        "subtracted from the logit of each token that occurs in the answer",
+    ),
+    honoured(
+        "frequency_penalty",
+        _PENALTY,
+        "subtracted once for each occurrence of the token in the answer",
+    ),
+    honoured(
+        "repeat_penalty",
+        Number(0.01, 100),
+        "divides the positive logits of recent tokens and multiplies the negative ones",
+    ),
     honoured("repetition_penalty", Number(0.01, 100), "another name of repeat_penalty"),
     honoured(
-        "repeat_last_n", Integer(-1, MAX_INT32), "how many are recent; -1 is all", default="64"
+        "repeat_last_n",
+        Integer(-1, MAX_INT32),
+        "number of latest tokens that count as recent; -1 is all",
+        default="64",
     ),
     honoured(
-        bias.FIELD, bias.Biases(), "trimmed to ±100; false is -100; a text stands for its tokens"
+        bias.FIELD, bias.Biases(), "limited to ±100; false means -100; a text means its tokens"
     ),
-    honoured("min_tokens", Integer(0, MAX_INT32), "no token ends the answer before"),
     honoured(
-        "stop_token_ids", ListOf(0, 64, Integer(0, MAX_INT32), "token ids"), "each ends the answer"
+        "min_tokens",
+        Integer(0, MAX_INT32),
+        "the model cannot end the answer before this many tokens",
     ),
-    honoured("ignore_eos", Flag(), "never samples end of generation", default="false"),
+    honoured(
+        "stop_token_ids",
+        ListOf(0, 64, Integer(0, MAX_INT32), "token ids"),
+        "tokens that end the answer",
+    ),
+    honoured(
+        "ignore_eos", Flag(), "true never samples an end-of-generation token", default="false"
+    ),
 )
 
 LANE = honoured(
@@ -116,11 +145,11 @@ LANE = honoured(
 
 URGENCY: tuple[Field, ...] = (
     LANE,
-    honoured("service_tier", Choice(_TIERS), "flex is the background lane", default="auto"),
+    honoured("service_tier", Choice(_TIERS), "flex selects the background lane", default="auto"),
 )
 
 TIMINGS = honoured(
-    "timings_per_token", Flag(), "with stream: each chunk has the timings", default="false"
+    "timings_per_token", Flag(), "with stream: each chunk contains the timings", default="false"
 )
 
 PROGRESS = honoured(
@@ -136,29 +165,29 @@ STREAM: tuple[Field, ...] = (
     honoured(
         "verbose",
         Flag(),
-        "`__verbose` has the prompt as the model reads it, and the settings",
+        "adds `__verbose` with the rendered prompt and the settings",
         default="false",
     ),
     honoured("stream", Flag(), "server-sent events", default="false"),
     honoured(
         "stream_options",
         Anything("an object"),
-        "`include_usage`: one more chunk with the usage; only with stream",
+        "`include_usage` adds a last chunk with the usage; only with stream",
     ),
     honoured(
         "n",
         Integer(1, MAX_N),
-        "no more answers than there are slots; the prompt is computed once",
+        "number of answers, up to the number of slots; the prompt is computed once",
         default="1",
     ),
 )
 
 CACHE: tuple[Field, ...] = (
-    honoured("cache_salt", _LABEL, "only who gives the same shares what is computed of prompts"),
+    honoured("cache_salt", _LABEL, "only requests with the same text share cached prefixes"),
     honoured(
         "cache_prompt",
         Flag(),
-        "false: nothing that was computed before is used, and no later request uses this one's",
+        "false: the prefix cache is neither read nor written for this request",
         default="true",
     ),
 )
@@ -166,54 +195,58 @@ CACHE: tuple[Field, ...] = (
 SPECULATION = honoured(
     "speculation",
     Choice(get_args(Speculation)),
-    "which guesses at the answer are computed ahead; no more than the daemon's --speculation",
+    "speculative decoding, up to the daemon's --speculation; never changes an answer",
     default="auto",
 )
 
 EFFORTS = (*get_args(Effort), "max")
 
-KWARGS = honoured("chat_template_kwargs", Object(4096), "variables of the chat template")
+KWARGS = honoured("chat_template_kwargs", Object(4096), "variables for the chat template")
 
 PACE = honoured(
     "pace",
     Choice(PACES),
-    "with stream: asap sends each token when it is there; smooth may wait so that they come evenly",
+    "with stream: asap sends each token when it is computed; smooth may delay tokens to send them at even intervals",
     default="smooth",
 )
 
 TEMPLATE: tuple[Field, ...] = (
     KWARGS,
-    honoured("reasoning_effort", Choice(EFFORTS), "where the template knows; max is xhigh"),
-    honoured("continue_final_message", Flag(), "goes on with the assistant's last message"),
-    honoured("add_generation_prompt", Flag(), "false only beside continue_final_message"),
+    honoured(
+        "reasoning_effort",
+        Choice(EFFORTS),
+        "passed to the chat template if it supports it; max means xhigh",
+    ),
+    honoured(
+        "continue_final_message",
+        Flag(),
+        "continues the last message, which must be the assistant's",
+    ),
+    honoured("add_generation_prompt", Flag(), "false is accepted only with continue_final_message"),
 )
 
 STATELESS: tuple[Field, ...] = (
-    refused("previous_response_id", "conversations are not kept here; send all messages"),
-    refused("conversation", "conversations are not kept here; send all messages"),
-    refused("background", "an answer is not kept for later", False),
+    refused("previous_response_id", "the daemon stores no conversations; send all messages"),
+    refused("conversation", "the daemon stores no conversations; send all messages"),
+    refused("background", "the daemon stores no answers", False),
 )
 
 NOT_HERE: tuple[Field, ...] = (
-    refused("functions", "is the older name of tools; send these", []),
-    refused("modalities", "only text comes out", ["text"]),
-    refused("audio", "only text comes out"),
-    refused("web_search_options", "nothing leaves this machine"),
+    refused("functions", "functions is the older name of tools; send tools", []),
+    refused("modalities", "the model generates text only", ["text"]),
+    refused("audio", "the model generates text only"),
+    refused("web_search_options", "the daemon makes no network requests"),
     *STATELESS,
-    refused("use_beam_search", "tokens are sampled", False),
-    refused("best_of", "every answer that is computed is sent", 1),
-    refused("mirostat", "tokens are sampled with temperature, top_k, top_p and min_p", 0),
-    refused("typical_p", "tokens are sampled with temperature, top_k, top_p and min_p", 1, 1.0),
-    refused(
-        "xtc_probability", "tokens are sampled with temperature, top_k, top_p and min_p", 0, 0.0
-    ),
-    refused(
-        "dry_multiplier", "tokens are sampled with temperature, top_k, top_p and min_p", 0, 0.0
-    ),
+    refused("use_beam_search", "beam search is not implemented; tokens are sampled", False),
+    refused("best_of", "use n; the daemon returns every answer that it computes", 1),
+    refused("mirostat", "the samplers are temperature, top_k, top_p and min_p", 0),
+    refused("typical_p", "the samplers are temperature, top_k, top_p and min_p", 1, 1.0),
+    refused("xtc_probability", "the samplers are temperature, top_k, top_p and min_p", 0, 0.0),
+    refused("dry_multiplier", "the samplers are temperature, top_k, top_p and min_p", 0, 0.0),
 )
 
 NO_TOOLS: tuple[Field, ...] = (
-    refused("tools", "a text is only continued; /v1/chat/completions has tools", []),
+    refused("tools", "use /v1/chat/completions for tools", []),
     *ignored("tool_choice", "parallel_tool_calls", note="without tools"),
 )
 

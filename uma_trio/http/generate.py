@@ -26,7 +26,7 @@ from uma_trio.wire import Telling, ask_of, eos_event
 
 
 async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
-    """Answer a `generate` request; it streams unless it says otherwise."""
+    """Answer a `generate` request of the protocol; it streams by default."""
     request = exchange.request
     asked = _asked(request, shared)
     origin = origin_of(request, shared, asked.id)

@@ -25,22 +25,27 @@ _ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
 
 TOKENIZE: tuple[Field, ...] = (
     honoured("content", Text(0), "the text", required=True),
-    honoured("add_special", Flag(), "the model's own first token, too", default="false"),
-    honoured("parse_special", Flag(), "`<|im_end|>` becomes a control token", default="true"),
-    honoured("with_pieces", Flag(), "each token with its text", default="false"),
+    honoured("add_special", Flag(), "adds the model's begin-of-text token", default="false"),
+    honoured(
+        "parse_special",
+        Flag(),
+        "parses special tokens: `<|im_end|>` becomes a control token",
+        default="true",
+    ),
+    honoured("with_pieces", Flag(), "returns each token with its text", default="false"),
 )
 DETOKENIZE: tuple[Field, ...] = (
     honoured("tokens", ListOf(0, 1 << 24, Integer(0, MAX_INT32), "token ids"), "", required=True),
 )
 APPLY_TEMPLATE: tuple[Field, ...] = (
-    honoured("messages", Anything("a list of messages"), "as for a chat", required=True),
-    honoured("tools", Anything("a list of functions"), "as for a chat"),
+    honoured("messages", Anything("a list of messages"), "as in a chat", required=True),
+    honoured("tools", Anything("a list of functions"), "as in a chat"),
     *TEMPLATE,
 )
 
 
 async def props(exchange: Exchange, shared: Shared) -> Reply:
-    """Tell what clients have to know of the model; nothing of this machine."""
+    """Return the properties of the model that clients need; nothing about the machine."""
     service = shared.service
     return _json(
         {
@@ -82,7 +87,7 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
 
 
 async def slots(exchange: Exchange, shared: Shared) -> Reply:
-    """List the slots: those in use with their request, the others idle. No text is in it."""
+    """List the slots with their requests, without any text."""
     context = shared.service.bounds.n_ctx_seq
     live = [one for one in await shared.service.running() if one.report.state != "queued"]
     found: list[dict[str, Any]] = [
@@ -124,7 +129,7 @@ async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
-    """Return a chat as the model's template writes it."""
+    """Return a chat as the model's chat template renders it."""
     body = decode(APPLY_TEMPLATE, document_of(exchange.request.body), strict=shared.settings.strict)
     chat = Chat(messages_of(body.get("messages")), manner_of(body), tools_of(body.get("tools", [])))
     return _json({"prompt": await shared.service.render(chat)})

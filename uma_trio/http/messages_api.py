@@ -39,12 +39,14 @@ _CONVERSATION: Final = (
     honoured(
         "messages",
         Anything("a list of messages"),
-        "text, tool_use, tool_result and thinking blocks, documents of text; one of the assistant's "
-        "at the end is gone on with",
+        "text, tool_use, tool_result and thinking blocks, and text documents; the answer continues a "
+        "last message of the assistant",
         required=True,
     ),
-    honoured("system", Anything("a string or a list of text blocks"), "goes before all messages"),
-    honoured("tools", Anything("a list of tools"), "with an `input_schema`; others are set aside"),
+    honoured("system", Anything("a string or a list of text blocks"), "the system message"),
+    honoured(
+        "tools", Anything("a list of tools"), "tools with an `input_schema`; others are ignored"
+    ),
     honoured(
         "tool_choice",
         Anything("an object"),
@@ -54,7 +56,7 @@ _CONVERSATION: Final = (
     honoured(
         "thinking",
         Anything("an object"),
-        "of type enabled with `budget_tokens`, adaptive or disabled, where the template knows",
+        "of type enabled with `budget_tokens`, adaptive or disabled, if the chat template supports it",
         default="disabled",
     ),
     honoured(
@@ -62,16 +64,20 @@ _CONVERSATION: Final = (
         Object(65_536),
         "`effort`, and `format` of type json_schema",
     ),
-    honoured("output_format", Object(65_536), "the format by its older name"),
+    honoured("output_format", Object(65_536), "the older name of the `format` of output_config"),
     KWARGS,
-    refused("mcp_servers", "nothing leaves this machine: connect the client to them", []),
+    refused(
+        "mcp_servers",
+        "the daemon makes no network requests; connect the client to the MCP servers",
+        [],
+    ),
     *ignored("cache_control", "context_management", "speed", note="nothing to do"),
     *ignored("metadata", "container", "inference_geo", "betas", "diagnostics", note="a label"),
 )
 
 
 async def messages(exchange: Exchange, shared: Shared) -> Reply | None:
-    """Answer a conversation with a message of blocks."""
+    """Answer a conversation with a message of content blocks."""
     return await answered(Messages, exchange, shared)
 
 
@@ -90,14 +96,22 @@ class Messages(Api):
         honoured(
             "max_tokens",
             Integer(1, MAX_INT32),
-            "trimmed to the room in the context",
+            "limited to the free room in the context",
             default="the room",
         ),
         honoured("stream", Flag(), "server-sent events", default="false"),
-        honoured("stop_sequences", STOPS, "the text ends before the first of these"),
+        honoured(
+            "stop_sequences",
+            STOPS,
+            "the answer ends before the first occurrence of one of these strings",
+        ),
         *SAMPLING,
         LANE,
-        honoured("service_tier", Choice(("auto", "standard_only", "flex")), "flex: background"),
+        honoured(
+            "service_tier",
+            Choice(("auto", "standard_only", "flex")),
+            "flex selects the background lane",
+        ),
         *CACHE,
         SPECULATION,
         PACE,

@@ -13,7 +13,7 @@ from uma_trio.http.settings import Shared
 
 
 async def models(exchange: Exchange, shared: Shared) -> Reply:
-    """List the one model that is loaded."""
+    """List the loaded model."""
     if _is_anthropics(exchange):
         name = shared.service.bounds.model
         listed = {"data": [_entry(shared, name)], "first_id": name, "last_id": name}
@@ -22,7 +22,7 @@ async def models(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def model(exchange: Exchange, shared: Shared) -> Reply:
-    """Describe a model; one of another name is the same one, unless the daemon is strict."""
+    """Describe the loaded model, under any name; a strict daemon answers 404 to other names."""
     _, _, name = exchange.request.head.path.partition("/models/")
     known = shared.service.bounds.model
     if name != known and shared.settings.strict:
@@ -34,7 +34,7 @@ async def model(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def not_served(exchange: Exchange, shared: Shared) -> Reply:
-    """Say that this part of an API is not there."""
+    """Answer 501: the daemon does not serve this part of the API."""
     path = exchange.request.head.path
     raise Fault(
         501,

@@ -63,17 +63,29 @@ class ChatCompletions(Choices):
         honoured(
             "messages",
             Anything("a list of messages"),
-            "text parts; with calls and their results",
+            "text parts, tool calls and their results",
             required=True,
         ),
         honoured(
-            "max_completion_tokens", Integer(1, MAX_INT32), "trimmed to the room in the context"
+            "max_completion_tokens",
+            Integer(1, MAX_INT32),
+            "limited to the free room in the context",
         ),
-        honoured("max_tokens", Integer(-1, MAX_INT32), "the same, by its older name; -1: the room"),
+        honoured(
+            "max_tokens",
+            Integer(-1, MAX_INT32),
+            "the older name of max_completion_tokens; -1: the free room in the context",
+        ),
         *STREAM,
         *SAMPLING,
-        honoured("logprobs", Flag(), "each token's probability, of the model's own distribution"),
-        honoured("top_logprobs", Integer(0, 20), "and of so many alternatives; only with logprobs"),
+        honoured(
+            "logprobs",
+            Flag(),
+            "return each token's log probability in the model's own distribution",
+        ),
+        honoured(
+            "top_logprobs", Integer(0, 20), "return this many alternatives, too; only with logprobs"
+        ),
         *TEMPLATE,
         *TOOLS,
         *URGENCY,

@@ -57,19 +57,21 @@ class Completions(Choices):
         honoured(
             "max_tokens",
             Integer(-1, MAX_INT32),
-            "-1: the room in the context; 0 only with echo",
+            "-1: the free room in the context; 0 only with echo",
             default="16",
         ),
         *STREAM,
         *SAMPLING,
-        honoured("logprobs", Integer(0, 20), "each token's probability and so many alternatives'"),
+        honoured(
+            "logprobs", Integer(0, 20), "return each token's probability and this many alternatives"
+        ),
         honoured(
             "echo",
             Flag(),
-            "the prompt goes before the answer; with logprobs so do its tokens, which are all computed",
+            "the answer begins with the prompt; with logprobs the tokens of the prompt are scored, too",
             default="false",
         ),
-        refused("suffix", "text is only continued, not filled in", ""),
+        refused("suffix", "the daemon continues texts; it does not fill gaps", ""),
         *URGENCY,
         *CACHE,
         SPECULATION,

@@ -46,7 +46,7 @@ _SEALED: Final = "reasoning.encrypted_content"
 
 
 async def responses(exchange: Exchange, shared: Shared) -> Reply | None:
-    """Answer a conversation with items: text, thoughts and calls of tools."""
+    """Answer a conversation with items: text, reasoning and tool calls."""
     return await answered(Responses, exchange, shared)
 
 
@@ -56,7 +56,7 @@ async def input_tokens(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def stored_response(exchange: Exchange, shared: Shared) -> Reply:
-    """Say that no response is kept."""
+    """Answer 404: the daemon stores no responses."""
     raise Fault(
         404,
         "responses are not kept here (store is answered false): send the whole input each time",
@@ -74,22 +74,22 @@ class Responses(Api):
         honoured(
             "input",
             Anything("a text or a list of items"),
-            "messages, function calls and their outputs, reasoning; text parts only",
+            "messages, function calls, their outputs, and reasoning; text parts only",
             required=True,
         ),
-        honoured("instructions", Text(0), "goes before the input, as the system's first words"),
+        honoured("instructions", Text(0), "the beginning of the system message"),
         honoured(
             "max_output_tokens",
             Integer(1, MAX_INT32),
-            "trimmed to the room in the context",
+            "limited to the free room in the context",
             default="the room",
         ),
         honoured("stream", Flag(), "server-sent events", default="false"),
-        honoured("tools", Anything("a list of tools"), "functions; others are set aside"),
+        honoured("tools", Anything("a list of tools"), "functions; other tools are ignored"),
         honoured(
             "tool_choice",
             Anything("auto, required, none, or an object"),
-            "a function, or `allowed_tools`",
+            "the object names a function, or `allowed_tools`",
             default="auto",
         ),
         honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
@@ -97,13 +97,13 @@ class Responses(Api):
         honoured(
             "reasoning",
             Anything("an object"),
-            "`effort`, where the template knows; with `summary` thoughts come as their summary",
+            "`effort`, if the chat template supports it; with `summary` the reasoning is returned as its summary",
         ),
         honoured("include", ListOf(0, 32, _LABEL, "names"), f"`{_SEALED}`, `{_LOGPROBS}`"),
         honoured("top_logprobs", Integer(0, 20), f"only with `{_LOGPROBS}`", default="0"),
-        honoured("metadata", Object(16_384), "comes back"),
-        honoured("store", Flag(), "nothing is kept, and false comes back"),
-        honoured("prompt_cache_key", _LABEL, "names the conversation to the prefix cache"),
+        honoured("metadata", Object(16_384), "returned unchanged"),
+        honoured("store", Flag(), "accepted; the daemon stores nothing and returns false"),
+        honoured("prompt_cache_key", _LABEL, "the key of the conversation in the prefix cache"),
         *SAMPLING,
         KWARGS,
         *URGENCY,
@@ -112,7 +112,7 @@ class Responses(Api):
         SPECULATION,
         PACE,
         *STATELESS,
-        refused("prompt", "no templates of prompts are kept here; send the input"),
+        refused("prompt", "the daemon stores no prompt templates; send the input"),
         *ignored("user", "safety_identifier", "client_metadata", "moderation", note="a label"),
         *ignored("truncation", "max_tool_calls", "context_management", note="nothing to do"),
         *ignored("stream_options", "prompt_cache_retention", "prompt_cache_options", note="a hint"),

@@ -30,16 +30,16 @@ FIELDS: tuple[Field, ...] = (
         'of type `text`, `json_object`, or `json_schema` with `{"name", "schema"}`',
         default="text",
     ),
-    honoured("json_schema", _SCHEMA, "a JSON Schema that the answer is an instance of"),
-    honoured("grammar", _TEXT, "a grammar that the answer keeps to, GBNF or Lark"),
+    honoured("json_schema", _SCHEMA, "the answer is an instance of this JSON Schema"),
+    honoured("grammar", _TEXT, "the answer matches this grammar, in GBNF or Lark"),
     honoured(
         "structured_outputs",
         Anything("an object"),
         "one of `json`, `json_object`, `regex`, `choice` and `grammar`",
     ),
     honoured("guided_json", _SCHEMA, "another name of json_schema"),
-    honoured("guided_regex", _TEXT, "a regular expression that the answer matches as a whole"),
-    honoured("guided_choice", _WORDS, "the answer is one of these"),
+    honoured("guided_regex", _TEXT, "the whole answer matches this regular expression"),
+    honoured("guided_choice", _WORDS, "the answer is one of these strings"),
     honoured("guided_grammar", _TEXT, "another name of grammar"),
 )
 

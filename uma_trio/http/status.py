@@ -15,22 +15,26 @@ from uma_trio.lanes import LANES
 from uma_trio.telemetry.exposition import prometheus
 
 PRIORITY: tuple[Field, ...] = (
-    honoured("request", Integer(1, MAX_INT64), "the daemon's number of it; either this or `id`"),
-    honoured("id", Text(1, 128, printable=True), "the `id` that the answer began with"),
+    honoured(
+        "request",
+        Integer(1, MAX_INT64),
+        "the daemon's handle of the request; give either this or `id`",
+    ),
+    honoured("id", Text(1, 128, printable=True), "the `id` of the answer"),
     honoured("priority", Choice(LANES), "the lane", required=True),
 )
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def health(exchange: Exchange, shared: Shared) -> Reply:
-    """Say whether requests are taken."""
+    """Report whether the daemon accepts requests."""
     if shared.service.draining:
         raise fault_of(Code.E_LIFECYCLE_001, "the daemon is stopping")
     return Reply(200, b'{"status":"ok"}')
 
 
 async def metrics(exchange: Exchange, shared: Shared) -> Reply:
-    """Give the metrics: as JSON, or in Prometheus' text format to whoever asks for text."""
+    """Return the metrics as JSON, or in Prometheus' text format if the client accepts text."""
     head = exchange.request.head
     figures = shared.service.metrics()
     accepted = head.headers.get("accept", "")
@@ -43,7 +47,7 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def priority(exchange: Exchange, shared: Shared) -> Reply:
-    """Promote or demote a running request."""
+    """Move a request to another lane."""
     body = decode(PRIORITY, document_of(exchange.request.body), strict=shared.settings.strict)
     handle, name = body.get("request"), body.get("id")
     if (handle is None) is (name is None):

@@ -20,15 +20,17 @@ _MODES: Final[Mapping[str, Mode]] = {"auto": "auto", "required": "required", "no
 BUDGET: Final = honoured(
     "reasoning_budget",
     Integer(-1, MAX_INT32),
-    "the most tokens of reasoning; -1: no bound of its own",
+    "maximum number of reasoning tokens; -1: no separate limit",
 )
 
 FIELDS: tuple[Field, ...] = (
-    honoured("tools", Anything("a list of at most 128 functions"), "what the model may call"),
+    honoured(
+        "tools", Anything("a list of at most 128 functions"), "functions that the model may call"
+    ),
     honoured(
         "tool_choice",
         Anything("none, auto, required, or an object"),
-        "also one function, or `allowed_tools`",
+        "the object names a function, or `allowed_tools`",
         default="auto",
     ),
     honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
