@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from uma_trio.backend.fake import EOS, FakeBackend
-from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
+from uma_trio.engine.messages import Constraint, Finished, SamplingParams, StreamItem, TokenOut
 from uma_trio.engine.sampling import LATE, Choice, Mask, MaskThreads, Sampler
-from uma_trio.engine.sampling.checking import ALONE_S, PATIENCE_S
+from uma_trio.engine.sampling.checking import PATIENCE_S
 
 IdArray = NDArray[np.intp]
 N_VOCAB = 128
@@ -61,14 +61,26 @@ class Scripted:
         self._found = found
         self.ready = ready
         self.dropped = False
-        self.patience = 0.0  # what it takes to see it come
+        self.comes = False  # while somebody waits to be told of it
         self.waits: list[float] = []
+        self._told: list[Callable[[], object]] = []
 
     def wait(self, seconds: float) -> bool:
         """Tell whether it is there."""
         self.waits.append(seconds)
-        self.ready |= 0.0 < self.patience <= seconds
         return self.ready
+
+    def notify(self, there: Callable[[], object]) -> None:
+        """Tell when it comes."""
+        self._told.append(there)
+        if self.ready or self.comes:
+            self.come()
+
+    def come(self) -> None:
+        """Be there from now on."""
+        self.ready, told, self._told = True, self._told, []
+        for there in told:
+            there()
 
     def ids(self) -> IdArray:
         """Return the tokens."""
@@ -117,10 +129,30 @@ class AtRandom(ByHand):
             mask.ready |= self._random.random() < 0.4
 
 
+class Awaited(Sink):
+    """A stream whose end another thread can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = Event()
+
+    def send_nowait(self, item: StreamItem) -> None:
+        """Keep it, and tell that it was the last."""
+        super().send_nowait(item)
+        if isinstance(item, Finished):
+            self.ended.set()
+
+
+def ended(sink: Sink) -> bool:
+    """Wait until a stream has ended; False if it does not."""
+    assert isinstance(sink, Awaited)
+    return sink.ended.wait(10)
+
+
 def run(bench: Bench, masks: AtRandom) -> None:
     """Tick until nothing is left to do."""
     for _ in range(3000):
-        if not bench.engine.tick() and not bench.engine.registry.await_mask(0.0):
+        if not bench.engine.tick() and not bench.engine.registry.awaits_masks:
             bench.check_idle()
             return
         masks.some()
@@ -162,6 +194,48 @@ def test_a_request_whose_mask_is_late_sits_out_and_others_go_on(kind: type[FakeB
     alone.run()
     assert late.tokens == expected.tokens
     assert late.end.reason == "stop"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_late_mask_that_comes_first_wakes_the_engine(first: int) -> None:
+    """Whichever it is, its request goes on while the other one's is still made."""
+    masks = ByHand()
+    bench = Bench(FakeBackend(), masks=masks)
+    sinks = [bench.submit(text, 30, constraint=Letters())[1] for text in ("one", "two")]
+    while bench.engine.tick():
+        pass
+    while bench.inbox.wait(0.0):
+        pass
+    assert bench.engine.registry.awaits_masks
+    masks.begun[first].come()
+    assert bench.inbox.wait(0.0)
+    bench.ticks(2)
+    assert [bool(sink.tokens) for sink in sinks] == [n == first for n in range(2)]
+    bench.cancel(1)
+    bench.cancel(2)
+    bench.run()
+    assert not bench.engine.registry.awaits_masks
+
+
+def test_an_engine_that_waits_for_masks_hears_of_each_and_of_messages() -> None:
+    """One that is not made until another request has ended holds up nothing but its own."""
+    may = Event()
+    bench = Bench(FakeBackend(), masks=MaskThreads())
+    bench.sink = Awaited
+    _, slow = bench.submit("one", 30, constraint=Blocked(may))
+    _, quick = bench.submit("two", 30, constraint=Letters())
+    engine = Thread(target=bench.engine.run, daemon=True)
+    engine.start()
+    assert ended(quick)
+    assert not slow.tokens
+    _, free = bench.submit("three", 5)
+    assert ended(free)
+    assert not slow.tokens
+    may.set()
+    assert ended(slow)
+    bench.inbox.close()
+    engine.join(10)
+    assert not engine.is_alive()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,19 +378,24 @@ def test_masks_are_waited_for_together_no_longer_than_the_bound() -> None:
     assert all(wait <= PATIENCE_S for mask in masks.begun for wait in mask.waits)
 
 
-def test_where_no_row_has_its_token_the_first_mask_is_waited_for_longer() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_where_no_row_has_its_token_the_mask_that_comes_first_is_waited_for_longer(
+    first: int,
+) -> None:
     """Nobody gains by an empty tick."""
     masks = ByHand()
     samplers = bound(2)
     for sampler in samplers:
         sampler.mask(masks, 0)
-    masks.begun[0].patience = ALONE_S
-    assert Choice(samplers, N_VOCAB, masks)(rows(2)).tokens == [ord("x"), LATE]
+    masks.begun[first].comes = True
+    found = [LATE, LATE]
+    found[first] = ord("x")
+    assert Choice(samplers, N_VOCAB, masks)(rows(2)).tokens == found
     masks = ByHand()
     samplers = bound(2)
     for sampler in samplers:
         sampler.mask(masks, 0)
-    masks.begun[0].patience = ALONE_S
+    masks.begun[first].comes = True
     chosen = Choice([*samplers, Sampler(SamplingParams(), ())], N_VOCAB, masks)(rows(3))
     assert chosen.tokens == [LATE, LATE, 1]
 

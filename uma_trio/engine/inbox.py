@@ -83,6 +83,10 @@ class Inbox:
         self._messages.append(message)
         self._wake()
 
+    def wake(self) -> None:
+        """Wake the engine for what is in no message. May be called on any thread."""
+        self._wake()
+
     def close(self) -> None:
         """Take no more, and wake the engine so that it ends."""
         self._closed = True

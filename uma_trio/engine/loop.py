@@ -50,7 +50,6 @@ from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
-from uma_trio.engine.sampling.checking import ALONE_S
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
@@ -144,7 +143,9 @@ class Engine:
         while not self._inbox.closed:
             if self.tick():
                 idle = IDLE_S
-            elif self.registry.await_mask(ALONE_S) or self.prefix.idle(QUICK_S):
+            elif self.registry.awaits_masks:
+                self._inbox.wait()
+            elif self.prefix.idle(QUICK_S):
                 continue
             else:
                 idle = IDLE_S if self._inbox.wait(idle) else self._idle_time.use()

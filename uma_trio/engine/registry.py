@@ -73,13 +73,10 @@ class Registry:
         }
         return self.prefix.held.keys() | self._late
 
-    def await_mask(self, seconds: float) -> bool:
-        """Wait for the mask of a request that sits out, so long at most; False if none does."""
-        for key in self._late:
-            if key in self.running:
-                self.running[key].sampler.await_mask(seconds)
-                return True
-        return False
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether requests sit out until their masks are made; each of these wakes the engine."""
+        return any(key in self.running for key in self._late)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a new request into the queue."""
@@ -217,6 +214,7 @@ class Registry:
                 continue
             if outcome.late:
                 self._late.add(step.key)
+                sequence.sampler.notify_of_mask(self._inbox.wake)
             # Cells of wrong drafts, of what came behind the end, and of what is computed again.
             if step.drafts or outcome.late:
                 sequence.rewind(self.kv.truncate(step.key, sequence.computed))

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import Constraint
 from uma_trio.engine.sampling.likeliest import NOT_FINITE
-from uma_trio.engine.sampling.masks import Mask, Masks
+from uma_trio.engine.sampling.masks import Mask, Masks, await_any
 from uma_trio.engine.sampling.shortlist import IdArray
 
 IMPOSSIBLE: Final = -2  # for a row for which no token is allowed
@@ -26,8 +26,8 @@ LATE: Final = -4  # for one whose mask is not there in time
 # What structure may add to a tick: 99 of 100 masks take less than 1 ms (docs/STRUCTURE.md), and no
 # reader sees 2 ms between two tokens.
 PATIENCE_S: Final = 0.002
-# Where no row has its token, the tick is lost if nobody waits: a decode takes longer than this. What
-# takes longer still may delay those who are only about to come.
+# Where no row has its token, the tick is lost if nobody waits for the first mask: a decode takes longer than
+# this. What takes longer still may delay those who are only about to come.
 ALONE_S: Final = 0.020
 
 
@@ -110,7 +110,7 @@ def check(
         served = True
         _go_on(walk, walks, took)
     if late and not served:
-        late[0].mask.wait(ALONE_S)
+        await_any([walk.mask for walk in late], ALONE_S)
     for walk in late:
         _go_on(walk, late, took)
     return took

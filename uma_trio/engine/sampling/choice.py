@@ -27,7 +27,7 @@ the guesses were right, and is taken back. A row behind a wrong guess is not rea
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -192,11 +192,14 @@ class Sampler:
     @property
     def waits_for_mask(self) -> bool:
         """Whether the mask that its next token needs is still being made."""
-        return not self.await_mask(0.0)
+        return self._mask is not None and not self._mask[1].wait(0.0)
 
-    def await_mask(self, seconds: float) -> bool:
-        """Wait for that mask, so long at most; tell whether nothing is waited for any more."""
-        return self._mask is None or self._mask[1].wait(seconds)
+    def notify_of_mask(self, there: Callable[[], object]) -> None:
+        """Have `there` called once that mask is made, on any thread; at once if none is."""
+        if self._mask is None:
+            there()
+        else:
+            self._mask[1].notify(there)
 
     def redraw(self, row: FloatArray, ids: IdArray) -> int:
         """Return one of the tokens `ids`, where the one that `pick` gave for the row was refused.

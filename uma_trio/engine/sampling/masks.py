@@ -8,7 +8,9 @@ takes long goes on while the engine computes its next tick.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 from typing import Final, Protocol
 
 import numpy as np
@@ -27,6 +29,9 @@ class Mask(Protocol):
     def wait(self, seconds: float) -> bool:
         """Wait for it so long at most; tell whether it is there."""
 
+    def notify(self, there: Callable[[], object]) -> None:
+        """Have `there` called once it is there, or was dropped; on any thread, and maybe at once."""
+
     def ids(self) -> IdArray:
         """Return the tokens, ascending; none if there is no way on. It must be there."""
 
@@ -41,6 +46,14 @@ class Masks(Protocol):
         """Begin to find what `constraint` allows where it stands. It may go on meanwhile."""
 
 
+def await_any(masks: Iterable[Mask], seconds: float) -> None:
+    """Wait until one of these is there, so long at most."""
+    there = Event()
+    for mask in masks:
+        mask.notify(there.set)
+    there.wait(seconds)
+
+
 class _Found:
     def __init__(self, ids: IdArray) -> None:
         self._ids = ids
@@ -48,6 +61,10 @@ class _Found:
     def wait(self, seconds: float) -> bool:
         """It is there."""
         return True
+
+    def notify(self, there: Callable[[], object]) -> None:
+        """It is there."""
+        there()
 
     def ids(self) -> IdArray:
         """Return the tokens."""
@@ -79,6 +96,10 @@ class _Awaited:
         except TimeoutError:
             return False
         return True
+
+    def notify(self, there: Callable[[], object]) -> None:
+        """Have `there` called once it is there, or was dropped; on any thread, and maybe at once."""
+        self._future.add_done_callback(lambda _future: there())
 
     def ids(self) -> IdArray:
         """Return the tokens; none where looking for them failed, which ends the request."""
