@@ -111,6 +111,7 @@ UNBOUND = (
 
 THREADS = {
     "uma_trio.engine.inbox",  # the engine sleeps on its door
+    "uma_trio.engine.sampling.masks",  # helper threads find them, and the first one is waited for
     "uma_trio.telemetry.log",  # one line at a time
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
