@@ -12,7 +12,9 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Finished
+from uma_trio.http import api, llama_completion
 from uma_trio.http.accounts import timings
+from uma_trio.http.fields import document_of
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {
@@ -439,6 +441,24 @@ async def test_completions_without_a_version_are_whose_the_body_is(
     async with http_house() as daemon:
         answer = (await daemon.ask("POST", path, {"prompt": "hello", "max_tokens": 2, **more})).json
         assert (("content" in answer), ("choices" in answer)) == (native, not native)
+
+
+@pytest.mark.parametrize("more", [{}, {"model": "m"}], ids=["llama-server's", "OpenAI's"])
+async def test_a_body_is_decoded_once_whoever_it_is_for(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """A prompt may have megabytes, and nothing else runs while it is decoded."""
+    decoded: list[bytes] = []
+
+    def counting(body: bytes) -> dict[str, Any]:
+        decoded.append(body)
+        return document_of(body)
+
+    for module in (api, llama_completion):
+        monkeypatch.setattr(module, "document_of", counting)
+    async with http_house() as daemon:
+        await daemon.ask("POST", "/completions", {**TEXT, **more})
+    assert len(decoded) == 1
 
 
 async def test_a_chat_tells_how_it_was_understood_if_that_is_wanted(

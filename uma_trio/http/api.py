@@ -45,6 +45,9 @@ from uma_trio.http.tools import loosened_header
 from uma_trio.service.ask import Ask, Chat, Prompt, Refusal, Shape
 from uma_trio.service.generation import Generation
 
+Document = Mapping[str, Any]
+"""A body as it was decoded, before its fields are looked at."""
+
 
 class Api(ABC):
     """One request to an endpoint that gives text.
@@ -195,15 +198,17 @@ class Api(ABC):
         )
 
 
-async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply | None:
-    """Answer a request as `api` does, whole or as a stream.
+async def answered(
+    api: type[Api], exchange: Exchange, shared: Shared, document: Document | None = None
+) -> Reply | None:
+    """Answer a request as `api` does, whole or as a stream. `document` is its body if that was read.
 
     Raises:
         Fault: the request is wrong, or its answer failed before any of it was sent.
         Refusal: the service does not take it.
     """
     request = exchange.request
-    asked = await _read(api, request, shared)
+    asked = await _read(api, request, shared, document)
     asks = asked.asks()
     origin = origin_of(request, shared, asked.id)
     async with _renaming(api), shared.service.generate(asks, origin) as found:
@@ -215,10 +220,10 @@ async def answered(api: type[Api], exchange: Exchange, shared: Shared) -> Reply 
             await stream(exchange, shared, found, encoder, headers)
             return None
         answers = await whole(shared, found)
-    document = msgspec.json.encode(asked.document(generations, answers))
+    body = msgspec.json.encode(asked.document(generations, answers))
     for generation in generations:
         generation.tell_of_calls()
-    return Reply(200, sse.unsplit(document), headers=headers)
+    return Reply(200, sse.unsplit(body), headers=headers)
 
 
 async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: str) -> Reply:
@@ -236,9 +241,12 @@ async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: st
     return Reply(200, msgspec.json.encode({**said, "input_tokens": n}), headers=asked.headers)
 
 
-async def _read(api: type[Api], request: Request, shared: Shared) -> Api:
+async def _read(
+    api: type[Api], request: Request, shared: Shared, document: Document | None = None
+) -> Api:
     """Return a request as its API reads it. Raises :class:`Fault`."""
-    body = decode(api.fields, document_of(request.body), strict=shared.settings.strict)
+    document = document_of(request.body) if document is None else document
+    body = decode(api.fields, document, strict=shared.settings.strict)
     return api(await by_token(body, shared), request, shared)
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
 from uma_trio.engine.messages import Finished, PromptProgress, SamplingParams, TokenOut
-from uma_trio.http import openai_completions, sse
+from uma_trio.http import sse
 from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import (
@@ -32,7 +32,7 @@ from uma_trio.http.fields import document_of, honoured, ignored
 from uma_trio.http.llama_settings import only
 from uma_trio.http.logprobs import probabilities
 from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.openai_completions import prompts_of
+from uma_trio.http.openai_completions import Completions, prompts_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all, without_answer
@@ -53,13 +53,14 @@ async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
 
 async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
     """Continue texts, whole or as a stream."""
-    request = exchange.request
+    request, document = exchange.request, None
+    api: type[Api] = Completions
     if request.head.path == _BARE:
-        asked = document_of(request.body)
+        document = document_of(request.body)
         # OpenAI's API requires a model, and knows no n_predict.
-        if "model" not in asked or "n_predict" in asked:
-            return await completion(exchange, shared)
-    return await openai_completions.completions(exchange, shared)
+        if "model" not in document or "n_predict" in document:
+            api = Completion
+    return await answered(api, exchange, shared, document)
 
 
 class Completion(Api):

@@ -11,7 +11,6 @@ from attrs import evolve
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.api import answered
 from uma_trio.http.asking import (
     CACHE,
     MODEL,
@@ -29,7 +28,6 @@ from uma_trio.http.asking import (
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import honoured, refused
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
-from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
@@ -39,11 +37,6 @@ from uma_trio.service.generation import Generation
 
 _DEFAULT_TOKENS = 16  # the API's own
 _TOKENS = ListOf(1, 1 << 24, Integer(0, MAX_INT32), "token ids")
-
-
-async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
-    """Continue texts, whole or as a stream."""
-    return await answered(Completions, exchange, shared)
 
 
 class Completions(Choices):
