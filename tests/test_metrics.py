@@ -330,7 +330,7 @@ def test_a_figure_that_was_asked_for_moves_and_is_exported(
 def test_the_scorecard_of_a_busy_machine_has_a_value_in_every_column(tmp_path: Path) -> None:
     """In the metrics as an object, in the file as a line; what nobody knows would be empty."""
     busy = Busy(deadline)
-    while busy.clock.now < 8.0:
+    while busy.clock.now < 12.0:
         busy.engine.tick()
         busy.metrics.shown(0.03, "interactive")  # which a front would have done
     card = busy.card.update(2_000_000_000)

@@ -184,7 +184,7 @@ def test_every_class_of_a_state_is_tried() -> None:
         (b"\xff", "not JSON"),
         (b"[1]", "no"),
         (b'{"hello": 1}', "header, tick, footer"),
-        (b'{"header": {"format": 99}}', f"99, this version reads 2, 3, {FORMAT}"),
+        (b'{"header": {"format": 99}}', f"99, this version reads 2, 3, 4, {FORMAT}"),
         (b'{"footer": {"written": "many", "dropped": 0}}', "written"),
         (b'{"footer": {"written": 1, "dropped": 0, "burnt": 1}}', "burnt"),
         (b'{"footer": {"written": 1}}', "dropped"),
@@ -215,7 +215,7 @@ def test_names_of_the_first_format_are_read() -> None:
     assert decode(old.encode()) == tick
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, 3, 4])
 def test_what_an_earlier_policy_remembered_is_left_out(number: int) -> None:
     """The machine and the requests in such a trace are of use all the same."""
     tick = decode(DATA.joinpath(f"format_{number}.trace").read_bytes())

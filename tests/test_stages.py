@@ -11,13 +11,12 @@ from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.ballast import TRY_WITHOUT
 from uma_trio.policy.deadline.candidates import Candidates
-from uma_trio.policy.deadline.floor import nothing_owed
 from uma_trio.policy.deadline.learn import learn_cost
 from uma_trio.policy.deadline.rules import CAPTURED_SHAPES, FREE_SHAPES
-from uma_trio.policy.deadline.shares import note_shares
 from uma_trio.policy.deadline.sizes import BURST, PROBE_EVERY, sweet_spot
 from uma_trio.policy.deadline.slack import set_slack
 from uma_trio.policy.find import find_policy
+from uma_trio.policy.floor import owed_after
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -77,48 +76,40 @@ def test_ticks_that_were_measured_together_are_entered_one_after_the_other() -> 
     )
 
 
-def test_the_share_of_the_background_is_followed_where_nobody_reads_too() -> None:
-    """A moment without a stream, as between two answers, is no gift of a whole share."""
-    now = situation(prompt(1, 30), share=0.01)
-    assert deadline(now).memory.guard.share <= 0.01
-    tick = MeasuredTick(1.0, 0.0, Work(512), mixed=True, background=1.0)
-    busy = after(situation(share=0.01), tick)
-    assert deadline(busy).memory.guard.share > 0.09
-
-
-def owed(share: float, floor: float, cap: float, seconds: float = 100.0) -> float:
-    """Return what background work is owed that waited so long and had such a share of each tick."""
+def owed(share: float, floor: float = 0.1, ticks: int = 1000) -> float:
+    """Return what background work is owed that had such a part of each of so many ticks."""
     views = (stream(), decoder(2, lane="background"))
-    work = Work(1, contended=True)
-    tick = MeasuredTick(SOLO / (1 - share), 0.0, work, solo_s=SOLO, mixed=True, background=1.0)
-    rules = Contract(latency_cap=cap, background_floor=floor)
-    now = evolve(situation(*views, owed_s=nothing_owed(rules)), contract=rules)
-    for _ in range(int(seconds / tick.decode_s)):
-        plan = note_shares(evolve(now, measured=(tick,)), started(now))
-        now = evolve(now, memory=plan.memory)
+    now = evolve(situation(*views, owed_s=-1e9), contract=Contract(background_floor=floor))
+    for _ in range(ticks):
+        owed_s = owed_after(now, SOLO, SOLO / (1 - share), background=1.0)
+        now = evolve(now, memory=evolve(now.memory, guard=GuardMemory(owed_s=owed_s)))
     return now.memory.guard.owed_s
 
 
-def test_background_work_is_owed_what_it_had_less_than_its_floor() -> None:
-    """Half of it where readers leave more than that, and nothing while it has just come."""
-    begins = 2.0  # seconds of patience
-    assert owed(0.0, 0.3, 1.2) == pytest.approx(0.3 * (100 - begins), rel=0.01)
-    assert owed(0.1, 0.3, 1.2) == pytest.approx(0.2 * 100 - 0.3 * begins, rel=0.01)
-    assert owed(0.0, 0.05, 1.2) == pytest.approx(0.025 * 100 - 0.05 * begins, rel=0.01)
-    assert owed(0.0, 0.05, 1.01) == pytest.approx(0.05 * (100 - begins), rel=0.01)
-    assert owed(0.0, 0.05, 1.2, seconds=2.0) < 0
-    assert owed(0.1, 0.05, 1.2) == pytest.approx(-0.05 * begins)
+def test_background_work_is_owed_what_it_had_less_than_half_of_its_floor() -> None:
+    """And nothing while readers may be getting as far ahead as they can."""
+    seconds = 1000 * SOLO
+    assert owed(0.0) == pytest.approx(0.05 * seconds - 0.15, rel=0.01)
+    assert owed(0.0, floor=0.3) == pytest.approx(0.15 * seconds - 0.15, rel=0.01)
+    assert owed(0.02) == pytest.approx(0.03 * seconds / 0.98 - 0.15, rel=0.01)
+    assert owed(0.06) == -0.15
+    assert owed(0.0, ticks=int(0.3 / 0.1 / SOLO)) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_nothing_is_owed_to_work_that_is_not_there() -> None:
+    """What newcomers, or nobody, wait for is not the background's."""
+    for views in ((stream(),), (stream(), prompt(2, 40))):
+        assert owed_after(situation(*views, owed_s=1.0), SOLO, SOLO, background=0.0) == -0.15
+    waits = situation(stream(), prompt(2, 40, lane="background"), owed_s=1.0)
+    assert owed_after(waits, SOLO, SOLO, background=0.0) > 1.0
+    assert owed_after(waits, 0.0, SOLO, background=1.0) == -0.15, "nobody reads"
 
 
 def test_a_grant_is_given_for_as_much_as_it_adds() -> None:
-    """Which is three times solo where a pause may be four; two ticks behind it none is given."""
+    """Which is three times solo where a pause may be four."""
     views = (stream(), decoder(2, lane="background"))
-    for owed_s, since, grant in (
-        (2.9 * SOLO, 100, False),
-        (3.0 * SOLO, 100, True),
-        (9.9 * SOLO, 2, False),
-    ):
-        now = situation(*views, owed_s=owed_s, since_grant=since - 1)
+    for owed_s, grant in ((2.9 * SOLO, False), (3.0 * SOLO, True)):
+        now = situation(*views, owed_s=owed_s)
         assert set_slack(now, started(now)).limit.grant == grant
 
 

@@ -20,6 +20,7 @@ KINDS = (
     "ballast",
     "extra rows",
     "isolated",
+    "granted",
     "paced",
     "a reader is ahead",
     "begins together",

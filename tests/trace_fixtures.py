@@ -102,7 +102,7 @@ SCENES: dict[str, Scene] = {
         seed=11,
         believes=CPU,
         noise=0.5,
-        contract=Contract(latency_cap=1.5, pause_cap=6.0, background_floor=0.2),
+        contract=Contract(latency_cap=1.1, pause_cap=3.0, background_floor=0.09, playout_s=0.0),
     ),
     "deadline-less-stairs-bandwidth": Scene(
         policy="deadline,-stairs,-bandwidth", seed=12, believes=CPU
@@ -202,6 +202,7 @@ def shown(ticks: Iterable[TracedTick]) -> Counter[str]:
         found["ballast"] += plan.ballast > 0
         found["extra rows"] += plan.extra_rows > 0
         found["isolated"] += limit.isolated
+        found["granted"] += limit.grant
         found["paced"] += bool(plan.paces)
         found["a reader is ahead"] += limit.solo_s < limit.seconds < math.inf
         found["begins together"] += "together" in limit.reason

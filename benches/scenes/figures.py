@@ -62,7 +62,7 @@ def storm(
     world.run(seconds)
     answered = sum(r.end is not None and r.lane == "background" for r in world.requests)
     reading = _reading(stream, profile)
-    share = world.memory.guard.share if policy in CAPPED else None
+    share = float(str(world.metrics.snapshot()["background_share"])) if policy in CAPPED else None
     return evolve(reading, prompts_s=answered / seconds, share=share)
 
 

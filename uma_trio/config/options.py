@@ -220,7 +220,8 @@ class Config(HttpConfig):
         minimum=0,
         maximum=0.9,
         since="0.1",
-        help="The part of machine time that background work gets at least (deadline policy).",
+        help="The part of machine time that background work gets at least: a smaller --latency-cap than "
+        "1 / (1 - floor) is that (deadline policy).",
     )
     interactive_prompt: int = option(
         512,

@@ -313,7 +313,7 @@ class Engine:
             self._drafter.learn(sequence, outcome)
         self._planner.learn(completed, itl_s)
         self.prefix.room.charge(tick.n_tokens, self.memory.cost)
-        self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed)))
+        self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed, itl_s)))
         for message in completed.messages:
             self._handle(message, now)
 

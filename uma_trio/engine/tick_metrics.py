@@ -19,8 +19,8 @@ from uma_trio.telemetry.promise import NO_PROMISE, Promise
 TOLERANCE_S: Final = 0.001  # what no reader sees: timers are no finer
 
 
-def record(metrics: Metrics, completed: Completed) -> None:
-    """Record a tick that was computed."""
+def record(metrics: Metrics, completed: Completed, itl_s: Mapping[int, float]) -> None:
+    """Record a tick that was computed, and the inter-token latency of its streams, by key."""
     tick, plan, views = completed.tick, completed.tick.plan, completed.tick.state.views
     drafts, wrong = _drafts(completed)
     n_tokens = decoders = n_drafts = longest = 0
@@ -51,7 +51,8 @@ def record(metrics: Metrics, completed: Completed) -> None:
         lane_tokens=lane_tokens,
         budget_target=plan.memory.target_tokens if plan.limit == UNGUARDED else None,
     )
-    metrics.promise.tick(promise(tick), completed.decode_s + completed.host_s)
+    longest_s = max(itl_s.values(), default=0.0)
+    metrics.promise.tick(promise(tick, longest_s), completed.decode_s + completed.host_s)
 
 
 class Due(NamedTuple):
@@ -102,16 +103,16 @@ def _drafts(completed: Completed) -> tuple[dict[str, tuple[int, int]], dict[int,
     return by_source, wrong
 
 
-def promise(tick: Tick) -> Promise:
-    """Put what the plan promised into the words of the metrics."""
+def promise(tick: Tick, itl_s: float = 0.0) -> Promise:
+    """Put what the plan promised, and the longest inter-token latency, into the words of the metrics."""
     state, plan, guard = tick.state, tick.plan, tick.plan.memory.guard
-    cost = plan.memory.cost
+    cost, limit = plan.memory.cost, plan.limit
     if cost is None:
         return NO_PROMISE
     deepest = max(state.protected, key=lambda view: view.computed, default=None)
     return Promise(
-        limit_s=plan.limit.seconds,
-        solo_s=plan.limit.solo_s,
+        limit_s=limit.seconds,
+        solo_s=limit.solo_s,
         alone_s=alone_s(cost, [deepest], room_alone(state, 1)) if deepest else 0.0,
         predicted_s=plan.predicted_s,
         between_s=cost.between_s(tick.work),
@@ -119,9 +120,9 @@ def promise(tick: Tick) -> Promise:
         tokens=plan.n_tokens,
         ballast=plan.ballast,
         held_back=sum([_held_back(state.views.get(skip.key)) for skip in plan.skipped]),
-        floor_grants=guard.floor_grants,
-        infeasible=guard.infeasible,
-        background_share=guard.share,
+        granted=limit.grant,
+        infeasible=not guard.mixed and itl_s > state.contract.latency_cap * limit.solo_s > 0,
+        background=guard.background,
         bmt_budget=state.contract.bmt_budget or 0.0,
         cost=cost,
     )

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s
+from uma_trio.policy.floor import owed_after
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import GuardMemory, MeasuredTick, Memory, SchedulerState, is_newcomer
+from uma_trio.policy.state import MeasuredTick, Memory, SchedulerState, is_newcomer
 
 
 def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -> Work:
@@ -62,11 +63,11 @@ def account(state: SchedulerState, plan: Plan) -> Plan:
     if cost is None:
         return evolve(plan, moved_bytes=moved)
     predicted_s = cost.seconds(planned_work(state, plan))
-    memory = _charged(state, plan, predicted_s / plan.n_tokens, turn_s(cost, state.n_batch))
+    memory = _charged(state, plan, predicted_s, turn_s(cost, state.n_batch))
     return evolve(plan, predicted_s=predicted_s, moved_bytes=moved, memory=memory)
 
 
-def _charged(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: float) -> Memory:
+def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: float) -> Memory:
     """Charge the whole tick to its clients, and its best-effort part to the lanes, by weight.
 
     What clients used beside ticks is charged to them, too.
@@ -77,6 +78,7 @@ def _charged(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: flo
         state.contract,
         plan.memory,
     )
+    per_token_s = predicted_s / plan.n_tokens
     weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
     used_s = lift(memory.used_s, state.clients, ahead_s)
     for client, seconds in state.charges:
@@ -91,16 +93,7 @@ def _charged(state: SchedulerState, plan: Plan, per_token_s: float, ahead_s: flo
             lane_s[view.lane] += seconds / weight[view.lane]
             mixed += item.n_tokens
             others += 0 if is_newcomer(view, contract.newcomer_tokens) else item.n_tokens
-    guard = _noted(
-        memory.guard,
-        mixed=mixed > 0,
-        background=others / max(1, mixed),
-    )
+    background = others / max(1, mixed)
+    owed_s = owed_after(state, plan.limit.solo_s, predicted_s, background)
+    guard = evolve(memory.guard, mixed=mixed > 0, background=background, owed_s=owed_s)
     return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
-
-
-def _noted(guard: GuardMemory, *, mixed: bool, background: float) -> GuardMemory:
-    """Note whether the tick is mixed, and which part of that is not a newcomer's."""
-    if (mixed, background) == (guard.mixed, guard.background):
-        return guard
-    return evolve(guard, mixed=mixed, background=background)

@@ -28,8 +28,8 @@ from uma_trio.policy.state import (
     Served,
 )
 
-FORMAT = 4
-_FORMATS = (2, 3, FORMAT)
+FORMAT = 5
+_FORMATS = (2, 3, 4, FORMAT)
 # What format 2 called the fields of each class, inner classes first.
 _NAMES_OF_2: dict[type, dict[str, str]] = {
     Work: {"looked": "context_cells", "resident": "used_cells", "company": "contended"},
@@ -52,9 +52,14 @@ _NAMES_OF_2: dict[type, dict[str, str]] = {
     SequenceView: {"target_gap_s": "target_itl_s"},
     SchedulerState: {"ahead": "prepared"},
 }
-# What formats 2 and 3 have, and nobody needs.
+# What earlier formats have, and nobody needs.
 _GONE: dict[type, frozenset[str]] = {
-    GuardMemory: frozenset({"credits", "budgets", "jitter", "noise", "rare", "long"}),
+    GuardMemory: frozenset(
+        {
+            *("credits", "budgets", "jitter", "noise", "rare", "long"),
+            *("share", "since_grant", "floor_grants", "infeasible"),
+        }
+    ),
     Served: frozenset({"most", "held_until"}),
     Limit: frozenset({"rare", "long"}),
 }

@@ -155,9 +155,9 @@ class Contract:
 
     The p95 of an interactive stream's inter-token latency stays within `latency_cap` times solo, which
     is what the interactive streams alone would cost. No tick is planned for more than `startup_cap`
-    times solo in the first `startup_s` of a stream, `pause_cap` times solo later. Background work
-    gets at least `background_floor` of the machine's time. A token that is paced is shown at most
-    `playout_s` after it was computed.
+    times solo in the first `startup_s` of a stream, `pause_cap` times solo later. Streams leave the
+    others at least `background_floor` of the machine's time, whatever the cap. A token that is paced
+    is shown at most `playout_s` after it was computed.
     """
 
     latency_cap: float = 1.2
@@ -177,23 +177,18 @@ class Contract:
 class GuardMemory:
     """What the latency guard remembers.
 
-    `mixed` and `background` are as in the :class:`MeasuredTick` that the tick will be. `share` is
-    the smoothed part of machine time that background work got, `newcomers` the part that newcomers'
-    prompts got. `owed_s` is how many seconds of the machine background work should have had more,
-    `since_grant` counts the ticks with streams since the last grant. `company_at` is when
-    best-effort work was ready last, `people_at` when interactive work was there.
+    `mixed` and `background` are as in the :class:`MeasuredTick` that the tick will be. `newcomers` is
+    the smoothed part of machine time that newcomers' prompts got. `owed_s` is how many seconds of the
+    machine background work should have had more (:mod:`uma_trio.policy.floor`).
+    `company_at` is when best-effort work was ready last, `people_at` when interactive work was there.
     """
 
     mixed: bool = False
     mixed_ticks: int = 0  # in a row, since the last isolated one
     isolated_ticks: int = 0  # still to come
     background: float = 0.0
-    share: float = 0.0
     newcomers: float = 0.0
     owed_s: float = 0.0
-    since_grant: int = 1_000_000
-    floor_grants: int = 0
-    infeasible: int = 0
     company_at: float | None = None
     people_at: float | None = None
 

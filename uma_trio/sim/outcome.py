@@ -41,7 +41,7 @@ class Outcome:
     def of(cls, world: Simulation, watched: Collection[int], load: Collection[int]) -> Outcome:
         """Return what `world` was like for the clients that are `watched` and for the `load`."""
         read = [r for r in world.requests if r.client in watched and r.token_times]
-        guard = world.memory.guard
+        promised = world.metrics.promise.totals()
         return cls(
             seconds=world.clock.now,
             ticks=world.ticks,
@@ -55,8 +55,8 @@ class Outcome:
             shares=tuple(world.machine.used_s.get(client, 0.0) for client in load),
             drafted=world.machine.drafted,
             accepted=world.machine.accepted,
-            floor_grants=guard.floor_grants,
-            infeasible=guard.infeasible,
+            floor_grants=promised.granted,
+            infeasible=promised.infeasible,
         )
 
     def row(self, alone_s: float) -> dict[str, float | int | None]:

@@ -15,6 +15,7 @@ from attrs import astuple, define, evolve, frozen
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 
 _RECENT_TICKS = 1024
+_SHARE_S = 10.0  # slack is spent in few large ticks: a share is that of several of them
 
 
 class CostFigures(Protocol):
@@ -43,7 +44,9 @@ class Promise:
     `limit_s` is infinite when nobody is protected. `held_back` counts the prompts that this tick
     left out so as to stay within the limit. `between_s` is the part of `predicted_s` outside
     llama_decode. `solo_s` is what the interactive streams alone would cost, `alone_s` what one of
-    them would. `cost` is the model that predicted.
+    them would. A tick is `granted` to the background floor, and `infeasible` if a stream's token took
+    longer than the cap allows although nothing else was computed. `background` is the part of what the
+    tick takes more than `solo_s` that background work has. `cost` is the model that predicted.
     """
 
     limit_s: float = math.inf
@@ -54,9 +57,9 @@ class Promise:
     tokens: int = 0
     ballast: int = 0
     held_back: int = 0
-    floor_grants: int = 0
-    infeasible: int = 0
-    background_share: float = 0.0
+    granted: bool = False
+    infeasible: bool = False
+    background: float = 0.0
     bmt_budget: float = 0.0
     alone_s: float = 0.0
     cost: CostFigures | None = None
@@ -76,6 +79,8 @@ class PromiseTotals:
     moved_bytes: float = 0.0
     budget_bytes: float = 0.0
     over_budget: int = 0
+    granted: int = 0
+    infeasible: int = 0
     protected_tokens: int = 0
     protected_s: float = 0.0
     ideal_s: float = 0.0
@@ -109,6 +114,7 @@ class PromiseFigures:
         self._last = NO_PROMISE
         self._totals = PromiseTotals()
         self._violations = {"ttft": 0, "tbt": 0}
+        self._background_share = 0.0
         self._solo_ratios = Recent(_RECENT_TICKS)
         self._alone_ratios = Recent(_RECENT_TICKS)
         self._misses = Recent(_RECENT_TICKS)
@@ -128,8 +134,14 @@ class PromiseFigures:
         totals.tokens += promise.tokens
         totals.ballast += promise.ballast
         totals.held_back += promise.held_back
+        totals.granted += promise.granted
+        totals.infeasible += promise.infeasible
         totals.moved_bytes += promise.moved_bytes
         totals.budget_bytes += _budget_bytes(promise)
+        if took_s > 0:
+            share = max(0.0, 1.0 - promise.solo_s / took_s) * promise.background
+            moves = 1.0 - math.exp(-took_s / _SHARE_S)
+            self._background_share += moves * (share - self._background_share)
         if math.isfinite(promise.limit_s):
             self._protected(promise, took_s)
         if promise.cost is not None and promise.predicted_s > 0:
@@ -184,9 +196,9 @@ class PromiseFigures:
             "ticks_over_budget": self._totals.over_budget,
             "prefill_guard_active": int(last.held_back > 0),
             "skipped_prefill_due_to_latency_total": self._totals.held_back,
-            "floor_grants_total": last.floor_grants,
-            "guard_infeasible_total": last.infeasible,
-            "background_share": last.background_share,
+            "floor_grants_total": self._totals.granted,
+            "guard_infeasible_total": self._totals.infeasible,
+            "background_share": self._background_share,
             "ballast_rows_total": self._totals.ballast,
             "slo_violations_total": dict(self._violations),
             "tokens_per_s_at_cap": self._totals.tokens_per_s_at_cap,

@@ -1,7 +1,7 @@
 """How long a tick may take: until the next token of a reader is due.
 
 Each token of a stream is due one *step* after the token before it was shown: `latency_cap` times solo, or
-what its request asked for. A stream whose tokens are computed sooner is *ahead* of its reader. Its
+what its request asked for, and never so short that less than `background_floor` of the machine is left. A stream whose tokens are computed sooner is *ahead* of its reader. Its
 *slack* is the time until the first token that is not computed is due: what it is ahead, and a step. A tick
 may take as long as the least slack of all readers, less a margin for how far predictions are off.
 
@@ -12,7 +12,7 @@ Exceptions, in the order in which they are looked at:
   prompts that wait together are computed together;
 - newcomers' prompts: where slack does not suffice, a token may be shown `startup_cap` or `pause_cap` times
   solo after the one before it;
-- a grant, as long as that, where background work had less than its floor.
+- a grant, as long as that, where slack never sufficed for background work (:mod:`uma_trio.policy.floor`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import math
 from collections.abc import Sequence
 
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.deadline.floor import is_granted, nothing_owed, waits
 from uma_trio.policy.deadline.rules import FREE_SHAPES, Rules
 from uma_trio.policy.deadline.solo import alone_s, next_turn, room_alone
 from uma_trio.policy.evolving import evolve
@@ -55,7 +54,7 @@ def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     if readers or any(view.lane == "interactive" for view in state.sequences):
         guard = evolve(guard, people_at=state.now)
     if not readers or cost is None:
-        guard = evolve(guard, newcomers=0.0, owed_s=nothing_owed(state.contract))
+        guard = evolve(guard, newcomers=0.0)
         return _with(plan, _open(state, guard, cost), guard)
     contract = state.contract
     solo = alone_s(cost, readers, room_alone(state, len(readers)))
@@ -72,14 +71,11 @@ def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     many = guard.newcomers >= MANY_NEWCOMERS or _pasted(state)
     welcome = min(hard, contract.startup_cap) if many else hard
     limit = _limit(state, bound, solo, welcome * solo, margin(cost))
-    if not waits(state):
-        guard = evolve(guard, owed_s=nothing_owed(contract))
-    elif is_granted(guard, (hard - 1.0) * solo):
+    if guard.owed_s >= (hard - 1.0) * solo:
         granted_s = min([_ahead_s(view, state.now) for view in bound]) + hard * solo
         if limit.seconds < granted_s:
             reason = "floor grant: background got too little"
             limit = evolve(limit, seconds=granted_s, reason=reason, grant=True)
-            guard = evolve(guard, since_grant=0, floor_grants=guard.floor_grants + 1)
     return _with(plan, limit, guard)
 
 
@@ -95,9 +91,9 @@ def reading(state: SchedulerState) -> tuple[SequenceView, ...]:
 
 def step_s(view: SequenceView, contract: Contract, solo_s: float) -> float:
     """Return how many seconds after one token of a stream the next one is due."""
-    if view.target_itl_s is None:
-        return contract.latency_cap * solo_s
-    return max(view.target_itl_s, solo_s)
+    asked_s = view.target_itl_s
+    wanted_s = contract.latency_cap * solo_s if asked_s is None else asked_s
+    return max(wanted_s, solo_s / (1.0 - contract.background_floor))
 
 
 def margin(cost: CostModel) -> float:

@@ -25,7 +25,6 @@ def next_turn(guard: GuardMemory, rules: Rules) -> tuple[GuardMemory, bool]:
         guard,
         mixed_ticks=mixed_ticks,
         isolated_ticks=max(0, isolated_ticks - 1),
-        since_grant=guard.since_grant + 1,
     )
     return counted, isolated_ticks > 0
 
