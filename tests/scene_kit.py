@@ -36,7 +36,7 @@ from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
-from uma_trio.policy.state import Contract, SchedulerState
+from uma_trio.policy.state import NO_WORK, Contract, SchedulerState
 from uma_trio.policy.traffic import Traffic
 
 HOST_S = 0.0006  # passes while logits are read
@@ -55,7 +55,8 @@ GPU = CostModel(
     Staircase((1, 2, 4, 8, 16, 64, 128), (0.0038, 0.0041, 0.0046, 0.0063, 0.0078, 0.0118, 0.0170)),
     context_cell_s=1e-8,
     wide_context_cell_s=4e-9,
-    recapture_s=0.004,
+    recapture_s=0.001,
+    capture_s=0.002,
 )
 
 
@@ -143,7 +144,7 @@ class Machine(FakeBackend):
         self._scene = scene
         self._world = world
         self._noise = random.Random(scene.seed + 1000)
-        self._shape = (0, 0)
+        self._before = NO_WORK
         self._seconds = 0.0
         self._interrupted = False
 
@@ -172,9 +173,10 @@ class Machine(FakeBackend):
             int(self.batch.want[:n_tokens].sum()),
             sum(held[slot] for slot in slots),
             sum(held),
-            after=self._shape,
+            after=self._before.shape,
+            settled=self._before.after == self._before.shape,
         )
-        self._shape = work.shape
+        self._before = work
         noise = self._noise.lognormvariate(0.0, self._scene.noise)
         self._seconds = self._scene.truth.seconds(work) * noise
         status = super().decode(n_tokens, while_computing)

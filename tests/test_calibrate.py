@@ -105,6 +105,7 @@ def test_where_graphs_are_captured_the_first_decodes_of_a_shape_do_not_count(
     for n in (1, 4, 16, 512):
         assert cost.computing(n) == pytest.approx(TRUTH.computing(n), rel=0.01)
     assert cost.recapture_s == pytest.approx(eager_s, rel=0.01)
+    assert cost.capture_s == pytest.approx(captures_s, rel=0.01)
 
 
 def test_where_graphs_are_captured_a_tick_pays_for_the_cells_that_it_spans() -> None:

@@ -132,9 +132,10 @@ def test_in_a_wide_tick_looking_back_costs_less_and_is_learnt_apart() -> None:
 
 
 def test_another_shape_than_the_tick_before_costs_extra_where_graphs_are_captured() -> None:
-    """The same shape does not, and neither does a tick of which nothing is known before."""
-    model = CostModel(STAIRS, recapture_s=0.002)
+    """So does the second tick of a shape, but no later one, and no tick of which nothing is known before."""
+    model = CostModel(STAIRS, recapture_s=0.002, capture_s=0.003)
     assert model.seconds(Work(4, 2, after=(4, 2))) == pytest.approx(0.0111)
+    assert model.seconds(Work(4, 2, after=(4, 2), settled=False)) == pytest.approx(0.0141)
     assert model.seconds(Work(4, 2, after=(4, 1))) == pytest.approx(0.0131)
     assert model.seconds(Work(4, 2)) == pytest.approx(0.0111)
 

@@ -45,6 +45,7 @@ SPOILT = msgspec.json.encode(
         "used_cell_s": 0.0,
         "spanned_cell_s": 0.0,
         "recapture_s": 0.0,
+        "capture_s": 0.0,
     }
 )
 

@@ -55,6 +55,14 @@ def stormed(
     return world, reader
 
 
+def settled(reader: Request, machine: Profile) -> list[float]:
+    """Return the gaps between its tokens; where graphs are captured, without the first two.
+
+    Their ticks are the first of a shape, and nothing is ahead yet that they could be paid from.
+    """
+    return reader.itl[2 if machine.believed.recapture_s else 0 :]
+
+
 def comes_and_goes(world: Simulation, client: int, prompt_tokens: int, answer: int) -> None:
     """Have a client ask for an answer in the background lane, again and again."""
 
@@ -81,7 +89,7 @@ def test_no_reader_waits_longer_than_its_step_where_predictions_are_exact(
     """From the first token on, whatever the others do."""
     _, reader = stormed(deadline, MACHINES[name], cap, 6.0, load)
     assert len(reader.itl) > 50
-    assert max(reader.itl) <= cap * solo_s(MACHINES[name]) * 1.001
+    assert max(settled(reader, MACHINES[name])) <= cap * solo_s(MACHINES[name]) * 1.001
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
@@ -93,7 +101,7 @@ def test_a_batch_that_comes_after_a_long_time_alone_makes_no_token_late(name: st
     for client in range(3):
         world.storm(100 + client)
     world.run(5.0)
-    assert max(reader.itl) <= 1.2 * solo_s(MACHINES[name]) * 1.001
+    assert max(settled(reader, MACHINES[name])) <= 1.2 * solo_s(MACHINES[name]) * 1.001
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
@@ -105,7 +113,8 @@ def test_others_get_what_readers_leave_and_no_token_is_late(name: str) -> None:
     assert percentile(reader.itl, 99) <= 1.25 * solo_s(machine)
     assert max(reader.itl) <= 1.5 * solo_s(machine)
     model, solo = machine.believed, solo_s(machine)
-    rates = [(n - 1) / (model.computing(n) + HOST_S - solo) for n in model.steps[1:]]
+    changes_s = model.recapture_s + model.change_s
+    rates = [(n - 1) / (model.computing(n) + HOST_S - solo + changes_s) for n in model.steps[1:]]
     assert computed(world) / 31.0 > 0.9 * (1 - 1 / 1.2) * max(rates)
 
 
@@ -134,6 +143,24 @@ def restless(machine: Profile) -> Profile:
         return seconds
 
     return evolve(machine, cost=cost, noise=gaussian(0.02))
+
+
+def test_what_a_change_of_shape_costs_is_learnt_and_paid_from_slack() -> None:
+    """The second tick of a shape is slow, too, and a chunk of 256 tokens takes longer than was measured."""
+    believed = evolve(built_in("h200").believed, recapture_s=0.0008, capture_s=0.0)
+    truth = evolve(built_in("h200").believed, host_s=0.0)
+    table = truth.computing.table()
+    wide = staircase({n: 1e3 * s * (1.1 if n >= 128 else 1.0) for n, s in table.items()})
+    truth = evolve(truth, computing=wide)
+    machine = evolve(
+        built_in("h200", gaussian(0.01)),
+        believed=believed,
+        cost=lambda work, _state, _plan: truth.seconds(work),
+    )
+    world, reader = stormed(deadline, machine, seconds=20.0)
+    later = [gap for gap, at in zip(reader.itl, reader.token_times, strict=False) if at > 5.0]
+    assert percentile(later, 99) <= 1.23 * solo_s(machine)
+    assert computed(world) > 12_000
 
 
 def test_answers_that_come_and_go_on_a_gpu_keep_the_cap_where_predictions_are_not_exact() -> None:
@@ -165,7 +192,7 @@ def test_answers_that_come_and_go_beside_a_reader_are_not_felt(machine: Profile)
     world.run(1.0)
     reader = world.submit(20, 8000, client=1)
     world.run(10.0)
-    assert max(reader.itl[1:]) <= 1.2 * solo_s(machine) * 1.001
+    assert max(settled(reader, machine)[1:]) <= 1.2 * solo_s(machine) * 1.001
     assert sum(request.end is not None for request in world.requests) >= 2
 
 

@@ -425,8 +425,8 @@ def test_a_leaf_pays_rent_while_others_compute(used_cell_s: float, stays: bool) 
     assert ask(made, ask_on).end.cached_tokens == 199
 
 
-def test_predictions_follow_the_mark_only_while_leaves_hold_cells() -> None:
-    """Without any, a plan's state is what it is without a cache."""
+def test_predictions_follow_the_mark_where_others_hold_cells() -> None:
+    """Where requests hold all that is used, a state does not name it."""
     states: list[SchedulerState] = []
 
     def watched(state: SchedulerState) -> Plan:
@@ -441,6 +441,22 @@ def test_predictions_follow_the_mark_only_while_leaves_hold_cells() -> None:
     assert states[0].high_water == 103
     assert states[0].used_cells == 103
     assert all(state.high_water is not None for state in states)
+
+
+def test_without_a_cache_policies_see_the_cells_that_a_tick_spans_too() -> None:
+    """Who began later may lie behind the cells that somebody else gave back."""
+    seen: list[int] = []
+
+    def watched(state: SchedulerState) -> Plan:
+        seen.append(state.used_cells)
+        return baseline(state)
+
+    made = Bench(FakeBackend(n_ctx=1024), watched)
+    made.submit(letters(1, 200), 2)
+    made.submit(letters(2, 100), 40)
+    made.run()
+    held = 100 + 40
+    assert seen[-1] > 2 * held
 
 
 def test_beside_a_reader_cells_are_moved_in_slices() -> None:

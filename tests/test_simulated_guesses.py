@@ -112,7 +112,8 @@ def test_guesses_that_are_right_make_an_answer_quicker_and_no_longer(machine: Pr
         assert world.machine.tokens == {1: 20 + 300 - 1}
         took[guesses is SEVEN] = request.computed_times[-1] - request.computed_times[0]
     assert took[True] < 0.75 * took[False]
-    assert world.machine.accepted / world.machine.drafted == pytest.approx(0.6, abs=0.25)
+    # Where graphs are captured a size is held, so that more rows have wrong guesses.
+    assert 0.25 < world.machine.accepted / world.machine.drafted < 0.85
 
 
 def test_guesses_that_are_believed_and_wrong_are_computed_and_change_nothing() -> None:

@@ -244,15 +244,43 @@ def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often(
     assert isolated == [True] * 4 + [False] * 2
 
 
+CHANGES = evolve(COST, recapture_s=0.002, capture_s=0.003)
+
+
 @pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])
 def test_the_first_ticks_of_a_captured_shape_teach_nothing(same_shape: int, learns: bool) -> None:
     """Neither the model nor the unrest of the machine; elsewhere every tick does."""
-    last = MeasuredTick(0.02, 0.0, Work(1, 1, after=(1, 1)))
+    last = MeasuredTick(0.012, 0.0, Work(1, 1, after=(1, 1), settled=same_shape > 0))
     for rules in (CAPTURED_SHAPES, FREE_SHAPES):
-        memory = Memory(cost=COST, same_shape=same_shape)
+        memory = Memory(cost=CHANGES, same_shape=same_shape)
         now = after(evolve(state(stream()), memory=memory), last)
-        plan = learn_cost(now, started(now), rules)
-        assert (plan.memory.cost != memory.cost) == (learns or rules is FREE_SHAPES)
+        learnt = learn_cost(now, started(now), rules).memory.cost
+        assert learnt is not None
+        assert (learnt.computing != COST.computing) == (learns or rules is FREE_SHAPES)
+
+
+@pytest.mark.parametrize(("settled", "name"), [(True, "recapture_s"), (False, "capture_s")])
+def test_the_first_ticks_of_a_shape_teach_what_a_change_costs(settled: bool, name: str) -> None:
+    """The first what another shape than before costs, the second what a new one costs."""
+    before = (1, 1) if not settled else (8, 8)
+    last = MeasuredTick(0.014, 0.0, Work(1, 1, after=before, settled=settled))
+    memory = Memory(cost=CHANGES)
+    for _ in range(200):
+        now = after(evolve(state(stream()), memory=memory), last)
+        memory = evolve(learn_cost(now, started(now), CAPTURED_SHAPES).memory, same_shape=0)
+    assert memory.cost is not None
+    assert getattr(memory.cost, name) == pytest.approx(0.006, rel=0.01)
+    assert evolve(memory.cost, **{name: getattr(CHANGES, name)}) == CHANGES
+
+
+def test_a_wide_tick_teaches_although_its_shape_is_new() -> None:
+    """A chunk beside a reader is often the only tick of its shape; the change is lost in it."""
+    last = MeasuredTick(0.12, 0.0, Work(64, 1, after=(1, 1)))
+    memory = Memory(cost=CHANGES)
+    now = after(evolve(state(stream()), memory=memory), last)
+    learnt = learn_cost(now, started(now), CAPTURED_SHAPES).memory.cost
+    assert learnt is not None
+    assert learnt.computing(64) > COST.computing(64)
 
 
 def rates(**changes: object) -> SchedulerState:

@@ -52,7 +52,6 @@ class CacheMemory:
         self._context = context
         self._memory = memory
         self._n_slots = n_slots
-        self._n_ctx = n_ctx
         self._window = window
         self._scratch = scratch if can_go_back else None
         self._keeps = keeps_high_water and can_go_back and n_slots < MAX_SLOTS
@@ -93,8 +92,8 @@ class CacheMemory:
         return int(lib.seq_pos_min(self._memory, seq))
 
     def high_water(self) -> int:
-        """Return how many cells a decode spans, as far as that is known."""
-        return self._n_ctx if self.map is None else self.map.high_water
+        """Return how many cells a decode spans; 0 if that is not known."""
+        return 0 if self.map is None else self.map.high_water
 
     def used(self) -> int:
         """Return how many cells sequences hold; those that only keep the mark are free."""

@@ -286,7 +286,10 @@ class Backend(Protocol):
         """
 
     def kv_high_water(self) -> int:
-        """Return how many cells a decode spans: up to the highest one in use, whosever it is."""
+        """Return how many cells a decode spans: up to the highest one in use, whosever it is.
+
+        0 where this kind of memory does not tell.
+        """
 
     def kv_highest(self, most: int) -> tuple[int, int, int] | None:
         """Return a slot or leaf and the positions of it, at most `most`, that hold the highest cells.

@@ -109,7 +109,7 @@ class Calibration:
         self._clock = clock
         self._watch = Stopwatch(backend, clock)
         self._samples = Samples()
-        self._recapture_s = 0.0
+        self._recapture_s = self._capture_s = 0.0
         self._context_cell_s = self._used_cell_s = self._spanned_cell_s = 0.0
 
     def measure(self, deadline_s: float = DEADLINE_S) -> CostModel:
@@ -125,7 +125,7 @@ class Calibration:
         first_s = max(LEAST_S, self._clock() - began)
         self._watch.deadline = deadline
         try:
-            self._recapture_s = self._switching()
+            self._recapture_s, self._capture_s = self._switching()
             self._watch.uncounted = UNCOUNTED if self._recapture_s else 0
             self._look(deadline, NEEDED)
             if self._recapture_s:
@@ -154,10 +154,11 @@ class Calibration:
             used_cell_s=self._used_cell_s,
             spanned_cell_s=self._spanned_cell_s,
             recapture_s=self._recapture_s,
+            capture_s=self._capture_s,
         )
 
-    def _switching(self) -> float:
-        """Return what a decode costs more when the one before had another shape.
+    def _switching(self) -> tuple[float, float]:
+        """Return what a decode costs more when the one before had another shape, and what the next one does.
 
         On the way the machine gets warm. Where shapes cost nothing, what was timed counts.
         """
@@ -165,7 +166,7 @@ class Calibration:
         alone = [time(ONE)]
         if alone[0] > SLOWEST_CAPTURED_S or most < TWO.tokens:
             self._samples.add(ONE, alone[0])
-            return 0.0
+            return 0.0, 0.0
         while len(alone) < BY_ITSELF or (sum(alone) < WARM_S and len(alone) < MOST_WARM):
             alone.append(time(ONE))
         token_s = min(alone[-(len(alone) // 2) :])
@@ -177,10 +178,14 @@ class Calibration:
             # One sample each: a second one, from another time, may find the machine quicker or slower.
             self._samples.add(ONE, min(token_s, one_s))
             self._samples.add(TWO, two_s)
-            return 0.0
-        apart = sum(min([time(s) for _ in range(BY_ITSELF)][-2:]) for s in (ONE, TWO))
-        extra = (two_s + one_s - apart) / 2
-        return extra if extra > max(NOTICED * token_s, LEAST_RECAPTURE_S) else 0.0
+            return 0.0, 0.0
+        # The shape before was ONE, so these begin with a capture, and those of TWO with a launch.
+        ones, twos = ([time(shape) for _ in range(BY_ITSELF)] for shape in (ONE, TWO))
+        one_alone_s, two_alone_s = min(ones[-2:]), min(twos[-2:])
+        extra_s = (two_s - two_alone_s + one_s - one_alone_s) / 2
+        if extra_s <= max(NOTICED * token_s, LEAST_RECAPTURE_S):
+            return 0.0, 0.0
+        return extra_s, max(0.0, min(ones[0] - one_alone_s, twos[1] - two_alone_s))
 
     def _in_turn(self) -> tuple[float, float]:
         """Return what two tokens and one take at best, each after the other; the first to warm."""

@@ -19,7 +19,7 @@ from uma_trio.machine import identity
 from uma_trio.policy.bounds import implausible
 from uma_trio.policy.cost import CostModel, Staircase
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 class Unusable(Exception):
@@ -36,6 +36,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     used_cell_s: float
     spanned_cell_s: float
     recapture_s: float
+    capture_s: float
 
 
 def cache_folder() -> Path:
@@ -90,6 +91,7 @@ def recall(path: Path, weight_bytes: float = 0.0) -> CostModel | None:
         used_cell_s=stored.used_cell_s,
         spanned_cell_s=stored.spanned_cell_s,
         recapture_s=stored.recapture_s,
+        capture_s=stored.capture_s,
     )
     why = implausible(model, weight_bytes)
     if why is not None:
@@ -109,6 +111,7 @@ def remember(path: Path, model: CostModel, weight_bytes: float = 0.0) -> None:
         used_cell_s=model.used_cell_s,
         spanned_cell_s=model.spanned_cell_s,
         recapture_s=model.recapture_s,
+        capture_s=model.capture_s,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

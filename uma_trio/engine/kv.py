@@ -118,6 +118,11 @@ class KvCache:
         """Drop what ballast rows left behind."""
         self._backend.kv_remove(self.scratch_slot)
 
+    @property
+    def high_water(self) -> int:
+        """How many cells a decode spans, whosever they are; 0 if none, or if that is not known."""
+        return self._backend.kv_high_water()
+
     def lower_high_water(self) -> None:
         """Let the high-water mark fall to the cells in use."""
         self._backend.kv_lower_high_water()

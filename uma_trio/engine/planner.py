@@ -238,7 +238,8 @@ class Planner:
         tick, before, memory = self._ticks, self._before, self.memory
         measured, charges = self._measured, self._charges
         used = sum([sequence.view.computed for sequence in running.values()]) - kv.shared_cells
-        high_water = self._registry.prefix.high_water(kv.shared_cells)
+        spanned = kv.high_water
+        held = sum([view.computed for view in views])
         asked = len(running)  # every sequence may ask for a row
         if max([view.scored for view in views], default=0):
             views, asked = _scored_in_turn(views, asked, self._limits.n_rows)
@@ -248,7 +249,7 @@ class Planner:
             measured = measured[len(computing.state.measured) :]
             charges = charges[len(computing.state.charges) :]
             used += plan.n_tokens
-            high_water = None if high_water is None else high_water + plan.n_tokens
+            spanned += plan.n_tokens if spanned else 0
         return SchedulerState(
             now=now,
             tick=tick,
@@ -262,7 +263,7 @@ class Planner:
             # Those that are left can be asked for by ballast.
             spare_rows=self._limits.n_rows - asked if self._settings.scratch_slots else 0,
             empty_cells=self._limits.n_ctx - used,
-            high_water=high_water,
+            high_water=spanned if spanned not in (0, held) else None,
             before=before,
             measured=measured,
             charges=charges,

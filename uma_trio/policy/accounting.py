@@ -27,8 +27,11 @@ def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -
         elif n - drafts == view.pending - view.drafted:  # the same, without a call
             rows += 1 + drafts
         context_cells += n * view.computed
-    after = None if captured else state.before.shape
-    return Work(tokens, rows, context_cells, state.used_cells, bool(state.best_effort), after)
+    contended, before = bool(state.best_effort), state.before
+    if captured:
+        return Work(tokens, rows, context_cells, state.used_cells, contended)
+    settled = before.after == before.shape
+    return Work(tokens, rows, context_cells, state.used_cells, contended, before.shape, settled)
 
 
 def as_measured(

@@ -61,4 +61,5 @@ def _others(cost: CostModel) -> dict[str, float]:
         "used_cell_s": cost.used_cell_s,
         "spanned_cell_s": cost.spanned_cell_s,
         "recapture_s": cost.recapture_s,
+        "capture_s": cost.capture_s,
     }

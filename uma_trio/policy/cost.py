@@ -5,7 +5,7 @@ since matrix kernels take rows in fours; elsewhere two cost twice one. So the mo
 measured at start-up (:mod:`uma_trio.costing.calibrate`) and corrected by every tick:
 
     seconds = scale * (computing(n) + output(rows) + context_cell * context_cells
-                       + (used_cell * n + spanned_cell) * used_cells + recapture) + host
+                       + (used_cell * n + spanned_cell) * used_cells + recapture + capture) + host
 
 - `computing(n)`: n tokens with one logits row, in an empty context.
 - `output(rows)`: what further logits rows add.
@@ -15,7 +15,9 @@ measured at start-up (:mod:`uma_trio.costing.calibrate`) and corrected by every 
   and masks foreign cells (``get_n_kv`` in llama.cpp).
 - `spanned_cell`: what a tick pays for one, however many tokens it has. On a GPU flash attention reads a
   cell once for all of them.
-- `recapture`: what a tick costs whose shape differs from the one before; 0 unless graphs are captured (CUDA).
+- `recapture`: what a tick costs more whose shape differs from the one before, since each of its kernels is
+  launched; 0 unless graphs are captured (CUDA).
+- `capture`: what the tick after it costs more, if it has the same shape: its graph is captured.
 - `host`: the time between two decodes. It is learnt separately for `contended` ticks, where
   best-effort work was ready: more is planned and sampled there.
 
@@ -48,6 +50,8 @@ OUTLIER = math.log(3.0)
 # However noisy ticks are, a step stays within so many times of what was measured, either way, and no
 # tick makes a machine quicker by more than that.
 FURTHEST = 8.0
+# A change of shape costs this part of a tick at the least, where it costs anything.
+LEAST_CHANGE = 0.02
 # Kernels take rows in fours, so that more logits rows may cost less: by this part at the most.
 MOST_SAVED = 0.75
 # Chunks need not be larger than what reaches this part of the best rate there is.
@@ -125,8 +129,8 @@ class Work:
 
     `context_cells` is how many KV cells of their own sequences its tokens attend to, summed over the
     tokens. `used_cells` is how many cells the cache spans, whosever they are. It is `contended` if
-    best-effort work was ready. `after` is the shape of the tick before it: where graphs are
-    captured, another shape costs extra.
+    best-effort work was ready. `after` is the shape of the tick before it, and `settled` says that the one
+    before that had the same: where graphs are captured, the first two ticks of a shape cost extra.
     """
 
     tokens: int
@@ -135,6 +139,7 @@ class Work:
     used_cells: int = 0
     contended: bool = False
     after: tuple[int, int] | None = None
+    settled: bool = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -150,6 +155,7 @@ class Work:
             self.used_cells,
             self.contended,
             self.after,
+            self.settled,
         )
 
 
@@ -169,6 +175,7 @@ class CostModel:
     used_cell_s: float = 0.0
     spanned_cell_s: float = 0.0
     recapture_s: float = 0.0
+    capture_s: float = 0.0
     scale: float = 1.0
     host_s: float = 0.0
     contended_host_s: float = 0.0
@@ -197,6 +204,11 @@ class CostModel:
         return self.scale * self._by(table, work, tokens, rows, context_cells) + self.between_s(
             work
         )
+
+    @property
+    def change_s(self) -> float:
+        """What the first two ticks of a shape take longer."""
+        return self.recapture_s + self.capture_s
 
     def cell_s(self, tokens: int) -> float:
         """Return what a cell adds to a tick of so many tokens that spans it, whosever it is."""
@@ -231,8 +243,11 @@ class CostModel:
         seconds = computing_s + (
             context_cell_s * context_cells + self.cell_s(tokens) * work.used_cells
         )
-        if self.recapture_s and work.after is not None and work.after != (tokens, rows):
-            seconds += self.recapture_s
+        if self.recapture_s and work.after is not None:
+            if work.after != (tokens, rows):
+                seconds += self.recapture_s
+            elif not work.settled:
+                seconds += self.capture_s
         if rows > 1:
             output_s = self.output(rows)
             seconds += output_s if output_s >= 0.0 else max(output_s, -MOST_SAVED * computing_s)
@@ -288,6 +303,20 @@ class CostModel:
             contended_host_s=between_s if work.contended else self.contended_host_s,
         )
 
+    def learn_change(self, work: Work, decode_s: float) -> CostModel:
+        """Return the model corrected by one of the first two ticks of a shape: by what it took longer."""
+        took_s = decode_s / self.scale
+        plain_s = self._by(self.computing, evolve(work, after=None))
+        if not (self.recapture_s and 0 < decode_s < math.inf):
+            return self
+        if abs(math.log(took_s / (plain_s + self.change_s))) >= OUTLIER:
+            return self
+        # Never nothing, or graphs would count as not captured.
+        extra_s = max(took_s - plain_s, LEAST_CHANGE * plain_s)
+        if work.after == work.shape:
+            return evolve(self, capture_s=self.capture_s + STEP_RATE * (extra_s - self.capture_s))
+        return evolve(self, recapture_s=self.recapture_s + STEP_RATE * (extra_s - self.recapture_s))
+
     def _quicker(self, factor: float) -> CostModel:
         """Return the model of a machine that takes this part of the time, or 1 / `FURTHEST` of it.
 
@@ -311,6 +340,7 @@ class CostModel:
             used_cell_s=self.used_cell_s * factor,
             spanned_cell_s=self.spanned_cell_s * factor,
             recapture_s=self.recapture_s * factor,
+            capture_s=self.capture_s * factor,
         )
 
     def plateau(self, largest: int) -> int:

@@ -258,7 +258,9 @@ class SchedulerState:
     n_rows: int = sys.maxsize  # logits rows that a batch may ask for, ballast included
     spare_rows: int = 0  # those of them that nobody can ask for: ballast may
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
-    high_water: int | None = None  # cells that a tick spans, where others than these hold some
+    high_water: int | None = (
+        None  # cells that a tick spans, where these sequences hold fewer or more
+    )
     before: Work = NO_WORK  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()
     charges: tuple[tuple[int, float], ...] = ()

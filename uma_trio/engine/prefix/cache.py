@@ -349,10 +349,6 @@ class PrefixCache:
         """Note that somebody chose the lane of a request: it is its own from now on."""
         self._promoted.pop(handle, None)
 
-    def high_water(self, shared: int) -> int | None:
-        """Return how many cells a tick spans; None if each is one running request's alone."""
-        return self._backend.kv_high_water() if shared or len(self.leaves) else None
-
     def figures(self) -> PrefixFigures:
         """Return what is counted."""
         failures = dict(self.failures)

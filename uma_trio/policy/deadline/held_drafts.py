@@ -52,7 +52,7 @@ def hold_drafts(state: SchedulerState, plan: Plan) -> Plan:
     plain_s = cost.seconds(planned_work(state, plan, captured=True))
     savings = _savings(state, plan, cost, guesses, plain_s)
     held = _judged(state, plan, cost, held, plain_s)
-    held = _next(held, savings, 2 * cost.recapture_s)
+    held = _next(held, savings, 2 * cost.change_s)
     if held.size == PLAIN:
         return _remember(plan, evolve(held, known={}))
     known = {item.key: _known(state, item.key) for item in plan.items}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.rules import FREE_SHAPES, Rules
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
@@ -13,6 +14,9 @@ from uma_trio.policy.state import MeasuredTick, SchedulerState
 # too low would otherwise raise solo, and with it every limit.
 ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
 MIXED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
+# The first ticks of a shape teach nothing but what a change of shape costs, unless that is at most this part
+# of them: a chunk of 256 tokens beside a reader is often the only one of its shape.
+SMALL_CHANGE = 0.1
 
 
 def learn_cost(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
@@ -21,12 +25,19 @@ def learn_cost(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) ->
     if cost is None or not state.measured:
         return plan
     for tick, same in with_shapes(state):
-        if same >= rules.settling_ticks:
+        if same < rules.settling_ticks and not _hides_the_change(cost, tick.work):
+            cost = cost.learn_change(tick.work, tick.decode_s)
+        else:
             rates: dict[str, float] = {}  # with nobody to protect, both at once
             if tick.solo_s > 0:
                 rates = MIXED_RATES if tick.mixed else ALONE_RATES
             cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
     return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
+
+
+def _hides_the_change(cost: CostModel, work: Work) -> bool:
+    """Whether a change of shape is a small part of what a tick takes."""
+    return cost.change_s <= SMALL_CHANGE * cost.seconds(work)
 
 
 def with_shapes(state: SchedulerState) -> Iterator[tuple[MeasuredTick, int]]:

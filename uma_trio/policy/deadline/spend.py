@@ -128,9 +128,11 @@ def _size(
     _, base_s = ballast_for(cost, line.tick, state.spare_rows)
     in_use = state.memory.served.tokens - line.tick.tokens
     kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
-    best = _best(took, base_s, limit.step_s, cost.recapture_s, in_use, kept=kept)
+    best = _best(took, base_s, limit.step_s, cost.recapture_s + cost.change_s, in_use, kept=kept)
     # The shape changes once more when readers are alone again.
-    changes_s = cost.recapture_s * (1 if kept and best == in_use else 2)
+    settled = state.before.after == state.before.shape
+    stays_s = 0.0 if settled else cost.capture_s
+    changes_s = cost.change_s + (stays_s if kept and best == in_use else cost.recapture_s)
     return (best if took[best] + changes_s <= limit.seconds else 0), SAVING
 
 
@@ -138,7 +140,7 @@ def _best(
     took: Mapping[int, float],
     base_s: float,
     step_s: float,
-    recapture_s: float,
+    changes_s: float,
     in_use: int,
     *,
     kept: bool,
@@ -147,13 +149,14 @@ def _best(
 
     `took` are the seconds of a tick by size, `base_s` those without. A tick is shown for `step_s`, so
     one without gains the difference; a size that takes longer than a step has to wait for as
-    many of those as it takes. `kept` says whether the size in use needs no other shape.
+    many of those as it takes. `kept` says whether the size in use needs no other shape; another costs
+    `changes_s`, there and back.
     """
     finest = FINEST * base_s
     waits = step_s / max(step_s - base_s, finest)
     rates = []
     for n, seconds in took.items():
-        adds_s = seconds - base_s + (0.0 if kept and n == in_use else recapture_s)
+        adds_s = seconds - base_s + (0.0 if kept and n == in_use else changes_s)
         rate = n / max(seconds, waits * max(adds_s, finest))
         rates.append(rate * DEAD_BAND if n == in_use else rate)
     return tuple(took)[level(rates)]
