@@ -64,7 +64,7 @@ def test_metrics_are_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) -> N
     assert "stop 39  length 50  cancelled 0  error 0" in whole
     assert all(len(row) <= width for row in rows)
     assert ("docs/METRICS.md" in last) == (width == 80)
-    assert ("The last batch" in whole) == (width == 120)
+    assert ("Tokens in the last batch" in whole) == (width == 120)
 
 
 def test_a_unit_that_says_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_scorecard_is_shown_column_by_column(monkeypatch: pytest.MonkeyPatch) 
     metrics._show({"sessions": 1, "scorecard": card}, clear=False)
     _, rate, gap = window.lines()
     assert rate.split()[:3] == ["scorecard.tokens_per_s", "81.25", "tokens/s"]
-    assert "prompts included" in rate
+    assert "including prompts" in rate
     assert gap.split()[:2] == ["scorecard.interactive_p95_ms", "-"]
 
 

@@ -117,11 +117,11 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
         ("qos: 5", "{interactive: {priority: ...}, background: {priority: ...}}, and not 5"),
         (
             "qos: {background: {priority: 2}}",
-            "qos.interactive.priority is relative to it; leave it",
+            "qos.interactive.priority is relative to this value; omit it",
         ),
         (
             "metrics: {tick_interval_ms: 250}",
-            "brought up to date each second; leave it out or use 1",
+            "scorecard is updated every second; omit it or use 1",
         ),
         ("scheduler: {start_target_tokens: 8}", "start_target_tokens: 8 is not available"),
         ("scheduler: {preempt_at_token: false}", "scheduler.preempt_at_token: false is not"),

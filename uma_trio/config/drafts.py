@@ -20,10 +20,10 @@ class DraftConfig(ReplyConfig):
         flag="--speculation",
         choices=(BY_BACKEND, *SPECULATIONS),
         since="0.1",
-        help="Guess the next tokens of an answer from the text before it and check them together "
-        "(deadline policy): off, free (only where a tick takes no longer), or auto (also "
-        "where that gives more tokens a second); default is auto on a CPU, off on a GPU. A request may "
-        "ask for less. It changes no answer.",
+        help="Speculative decoding: guess the next tokens of an answer from earlier text and verify "
+        "them in one batch (deadline policy). off: never; free: only where the tick takes no "
+        "longer; auto: also where it raises the tokens per second; default: auto on a CPU, off "
+        "on a GPU. A request may restrict it. It never changes an answer.",
     )
     draft_model: Path | None = option(
         None,
@@ -32,7 +32,8 @@ class DraftConfig(ReplyConfig):
         shown_default="none",
         metavar="PATH",
         since="0.1",
-        help="A small GGUF model with the same vocabulary, which guesses the next tokens where nothing in the "
-        "text does. It is asked only where that gives more tokens a second, by what both were measured "
-        "to take; `uma-trio doctor --draft-model` says whether it would. It changes no answer.",
+        help="A small GGUF model with the same vocabulary, which guesses the next tokens where no "
+        "earlier text does. It is used only where the measured times of both models give more "
+        "tokens per second; `uma-trio doctor --draft-model` predicts this. It never changes an "
+        "answer.",
     )

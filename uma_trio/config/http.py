@@ -34,8 +34,8 @@ class HttpConfig(DraftConfig):
         read=_http,
         metavar="[HOST:]PORT",
         since="0.1",
-        help="Serve the APIs of OpenAI and llama-server over HTTP, too: on a port, of this machine "
-        "alone unless a host is given, or on a socket, unix:PATH (docs/HTTP.md).",
+        help="Also serve the APIs of OpenAI, Anthropic and llama-server over HTTP: on a port of this "
+        "machine, on HOST:PORT, or on a Unix socket, unix:PATH (docs/HTTP.md).",
     )
     http_key_file: Path | None = option(
         None,
@@ -45,8 +45,8 @@ class HttpConfig(DraftConfig):
         shown_default="none",
         metavar="FILE",
         since="0.1",
-        help="Keys that open HTTP, one a line, in a file that only this user can read. Without "
-        "it whoever can connect is let in, so an address that others can reach needs one.",
+        help="A file with HTTP keys, one a line, readable by this user only. Without it HTTP "
+        "requires no key; an address that other machines can reach requires one.",
     )
     http_host: str | None = option(
         None,
@@ -55,8 +55,8 @@ class HttpConfig(DraftConfig):
         shown_default="none",
         metavar="NAME,...",
         since="0.1",
-        help="Names by which HTTP clients may call this machine besides localhost; any other Host "
-        "is refused, which keeps web pages out that rebind their name to this address.",
+        help="Further values of the Host header that HTTP clients may use, besides localhost. All "
+        "others are refused, which stops web pages that rebind their name to this address.",
     )
     http_origin: str | None = option(
         None,
@@ -65,15 +65,15 @@ class HttpConfig(DraftConfig):
         shown_default="none",
         metavar="ORIGIN,...",
         since="0.1",
-        help="Web pages that may use HTTP, such as http://localhost:3000, or localhost for those of "
-        "this machine at any port; all others are refused.",
+        help="Origins of web pages that may use HTTP, such as http://localhost:3000; localhost "
+        "allows pages of this machine at any port. All others are refused.",
     )
     http_strict: bool = option(
         False,
         flag="--http-strict",
         yaml=("http_api.strict",),
         since="0.1",
-        help="Refuse HTTP requests that name another model, or a field that would be ignored.",
+        help="Refuse HTTP requests that name another model or contain a field that would be ignored.",
     )
     http_reasoning: str = option(
         "reasoning_content",
@@ -81,7 +81,7 @@ class HttpConfig(DraftConfig):
         yaml=("http_api.reasoning",),
         choices=("reasoning_content", "reasoning", "both"),
         since="0.1",
-        help="What an answer of /v1/chat/completions calls the model's reasoning.",
+        help="The name of the field for the model's reasoning in answers of /v1/chat/completions.",
     )
     http_max_prompt_bytes: int = option(
         4 * _MIB,
@@ -91,7 +91,7 @@ class HttpConfig(DraftConfig):
         maximum=64 * _MIB,
         unit="bytes",
         since="0.1",
-        help="The longest prompt by HTTP; a longer one is answered 413.",
+        help="The maximum length of a prompt over HTTP. A longer prompt is answered with 413.",
     )
     http_max_connections: int = option(
         256,
@@ -101,7 +101,8 @@ class HttpConfig(DraftConfig):
         maximum=65_536,
         unit="connections",
         since="0.1",
-        help="HTTP connections at once; one more is answered 503 and closed.",
+        help="The maximum number of HTTP connections. A further connection is answered with 503 and "
+        "closed.",
     )
 
     @property

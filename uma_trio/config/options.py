@@ -71,7 +71,7 @@ class Config(HttpConfig):
         shown_default="the bundled model",
         metavar="PATH",
         since="0.1",
-        help="The GGUF file to load, once, for every client.",
+        help="The GGUF file to load. It is loaded once and serves all clients.",
     )
     socket: Path = option(
         Path(DEFAULT_SOCKET),
@@ -80,7 +80,7 @@ class Config(HttpConfig):
         yaml=("ipc.uds_path",),
         metavar="PATH",
         since="0.1",
-        help="The Unix domain socket to serve on.",
+        help="The path of the Unix domain socket to serve on.",
     )
     n_ctx: int = option(
         4096,
@@ -90,8 +90,8 @@ class Config(HttpConfig):
         maximum=1 << 24,
         unit="tokens",
         since="0.1",
-        help="KV cells, shared by all requests. One request may use no more than this or "
-        "the length the model was trained for, whichever is smaller.",
+        help="The number of KV cells, shared by all requests. One request may use at most this many, "
+        "and at most the context length that the model was trained for.",
     )
     parallel: int = option(
         8,
@@ -101,7 +101,7 @@ class Config(HttpConfig):
         maximum=256,
         unit="slots",
         since="0.1",
-        help="How many requests run at once; the others wait in the queue.",
+        help="The number of requests that run at once; further requests wait in the queue.",
     )
     threads: int | None = option(
         None,
@@ -111,7 +111,7 @@ class Config(HttpConfig):
         maximum=512,
         shown_default="physical cores",
         since="0.1",
-        help="CPU threads of llama.cpp.",
+        help="The number of CPU threads of llama.cpp.",
     )
     max_sessions: int = option(
         32,
@@ -122,7 +122,8 @@ class Config(HttpConfig):
         maximum=65_536,
         unit="connections",
         since="0.1",
-        help="Client connections at once; one more is answered E_LIMIT_002 and closed.",
+        help="The maximum number of client connections. A further connection is answered with "
+        "E_LIMIT_002 and closed.",
     )
     max_queue: int = option(
         256,
@@ -132,7 +133,8 @@ class Config(HttpConfig):
         maximum=1_000_000,
         unit="requests",
         since="0.1",
-        help="Requests that may wait for a slot; one more is answered E_LIMIT_003.",
+        help="The maximum number of requests that wait for a slot. A further request is answered "
+        "with E_LIMIT_003.",
     )
     max_prompt_bytes: int = option(
         65_536,
@@ -143,7 +145,7 @@ class Config(HttpConfig):
         maximum=_MIB,
         unit="bytes",
         since="0.1",
-        help="The longest prompt; a longer one is answered E_LIMIT_001.",
+        help="The maximum length of a prompt. A longer prompt is answered with E_LIMIT_001.",
     )
     max_tokens: int = option(
         512,
@@ -152,8 +154,7 @@ class Config(HttpConfig):
         maximum=1 << 24,
         unit="tokens",
         since="0.1",
-        help="What a request gets that names no max_tokens; trimmed to the room left in "
-        "the context.",
+        help="The max_tokens of a request that gives none; reduced to the free room in the context.",
     )
     max_tokens_cap: int | None = option(
         None,
@@ -164,7 +165,7 @@ class Config(HttpConfig):
         shown_default="the context",
         unit="tokens",
         since="0.1",
-        help="The most tokens a request may ask for.",
+        help="The largest max_tokens that a request may ask for.",
     )
     tick_budget_ms: float = option(
         30.0,
@@ -174,7 +175,7 @@ class Config(HttpConfig):
         maximum=60_000,
         unit="ms",
         since="0.1",
-        help="How long one tick should take when prompts are waiting (baseline policy).",
+        help="The target time of a tick while prompts are waiting (baseline policy).",
     )
     policy: str = option(
         "deadline",
@@ -182,8 +183,8 @@ class Config(HttpConfig):
         yaml=("scheduler.policy",),
         metavar="NAME",
         since="0.1",
-        help="The scheduling policy: deadline, baseline, or another package's by its entry "
-        "point's name. A part is left out by -PART behind a comma: deadline,-stairs.",
+        help="The scheduling policy: deadline, baseline, or the name of another package's entry "
+        "point. A suffix ,-STAGE leaves out a stage, as in deadline,-stairs.",
     )
     latency_cap: float = option(
         1.2,
@@ -191,8 +192,8 @@ class Config(HttpConfig):
         minimum=1.01,
         maximum=1000,
         since="0.1",
-        help="How many times longer an interactive stream's p95 inter-token latency may be while other "
-        "work runs (deadline policy).",
+        help="The limit on the p95 inter-token latency of an interactive stream while other work "
+        "runs, as a multiple of its latency without other work (deadline policy).",
     )
     pause_cap: float = option(
         4.0,
@@ -200,8 +201,9 @@ class Config(HttpConfig):
         minimum=1.01,
         maximum=1000,
         since="0.1",
-        help="How many times longer a single inter-token latency may be, once a stream is 3 s old; "
-        "before that it is 2 (deadline policy, and only beside a newcomer's prompt).",
+        help="The limit on a single inter-token latency while a newcomer's prompt is computed, as a "
+        "multiple of the latency without other work, once a stream is 3 s old; before that the "
+        "limit is 2 (deadline policy).",
     )
     playout_ms: float = option(
         300.0,
@@ -210,9 +212,10 @@ class Config(HttpConfig):
         maximum=10_000,
         unit="ms",
         since="0.1",
-        help="How long after it was computed a token is shown at most: a stream that was computed ahead "
-        "comes evenly while other work takes its turn (deadline policy). 0 shows each at once. A "
-        "request with `pace` asap is never held.",
+        help="The longest time that a computed token is held before it is sent. Tokens of a stream "
+        "that is computed ahead are sent at even intervals while other work is computed "
+        "(deadline policy). 0 sends each token at once. Requests with `pace` asap are never "
+        "held.",
     )
     background_floor: float = option(
         0.05,
@@ -220,8 +223,8 @@ class Config(HttpConfig):
         minimum=0,
         maximum=0.9,
         since="0.1",
-        help="The part of machine time that background work gets at least: a smaller --latency-cap than "
-        "1 / (1 - floor) is that (deadline policy).",
+        help="The minimum share of machine time for background work. A --latency-cap below 1 / (1 - "
+        "floor) is raised to that value (deadline policy).",
     )
     interactive_prompt: int = option(
         512,
@@ -230,8 +233,9 @@ class Config(HttpConfig):
         maximum=1 << 24,
         unit="tokens",
         since="0.1",
-        help="How much of an interactive prompt is computed first, and readers' tokens may be late for it; the rest "
-        "of a longer prompt is scheduled as background work (deadline policy).",
+        help="The length of an interactive prompt up to which it counts as a newcomer: it is "
+        "computed first, and streams' tokens may be late for it. The rest of a longer prompt is "
+        "scheduled as background work (deadline policy).",
     )
     interactive_priority: float = option(
         10.0,
@@ -240,8 +244,8 @@ class Config(HttpConfig):
         above=0,
         maximum=1e6,
         since="0.1",
-        help="How many parts the interactive lane gets of what is left beside running streams, for "
-        "each one of the background lane's (deadline policy).",
+        help="The share of the interactive lane in the machine time that running streams leave, "
+        "relative to a share of 1 for the background lane (deadline policy).",
     )
     bmt_budget: float | None = option(
         None,
@@ -253,7 +257,7 @@ class Config(HttpConfig):
         shown_default="probed",
         unit="GB/s",
         since="0.1",
-        help="Memory bandwidth that ticks may use, such as 320GBps; background work is trimmed "
+        help="The memory bandwidth that ticks may use, such as 320GBps. Background work is reduced "
         "to stay within it (deadline policy).",
     )
     kv_type: str = option(
@@ -262,18 +266,18 @@ class Config(HttpConfig):
         read=_kv_type,
         metavar="TYPE",
         since="0.1",
-        help="How the KV cache is stored: f16, f32, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl, or "
-        "K and V apart, as in k=q8_0,v=f16. V quantised needs flash attention, K alone does not. q8, "
-        "q5 and q4 mean q8_0, q5_0 and q4_0.",
+        help="The type of the KV cache: f16, f32, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl; or "
+        "separate types for K and V, as in k=q8_0,v=f16. A quantised V needs flash attention, a "
+        "quantised K does not. q8, q5 and q4 mean q8_0, q5_0 and q4_0.",
     )
     flash_attention: str = option(
         "auto",
         flag="--flash-attention",
         choices=FLASH_ATTENTION,
         since="0.1",
-        help="Whether llama.cpp's flash attention is used. On a CPU it is several times slower "
-        "for few tokens that look far back, so auto leaves it out there, unless the KV cache is "
-        "quantised, which needs it; where many requests fill one cache it can be quicker.",
+        help="Whether to use llama.cpp's flash attention. On a CPU it is several times slower for a "
+        "few tokens with a long context, so auto disables it there, unless the KV cache is "
+        "quantised, which needs it. It can be faster where many requests fill one cache.",
     )
     prefix_ram: int | None = option(
         None,
@@ -286,8 +290,8 @@ class Config(HttpConfig):
         maximum=1 << 50,
         shown_default="a tenth of the memory, at most 2 GiB",
         since="0.1",
-        help="Memory for beginnings of prompts that were computed before, such as 512MiB; all of it "
-        "counts. 0 keeps none, in the KV cache either (docs/MEMORY.md).",
+        help="The memory for saved prefixes, such as 512MiB, including bookkeeping. 0 disables the "
+        "prefix cache, also in the KV cache (docs/MEMORY.md).",
     )
     session_ttl_s: float = option(
         300.0,
@@ -299,7 +303,7 @@ class Config(HttpConfig):
         maximum=86_400,
         unit="s",
         since="0.1",
-        help="How long what a request with a `session` computed is kept before all else.",
+        help="How long the prefix of a request with a `session` is pinned in the prefix cache.",
     )
     mlock: bool = option(
         False,
@@ -313,7 +317,8 @@ class Config(HttpConfig):
         flag="--mmap",
         env=("UMA_USE_MMAP",),
         since="0.1",
-        help="Map the model file instead of reading it; starts faster and shares pages.",
+        help="Map the model file instead of reading it. This starts faster and shares pages between "
+        "processes.",
     )
     gpu_layers: int = option(
         -1,
@@ -323,7 +328,8 @@ class Config(HttpConfig):
         shown_default="all",
         unit="layers",
         since="0.1",
-        help="Layers to put on the GPU, if llama.cpp was built for one; -1 is all of them.",
+        help="The number of layers to place on the GPU, if llama.cpp was built for one; -1 means "
+        "all.",
     )
     idle_timeout_s: float = option(
         300.0,
@@ -336,7 +342,8 @@ class Config(HttpConfig):
         maximum=31_536_000,
         unit="s",
         since="0.1",
-        help="Close a connection on which nothing ran and nothing came for this long.",
+        help="Close a connection after this time without a running request and without a byte "
+        "received.",
     )
     drain_s: float = option(
         20.0,
@@ -347,7 +354,7 @@ class Config(HttpConfig):
         maximum=86_400,
         unit="s",
         since="0.1",
-        help="On SIGTERM, how long running requests may go on before they are ended.",
+        help="How long running requests may continue after SIGTERM before they are ended.",
     )
     trace: Path | None = option(
         None,
@@ -356,8 +363,8 @@ class Config(HttpConfig):
         shown_default="none",
         metavar="FILE",
         since="0.1",
-        help="Write every tick to this file, as lines of JSON that `uma-trio replay` plans again. "
-        "It holds no text; a file of that name is overwritten.",
+        help="Write every tick to this file, as lines of JSON that `uma-trio replay` can plan again. "
+        "The trace contains no text. An existing file is overwritten.",
     )
     scorecard: Path | None = option(
         None,
@@ -366,9 +373,9 @@ class Config(HttpConfig):
         shown_default="none",
         metavar="FILE",
         since="0.1",
-        help="Append a line of figures to this file each --scorecard-interval: tokens/s, latencies, bytes "
-        "moved, memory. It is CSV, or lines of JSON if its name ends in .jsonl or .ndjson; the "
-        "columns are in docs/METRICS.md.",
+        help="Append a line of figures to this file at each --scorecard-interval: tokens/s, "
+        "latencies, bytes moved, memory. The format is CSV, or lines of JSON if the name ends "
+        "in .jsonl or .ndjson. docs/METRICS.md describes the columns.",
     )
     scorecard_interval_s: float = option(
         5.0,
@@ -380,7 +387,8 @@ class Config(HttpConfig):
         maximum=86_400,
         unit="s",
         since="0.1",
-        help="How long a time each line of the scorecard is about, and the one in the metrics.",
+        help="The length of the interval that a line of the scorecard, and the scorecard in the "
+        "metrics, covers.",
     )
     log_level: LogLevel = option(
         "info",
@@ -391,7 +399,7 @@ class Config(HttpConfig):
         read=_log_level,
         metavar="LEVEL",
         since="0.1",
-        help="How much is logged. UMA_DEBUG=1 is the same as UMA_LOG_LEVEL=debug.",
+        help="The least severe level that is logged. UMA_DEBUG=1 is the same as UMA_LOG_LEVEL=debug.",
     )
 
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)

@@ -20,6 +20,6 @@ class ReplyConfig:
         shown_default="derived from the model's template",
         metavar="FILE",
         since="0.1",
-        help="How the model writes calls of tools and reasoning, as JSON, where that cannot be "
-        "derived; `uma-trio doctor --template` prints one.",
+        help="A JSON file with the model's format of tool calls and reasoning, if the format cannot "
+        "be derived. `uma-trio doctor --template` prints the derived one.",
     )

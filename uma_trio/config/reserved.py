@@ -1,7 +1,7 @@
-"""What later versions will bring: accepted at its one value, and refused otherwise.
+"""Settings of the specification that have one value: accepted with that value, refused otherwise.
 
-So a command line or a file that was written for a later version works as long as it asks for what
-is there.
+A command line or a file written for another implementation works as long as it asks for what this
+daemon does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Reserved:
             return
         message = (
             f"{source}: {as_written(raw)} is not available: {self.because}; "
-            f"leave it out or use {self.accepts[0]}"
+            f"omit it or use {self.accepts[0]}"
         )
         raise ConfigError(message)
 
@@ -39,25 +39,37 @@ RESERVED: tuple[Reserved, ...] = (
         "llama.cpp stores K by cell, and V by cell or across them; it has no layout by heads",
         ("kv_pack",),
     ),
-    Reserved("--ipc", ("uds",), "other transports come later"),
+    Reserved("--ipc", ("uds",), "the Unix domain socket is the only transport"),
     Reserved(None, ("64",), "the listener's backlog is fixed", ("ipc.backlog",)),
     Reserved(
-        None, ("4",), "the measured staircase says how much to merge", ("scheduler.max_merge",)
+        None,
+        ("4",),
+        "the policy derives the batch size from measured times",
+        ("scheduler.max_merge",),
     ),
     Reserved(
-        None, ("32",), "ticks soon show how many they hold", ("scheduler.start_target_tokens",)
+        None,
+        ("32",),
+        "the policy derives the batch size from measured times",
+        ("scheduler.start_target_tokens",),
     ),
     Reserved(
         None,
         ("1000",),
-        "the scorecard is brought up to date each second",
+        "the scorecard is updated every second",
         ("metrics.tick_interval_ms",),
     ),
     Reserved(
-        None, ("1",), "qos.interactive.priority is relative to it", ("qos.background.priority",)
+        None,
+        ("1",),
+        "qos.interactive.priority is relative to this value",
+        ("qos.background.priority",),
     ),
     Reserved(
-        None, ("on", "true"), "requests always join at a token", ("scheduler.preempt_at_token",)
+        None,
+        ("on", "true"),
+        "requests always join between two tokens",
+        ("scheduler.preempt_at_token",),
     ),
 )
 

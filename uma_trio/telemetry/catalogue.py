@@ -1,412 +1,318 @@
 """Every metric, declared once: its name, type, unit and meaning.
 
-A name means the same in the JSON of a ``metrics`` request and, with ``uma_`` before it, in the
-Prometheus text. docs/METRICS.md is rendered from here, the scorecard's columns among it.
+A name means the same in the JSON of a ``metrics`` request and, with the prefix ``uma_``, in the
+Prometheus text. docs/METRICS.md is rendered from here, including the columns of the scorecard.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from attrs import frozen
-
-Kind = Literal["counter", "gauge", "histogram", "info", "scorecard"]
-
-
-@frozen
-class Metric:
-    """One metric. `label` is set where there is one value for each of something."""
-
-    name: str
-    kind: Kind
-    unit: str
-    help: str
-    label: str = ""
-
-
-def _m(name: str, kind: Kind, unit: str, text: str, label: str = "") -> Metric:
-    return Metric(name, kind, unit, text, label)
-
+from uma_trio.telemetry.catalogue_planning import PLANNING
+from uma_trio.telemetry.metric import Metric
 
 METRICS: tuple[Metric, ...] = (
     # What is running.
-    _m("model", "info", "", "The loaded model's name."),
-    _m("backend", "info", "", "What computes: the backend, its threads, the KV type."),
-    _m("policy", "info", "", "The scheduling policy in use."),
-    _m("version", "info", "", "The daemon's version."),
-    _m("uptime_s", "gauge", "seconds", "Since the daemon was ready."),
-    _m("rss_gb", "gauge", "GB", "Resident memory of the process (10^9 bytes), model included."),
+    Metric("model", "info", "", "The name of the loaded model."),
+    Metric("backend", "info", "", "The backend, its threads and the KV type."),
+    Metric("policy", "info", "", "The scheduling policy in use."),
+    Metric("version", "info", "", "The daemon's version."),
+    Metric("uptime_s", "gauge", "seconds", "Time since the daemon was ready."),
+    Metric(
+        "rss_gb", "gauge", "GB", "Resident memory of the process (10^9 bytes), including the model."
+    ),
     # Who is served.
-    _m("sessions", "gauge", "connections", "Client connections that are open."),
-    _m("sessions_total", "counter", "connections", "Client connections ever accepted."),
-    _m("active_sessions", "gauge", "requests", "Requests that own a KV slot."),
-    _m("queued_sessions", "gauge", "requests", "Requests that wait for a slot."),
-    _m("parked_sessions", "gauge", "requests", "Requests left out because their reader is behind."),
-    _m("active_interactive", "gauge", "requests", "Of `active_sessions`, the interactive lane."),
-    _m("active_background", "gauge", "requests", "Of `active_sessions`, the background lane."),
-    _m("queued_interactive", "gauge", "requests", "Of `queued_sessions`, the interactive lane."),
-    _m("queued_background", "gauge", "requests", "Of `queued_sessions`, the background lane."),
-    _m("requests_total", "counter", "requests", "Requests that ended, by how.", "outcome"),
-    _m("errors_total", "counter", "events", "Errors sent to clients, by code.", "code"),
-    _m(
+    Metric("sessions", "gauge", "connections", "Open client connections."),
+    Metric(
+        "sessions_total", "counter", "connections", "Client connections accepted since the start."
+    ),
+    Metric("active_sessions", "gauge", "requests", "Requests that have a KV slot."),
+    Metric("queued_sessions", "gauge", "requests", "Requests that wait for a slot."),
+    Metric(
+        "parked_sessions",
+        "gauge",
+        "requests",
+        "Requests that are left out of ticks because their reader is behind.",
+    ),
+    Metric("active_interactive", "gauge", "requests", "The interactive part of `active_sessions`."),
+    Metric("active_background", "gauge", "requests", "The background part of `active_sessions`."),
+    Metric("queued_interactive", "gauge", "requests", "The interactive part of `queued_sessions`."),
+    Metric("queued_background", "gauge", "requests", "The background part of `queued_sessions`."),
+    Metric("requests_total", "counter", "requests", "Ended requests, by outcome.", "outcome"),
+    Metric("errors_total", "counter", "events", "Errors sent to clients, by code.", "code"),
+    Metric(
         "accept_failures_total", "counter", "connections", "Connections that could not be accepted."
     ),
-    _m("preemptions_total", "counter", "requests", "Times a request lost its KV to let others on."),
-    _m("aborted_ticks_total", "counter", "ticks", "Ticks given up for an interactive newcomer."),
-    _m(
+    Metric(
+        "preemptions_total",
+        "counter",
+        "requests",
+        "Preemptions: a running request lost its slot and cells to another one.",
+    ),
+    Metric(
+        "aborted_ticks_total",
+        "counter",
+        "ticks",
+        "Ticks that were aborted for an arriving interactive request.",
+    ),
+    Metric(
         "policy_failures_total",
         "counter",
         "ticks",
-        "Ticks that baseline planned, as the policy failed.",
+        "Ticks that the baseline planned because the policy failed.",
     ),
     # What was computed.
-    _m("tokens_total", "counter", "tokens", "Tokens computed, prompts included."),
-    _m("tokens_by_lane_total", "counter", "tokens", "The same, by lane.", "lane"),
-    _m("prompt_tokens_total", "counter", "tokens", "Prompt tokens computed."),
-    _m("tokens_generated_total", "counter", "tokens", "Tokens sampled."),
-    _m("batch_calls_total", "counter", "calls", "Batches computed (one llama_decode each)."),
-    _m(
+    Metric("tokens_total", "counter", "tokens", "Tokens computed, including prompts."),
+    Metric("tokens_by_lane_total", "counter", "tokens", "`tokens_total` by lane.", "lane"),
+    Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens computed."),
+    Metric("tokens_generated_total", "counter", "tokens", "Tokens sampled."),
+    Metric("batch_calls_total", "counter", "calls", "Batches computed (one llama_decode each)."),
+    Metric(
         "batch_sequences_total",
         "counter",
         "sequences",
         "Requests that had tokens in a batch, summed over `batch_calls_total`.",
     ),
-    _m("longest_context", "gauge", "tokens", "The most tokens that a request had in the KV cache."),
-    _m("last_batch_size", "gauge", "tokens", "Tokens in the last batch."),
-    _m("avg_batch", "gauge", "tokens", "Mean tokens in a batch, since the start."),
-    _m(
+    Metric(
+        "longest_context",
+        "gauge",
+        "tokens",
+        "The largest number of tokens that one request had in the KV cache.",
+    ),
+    Metric("last_batch_size", "gauge", "tokens", "Tokens in the last batch."),
+    Metric("avg_batch", "gauge", "tokens", "Mean number of tokens in a batch, since the start."),
+    Metric(
         "served_decoders",
         "gauge",
         "requests",
         "Requests that got their next token in the last batch.",
     ),
-    _m("tokens_per_tick_decode", "gauge", "tokens", "Of the last batch, the part that continued."),
-    _m(
-        "tokens_per_tick_prefill", "gauge", "tokens", "Of the last batch, the part that was prompt."
+    Metric(
+        "tokens_per_tick_decode",
+        "gauge",
+        "tokens",
+        "Tokens of the last batch that continued an answer.",
     ),
-    _m(
+    Metric(
+        "tokens_per_tick_prefill",
+        "gauge",
+        "tokens",
+        "Tokens of the last batch that belonged to prompts.",
+    ),
+    Metric(
         "budget_target",
         "gauge",
         "tokens",
-        "How many tokens the policy wanted in the last batch; empty under one that budgets time.",
+        "The number of tokens that the policy wanted in the last batch; null under a policy "
+        "that budgets time.",
     ),
-    _m("budget_used", "gauge", "tokens", "How many it then had, to be compared with the target."),
-    _m(
+    Metric(
+        "budget_used",
+        "gauge",
+        "tokens",
+        "The number of tokens in the last batch, for comparison with `budget_target`.",
+    ),
+    Metric(
         "copy_free_ratio",
         "gauge",
         "ratio",
-        "Logits rows sampled where the backend wrote them, of all sampled; others were copied, "
-        "for temperature without a filter or top_p without top_k need the whole row changed.",
+        "Share of the sampled logits rows that were sampled in place, without a copy. "
+        "Temperature without a filter, and top_p without top_k, change the whole row and need a "
+        "copy.",
     ),
     # How long it took.
-    _m("decode_ms_last", "gauge", "ms", "The last batch: time inside llama_decode."),
-    _m("decode_ms_ewma", "gauge", "ms", "The same, as a moving average (a fifth of each new one)."),
-    _m("decode_ms_avg", "gauge", "ms", "The same, as a mean since the start."),
-    _m("sampling_ms_last", "gauge", "ms", "The last batch: time to choose the next tokens."),
-    _m("host_ms_last", "gauge", "ms", "The last tick: everything but llama_decode."),
-    _m("decode_seconds_total", "counter", "seconds", "Time inside llama_decode."),
-    _m(
+    Metric("decode_ms_last", "gauge", "ms", "Time inside llama_decode, last batch."),
+    Metric(
+        "decode_ms_ewma",
+        "gauge",
+        "ms",
+        "Time inside llama_decode, moving average (weight of a new value: a fifth).",
+    ),
+    Metric("decode_ms_avg", "gauge", "ms", "Time inside llama_decode, mean since the start."),
+    Metric("sampling_ms_last", "gauge", "ms", "Time to sample the next tokens, last batch."),
+    Metric("host_ms_last", "gauge", "ms", "Time of the last tick outside llama_decode."),
+    Metric("decode_seconds_total", "counter", "seconds", "Time inside llama_decode, sum."),
+    Metric(
         "prompt_seconds_total",
         "counter",
         "seconds",
-        "From a request's KV slot to its first token, all requests together.",
+        "Time from KV slot to first token, summed over all requests.",
     ),
-    _m("host_seconds_total", "counter", "seconds", "Time of ticks outside llama_decode."),
-    _m(
+    Metric("host_seconds_total", "counter", "seconds", "Time of ticks outside llama_decode, sum."),
+    Metric(
         "time_logits_to_first_chunk",
         "gauge",
         "ms",
-        "The last first token: from its logits until its frame was written.",
+        "Time from the logits of the latest first token until its frame was written.",
     ),
-    _m("p50_ms", "gauge", "ms", "Inter-token latency, median of the latest 4,096."),
-    _m("p95_ms", "gauge", "ms", "The same, 95th percentile."),
-    _m("p99_ms", "gauge", "ms", "The same, 99th percentile."),
-    _m("ttft_ms", "histogram", "ms", "From a request's arrival to its first token."),
-    _m(
+    Metric("p50_ms", "gauge", "ms", "Inter-token latency, median of the latest 4,096."),
+    Metric("p95_ms", "gauge", "ms", "Inter-token latency, 95th percentile of the latest 4,096."),
+    Metric("p99_ms", "gauge", "ms", "Inter-token latency, 99th percentile of the latest 4,096."),
+    Metric("ttft_ms", "histogram", "ms", "Time from a request's arrival to its first token."),
+    Metric(
         "inter_token_ms",
         "histogram",
         "ms",
-        "Inter-token latency, from the end of one computation to the end of the next. Tokens of one "
-        "computation, guessed right, share that time.",
+        "Inter-token latency, from the end of one computation to the end of the next. Several "
+        "tokens of one computation (right drafts) share its time equally.",
     ),
-    _m("interactive_gap_ms", "histogram", "ms", "The same, of the interactive lane alone."),
-    _m(
+    Metric(
+        "interactive_gap_ms", "histogram", "ms", "`inter_token_ms` of the interactive lane only."
+    ),
+    Metric(
         "interactive_shown_ms",
         "histogram",
         "ms",
         "Time between two writes of a streamed request's tokens to its connection, interactive "
-        "lane: what a reader sees. A wait for the reader is left out.",
+        "lane: the gap that a reader sees. Time in which the daemon waits for the reader is not "
+        "counted.",
     ),
-    _m("background_shown_ms", "histogram", "ms", "The same, of the background lane."),
-    _m("decode_ms", "histogram", "ms", "Time inside llama_decode, each batch."),
-    _m(
+    Metric("background_shown_ms", "histogram", "ms", "The same for the background lane."),
+    Metric("decode_ms", "histogram", "ms", "Time inside llama_decode, per batch."),
+    Metric(
         "mask_ms",
         "histogram",
         "ms",
-        "Time to find another token for one that the grammar of an answer refused.",
+        "Time to compute the mask of allowed tokens, after the grammar of an answer refused the "
+        "sampled token.",
     ),
-    _m(
+    Metric(
         "late_masks_total",
         "counter",
         "tokens",
-        "Such tokens for which all that the grammar allows was not found within 2 ms: their requests "
-        "sat out until it was, and held nobody up.",
+        "Tokens whose mask was not ready within 2 ms. Their requests were left out of ticks "
+        "until it was ready; other requests were not delayed.",
     ),
-    _m("queue_ms", "histogram", "ms", "From a request's arrival to its KV slot."),
-    _m("batch_size", "histogram", "tokens", "Tokens in each batch."),
+    Metric("queue_ms", "histogram", "ms", "Time from a request's arrival to its KV slot."),
+    Metric("batch_size", "histogram", "tokens", "Tokens in each batch."),
     # The KV cache.
-    _m("kv_cells_used", "gauge", "cells", "KV cells that hold a token."),
-    _m("kv_cells_reserved", "gauge", "cells", "KV cells promised to admitted requests."),
-    _m("kv_cells_total", "gauge", "cells", "KV cells there are."),
+    Metric("kv_cells_used", "gauge", "cells", "KV cells that contain a token."),
+    Metric("kv_cells_reserved", "gauge", "cells", "KV cells reserved for admitted requests."),
+    Metric("kv_cells_total", "gauge", "cells", "KV cells in total."),
     # The prefix cache (docs/MEMORY.md).
-    _m(
+    Metric(
         "prefix_hits_total",
         "counter",
         "requests",
-        "Requests that began with what was computed before, by where that was: the cells of a "
-        "running request, a leaf, saved pages, or a prompt that was just being computed (fork).",
+        "Requests that started with a cached prefix, by its source: the cells of a running "
+        "request, a leaf, saved pages, or a prompt that another request was computing (fork).",
         "source",
     ),
-    _m("prefix_tokens_total", "counter", "tokens", "Tokens that needed not be computed by that."),
-    _m(
+    Metric(
+        "prefix_tokens_total",
+        "counter",
+        "tokens",
+        "Prompt tokens that were not computed because of these hits.",
+    ),
+    Metric(
         "prefix_failures_total",
         "counter",
         "events",
-        "Copies, saves, restores and moves that failed, and beginnings that were incomplete; what "
-        "was not there is computed.",
+        "Copies, saves, restores and moves that failed, and incomplete prefixes. The missing "
+        "tokens are computed.",
         "what",
     ),
-    _m(
+    Metric(
         "prefix_rent_seconds_total",
         "counter",
         "seconds",
-        "What ticks took longer for cells of leaves, by the cost model.",
+        "Time that the cells of leaves added to ticks, by the cost model.",
     ),
-    _m(
+    Metric(
         "prefix_moved_cells_total",
         "counter",
         "cells",
-        "Cells of running requests and leaves that were moved down, so that ticks span fewer.",
+        "Cells of running requests and leaves that were moved down, so that ticks span fewer "
+        "cells.",
     ),
-    _m("prefix_evicted_total", "counter", "pages", "Saved pages that went to make room."),
-    _m(
+    Metric("prefix_evicted_total", "counter", "pages", "Saved pages that were evicted."),
+    Metric(
         "prefix_ghost_hits_total",
         "counter",
         "pages",
-        "Evicted pages that were asked for again: hits with twice the `--prefix-ram`.",
+        "Evicted pages that were requested again: hits that twice the `--prefix-ram` would have "
+        "had.",
     ),
-    _m("prefix_bytes", "gauge", "bytes", "What saved pages take, books included."),
-    _m("prefix_pages", "gauge", "pages", "Saved pages."),
-    _m("prefix_leaves", "gauge", "leaves", "Beginnings in the KV cache that nobody computes on."),
-    _m("prefix_leaf_tokens", "gauge", "tokens", "Tokens of these, shared ones counted each time."),
-    # The latency contract (docs/POLICY.md); empty under a policy without a limit.
-    _m(
-        "latency_cap",
+    Metric("prefix_bytes", "gauge", "bytes", "Memory of saved pages, including bookkeeping."),
+    Metric("prefix_pages", "gauge", "pages", "Saved pages."),
+    Metric(
+        "prefix_leaves",
         "gauge",
-        "ratio",
-        "What was promised: the p95 of an interactive stream's inter-token latency over `solo_ms`.",
+        "leaves",
+        "Leaves: prefixes in the KV cache without a running request.",
     ),
-    _m(
-        "tick_limit_ms",
+    Metric(
+        "prefix_leaf_tokens",
         "gauge",
-        "ms",
-        "How long the last tick was allowed to take; a newcomer's prompt may exceed it.",
-    ),
-    _m("solo_ms", "gauge", "ms", "What the interactive streams alone would have cost."),
-    _m("alone_ms", "gauge", "ms", "What one interactive stream wholly alone would have cost."),
-    _m(
-        "solo_ratio_p95",
-        "gauge",
-        "ratio",
-        "Measured time over `solo_ms`, 95th percentile of the latest 1,024 ticks with a limit.",
-    ),
-    _m(
-        "alone_ratio_p95",
-        "gauge",
-        "ratio",
-        "The same over `alone_ms`: what all other work costs a stream, other streams included.",
-    ),
-    _m("predicted_ms_last", "gauge", "ms", "What the cost model expected of the last tick."),
-    _m(
-        "ticks_over_budget",
-        "counter",
-        "ticks",
-        "Ticks that took longer than `tick_limit_ms`, those of newcomers among them.",
-    ),
-    _m("prefill_guard_active", "gauge", "0 or 1", "Whether the last tick left a prompt out."),
-    _m(
-        "skipped_prefill_due_to_latency_total",
-        "counter",
-        "prompts",
-        "Prompts left out of a tick so that it stayed within its limit.",
-    ),
-    _m("floor_grants_total", "counter", "ticks", "Longer ticks granted to the background floor."),
-    _m(
-        "guard_infeasible_total",
-        "counter",
-        "ticks",
-        "Ticks that took longer than the cap times `solo_ms` although they held no other work: what readers "
-        "are ahead has to hide that.",
-    ),
-    _m(
-        "background_share",
-        "gauge",
-        "ratio",
-        "The part of machine time that background work got, smoothed over ten seconds, as of "
-        "the last tick.",
-    ),
-    _m(
-        "slo_violations_total",
-        "counter",
         "tokens",
-        "First and later tokens that took longer than their request's `slo` asked for.",
-        "target",
+        "Tokens of these leaves; shared tokens count once for each leaf.",
     ),
-    _m("drafts_total", "counter", "drafts", "Guesses at the next tokens, one or several at once."),
-    _m("draft_rows_total", "counter", "rows", "Rows computed to check guesses at the next tokens."),
-    _m("draft_accepted_total", "counter", "tokens", "Tokens that had been guessed right."),
-    _m(
-        "draft_rows_by_source_total",
-        "counter",
-        "rows",
-        "`draft_rows_total` by where the guess was found: own text, earlier answers.",
-        "source",
-    ),
-    _m(
-        "draft_accepted_by_source_total",
-        "counter",
-        "tokens",
-        "`draft_accepted_total`, the same way.",
-        "source",
-    ),
-    _m("ballast_rows_total", "counter", "rows", "Rows computed and thrown away, to be quicker."),
-    _m("cost_error", "gauge", "ratio", "Smoothed error of the cost model's predictions."),
-    _m(
-        "cost_error_p50",
-        "gauge",
-        "ratio",
-        "How far a tick was from its prediction, up or down; median of the latest 1,024.",
-    ),
-    _m("cost_error_p95", "gauge", "ratio", "The same, 95th percentile."),
-    _m(
-        "cost_trusted",
-        "gauge",
-        "0 or 1",
-        "Whether `cost_error`, or what it would be by the table as it was measured, is at most 15 %.",
-    ),
-    _m(
-        "cost_scale",
-        "gauge",
-        "ratio",
-        "The scale factor on all steps: how much slower the machine is now than when it was measured.",
-    ),
-    _m(
-        "cost_staircase_ms",
-        "gauge",
-        "ms",
-        "What a batch of so many tokens is expected to take now, in an empty context and with one "
-        "row of logits.",
-        "tokens",
-    ),
-    _m(
-        "scheduler_efficiency",
-        "gauge",
-        "ratio",
-        "What the staircase allows for the batches that were computed, over the time from decode "
-        "to decode that they took; right to `cost_error`.",
-    ),
-    _m("sum_bmt_mb_last", "gauge", "MB", "Bytes that the last tick moved, by the model's sizes."),
-    _m("sum_bmt_mb_per_token", "gauge", "MB", "The same for each token, since the start."),
-    _m("bmt_budget_gbps", "gauge", "GB/s", "Memory bandwidth that ticks may use."),
-    _m(
-        "sum_bmt_budget_mb_last",
-        "gauge",
-        "MB",
-        "Bytes that the last tick might have moved at that bandwidth in the time that it was "
-        "expected to take; background work is trimmed to that.",
-    ),
-    _m("sum_bmt_budget_mb_per_token", "gauge", "MB", "The same for each token, since the start."),
-    _m(
-        "tokens_per_s_at_cap",
-        "gauge",
-        "tokens/s",
-        "All tokens computed while an interactive stream was protected, over that time.",
-    ),
-    _m(
-        "worst_pause_ms",
-        "histogram",
-        "ms",
-        "The longest inter-token latency of each interactive stream's first 3 s.",
-    ),
-    _m("ttf5_ms", "histogram", "ms", "From submitting an interactive request to its fifth token."),
-    # The playout buffer; empty under a policy that paces nobody.
-    _m("held_tokens", "gauge", "tokens", "Tokens that are held back until they are due."),
-    _m("held_tokens_total", "counter", "tokens", "Tokens that were ever held back."),
-    _m(
-        "slack_ms_least",
-        "gauge",
-        "ms",
-        "How long before it was due a paced stream's token was there, least of the latest 1,024; "
-        "below 0 it was late.",
-    ),
-    _m("slack_ms_p5", "gauge", "ms", "The same, 5th percentile."),
-    _m(
-        "ran_dry_total",
-        "counter",
-        "tokens",
-        "Paced tokens that were not there when they were due, by cause: `planned`, the policy let "
-        "the tick take longer; `mispredicted`, it took longer than expected; `left_out`, the stream "
-        "had no part in the ticks before.",
-        "cause",
-    ),
-    _m("slots_total", "gauge", "slots", "KV slots there are."),
-    _m(
+    *PLANNING,
+    Metric("slots_total", "gauge", "slots", "KV slots in total."),
+    Metric(
         "scorecard",
         "scorecard",
         "",
-        "An object with the columns below; JSON only. Empty until the first second is over.",
+        "An object with the columns below; JSON only. Empty during the first second.",
     ),
 )
 
 SCORECARD: tuple[Metric, ...] = (
-    _m("time", "info", "UTC", "When the interval ended, ISO 8601."),
-    _m("interval_s", "gauge", "seconds", "How long it was; the last one of a file may be short."),
-    _m("busy_ratio", "gauge", "ratio", "The part of it that ticks took, host time included."),
-    _m("tokens_per_s", "gauge", "tokens/s", "All tokens computed in it, prompts included."),
-    _m("interactive_tokens_per_s", "gauge", "tokens/s", "Of these, the interactive lane."),
-    _m("background_tokens_per_s", "gauge", "tokens/s", "Of these, the background lane."),
-    _m("tokens_generated_per_s", "gauge", "tokens/s", "Tokens sampled in it, of both lanes."),
-    _m(
+    Metric("time", "info", "UTC", "End of the interval, ISO 8601."),
+    Metric(
+        "interval_s",
+        "gauge",
+        "seconds",
+        "Length of the interval. The last one of a file may be short.",
+    ),
+    Metric(
+        "busy_ratio",
+        "gauge",
+        "ratio",
+        "Share of the interval that ticks took, including host time.",
+    ),
+    Metric("tokens_per_s", "gauge", "tokens/s", "All tokens computed, including prompts."),
+    Metric("interactive_tokens_per_s", "gauge", "tokens/s", "The part of the interactive lane."),
+    Metric("background_tokens_per_s", "gauge", "tokens/s", "The part of the background lane."),
+    Metric("tokens_generated_per_s", "gauge", "tokens/s", "Tokens sampled, both lanes."),
+    Metric(
         "tokens_per_s_at_cap",
         "gauge",
         "tokens/s",
-        "All tokens of its ticks that had a limit, over the time of these ticks.",
+        "All tokens of ticks with a limit, divided by the time of these ticks.",
     ),
-    _m(
+    Metric(
         "interactive_gaps",
         "gauge",
         "gaps",
-        "Times between tokens in it as interactive readers were shown them: `interactive_shown_ms`.",
+        "Number of gaps between tokens shown to interactive readers (`interactive_shown_ms`).",
     ),
-    _m("interactive_p95_ms", "gauge", "ms", "95th percentile of these, right to 1 %."),
-    _m("interactive_p99_ms", "gauge", "ms", "99th percentile of these, right to 1 %."),
-    _m("ticks_over_budget", "gauge", "ticks", "Ticks in it that took longer than their limit."),
-    _m("sum_bmt_mb_per_token", "gauge", "MB", "Bytes moved for each token computed in it."),
-    _m("sum_bmt_mb_per_tick", "gauge", "MB", "Bytes moved by each tick in it, on average."),
-    _m("scheduler_efficiency", "gauge", "ratio", "The metric of that name, of its ticks."),
-    _m("copy_free_ratio", "gauge", "ratio", "The metric of that name, of rows sampled in it."),
-    _m(
-        "draft_accepted_ratio",
+    Metric("interactive_p95_ms", "gauge", "ms", "95th percentile of these gaps, accurate to 1 %."),
+    Metric("interactive_p99_ms", "gauge", "ms", "99th percentile of these gaps, accurate to 1 %."),
+    Metric("ticks_over_budget", "gauge", "ticks", "Ticks that took longer than their limit."),
+    Metric("sum_bmt_mb_per_token", "gauge", "MB", "Bytes moved per token."),
+    Metric("sum_bmt_mb_per_tick", "gauge", "MB", "Bytes moved per tick, on average."),
+    Metric(
+        "scheduler_efficiency",
         "gauge",
         "ratio",
-        "Of the guesses at next tokens computed in it, how many were right.",
+        "The metric of the same name, for the ticks of the interval.",
     ),
-    _m("rss_gb", "gauge", "GB", "Resident memory at its end, model included."),
-    _m(
+    Metric(
+        "copy_free_ratio",
+        "gauge",
+        "ratio",
+        "The metric of the same name, for the rows sampled in the interval.",
+    ),
+    Metric(
+        "draft_accepted_ratio", "gauge", "ratio", "Share of the computed guesses that were right."
+    ),
+    Metric(
+        "rss_gb", "gauge", "GB", "Resident memory at the end of the interval, including the model."
+    ),
+    Metric(
         "pss_gb",
         "gauge",
         "GB",
-        "Of that, this process's fair part: a page that n processes map counts as 1/n. Linux "
-        "only; read seldom where reading takes long.",
+        "Proportional share of that memory: a page that n processes map counts as 1/n. Linux "
+        "only; updated less often where reading it takes long.",
     ),
 )

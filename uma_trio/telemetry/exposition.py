@@ -18,7 +18,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from uma_trio.telemetry.catalogue import METRICS, Metric
+from uma_trio.telemetry.catalogue import METRICS
+from uma_trio.telemetry.metric import Metric
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 
