@@ -63,6 +63,11 @@ class Recorder:
     gaps: list[float] = Factory(list)
     n_held: int = 0
     held_ever: int = 0
+    trims: int = 0
+
+    def gave_memory_back(self) -> None:
+        """Count it."""
+        self.trims += 1
 
     def session_opened(self) -> None:
         """Count it."""
@@ -275,6 +280,7 @@ class House:
             telemetry=self.recorder,
             clock=trio.current_time,
             run_blocking=run_blocking,
+            give_memory_back=self.recorder.gave_memory_back,
         )
         self.shared = Shared(settings=self.settings, service=self.service, log=self.log)
         self.server = Server(self.shared)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +108,23 @@ def test_threads_spin_briefly_unless_somebody_said_otherwise() -> None:
         kept = dict(own)
         limit_spinning(kept)
         assert kept == own
+
+
+_HOLDS_FREED_BLOCKS = """
+from uma_trio.machine import give_memory_back
+from uma_trio.telemetry.memory import resident_bytes
+blocks = [bytearray(100_000) for _ in range(1000)]
+last = bytearray(100_000)  # what is free below it stays the heap's
+del blocks
+held = resident_bytes()
+give_memory_back()
+print(held - resident_bytes())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
+def test_freed_memory_is_given_back() -> None:
+    """What Python frees stays the process's where something is kept behind it."""
+    command = [sys.executable, "-c", _HOLDS_FREED_BLOCKS]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(found.stdout) > 90_000_000

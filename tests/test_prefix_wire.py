@@ -57,6 +57,16 @@ async def test_prefixes_are_listed_and_cleared(autojump_clock: MockClock) -> Non
         assert daemon.backend.kv_used() == 0
 
 
+async def test_what_is_cleared_is_given_back_to_the_system(autojump_clock: MockClock) -> None:
+    """Before the answer, so that who looks then sees it; a list gives nothing back."""
+    async with house(prefix_bytes=MIB) as daemon:
+        client = daemon.connect()
+        for n, action in enumerate(("list", "clear")):
+            await client.send(Prefix(action=action))
+            await client.until(Prefixes)
+            assert daemon.recorder.trims == n
+
+
 async def test_a_session_is_pinned_by_its_name(autojump_clock: MockClock) -> None:
     """Once its latest turn is saved; a pin without a session says what is missing."""
     async with house(prefix_bytes=MIB) as daemon:

@@ -31,7 +31,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import MaskThreads
 from uma_trio.engine.task import EngineDied, run_engine
-from uma_trio.machine import files_needed, tune_interpreter
+from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
@@ -162,10 +162,10 @@ class _Daemon:
             clock=time.monotonic,
             run_blocking=in_thread(2),  # more would only take cores from the model
             timer=finest_timer(time.monotonic),
+            give_memory_back=give_memory_back,
         )
-        self._server = Server(
-            Shared(settings=net_settings(config), service=self._service, log=log.get("net"))
-        )
+        shared = Shared(settings=net_settings(config), service=self._service, log=log.get("net"))
+        self._server = Server(shared)
         self._port = port
         self._http = None if port is None else http_server(config, self._service)
         self._stopping = trio.Event()

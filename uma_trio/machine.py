@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import platform
@@ -141,6 +142,19 @@ def limit_spinning(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     if "GOMP_SPINCOUNT" not in environ and "OMP_WAIT_POLICY" not in environ:
         environ["GOMP_SPINCOUNT"] = "1000"
+
+
+def give_memory_back() -> None:
+    """Let the system have the memory that was freed, where the C library keeps it (glibc does).
+
+    It takes about 0.1 s for each GB (0.02 s for 250 MB on two cores), without the interpreter's lock.
+    glibc returns by itself only what is free at the end of its heap, and blocks that it mapped one by
+    one. Once such a block is freed, blocks up to its size come from the heap (mallopt(3),
+    M_MMAP_THRESHOLD), and so does what is saved of prompts.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def tune_interpreter() -> None:

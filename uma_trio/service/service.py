@@ -77,7 +77,7 @@ class Service:
     """Everything that the fronts share. `clock` is the engine's. For trio's thread only.
 
     `slots` is how many requests are computed at once. `timer` tells when tokens are due; without one
-    that is as fine as trio's clock.
+    that is as fine as trio's clock. `give_memory_back` lets the system have what was freed.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Service:
         clock: Callable[[], float],
         run_blocking: RunBlocking,
         timer: Timer | None = None,
+        give_memory_back: Callable[[], None] | None = None,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -105,6 +106,7 @@ class Service:
         self.draining = False
         self._front_end = front_end
         self._run_blocking = run_blocking
+        self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
         self._clients = itertools.count(-1, -1)
 
@@ -278,9 +280,12 @@ class Service:
         self, user: str, *, clear: bool = False, session: str | None = None, pin_s: float = 0.0
     ) -> PrefixReport:
         """Return what the prefix cache has of a user; clear it before, or pin a session for so long."""
-        return await self._asked(
+        found: PrefixReport = await self._asked(
             lambda reply: Prefix(reply, partial(owns, user), clear, session, pin_s)
         )
+        if clear and self._give_memory_back is not None:
+            await self._run_blocking(self._give_memory_back)
+        return found
 
     def metrics(self) -> Mapping[str, Any]:
         """Return every metric by its name."""
