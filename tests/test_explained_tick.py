@@ -54,9 +54,8 @@ def test_the_explanation_has_the_figures_of_its_tick(
     assert cost is not None
     for figure in (
         f"Tick {traced.state.tick} ",
-        f"guard      owed {1e3 * before.owed_s:.1f}, newcomers {before.newcomers:.4f};",
+        f"guard      owed {1e3 * before.owed_s:.1f};",
         f"scale {cost.scale:.4f}, T(1) {1e3 * cost.table()[1]:.3f}, error {cost.error:.4f}",
-        f"| newcomers {guard.newcomers:.4f} |",
         f"| owed {1e3 * guard.owed_s:.1f} |",
         f"| solo {1e3 * plan.limit.solo_s:.2f} |",
         f"| step {1e3 * plan.limit.step_s:.2f} |",

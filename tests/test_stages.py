@@ -10,10 +10,10 @@ from uma_trio.policy.accounting import as_measured, planned_work
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.ballast import TRY_WITHOUT
-from uma_trio.policy.deadline.candidates import Candidates
+from uma_trio.policy.deadline.candidates import BURST, Candidates
 from uma_trio.policy.deadline.learn import learn_cost
 from uma_trio.policy.deadline.rules import CAPTURED_SHAPES, FREE_SHAPES
-from uma_trio.policy.deadline.sizes import BURST, PROBE_EVERY, sweet_spot
+from uma_trio.policy.deadline.sizes import PROBE_EVERY, sweet_spot
 from uma_trio.policy.deadline.slack import set_slack
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.floor import owed_after
@@ -380,7 +380,7 @@ def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, contende
 @pytest.mark.parametrize("spec", ["deadline,stairs", "deadline,-fill", "deadline,-", "x,-y"])
 def test_what_cannot_be_left_out_is_refused(spec: str) -> None:
     """The message says what can be."""
-    with pytest.raises(PolicyError, match=r"learning, shares|-PART|baseline, deadline"):
+    with pytest.raises(PolicyError, match=r"learning, newcomers|-PART|baseline, deadline"):
         find_policy(spec)
 
 

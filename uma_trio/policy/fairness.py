@@ -10,7 +10,7 @@ Half-computed prompts occupy the KV cache, so prompts of different clients take 
 client goes first that would have least once its oldest prompt, or the current batch of it, is done (fair
 queueing by finish: Demers, Keshav and Shenker, 1989). Clients whose prompts could fill any tick differ
 by at most a turn (:func:`turn_s`) and a tick. Background decoders are served when they had less than
-the mean of those clients, and then for a burst (:mod:`uma_trio.policy.deadline.sizes`).
+the mean of those clients, and then for a burst (:mod:`uma_trio.policy.deadline.candidates`).
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from uma_trio.policy.deadline.bandwidth import guard_bandwidth
 from uma_trio.policy.deadline.drafts import add_drafts
 from uma_trio.policy.deadline.held_drafts import hold_drafts
 from uma_trio.policy.deadline.learn import learn_cost
+from uma_trio.policy.deadline.newcomers import note_newcomers
 from uma_trio.policy.deadline.pace import pace_streams
 from uma_trio.policy.deadline.rules import CAPTURED_SHAPES, FREE_SHAPES, Rules
 from uma_trio.policy.deadline.shape import keep_shape
-from uma_trio.policy.deadline.shares import note_shares
 from uma_trio.policy.deadline.slack import set_slack
 from uma_trio.policy.deadline.spend import spend_slack
 from uma_trio.policy.decode import leave_out_parked, select_interactive
@@ -65,7 +65,7 @@ def _pipeline(rules: Rules) -> Pipeline:
         stages={
             "parking": leave_out_parked,
             "learning": partial(learn_cost, rules=rules),
-            "shares": note_shares,
+            "newcomers": note_newcomers,
             "decode": select_interactive,
             "guard": partial(set_slack, rules=rules),
             "fill": spend_slack,

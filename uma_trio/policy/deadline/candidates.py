@@ -1,4 +1,8 @@
-"""Best-effort candidates in the order of who is next, and what serving the first of them adds."""
+"""Best-effort candidates in the order of who is next, and what serving the first of them adds.
+
+Background decoders that share a tick go on together for a burst: a batch of the same shape reuses its
+graph, and fewer answers are half done.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,15 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.deadline.sizes import burst
+from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s, turns
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import SchedulerState, SequenceView, is_newcomer
+from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_newcomer
 
 # People's prompts are ordered by how much of the time they can expect is left, relative to that
 # time: seconds of grace, and how many times its own prefill a prompt may take.
 GRACE_S, PATIENCE = 0.3, 2.0
+BURST = 16  # ticks that background decoders are served before others have their turn
 
 
 class Candidates:
@@ -121,3 +126,18 @@ def _urgency(view: SequenceView, now: float, cost: CostModel) -> float:
     whole = max(cost.seconds(Work(view.due + view.uncached)), 1e-6)
     patience = GRACE_S + PATIENCE * whole if view.target_ttft_s is None else view.target_ttft_s
     return (view.arrived + patience - now) / whole
+
+
+def burst(state: SchedulerState) -> frozenset[int]:
+    """Return the background decoders whose burst is not over."""
+    served = state.memory.served
+    return frozenset(served.keys) if state.tick - served.since < BURST else frozenset()
+
+
+def next_burst(state: SchedulerState, served: Served, keys: Sequence[int]) -> Served:
+    """Return what to remember of a tick that serves these background decoders."""
+    if not keys:
+        return served  # a burst goes on after such a tick
+    running = burst(state)
+    since = served.since if running and running.issuperset(keys) else state.tick
+    return evolve(served, keys=tuple(keys), since=since)

@@ -1,24 +1,45 @@
-"""How much to add to a tick: the size with the best rate, and the same decoders for a while.
+"""How much to add to a tick: which sizes fit, and which of them has the best rate.
 
-The rate of a size is its tokens per second. Of the sizes within :data:`~uma_trio.policy.cost.PLATEAU` of the best rate the
+The staircase goes up and down, so a size is one that was measured, and each is looked at by itself. Of
+the sizes within :data:`~uma_trio.policy.cost.PLATEAU` of the best rate, in tokens a second, the
 smallest is taken, since shorter ticks delay everyone else less. A size in use is kept for small gains
 (hysteresis). Now and then a neighbour is tried, since only ticks of a size correct its step.
-
-Background decoders that share a tick go on together for a burst: a batch of the same shape reuses its
-graph, and fewer answers are half done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 
-from uma_trio.policy.cost import level
-from uma_trio.policy.evolving import evolve
-from uma_trio.policy.state import SchedulerState, Served
+from uma_trio.policy.cost import CostModel, level
+from uma_trio.policy.deadline.candidates import Candidates
+from uma_trio.policy.state import SchedulerState
 
+STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
 DEAD_BAND = 1.03  # a size in use is worth this much more than it is
 PROBE_EVERY = 64  # ticks
-BURST = 16  # ticks that background decoders are served before others have their turn
+
+
+def fitting(cost: CostModel, line: Candidates, most: int, limit_s: float) -> dict[int, float]:
+    """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
+
+    Sizes fill the tick up to a known step, or take all `most` that there are; none goes beyond
+    the largest step: nobody knows what it takes, and who comes meanwhile waits for it.
+    """
+    total, endless = line.tick.tokens, math.isinf(limit_s)
+    if total < cost.steps[-1]:
+        most = min(most, cost.steps[-1] - total)
+    took: dict[int, float] = {}
+    for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:
+        # Most sizes are too large by their own step, before it is asked what they look back at.
+        seconds = 0.0 if endless else cost.at_least(total + size)
+        if seconds <= limit_s:
+            seconds = cost.seconds(line.tick, *line.adds(size))
+        if seconds <= limit_s and size > 0:
+            took[size] = seconds
+        elif seconds > STEEPEST * limit_s:
+            break
+    return took
 
 
 def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> int:
@@ -35,18 +56,3 @@ def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> 
         other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
         best = other if 0 <= other < len(sizes) else best
     return sizes[best]
-
-
-def burst(state: SchedulerState) -> frozenset[int]:
-    """Return the background decoders whose burst is not over."""
-    served = state.memory.served
-    return frozenset(served.keys) if state.tick - served.since < BURST else frozenset()
-
-
-def next_burst(state: SchedulerState, served: Served, keys: Sequence[int]) -> Served:
-    """Return what to remember of a tick that serves these background decoders."""
-    if not keys:
-        return served  # a burst goes on after such a tick
-    running = burst(state)
-    since = served.since if running and running.issuperset(keys) else state.tick
-    return evolve(served, keys=tuple(keys), since=since)

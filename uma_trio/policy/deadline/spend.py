@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, level
 from uma_trio.policy.deadline.ballast import ballast_for
-from uma_trio.policy.deadline.candidates import Candidates, candidates
-from uma_trio.policy.deadline.fitting import fitting
-from uma_trio.policy.deadline.sizes import DEAD_BAND, burst, next_burst, sweet_spot
+from uma_trio.policy.deadline.candidates import Candidates, burst, candidates, next_burst
+from uma_trio.policy.deadline.sizes import DEAD_BAND, fitting, sweet_spot
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
@@ -117,7 +116,7 @@ def _size(
             took = dict([*fitting(cost, line, most, math.inf).items()][:1])
         return sweet_spot(state, took, line.tick.tokens), "does not fit into this tick"
     if limit.grant:
-        return max(fitting(cost, line, most, limit.seconds), default=0), TOO_LONG
+        return max(fitting(cost, line, most, limit.seconds - cost.recapture_s), default=0), TOO_LONG
     begun, full = state.memory.guard.mixed, limit.seconds >= FULL * limit.reach_s
     if cost.recapture_s and not begun and limit.seconds < WORTH_A_CHANGE * limit.reach_s:
         return 0, SAVING
