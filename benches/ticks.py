@@ -63,6 +63,9 @@ class _Nowhere:
     def send_nowait(self, item: StreamItem) -> None:
         """Drop it."""
 
+    def flush(self) -> None:
+        """Nothing is here."""
+
 
 def one_tick_us(policy: str, k: int, ticks: int, *, drawn: bool, overlaps: bool) -> float:
     """Return the microseconds of a tick of `k` interactive streams: the least of five rounds."""

@@ -106,6 +106,9 @@ class Sink:
             self.tokens.append(item.token_id)
         self.ends += isinstance(item, Finished)
 
+    def flush(self) -> None:
+        """All was taken as it came."""
+
 
 class Run:
     """An engine on the bundled model, run by hand; its clock moves a millisecond at each look."""

@@ -53,6 +53,9 @@ class Sink:
         """Keep it."""
         self.items.append(item)
 
+    def flush(self) -> None:
+        """All was taken as it came."""
+
     @property
     def tokens(self) -> list[int]:
         """The ids of the tokens, in order."""

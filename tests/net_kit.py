@@ -121,8 +121,21 @@ class LogBook:
 
 async def take_from(pipe: Pipe) -> list[StreamItem]:
     """Return what is to be shown of one answer, once something is."""
-    await pipe.reader.until_due()
-    return pipe.take()
+    taken: list[StreamItem] = []
+
+    def take() -> bool:
+        taken.extend(pipe.take())
+        return False
+
+    await pipe.reader.read(take)
+    return taken
+
+
+def give(pipe: Pipe, *items: StreamItem) -> None:
+    """Put items into a stream and have them taken, as the outlet does."""
+    for item in items:
+        pipe.send_nowait(item)
+    pipe.flush()
 
 
 async def items_of(answers: Answers) -> AsyncIterator[StreamItem]:

@@ -252,6 +252,9 @@ class Client:
             pause = 0.0 if self.hasty else self.draw.uniform(0.05, 1.0)
             self.stage.world.after(pause, self.ask)
 
+    def flush(self) -> None:
+        """All was taken as it came."""
+
     def _later(self, seconds: float, message: Cancel | SetLane | Credit) -> None:
         self.stage.world.after(seconds, lambda: self.stage.bench.inbox.put(message))
 

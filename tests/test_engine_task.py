@@ -7,6 +7,7 @@ import time
 
 import pytest
 import trio
+from attrs import frozen
 from engine_kit import Bench, slow
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
@@ -29,13 +30,27 @@ def threaded(backend: FakeBackend, policy: Policy = baseline) -> tuple[Engine, I
     return Engine(backend, policy, inbox, outlet, Metrics(), time.monotonic), inbox
 
 
+@frozen
+class Line:
+    """A stream that is read as it comes."""
+
+    channel: trio.MemorySendChannel[StreamItem]
+
+    def send_nowait(self, item: StreamItem) -> None:
+        """Put it into the channel."""
+        self.channel.send_nowait(item)
+
+    def flush(self) -> None:
+        """Whoever reads the channel was woken."""
+
+
 def request(
     backend: FakeBackend, inbox: Inbox, n: int, *, handle: int = 1, lane: Lane = "interactive"
 ) -> trio.MemoryReceiveChannel[StreamItem]:
     """Submit a prompt of one word; return its stream."""
     send, receive = trio.open_memory_channel[StreamItem](n + 2)
     prompt = backend.vocabulary.tokenize("hello", add_special=True, parse_special=False)
-    inbox.submit(Submit(handle, prompt, n, SamplingParams(), (), lane, 0, n, send, 0.0))
+    inbox.submit(Submit(handle, prompt, n, SamplingParams(), (), lane, 0, n, Line(send), 0.0))
     return receive
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
@@ -17,6 +18,7 @@ from uma_trio.machine import (
     limit_spinning,
     physical_cores,
     total_memory,
+    tune_interpreter,
 )
 
 
@@ -128,3 +130,17 @@ def test_freed_memory_is_given_back() -> None:
     command = [sys.executable, "-c", _HOLDS_FREED_BLOCKS]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(found.stdout) > 90_000_000
+
+
+def test_a_token_that_is_due_waits_less_for_the_engine_where_its_work_overlaps() -> None:
+    """There ticks are short, and the engine's thread has the interpreter for much of them."""
+    before = sys.getswitchinterval()
+    found = {}
+    try:
+        for overlaps in (False, True):
+            tune_interpreter(overlaps=overlaps)
+            found[overlaps] = sys.getswitchinterval()
+    finally:
+        sys.setswitchinterval(before)
+        gc.unfreeze()
+    assert found[True] < found[False] < 0.005

@@ -14,7 +14,7 @@ from engine_kit import Bench
 from http_kit import http_house
 from hypothesis import example, given
 from hypothesis import strategies as st
-from net_kit import TICK_S, House, house, items_of, take_from
+from net_kit import TICK_S, House, give, house, items_of, take_from
 from policy_kit import state
 from trio.testing import MockClock
 
@@ -274,10 +274,10 @@ def played(
                 await trio.sleep(after_s)
                 now = trio.current_time()
                 sent.append((now, now + hold_s))
-                pipe.send_nowait(TokenOut(n, "", None, now + hold_s))
+                give(pipe, TokenOut(n, "", None, now + hold_s))
             await trio.sleep(0.01)
             sent.append((trio.current_time(), 0.0))
-            pipe.send_nowait(TokenOut(len(arrivals), ""))
+            give(pipe, TokenOut(len(arrivals), ""))
         assert counted == 0
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -333,10 +333,10 @@ async def test_there_is_a_timer_only_while_something_is_held(autojump_clock: Moc
         nursery.start_soon(playout.run)
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
-        pipe.send_nowait(TokenOut(1, ""))
+        give(pipe, TokenOut(1, ""))
         await trio.testing.wait_all_tasks_blocked()
         assert next_deadline() == math.inf
-        pipe.send_nowait(TokenOut(2, "", None, trio.current_time() + 0.2))
+        give(pipe, TokenOut(2, "", None, trio.current_time() + 0.2))
         await trio.testing.wait_all_tasks_blocked()
         assert next_deadline() == pytest.approx(0.2)
         assert len(taken) == 1
@@ -351,7 +351,7 @@ async def test_a_closed_pipe_holds_nothing(autojump_clock: MockClock) -> None:
     changes: list[int] = []
     pipe = Pipe(Playout(trio.current_time, changes.append), Reader())
     for n in range(3):
-        pipe.send_nowait(TokenOut(n, "", None, trio.current_time() + 0.1))
+        give(pipe, TokenOut(n, "", None, trio.current_time() + 0.1))
     pipe.close()
     pipe.close()
     assert sum(changes) == 0

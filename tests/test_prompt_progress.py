@@ -9,7 +9,7 @@ import pytest
 import trio
 from engine_kit import KINDS, Bench, Sink, first_token_at
 from http_kit import http_house
-from net_kit import TICK_S, take_from
+from net_kit import TICK_S, give, take_from
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, linear_cost
@@ -147,13 +147,12 @@ async def test_a_reader_that_is_behind_finds_the_first_and_the_latest(
     """However many there were: progress has no credit, and must not fill memory."""
     pipe = Pipe(Playout(trio.current_time), Reader())
     for n in range(500):
-        pipe.send_nowait(at(n))
+        give(pipe, at(n))
     assert await take_from(pipe) == [at(0), at(499)]
-    pipe.send_nowait(at(600))
-    pipe.send_nowait(at(1000))
+    give(pipe, at(600))
+    give(pipe, at(1000))
     rest = [PromptDone(), TokenOut(1, "a")]
-    for item in rest:
-        pipe.send_nowait(item)
+    give(pipe, *rest)
     assert await take_from(pipe) == [at(600), at(1000), *rest]
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from net_kit import TICK_S, House, at_once, house, items_of, slowly, take_from
+from net_kit import TICK_S, House, at_once, give, house, items_of, slowly, take_from
 from trio.testing import MockClock
 
 from uma_protocol import Code
 from uma_trio.backend.fake import N_VOCAB, FakeBackend, linear_cost
 from uma_trio.engine.messages import Credit, Finished, PromptDone, StreamItem, TokenOut
+from uma_trio.engine.outlet import Outlet
 from uma_trio.service.ask import Ask, Chat, Door, Message, Origin, Refusal
 from uma_trio.service.playout import Playout
 from uma_trio.service.stream import Pipe, Reader
@@ -228,7 +229,7 @@ async def test_texts_are_looked_at_without_a_request(autojump_clock: MockClock) 
 
 
 async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None:
-    """In order; a reader that waits is woken by the first and finds those that came with it."""
+    """In order; a reader that waits gets those that came together in one piece."""
     pipe = Pipe(Playout(trio.current_time), Reader())
     got: list[list[StreamItem]] = []
 
@@ -240,10 +241,9 @@ async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
-        pipe.send_nowait(items[0])
-        pipe.send_nowait(items[1])
+        give(pipe, items[0], items[1])
         await trio.testing.wait_all_tasks_blocked()
-        pipe.send_nowait(items[2])
+        give(pipe, items[2])
     assert got == [items[:2], items[2:]]
 
 
@@ -252,7 +252,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing(autojump_clock: MockCloc
     pipe = Pipe(Playout(trio.current_time), Reader())
     with trio.move_on_after(1):
         await take_from(pipe)
-    pipe.send_nowait(PromptDone())
+    give(pipe, PromptDone())
     with trio.CancelScope() as scope:
         scope.cancel()
         await take_from(pipe)
@@ -263,7 +263,60 @@ async def test_a_closed_pipe_drops_what_comes(autojump_clock: MockClock) -> None
     """The engine may still be on its way with a token."""
     pipe = Pipe(Playout(trio.current_time), Reader())
     pipe.close()
-    pipe.send_nowait(PromptDone())
+    give(pipe, PromptDone())
     with trio.move_on_after(1) as scope:
         await take_from(pipe)
     assert scope.cancelled_caught
+
+
+async def test_what_one_reader_fails_at_reaches_nobody_else(autojump_clock: MockClock) -> None:
+    """Its own task has the exception; who shows the items, and other readers, do not."""
+    good, bad = (Pipe(Playout(trio.current_time), Reader()) for _ in range(2))
+    got: list[StreamItem] = []
+
+    def failing() -> bool:
+        raise LookupError("no such word")
+
+    async def fail() -> None:
+        with pytest.raises(LookupError):
+            await bad.reader.read(failing)
+        assert await take_from(bad) == [TokenOut(1, "a")]
+
+    async def read() -> None:
+        got.extend(await take_from(good))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        outlet = Outlet(lambda deliver: deliver())
+        outlet.deliver([(bad, PromptDone()), (good, PromptDone())])
+        await trio.testing.wait_all_tasks_blocked()
+        assert got == [PromptDone()]
+        bad.take()
+        give(bad, TokenOut(1, "a"))
+
+
+async def test_a_reader_that_ends_itself_is_called_no_more(autojump_clock: MockClock) -> None:
+    """As where its connection breaks while it writes: what comes then waits for the next reader."""
+    pipe = Pipe(Playout(trio.current_time), Reader())
+    calls: list[int] = []
+
+    async def read() -> None:
+        with trio.CancelScope() as scope:
+
+            def take() -> bool:
+                calls.append(len(pipe.take()))
+                scope.cancel()
+                return True
+
+            await pipe.reader.read(take)
+        assert scope.cancelled_caught
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        give(pipe, PromptDone())
+        give(pipe, TokenOut(1, "a"))
+    assert calls == [1]
+    assert await take_from(pipe) == [TokenOut(1, "a")]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 import trio.testing
-from net_kit import take_from
+from net_kit import give, take_from
 from trio.testing import MockClock
 
 from uma_trio.engine.messages import StreamItem, TokenOut
@@ -128,7 +128,7 @@ async def test_streams_that_are_due_together_share_a_wake(autojump_clock: MockCl
             nursery.start_soon(read, n)
         for step in (1, 2):
             for n, late_s in enumerate((0.0, GRAIN_S / 2, 0.004)):
-                pipes[n].send_nowait(TokenOut(step, "", None, begun + step / 100 + late_s))
+                give(pipes[n], TokenOut(step, "", None, begun + step / 100 + late_s))
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert [len(items) for items in got] == [2, 2, 2]

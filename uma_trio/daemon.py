@@ -113,7 +113,7 @@ async def serve(
             drafts = await trio.to_thread.run_sync(drafts_by, config, backend, settings)
             with closing(drafts), recorder(config, backend, settings) as record:
                 daemon = _Daemon(config, backend, policy, drafts, record, table, port)
-                tune_interpreter()
+                tune_interpreter(overlaps=backend.traits.overlaps)
                 with name.listen() as listener:
                     await daemon.run(listener, on_ready)
         finally:

@@ -170,6 +170,9 @@ class _Stream:
         """Count tokens."""
         self.n += isinstance(item, TokenOut)
 
+    def flush(self) -> None:
+        """Nobody reads them."""
+
 
 def _rate(
     backend: Any, grammarian: Grammarian, script: _Script, bound: Sequence[bool], ticks: int

@@ -88,7 +88,10 @@ class Sink(Protocol):
     """The sending end of one request's stream. Called on trio's thread only."""
 
     def send_nowait(self, item: StreamItem) -> None:
-        """Put `item` into the stream; never blocks."""
+        """Put `item` into the stream, whose reader takes it with :meth:`flush`; never blocks."""
+
+    def flush(self) -> None:
+        """Have the reader take what is to be shown by now; never blocks, never raises."""
 
 
 @frozen(eq=False)

@@ -26,9 +26,9 @@ class Outlet:
         self._post = post
 
     def deliver(self, items: Sequence[tuple[Sink, StreamItem]], calls: Sequence[Call] = ()) -> None:
-        """Put each item into its stream, then run each of `calls`; all on trio's thread, in order.
+        """Put each item into its stream, have them read, then run each of `calls`.
 
-        Called on the engine's thread. Nothing is woken when there is nothing to deliver.
+        All on trio's thread, in order: what is read by several streams is read once. Called on the engine's thread. Nothing is woken when there is nothing to deliver.
         """
         if not items and not calls:
             return
@@ -39,6 +39,8 @@ class Outlet:
                     sink.send_nowait(item)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     continue  # its connection is gone; the request is being cancelled
+            for sink, _ in items:
+                sink.flush()
             for call in calls:
                 call()
 

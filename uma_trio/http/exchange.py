@@ -59,15 +59,13 @@ class Answering:
         self._put(head + self._chunk(data))
         self._opening.set()
 
-    async def send(self, data: bytes) -> bool:
-        """Send a part of the stream; wait while the client reads slower than we write.
+    def send(self, data: bytes) -> bool:
+        """Send a part of the stream; False if the client reads slower than we write."""
+        return self._put(self._chunk(data))
 
-        False if it had to wait.
-        """
-        at_once = self._put(self._chunk(data))
-        if not at_once:
-            await self._writer.flushed()
-        return at_once
+    async def sent(self) -> None:
+        """Wait until the kernel has all that was sent."""
+        await self._writer.flushed()
 
     async def close(self, data: bytes) -> None:
         """Send the last part of the stream and its end, in one piece."""

@@ -68,11 +68,11 @@ class Exchange(Protocol):
         silence.
         """
 
-    async def send(self, data: bytes) -> bool:
-        """Send a part of the stream; wait while the client reads slower than we write.
+    def send(self, data: bytes) -> bool:
+        """Send a part of the stream; False if the client reads slower than we write."""
 
-        False if it had to wait.
-        """
+    async def sent(self) -> None:
+        """Wait until the kernel has all that was sent."""
 
     async def close(self, data: bytes) -> None:
         """Send the last part of the stream and its end, in one piece."""

@@ -13,7 +13,7 @@ from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.message import Exchange, Headers
 from uma_trio.http.settings import Shared
-from uma_trio.service.answers import Answers
+from uma_trio.service.answers import Answers, Burst
 from uma_trio.service.reading import Reading
 from uma_trio.text.replies import Said, collect
 
@@ -75,9 +75,11 @@ async def stream(
     exchange.open(headers, encoder.keep_alive, encoder.opening())
     ends: dict[int, Finished] = {}
     write_token = encoder.token
-    while True:
-        parts: list[bytes] = []
-        for index, items in await answers.burst():
+    parts: list[bytes] = []
+
+    def write(bursts: list[Burst]) -> bool:
+        parts.clear()
+        for index, items in bursts:
             for item in items:
                 if isinstance(item, TokenOut):
                     parts.append(write_token(index, item))
@@ -91,12 +93,18 @@ async def stream(
                 else:
                     assert_never(item)
         if answers.finished:
-            every = [ends[index] for index in range(len(ends))]
-            await exchange.close(b"".join([*parts, encoder.closing(every)]))
-            return
+            return False
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        if data and not await exchange.send(data):
-            answers.reader_was_behind()
+        return not data or exchange.send(data)
+
+    while True:
+        await answers.read(write)
+        if answers.finished:
+            break
+        await exchange.sent()
+        answers.reader_was_behind()
+    every = [ends[index] for index in range(len(ends))]
+    await exchange.close(b"".join([*parts, encoder.closing(every)]))
 
 
 async def whole(shared: Shared, answers: Answers) -> list[Answer]:

@@ -1,8 +1,8 @@
 """One request on its way over the socket: what the service yields, as frames.
 
-:func:`_stream` is the hot path of the socket side. A tick's items of one request cost one run of
-its task, one `send` and a credit message for each answer; nothing else waits, locks or is looked up
-per token.
+:class:`_Frames` is the hot path of the socket side. A tick's items of one request cost one call, one
+`send` and a credit message for each answer; no task is run for them, and nothing waits, locks or is
+looked up per token.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from uma_trio.service.answers import together
 from uma_trio.wire import Telling, eos_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import uma_protocol
-    from uma_trio.service.answers import Answers
+    from uma_trio.service.answers import Answers, Burst
     from uma_trio.service.service import Service
     from uma_trio.sockets.writer import Writer
 
@@ -42,49 +40,72 @@ async def relay(
         Refusal: it was not accepted, and nothing was sent.
     """
     async with answers:
-        finished = await _stream(generate, answers, protocol, writer, service.text_of)
-    if finished.code is not None:
-        service.telemetry.error_sent(finished.code)
+        frames = _Frames(generate, answers, protocol, writer, service)
+        while not answers.finished:
+            await answers.read(frames.write)
+            # It returns when all is told, too, and then none of this does anything.
+            await writer.flushed()
+            answers.reader_was_behind()
+            protocol.flushed()
 
 
-async def _stream(
-    generate: Generate,
-    answers: Answers,
-    protocol: uma_protocol.Connection,
-    writer: Writer,
-    text_of: Callable[[int], str],
-) -> Finished:
-    """Pass items on, a burst at a time, until the terminal one is wholly written; return that."""
-    tellings = [Telling(generate, generation) for generation in answers.generations]
-    ends: dict[int, Finished] = {}
-    prompt_done = False
-    while not answers.finished:
+class _Frames:
+    """Writes the items of a request's answers as frames, all that come at once together."""
+
+    def __init__(
+        self,
+        generate: Generate,
+        answers: Answers,
+        protocol: uma_protocol.Connection,
+        writer: Writer,
+        service: Service,
+    ) -> None:
+        self._generate = generate
+        self._handle = answers.handle
+        self._protocol = protocol
+        self._writer = writer
+        self._text_of = service.text_of
+        self._telemetry = service.telemetry
+        self._tellings = [Telling(generate, generation) for generation in answers.generations]
+        self._ends: dict[int, Finished] = {}
+        self._prompt_done = False
+
+    def write(self, bursts: list[Burst]) -> bool:
+        """Write what is told of the answers; False unless the kernel has all of it."""
+        generate, protocol = self._generate, self._protocol
         frames: list[bytes] = []
-        for index, items in await answers.burst():
-            telling = tellings[index]
+        for index, items in bursts:
+            telling = self._tellings[index]
             for item in items:
                 if isinstance(item, TokenOut):
                     if generate.stream:
-                        frames.append(protocol.send(telling.token(item, text_of)))
+                        frames.append(protocol.send(telling.token(item, self._text_of)))
                     else:
                         telling.keep(item)
                 elif isinstance(item, PromptDone):
-                    if not prompt_done:
+                    if not self._prompt_done:
                         protocol.prompt_done()
-                        prompt_done = True
+                        self._prompt_done = True
                 elif isinstance(item, Finished):
-                    ends[index], frame = _last_frame(telling, item, protocol)
+                    self._ends[index], frame = _last_frame(telling, item, protocol)
                     frames.append(frame)
                 elif not isinstance(item, PromptProgress):  # the protocol has no word for it
                     assert_never(item)
-        if len(ends) == generate.n > 1:
-            whole = together([ends[index] for index in range(generate.n)])
-            frames.append(protocol.send(eos_event(generate, answers.handle, whole, None)))
-        if frames and not writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
-            await writer.flushed()
-            answers.reader_was_behind()
+        if len(self._ends) == generate.n:
+            self._end(frames)
+        if frames and not self._writer.write(frames[0] if len(frames) == 1 else b"".join(frames)):
+            return False
         protocol.flushed()
-    return together([ends[index] for index in range(generate.n)])
+        return True
+
+    def _end(self, frames: list[bytes]) -> None:
+        """Add what ends the request behind the ends of its answers, where there are several."""
+        generate = self._generate
+        whole = together([self._ends[index] for index in range(generate.n)])
+        if generate.n > 1:
+            frames.append(self._protocol.send(eos_event(generate, self._handle, whole, None)))
+        if whole.code is not None:
+            self._telemetry.error_sent(whole.code)
 
 
 def _last_frame(

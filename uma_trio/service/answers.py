@@ -6,7 +6,7 @@ their seeds, and some answer prompts of their own, where an API takes a list of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -51,8 +51,8 @@ class Answers:
 
         async with service.generate([ask], origin) as answers:
             while not answers.finished:
-                for index, items in await answers.burst():
-                    ...
+                await answers.read(tell)
+                ...
 
     Entering it checks, tokenises and submits all of the request, or refuses it. Leaving the block
     ends what still runs, and so does cancelling the task in it.
@@ -115,21 +115,37 @@ class Answers:
         """Whether the terminal item of every answer was taken."""
         return not self._open
 
+    async def read(self, tell: Callable[[list[Burst]], bool]) -> None:
+        """Call `tell` with all items that are there, each time that there are some.
+
+        Until it returns False, or all is `finished`; not to be called then. It is called on trio's thread,
+        by whoever brings the items, and must not wait. True says that they are dealt with; otherwise they
+        are by the next call, or at the end of the block. What it raises is raised here. Cancelled, it is
+        called no more.
+        """
+        self._dealt_with()
+
+        def take() -> bool:
+            if not tell(self._taken()):
+                return False
+            self._dealt_with()
+            return bool(self._open)
+
+        await self._reader.read(take)
+
     async def burst(self) -> list[Burst]:
         """Return all items that are there, at least one; those before them are dealt with.
 
         Cancelled, it has taken nothing. Not to be called once all is `finished`.
         """
-        self._dealt_with()
-        await self._reader.until_due()
-        bursts = [
-            (index, items) for index, generation in self._open if (items := generation.take())
-        ]
-        if any(generation.finished for _, generation in self._open):
-            self._open = [
-                (i, generation) for i, generation in self._open if not generation.finished
-            ]
-        return bursts
+        found: list[Burst] = []
+
+        def tell(bursts: list[Burst]) -> bool:
+            found.extend(bursts)
+            return False
+
+        await self.read(tell)
+        return found
 
     def reader_was_behind(self) -> None:
         """Note that what it was given last had to wait for its reader: that is no gap of ours."""
@@ -180,6 +196,20 @@ class Answers:
             raise Refusal(Code.E_RUNTIME_004, _STOPPED) from None
         for generation in self.generations:
             generation.was_submitted()
+
+    def _taken(self) -> list[Burst]:
+        """Take what is there of each answer that is not at its end."""
+        bursts: list[Burst] = []
+        ended = False
+        for index, generation in self._open:
+            if items := generation.take():
+                bursts.append((index, items))
+                ended = ended or generation.finished
+        if ended:
+            self._open = [
+                (index, generation) for index, generation in self._open if not generation.finished
+            ]
+        return bursts
 
     def _dealt_with(self) -> None:
         for generation in self.generations:

@@ -184,6 +184,7 @@ class Generation:
             self._ended_early = True
             self._preparing.cancel()
             self.pipe.send_nowait(self._never_submitted(code, message))
+            self.pipe.flush()
 
     def move_to(self, lane: Lane) -> None:
         """Promote or demote it."""

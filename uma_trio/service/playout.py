@@ -30,9 +30,12 @@ class Holder(Protocol):
     def show(self, until: float) -> float:
         """Let go of what is due by `until`; return when the next is due, infinity if none is held."""
 
+    def flush(self) -> None:
+        """Have its reader take what was let go of."""
+
 
 class Playout:
-    """Wakes streams when what they hold is due, as long as somebody is in :meth:`run`.
+    """Has streams show what they hold when it is due, as long as somebody is in :meth:`run`.
 
     `clock` is the engine's, by which tokens say when they are to be shown, and that of `timer`.
     For trio's thread only.
@@ -68,13 +71,16 @@ class Playout:
 
     def _show(self, until: float) -> None:
         waiting = self._due
-        for holder in [holder for holder, due in waiting.items() if due <= until]:
+        holders = [holder for holder, due in waiting.items() if due <= until]
+        for holder in holders:
             due = holder.show(until)
             if due == math.inf:
                 del waiting[holder]
             else:
                 waiting[holder] = due
         self._set(min(waiting.values(), default=math.inf))
+        for holder in holders:
+            holder.flush()
 
     def _set(self, due: float) -> None:
         self._next = due

@@ -1,7 +1,8 @@
 """The items of one answer on their way from the engine to whoever reads them.
 
-This is the hot path of every front: the items of a tick for one reader wake it once, and
-:meth:`Pipe.take` gives all of an answer. Nothing waits, locks or is looked up per token.
+This is the hot path of every front: the items of a tick for one reader are taken in one call, in
+the middle of whatever has them, so that a token costs no run of a task. Nothing waits, locks or is
+looked up per token.
 
 A token that is to be shown later is held, and with it what comes behind it. Whatever is to be shown
 at once takes along all that is held before it: a token that is not paced, and the end of a request,
@@ -16,48 +17,70 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 import trio
 
 from uma_trio.engine.messages import PromptProgress, StreamItem, TokenOut
 from uma_trio.service.playout import Playout
 
+Take = Callable[[], bool]
+"""Takes what is to be shown; says whether it wants to be called again."""
+
 
 class Reader:
-    """The task that takes what comes by one pipe or several, while it waits for that."""
+    """Who takes what comes by one pipe or several: a function, while its task waits in :meth:`read`.
 
-    __slots__ = ("_due", "_task")
+    `due` says that something is to be shown which was not taken.
+    """
+
+    __slots__ = ("_error", "_take", "_task", "due")
 
     def __init__(self) -> None:
+        self.due = False
+        self._take: Take | None = None
         self._task: trio.lowlevel.Task | None = None
-        self._due = False
+        self._error: Exception | None = None
 
-    def wake(self) -> None:
-        """Something is to be shown: have it go on, if it waits."""
-        self._due = True
-        if self._task is not None:
-            task, self._task = self._task, None
+    def flush(self) -> None:
+        """Have what is due taken now, or, if nobody reads, as soon as somebody does."""
+        take = self._take
+        if take is None or not self.due:
+            return
+        self.due = False
+        try:
+            if take():
+                return
+        except Exception as error:  # that of this reader, and of nobody else
+            self._error = error
+        task, self._task, self._take = self._task, None, None
+        if task is not None:  # it may have been cancelled by what `take` did
             trio.lowlevel.reschedule(task)
 
-    async def until_due(self) -> None:
-        """Wait until something is to be shown by one of its pipes, all of which it then takes from.
+    async def read(self, take: Take) -> None:
+        """Call `take` each time that something is to be shown by one of its pipes, until it is False.
 
-        For one task. Cancelled, nothing is taken.
+        It is called by whoever shows something, on trio's thread, and must not wait. What it raises is
+        raised here. For one task. Cancelled, `take` is called no more.
         """
-        if self._due:
+        while self.due:
             await trio.lowlevel.checkpoint()
-        while not self._due:
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._give_up)
-        self._due = False
+            self.due = False
+            if not take():
+                return
+        self._take, self._task = take, trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._give_up)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def _give_up(self, _: object) -> trio.lowlevel.Abort:
-        self._task = None
+        self._take = self._task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
 
 class Pipe:
-    """A stream between the outlet and one task; it needs no bound of its own, credit is one.
+    """A stream between the outlet and one reader; it needs no bound of its own, credit is one.
 
     Both ends live on trio's thread. After :meth:`close` what comes is dropped. Pipes that one task
     takes from share its `reader`. A prompt's progress uses no credit: of what its reader has not taken
@@ -75,7 +98,7 @@ class Pipe:
         self._closed = False
 
     def send_nowait(self, item: StreamItem) -> None:
-        """Put `item` behind the others, and wake the reader if it is to be shown now; never blocks."""
+        """Put `item` behind the others; the reader takes it with :meth:`flush`, or once it is due."""
         if self._closed:
             return
         if isinstance(item, TokenOut) and item.show_at:
@@ -86,7 +109,11 @@ class Pipe:
         elif isinstance(item, PromptProgress) and self._replaces(item):
             return
         self._items.append(item)
-        self.reader.wake()
+        self.reader.due = True
+
+    def flush(self) -> None:
+        """Have the reader take what is to be shown by now."""
+        self.reader.flush()
 
     def take(self) -> list[StreamItem]:
         """Return everything that is to be shown by now, in order."""
@@ -102,7 +129,7 @@ class Pipe:
             n += 1
         if n:
             self._playout.count(-n)
-            self.reader.wake()
+            self.reader.due = True
         return held[0][0] if held else math.inf
 
     def close(self) -> None:
@@ -113,7 +140,7 @@ class Pipe:
         self._items.clear()
 
     def _replaces(self, item: PromptProgress) -> bool:
-        """Put `item` in place of an older one that its reader was woken for and has not taken, if it may."""
+        """Put `item` in place of an older one that its reader has not taken, if it may."""
         items = self._items
         if len(items) < 2 or not isinstance(items[-1], PromptProgress):
             return False

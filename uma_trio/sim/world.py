@@ -72,6 +72,9 @@ class Request:
             if self.on_end is not None:
                 self.on_end()
 
+    def flush(self) -> None:
+        """All was taken as it came."""
+
     def show_due(self) -> None:
         """Show what is due now."""
         self._show(sum(at <= self.clock.now for at in self.held))
