@@ -104,13 +104,17 @@ async def test_help_names_every_option_once() -> None:
         ("uma-cli", ["--tools", "pyproject.toml", "hi"], "pyproject.toml is not JSON"),
         ("uma-cli", ["--tools", "/dev/null", "hi"], "/dev/null is not JSON"),
         ("uma-cli", ["--raw", "--tools", "t.json", "hi"], "--tools needs --chat"),
-        ("uma-cli", ["--prompt", "a", "b"], "keep one of them"),
+        ("uma-cli", ["--prompt", "a", "b"], "omit one of them"),
         ("uma-cli", ["--raw", "--system", "a", "b"], "--system needs --chat"),
-        ("uma-cli", ["--metrics", "b"], "--metrics asks nothing"),
+        ("uma-cli", ["--metrics", "b"], "--metrics sends no prompt"),
         ("uma-cli", ["--socket", "/x"], 'Try: uma-trio run --socket /x "Tell me a story'),
         ("uma-trio", ["metrics", "--watch", "0"], "--watch"),
-        ("uma-trio", ["metrics", "--prometheus", "--json"], "leave out --json"),
-        ("uma-trio", ["metrics", "--prometheus", "--watch", "1"], "leave out --json and --watch"),
+        ("uma-trio", ["metrics", "--prometheus", "--json"], "combined with --json"),
+        (
+            "uma-trio",
+            ["metrics", "--prometheus", "--watch", "1"],
+            "combined with --json or --watch",
+        ),
         ("uma-trio", ["explain", "--ticks", "1001"], "0 to 1000"),
         ("uma-trio", ["explain", "0"], "no handle"),
         ("uma-trio", ["explain", "it"], "it"),
@@ -438,12 +442,12 @@ def test_doctor_says_what_twice_the_memory_would_have_saved() -> None:
     (fine,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 7})
     assert (fine.weight, fine.fix) == ("ok", "")
     assert fine.what == (
-        "the daemon that runs computed 60% of 10,000 prompt tokens; the others were there, and 2 GB "
-        "are saved now"
+        "the running daemon computed 60% of 10,000 prompt tokens; the others were cached; "
+        "saved prefixes take 2 GB"
     )
     (more,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 20})
     assert more.weight == "slow"
-    assert more.what.endswith("twice the --prefix-ram would have saved 13% more")
+    assert more.what.endswith("twice the --prefix-ram would have cached 13% more")
     (all_of_it,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 9000})
     assert all_of_it.what.endswith("60% more"), "no more than was computed"
     assert judge_prefix({"prompt_tokens_total": 10}) == judge_prefix({}) == []
@@ -467,7 +471,7 @@ def test_doctor_names_processor_features_that_are_not_used() -> None:
     assert slow.weight == "slow"
     assert slow.what.endswith("AVX2 FMA")
     *_, broken = compare_features({"AMX_INT8": "miscompiled"}, frozenset({"amx_int8"}))
-    assert (broken.weight, "a GCC that gets it wrong" in broken.what) == ("slow", True)
+    assert (broken.weight, "a GCC that miscompiles AMX" in broken.what) == ("slow", True)
     everything = compare_features({"AVX": "1", "AVX2": "1"}, frozenset({"avx", "avx2"}))
     assert all(finding.weight == "ok" for finding in everything)
 
@@ -537,7 +541,7 @@ def test_doctor_leaves_scores_on_a_gpu_and_of_a_quantised_cache_out() -> None:
     [
         (-1, ["Big GPU"], "ok", "all 9 on Big GPU"),
         (4, ["Big GPU"], "slow", "4 of 9 on Big GPU; the CPU computes the rest"),
-        (0, ["Big GPU"], "slow", "all 9 on the CPU, by --gpu-layers 0, though there is Big GPU"),
+        (0, ["Big GPU"], "slow", "all 9 on the CPU because of --gpu-layers 0; available: Big GPU"),
         (4, [], "slow", "all 9 on the CPU: --gpu-layers 4, and llama.cpp finds no GPU"),
         (-1, [], "ok", "all 9 on the CPU"),
     ],

@@ -64,7 +64,7 @@ def test_metrics_are_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) -> N
     assert "stop 39  length 50  cancelled 0  error 0" in whole
     assert all(len(row) <= width for row in rows)
     assert ("docs/METRICS.md" in last) == (width == 80)
-    assert ("Tokens in the last batch" in whole) == (width == 120)
+    assert ("llama_decode, last batch" in whole) == (width == 120)
 
 
 def test_a_unit_that_says_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,10 +69,10 @@ def test_every_kind_of_memory_answers_the_same_with_the_cache(shape: Shape, tmp_
 @pytest.mark.parametrize(
     ("preset", "says"),
     [
-        ("tiny", "any beginning of a prompt can be used again"),
-        ("window-tiny", "some layers look back 32 tokens, which have to be there"),
-        ("recurrent-tiny", "a state that cannot go back: every prompt is computed whole"),
-        ("hybrid-tiny", "a state that cannot go back: every prompt is computed whole"),
+        ("tiny", "on; saved prefixes take up to"),
+        ("window-tiny", "some layers have a window of 32 tokens, which must be complete"),
+        ("recurrent-tiny", "state cannot go back to an earlier token"),
+        ("hybrid-tiny", "state cannot go back to an earlier token"),
     ],
 )
 def test_doctor_says_what_the_memory_itself_says(preset: str, says: str, tmp_path: Path) -> None:

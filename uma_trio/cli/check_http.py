@@ -15,15 +15,15 @@ def check_http(config: Config) -> list[Finding]:
     """See whether HTTP could be served as the settings say, or is being served."""
     address = config.http_address
     if address is None:
-        return [Finding("http", "ok", "off; --http 8080 serves applications that speak OpenAI")]
+        return [Finding("http", "ok", "off; --http 8080 serves programs that use OpenAI's API")]
     if address.path:
         (found,) = check_socket(Path(address.path))
         return [Finding("http", found.weight, found.what, found.fix)]
     from uma_trio.wiring_http import http_settings
 
     if not address.is_loopback and config.http_key_file is None:
-        what = f"{address.url} can be reached by others, and there is no key"
-        return [Finding("http", "blocks", what, "--http-key-file, or leave the host out")]
+        what = f"other machines can reach {address.url}, and there is no key"
+        return [Finding("http", "blocks", what, "set --http-key-file, or omit the host")]
     try:
         http_settings(config)
     except ConfigError as error:
@@ -40,4 +40,6 @@ def _port(address: Address) -> Finding:
     except PortUnusable as error:
         if unreachable(address) is None:
             return Finding("http", "ok", f"{address.url} is served by a daemon")
-        return Finding("http", "blocks", str(error), "choose another --http, or end what is there")
+        return Finding(
+            "http", "blocks", str(error), "choose another --http, or stop the program that uses it"
+        )

@@ -32,13 +32,13 @@ def judge_prefix(metrics: Mapping[str, Any]) -> list[Finding]:
     # A page that was evicted was computed again, so that it is among the computed tokens.
     more = min(PAGE * pages, computed) / asked
     what = (
-        f"the daemon that runs computed {1 - there / asked:.0%} of {asked:,} prompt tokens; the others "
-        f"were there, and {size(metrics.get('prefix_bytes', 0))} are saved now"
+        f"the running daemon computed {1 - there / asked:.0%} of {asked:,} prompt tokens; the others "
+        f"were cached; saved prefixes take {size(metrics.get('prefix_bytes', 0))}"
     )
     if more < WORTH_SAYING:
         return [Finding("prefix cache", "ok", what)]
-    what += f"; twice the --prefix-ram would have saved {more:.0%} more"
-    return [Finding("prefix cache", "slow", what, "a larger --prefix-ram, if memory is to spare")]
+    what += f"; twice the --prefix-ram would have cached {more:.0%} more"
+    return [Finding("prefix cache", "slow", what, "set a larger --prefix-ram, if memory is free")]
 
 
 def _metrics(path: Path) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Finding:
 
 @frozen
 class Probe:
-    """What llama.cpp said of itself; `info` is empty where it did not load."""
+    """What llama.cpp reports about itself; `info` is empty if it cannot be loaded."""
 
     status: int
     info: Mapping[str, Any]
@@ -104,11 +104,11 @@ def check_llama(probe: Probe) -> list[Finding]:
     backends = ", ".join(features) or "none"
     found = [Finding("llama.cpp", "ok", f"{version}; backends {backends}; can compute on {where}")]
     if info["gpu_offload"] and not gpus:
-        fix = "check the driver (nvidia-smi, vulkaninfo, rocminfo), or leave it: the CPU is used"
-        what = "compiled for a GPU, and none is found"
+        fix = "check the driver (nvidia-smi, vulkaninfo, rocminfo); without a GPU the CPU is used"
+        what = "compiled for a GPU, but no GPU is found"
         found.append(Finding("llama.cpp", "slow", what, fix))
     if not info["gpu_offload"] and (flag := _flag_for_gpu()):
-        what = "compiled for the CPU alone, and this machine has a GPU's device file"
+        what = "compiled for the CPU only, but this machine has a GPU's device file"
         fix = f"export CMAKE_ARGS={flag} && make setup (README, GPU)"
         found.append(Finding("llama.cpp", "slow", what, fix))
     return [*found, *compare_features(features.get("CPU", {}), cpu_features())]
@@ -126,19 +126,21 @@ def compare_features(compiled: Mapping[str, str], present: frozenset[str]) -> li
     found = [Finding("CPU features", "ok", f"in use: {' '.join(used) or 'none'}")]
     if compiled.get("AMX_INT8") == "miscompiled":
         unused.remove("AMX_INT8")
-        what = "AMX was compiled in by a GCC that gets it wrong, so it and repacking are left out"
-        fix = "use GCC 12.4, 13.3, 14 or clang, or leave AMX out as `make setup` does"
+        what = "compiled with a GCC that miscompiles AMX, so AMX and repacking are disabled"
+        fix = "use GCC 12.4, 13.3, 14 or clang, or build without AMX as `make setup` does"
         found.append(Finding("CPU features", "slow", what, fix))
     if "AMX_INT8" in unused:
         # Deliberate where setup.py met a compiler that gets AMX wrong.
         unused.remove("AMX_INT8")
-        found.append(Finding("CPU features", "ok", "AMX is there and not compiled in"))
+        found.append(
+            Finding("CPU features", "ok", "the processor has AMX; the build does not use it")
+        )
     if unused:
-        what = f"there and not compiled in, so it runs slower than it could: {' '.join(unused)}"
+        what = f"not used by this build, which is slower for it: {' '.join(unused)}"
         fix = f"unset SOURCE_DATE_EPOCH and GGML_NATIVE=OFF in CMAKE_ARGS, then {_REBUILD}"
         found.append(Finding("CPU features", "slow", what, fix))
     if os.environ.get("SOURCE_DATE_EPOCH"):
-        what = "SOURCE_DATE_EPOCH is set: a build of llama.cpp would use no CPU feature at all"
+        what = "SOURCE_DATE_EPOCH is set: a build of llama.cpp would use no CPU features"
         found.append(Finding("build", "slow", what, "unset SOURCE_DATE_EPOCH before building"))
     return found
 
@@ -147,8 +149,8 @@ def _cannot_load(status: int, stderr: str) -> Finding:
     if status == -signal.SIGILL:
         what = "llama.cpp was compiled for another processor and cannot run on this one"
         return Finding("llama.cpp", "blocks", what, _REBUILD)
-    last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return Finding("llama.cpp", "blocks", f"does not load (status {status}): {last}", _REBUILD)
+    last = (stderr.strip().splitlines() or ["no message"])[-1]
+    return Finding("llama.cpp", "blocks", f"cannot be loaded (status {status}): {last}", _REBUILD)
 
 
 def check_policy(config: Config) -> list[Finding]:
@@ -174,10 +176,10 @@ def _socket(path: Path) -> Finding:
         return Finding("socket", "blocks", problem, "choose a shorter --socket")
     folder = path.parent
     if not folder.is_dir():
-        what = f"there is no folder {folder}"
+        what = f"the folder {folder} does not exist"
         return Finding("socket", "blocks", what, f"mkdir -p {folder}, or choose another --socket")
     if not os.access(folder, os.W_OK | os.X_OK):
-        what = f"{folder} is a folder that this user cannot write to"
+        what = f"this user cannot write to the folder {folder}"
         return Finding(
             "socket", "blocks", what, "change its permissions, or choose another --socket"
         )
@@ -185,12 +187,12 @@ def _socket(path: Path) -> Finding:
         info = path.lstat()
     except OSError:
         if _locked(path):
-            what = f"{path} is not there and taken: a daemon is starting, or its socket was removed"
-            fix = "wait a moment; if that changes nothing, restart that daemon"
+            what = f"{path} does not exist but is locked: a daemon is starting, or its socket was removed"
+            fix = "wait a moment; if the message stays, restart that daemon"
             return Finding("socket", "blocks", what, fix)
         return Finding("socket", "ok", f"{path} is free")
     if not stat.S_ISSOCK(info.st_mode):
-        what = f"{path} is there and is not a socket"
+        what = f"{path} exists and is not a socket"
         return Finding("socket", "blocks", what, "move it away, or choose another --socket")
     if info.st_uid != os.geteuid():
         what = f"{path} belongs to user {info.st_uid}"
@@ -275,13 +277,13 @@ def _prefix_cache(config: Config, header: GgufHeader) -> Finding:
 
     budget = prefix_bytes(config)
     if not budget:
-        return Finding("prefix cache", "ok", "off, by --prefix-ram 0")
+        return Finding("prefix cache", "ok", "off, because of --prefix-ram 0")
     if not attention_only(header):
-        what = "this model keeps a state that cannot go back: every prompt is computed whole"
+        what = "off: the model's state cannot go back to an earlier token"
         return Finding("prefix cache", "ok", what)
-    what = f"any beginning of a prompt can be used again; saved ones take up to {size(budget)}"
+    what = f"on; saved prefixes take up to {size(budget)}"
     if window := sliding_window(header):
-        what += f"; some layers look back {window} tokens, which have to be there"
+        what += f"; some layers have a window of {window} tokens, which must be complete"
     return Finding("prefix cache", "ok", what)
 
 
@@ -294,14 +296,14 @@ def _layers(placement: Placement, config: Config, devices: Sequence[str]) -> Fin
         what = (
             f"{placement.offloaded} of {layers} on {placement.devices}; the CPU computes the rest"
         )
-        fix = "leave --gpu-layers out if they fit; if not, a smaller model or --n-ctx"
+        fix = "omit --gpu-layers if all layers fit; otherwise use a smaller model or --n-ctx"
         return Finding("layers", "slow", what, fix)
     if devices:
-        what = f"all {layers} on the CPU, by --gpu-layers 0, though there is {', '.join(devices)}"
-        return Finding("layers", "slow", what, "leave --gpu-layers out")
+        what = f"all {layers} on the CPU because of --gpu-layers 0; available: {', '.join(devices)}"
+        return Finding("layers", "slow", what, "omit --gpu-layers")
     if wanted > 0:
         what = f"all {layers} on the CPU: --gpu-layers {wanted}, and llama.cpp finds no GPU"
-        return Finding("layers", "slow", what, "install it for the GPU (README, GPU)")
+        return Finding("layers", "slow", what, "build llama.cpp for the GPU (README, GPU)")
     return Finding("layers", "ok", f"all {layers} on the CPU")
 
 
@@ -312,7 +314,7 @@ def _judge_memory(weights: int, context: int, room: int, fewer: str) -> Finding:
     if need <= room:
         return Finding("memory", "ok", f"{size(need)} needed ({spare}), {size(room)} available")
     what = f"{size(need)} needed ({spare}), only {size(room)} available"
-    fix = f"a smaller --n-ctx, {fewer}, a smaller model, or close other programs"
+    fix = f"use a smaller --n-ctx, {fewer} or a smaller model, or close other programs"
     weight: Weight = "blocks" if context + _SPARE_MEMORY > room else "slow"
     return Finding("memory", weight, what, fix)
 
@@ -324,7 +326,7 @@ def _check_mlock(config: Config, weights: int) -> list[Finding]:
     if soft == resource.RLIM_INFINITY or soft >= weights:
         return [Finding("mlock", "ok", "the limit on locked memory is high enough")]
     what = f"--mlock needs {size(weights)} of locked memory, the limit is {size(soft)}"
-    return [Finding("mlock", "slow", what, "ulimit -l unlimited, or leave --mlock out")]
+    return [Finding("mlock", "slow", what, "ulimit -l unlimited, or omit --mlock")]
 
 
 def check_limits(config: Config) -> list[Finding]:
@@ -336,7 +338,7 @@ def check_limits(config: Config) -> list[Finding]:
     within = f", {quota:g} of processor time" if quota is not None else ""
     if threads <= cores:
         return [*found, Finding("threads", "ok", f"{threads} of {cores} physical cores{within}")]
-    what = f"--threads {threads} on {cores} physical cores{within}: they wait for each other"
+    what = f"--threads {threads} on {cores} physical cores{within}: threads wait for each other"
     return [*found, Finding("threads", "slow", what, f"--threads {cores}")]
 
 
@@ -348,5 +350,5 @@ def judge_files(max_sessions: int, most: int) -> Finding:
     if most >= need:
         return Finding("open files", "ok", f"{need} needed, {most} allowed")
     what = f"--max-sessions {max_sessions} needs {need} open files, {most} are allowed"
-    fix = "fewer --max-sessions, or a higher hard limit (ulimit -Hn, as root)"
+    fix = "set fewer --max-sessions, or a higher hard limit (ulimit -Hn, as root)"
     return Finding("open files", "slow", what, fix)

@@ -43,15 +43,15 @@ _UNDER_WAY = 8  # tokens that each of the three has before the fourth comes
 def demo(
     *,
     model: Annotated[
-        str | None, Parameter(help="A GGUF file instead of the bundled one.", metavar="PATH")
+        str | None, Parameter(help="A GGUF file instead of the bundled model.", metavar="PATH")
     ] = None,
     plain: Annotated[
-        bool | None, Parameter(help="Lines instead of panes; the default without a terminal.")
+        bool | None, Parameter(help="Print lines instead of panes; the default without a terminal.")
     ] = None,
 ) -> int:
     """Start a private daemon and watch four clients stream at once.
 
-    Exit status: 0 if all four got their answer and the daemon stopped cleanly.
+    Exit status: 0 if all four clients got their answers and the daemon stopped cleanly.
     """
     lines = plain if plain is not None else not sys.stdout.isatty() or bool(os.environ.get("CI"))
     return attempt(_demo, model, lines)

@@ -22,40 +22,51 @@ from uma_trio.config import settings
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 
-_ModelFlag = Annotated[str | None, Parameter(help="The model to judge; UMA_MODEL.", metavar="PATH")]
-_SocketFlag = Annotated[
-    str | None, Parameter(help="The socket to look at; UMA_SOCK.", metavar="PATH")
+_ModelFlag = Annotated[
+    str | None, Parameter(help="The model to check. Environment: UMA_MODEL.", metavar="PATH")
 ]
-_ConfigFlag = Annotated[str | None, Parameter(help="A YAML file; UMA_CONFIG.", metavar="FILE")]
+_SocketFlag = Annotated[
+    str | None, Parameter(help="The socket to check. Environment: UMA_SOCK.", metavar="PATH")
+]
+_ConfigFlag = Annotated[
+    str | None,
+    Parameter(help="A YAML file with settings. Environment: UMA_CONFIG.", metavar="FILE"),
+]
 _HttpFlag = Annotated[
-    str | None, Parameter(help="The HTTP address to look at; UMA_HTTP.", metavar="[HOST:]PORT")
+    str | None,
+    Parameter(help="The HTTP address to check. Environment: UMA_HTTP.", metavar="[HOST:]PORT"),
 ]
 _ParallelFlag = Annotated[
     str | None,
-    Parameter(help="The slots to reckon with; each number has its own --cost.", metavar="N"),
+    Parameter(
+        help="The number of slots to assume; --cost has a separate measurement for each number.",
+        metavar="N",
+    ),
 ]
 _TemplateFlag = Annotated[
     str | None,
     Parameter(
-        help="Only tell how a model calls tools and reasons, from its chat template; a GGUF file or a "
-        "template of its own.",
+        help="Only print how the model writes tool calls and reasoning, from its chat template: a "
+        "GGUF file or a template file.",
         metavar="FILE",
     ),
 ]
 _CostFlag = Annotated[
     bool,
     Parameter(
-        help="Only tell what a tick of so many tokens takes on this machine; loads the model.",
+        help="Only print the time of a tick by its number of tokens on this machine. Loads the "
+        "model.",
         negative="",
     ),
 ]
 _FreshFlag = Annotated[
-    bool, Parameter(help="With --cost: measure anew what was measured before.", negative="")
+    bool,
+    Parameter(help="With --cost: measure again instead of using stored measurements.", negative=""),
 ]
 _DraftFlag = Annotated[
     str | None,
     Parameter(
-        help="Only tell whether a small model that guesses would pay on this machine; loads both.",
+        help="Only print whether this draft model would pay on this machine. Loads both models.",
         metavar="FILE",
     ),
 ]
@@ -67,7 +78,7 @@ def doctor(
     *,
     model: _ModelFlag = None,
     socket: _SocketFlag = None,
-    n_ctx: Annotated[str | None, Parameter(help="The context to reckon with.", metavar="N")] = None,
+    n_ctx: Annotated[str | None, Parameter(help="The context size to assume.", metavar="N")] = None,
     parallel: _ParallelFlag = None,
     http: _HttpFlag = None,
     config: _ConfigFlag = None,
@@ -77,9 +88,9 @@ def doctor(
     draft_model: _DraftFlag = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> int:
-    """Look for what would keep the daemon from running, or from running fast.
+    """Find problems that would stop or slow the daemon, and print their fixes.
 
-    Exit status: 0 if nothing blocks, 1 if something does.
+    Exit status: 0 if the daemon can run, 1 if a problem prevents it.
     """
     flags = {
         "model": model,
@@ -102,7 +113,7 @@ def doctor(
 
         return show_template(Path(template), as_json=json)
     if fresh:
-        complain("--fresh goes with --cost.")
+        complain("--fresh needs --cost.")
         return USAGE
     findings = examine(flags)
     if json:

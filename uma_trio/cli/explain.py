@@ -41,13 +41,13 @@ def explain(
     ticks: Annotated[
         int | None,
         Parameter(
-            help="How many ticks to show: around the worst gap of the request, or the latest."
+            help="The number of ticks to show: around the worst gap of the request, or else the latest."
         ),
     ] = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
     socket: SocketFlag = None,
 ) -> int:
-    """Show how the latest requests spent their time, or tell the story of one."""
+    """Show how the latest requests spent their time, or the timeline of one request."""
     if request is not None and not 1 <= request < 1 << 63:
         complain(f"{request} is no handle of a request; `uma-trio explain` lists them.")
         return USAGE

@@ -24,19 +24,22 @@ _PATIENCE_S = 5.0
 
 def launch(
     *program: Annotated[
-        str, Parameter(help="What to run, with its arguments.", allow_leading_hyphen=True)
+        str, Parameter(help="The program to run, with its arguments.", allow_leading_hyphen=True)
     ],
     http: Annotated[
         str | None,
-        Parameter(help="Where the daemon serves HTTP; UMA_HTTP, or 8080.", metavar="[HOST:]PORT"),
+        Parameter(
+            help="The daemon's HTTP address; default 8080. Environment: UMA_HTTP.",
+            metavar="[HOST:]PORT",
+        ),
     ] = None,
     http_key_file: Annotated[
-        str | None, Parameter(help="Its keys; the first is used.", metavar="FILE")
+        str | None, Parameter(help="The daemon's key file; the first key is used.", metavar="FILE")
     ] = None,
 ) -> int:
     """Run a program with OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like set to the daemon.
 
-    Our own flags come before the program; what stands behind it is the program's.
+    Flags before the program belong to uma-trio; everything after it belongs to the program.
     """
     if not program:
         complain("Name a program to run, as in: uma-trio launch aider --model openai/local")
@@ -48,7 +51,9 @@ def launch(
         config = settings.load({"http": DEFAULT_PORT, "http_key_file": http_key_file}, env)
     address = config.http_address
     if address is None or address.path:
-        complain("Programs need a port: serve --http PORT, not a Unix socket.")
+        complain(
+            "Programs need a TCP port: start the daemon with --http PORT, not with a Unix socket."
+        )
         return USAGE
     if (why := unreachable(address)) is not None:
         complain(f"No daemon at {address.url}: {why}")

@@ -32,21 +32,21 @@ _LEAST_ROOM = 30  # columns; less would cut every explanation
 
 def metrics(
     *,
-    json: Annotated[bool, Parameter(help="Print JSON, one line each time.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print one line of JSON each time.", negative="")] = False,
     prometheus: Annotated[
         bool, Parameter(help="Print Prometheus' text format, once.", negative="")
     ] = False,
     watch: Annotated[
-        float | None, Parameter(help="Again every so many seconds, until Ctrl-C.")
+        float | None, Parameter(help="Repeat at this interval in seconds, until Ctrl-C.")
     ] = None,
     socket: SocketFlag = None,
 ) -> int:
-    """Show the daemon's figures, once or repeatedly."""
+    """Show the daemon's metrics, once or repeatedly."""
     if watch is not None and not 0.1 <= watch <= 86_400:
         complain(f"--watch: {watch:g} is out of range, 0.1 to 86400 seconds.")
         return USAGE
     if prometheus and (json or watch is not None):
-        complain("--prometheus is one text by itself; leave out --json and --watch.")
+        complain("--prometheus cannot be combined with --json or --watch.")
         return USAGE
     show = partial(_show, clear=watch is not None)
     write = _write_prometheus if prometheus else print_json if json else show

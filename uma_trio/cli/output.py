@@ -19,7 +19,9 @@ from uma_trio.config.options import CONFIG_ENV, Config
 if TYPE_CHECKING:
     from rich.console import Console
 
-SocketFlag = Annotated[str | None, Parameter(help="The daemon's socket; UMA_SOCK.", metavar="PATH")]
+SocketFlag = Annotated[
+    str | None, Parameter(help="The daemon's socket. Environment: UMA_SOCK.", metavar="PATH")
+]
 
 OK = 0
 USAGE = 1

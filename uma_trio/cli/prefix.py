@@ -30,22 +30,20 @@ _LONGEST_S = 86_400
 
 def prefix(
     action: Annotated[
-        Literal["list", "clear", "pin"], Parameter(help="What to do; list changes nothing.")
+        Literal["list", "clear", "pin"], Parameter(help="list, clear or pin.")
     ] = "list",
     session: Annotated[
-        str | None, Parameter(help="With pin: the conversation whose latest turn is kept.")
+        str | None, Parameter(help="With pin: the conversation whose latest turn is pinned.")
     ] = None,
     /,
     *,
-    seconds: Annotated[
-        int, Parameter(help="With pin: for how long, before all else; 0 ends it.")
-    ] = 300,
+    seconds: Annotated[int, Parameter(help="With pin: the duration; 0 removes the pin.")] = 300,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
     socket: SocketFlag = None,
 ) -> int:
-    """Show what the daemon keeps of your prompts, drop it, or pin a conversation."""
+    """List or clear the cached prefixes of your prompts, or pin a conversation."""
     if (session is not None) != (action == "pin"):
-        complain("pin goes with a session, and list and clear go without one.")
+        complain("pin needs a session; list and clear take none.")
         return USAGE
     if not 0 <= seconds <= _LONGEST_S:
         complain(f"--seconds: {seconds} is out of range, 0 to {_LONGEST_S}.")

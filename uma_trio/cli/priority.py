@@ -15,7 +15,7 @@ def priority(
     request: Annotated[
         int, Parameter(help="The daemon's handle of a request, as `uma-trio ps` shows it.")
     ],
-    lane: Annotated[Lane, Parameter(help="Where it goes; background yields to who reads.")],
+    lane: Annotated[Lane, Parameter(help="The lane to move it to.")],
     /,
     *,
     socket: SocketFlag = None,

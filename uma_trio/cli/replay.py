@@ -20,17 +20,17 @@ _NO_TRACE = "it is no trace, which `uma-trio serve --trace FILE` writes"
 
 
 def replay(
-    file: Annotated[Path, Parameter(help="What `uma-trio serve --trace` wrote.")],
+    file: Annotated[Path, Parameter(help="A trace that `uma-trio serve --trace` wrote.")],
     /,
     *,
     policy: Annotated[
-        str | None, Parameter(help="Compare with this policy instead of the one that was traced.")
+        str | None, Parameter(help="Compare with this policy instead of the recorded one.")
     ] = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> int:
-    """Plan every tick of a trace again, and say whether the plans are the same.
+    """Plan every tick of a trace again and compare the plans.
 
-    Exit status: 0 if all are, 1 at the first that is not, 2 if they cannot be compared.
+    Exit status: 0 if all plans are equal, 1 at the first difference, 2 if nothing can be compared.
     """
     from uma_trio.policy.find import find_policy
     from uma_trio.policy.pipeline import PolicyError

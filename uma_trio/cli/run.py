@@ -1,7 +1,7 @@
-"""`uma-trio run` and `uma-cli`: one prompt, the answer as it comes, and what it cost.
+"""`uma-trio run` and `uma-cli`: send one prompt, print the answer and its figures.
 
-The text goes to standard output and nothing else does; figures go to standard error, and only
-if somebody looks there. Ctrl-C ends the request in the daemon before it ends us.
+Only the text goes to standard output. Figures go to standard error, if that is a terminal. Ctrl-C
+cancels the request in the daemon before this program ends.
 """
 
 from __future__ import annotations
@@ -46,102 +46,132 @@ if TYPE_CHECKING:
 class Asking:
     """The flags that `uma-trio run` and `uma-cli` share."""
 
-    prompt: Annotated[str | None, Parameter(help="The prompt, instead of words or stdin.")] = None
-    system: Annotated[str | None, Parameter(help="A system message; implies --chat.")] = None
+    prompt: Annotated[
+        str | None, Parameter(help="The prompt, instead of words or standard input.")
+    ] = None
+    system: Annotated[str | None, Parameter(help="A system message. Implies --chat.")] = None
     max_tokens: Annotated[
         int | None,
-        Parameter(help="Stop after this many tokens; left out, the daemon says how many."),
+        Parameter(
+            help="The maximum number of tokens of the answer; default: the daemon's --max-tokens."
+        ),
     ] = None
     temperature: Annotated[
         float,
         Parameter(
             name=("--temperature", "--temp"),
-            help="0, the default, takes the likeliest token; more is more random.",
+            help="The sampling temperature. 0, the default, always takes the most likely token.",
         ),
     ] = 0.0
     top_p: Annotated[
-        float, Parameter(help="Sample from the likeliest that sum to this; 1, the default, is all.")
+        float,
+        Parameter(
+            help="Sample from the most likely tokens whose probabilities sum to this; 1, the default, is "
+            "off."
+        ),
     ] = 1.0
     top_k: Annotated[
-        int, Parameter(help="Sample from this many likeliest; 0, the default, is all.")
+        int, Parameter(help="Sample from this many most likely tokens; 0, the default, is off.")
     ] = 0
     min_p: Annotated[
-        float, Parameter(help="Leave out what is this much less likely than the likeliest.")
+        float,
+        Parameter(
+            help="Leave out tokens with less than this share of the most likely token's probability; 0, "
+            "the default, is off."
+        ),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Parameter(help="Off the logits of tokens that the answer has, -2 to 2.")
+        float,
+        Parameter(
+            help="Subtracted from the logit of each token that occurs in the answer, -2 to 2."
+        ),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Parameter(help="The same for each time that it has them, -2 to 2.")
+        float,
+        Parameter(help="Subtracted once for each occurrence of the token in the answer, -2 to 2."),
     ] = 0.0
     repeat_penalty: Annotated[
-        float, Parameter(help="Divides the logits of recent tokens; 1, the default, is off.")
+        float,
+        Parameter(
+            help="Divides the positive logits of recent tokens and multiplies the negative ones; 1, the "
+            "default, is off."
+        ),
     ] = 1.0
     repeat_last_n: Annotated[
-        int, Parameter(help="So many tokens of prompt and answer are recent; -1 is all.")
+        int,
+        Parameter(
+            help="The number of latest tokens of prompt and answer that count as recent; -1 is all."
+        ),
     ] = 64
-    min_tokens: Annotated[int, Parameter(help="Do not let the model end the answer before.")] = 0
-    seed: Annotated[int | None, Parameter(help="The same seed gives the same answer.")] = None
+    min_tokens: Annotated[
+        int, Parameter(help="The model cannot end the answer before this many tokens.")
+    ] = 0
+    seed: Annotated[
+        int | None, Parameter(help="The seed of the draws. The same seed gives the same answer.")
+    ] = None
     n: Annotated[
         int,
-        Parameter(help="So many answers, each under a line of its own; the prompt counts once."),
+        Parameter(
+            help="The number of answers, each printed under a heading; the prompt is computed once."
+        ),
     ] = 1
     stop: Annotated[
-        tuple[str, ...], Parameter(help="End before this text; up to 8 times.", negative="")
+        tuple[str, ...],
+        Parameter(help="End the answer before this text; may be given up to 8 times.", negative=""),
     ] = ()
     schema: Annotated[
-        Path | None, Parameter(help="A file with a JSON Schema that the answer is an instance of.")
+        Path | None, Parameter(help="A file with a JSON Schema; the answer is an instance of it.")
     ] = None
     grammar: Annotated[
-        Path | None, Parameter(help="A file with a grammar for the answer, GBNF or Lark.")
+        Path | None, Parameter(help="A file with a grammar (GBNF or Lark); the answer matches it.")
     ] = None
     tools: Annotated[
         Path | None,
         Parameter(
             help="A file with a JSON list of functions that the model may call, each with name, "
-            "description and parameters; its calls are printed behind the text, a line of JSON each."
+            "description and parameters. The calls are printed after the text, one line of JSON "
+            "each."
         ),
     ] = None
     tool_choice: Annotated[
         Literal["auto", "required", "none"],
-        Parameter(help="required: the answer is a call; none: it is not."),
+        Parameter(help="auto: the model may call; required: it must call; none: it does not call."),
     ] = "auto"
     stream: Annotated[
-        bool, Parameter(help="Print the answer as it comes, or all of it at its end.")
+        bool, Parameter(help="Print the answer as it is generated, or all of it at the end.")
     ] = True
     priority: Annotated[
         Lane,
-        Parameter(help="Whether a person is waiting; the default is yes."),
+        Parameter(help="The lane: interactive if a person waits for the answer, else background."),
     ] = "interactive"
     session: Annotated[str | None, Parameter(help="The key of a conversation.")] = None
     cache: Annotated[
         str | None,
         Parameter(
-            help="Whose computed prompts may be used: private is this process's alone, any other "
-            "text is shared with who gives the same; the default is all of this user's."
+            help="Who shares cached prefixes with this request: private, this process only; any other "
+            "text, requests with the same text; default: every process of this user."
         ),
     ] = None
     speculation: Annotated[
         Speculation,
-        Parameter(
-            help="Which guesses at the answer are computed ahead, of those that the daemon allows."
-        ),
+        Parameter(help="Speculative decoding, up to the daemon's own setting."),
     ] = "auto"
     pace: Annotated[
         Pace,
         Parameter(
-            help="smooth: tokens may wait so that they come evenly while others use the machine; "
-            "asap: each comes when it is there."
+            help="smooth: tokens may be delayed to arrive at even intervals while other requests use the "
+            "machine; asap: each is sent when it is computed."
         ),
     ] = "smooth"
-    app: Annotated[str | None, Parameter(help="A label that `ps` shows.")] = None
+    app: Annotated[str | None, Parameter(help="The name of the program in `uma-trio ps`.")] = None
     socket: SocketFlag = None
     metrics: Annotated[
-        bool, Parameter(help="Print the daemon's metrics as JSON and ask nothing.", negative="")
+        bool,
+        Parameter(
+            help="Print the daemon's metrics as JSON instead of sending a prompt.", negative=""
+        ),
     ] = False
-    json: Annotated[
-        bool, Parameter(help="Print one JSON object at the end instead.", negative="")
-    ] = False
+    json: Annotated[bool, Parameter(help="Print one JSON object at the end.", negative="")] = False
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -195,7 +225,7 @@ Chat = Annotated[
     Parameter(
         name="--chat",
         negative="--raw",
-        help="Send a chat message for the model's template, or the prompt as it is.",
+        help="Send the prompt as a chat message through the model's chat template, or unchanged.",
     ),
 ]
 _NOTHING = Asking()
@@ -203,27 +233,25 @@ _NOTHING = Asking()
 
 Words = Annotated[
     str,
-    Parameter(
-        help="The prompt; or by --prompt, or standard input, which - stands for among words."
-    ),
+    Parameter(help="The prompt. The word - stands for standard input."),
 ]
 
 
 def run(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
-    """Send one prompt and print the answer as it comes.
+    """Send one prompt and print the answer as it is generated.
 
-    The prompt is the words, or --prompt, or standard input (one final line break is dropped).
-    The word - is standard input, too: git diff | uma-trio run "What does this change?" -
-    Without --chat or --raw the model's chat template is used if it has one.
+    The prompt is given as words, by --prompt, or on standard input (one final line break is dropped).
+    The word - stands for standard input: git diff | uma-trio run "What does this change?" -
+    Without --chat or --raw the model's chat template is used if there is one.
     """
     return _answer(words, chat, _labelled(asking, "uma-trio"))
 
 
 def cli(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
-    """Send one prompt, as it is unless --chat, and print the answer as it comes.
+    """Send one prompt, unchanged unless --chat is given, and print the answer as it is generated.
 
-    The prompt is the words, or --prompt, or standard input (one final line break is dropped).
-    Exit status: 0 ok, 1 bad arguments, 2 the server said no, 3 it was not reached, 130 Ctrl-C.
+    The prompt is given as words, by --prompt, or on standard input (one final line break is dropped).
+    Exit status: 0 success, 1 bad arguments, 2 refused by the daemon, 3 no daemon reached, 130 Ctrl-C.
     """
     chat = chat or (chat is None and _implies_chat(asking))
     return _answer(words, chat, _labelled(asking, "uma-cli"))
@@ -284,9 +312,9 @@ def _implies_chat(asking: Asking) -> bool:
 
 def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) -> str:
     if asking.metrics and (words or asking.prompt is not None):
-        return "--metrics asks nothing; leave the prompt out, or --metrics."
+        return "--metrics sends no prompt; omit the prompt or --metrics."
     if words and asking.prompt is not None:
-        return "There is a prompt in words and one in --prompt; keep one of them."
+        return "The prompt is given twice, as words and by --prompt; omit one of them."
     if asking.tools is not None and chat is False:
         return "--tools needs --chat: a raw prompt has no place for them."
     if chat is False and asking.system is not None:

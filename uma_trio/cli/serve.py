@@ -45,7 +45,7 @@ _SLOW_S = 1.0  # a load that takes longer deserves a progress bar
 def serve(**flags: object) -> int:
     """Load the model and serve it on a Unix socket, until Ctrl-C.
 
-    Options come from flags, then the environment, then --config, then the defaults.
+    Flags take precedence over the environment, the environment over --config, and --config over defaults.
     """
     config = settings.load(flags)
     from uma_trio.telemetry import log

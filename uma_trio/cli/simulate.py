@@ -40,10 +40,10 @@ _FIGURES = (
 )  # fmt: skip
 
 
-_WORKLOADS = "desk, storm, paste, fairness (all of them if none is named), or module:name."
-_MACHINES = "q4_0 (if none is named), q4_0-slow, q8_0, q4_k_m or h200."
-_DRAFTS = "none, the chance that a guess is right (0.7), or trace: as the trace's answers."
-_NOISE = "none, a standard deviation (0.02), or trace: as the trace's ticks scatter."
+_WORKLOADS = "desk, storm, paste, fairness, or module:name; default: the first four."
+_MACHINES = "q4_0 (the default), q4_0-slow, q8_0, q4_k_m or h200."
+_DRAFTS = "none; the probability that a guess is right (0.7); or trace, as recorded in the trace."
+_NOISE = "none; a standard deviation (0.02); or trace, as recorded in the trace."
 
 
 class _Refused(Exception):
@@ -60,27 +60,31 @@ Caps = tuple[float, ...]
 
 def simulate(
     *,
-    policy: Annotated[Names, Several, _flag("Names, or module:function.", "NAME")] = (
+    policy: Annotated[Names, Several, _flag("Policies, by name or module:function.", "NAME")] = (
         "baseline",
         "deadline",
     ),
     workload: Annotated[Names, Several, _flag(_WORKLOADS, "NAME")] = (),
-    cap: Annotated[Caps, Several, _flag("Latency caps of each policy.", "X")] = (1.2,),
+    cap: Annotated[Caps, Several, _flag("Latency caps to run each policy with.", "X")] = (1.2,),
     machine: Annotated[str | None, _flag(_MACHINES, "NAME")] = None,
-    cost: Annotated[Path | None, _flag("The machine of a daemon's cost file.", "FILE")] = None,
-    trace: Annotated[Path | None, _flag("The machine that a trace shows.", "FILE")] = None,
+    cost: Annotated[
+        Path | None, _flag("Simulate the machine of a daemon's cost file.", "FILE")
+    ] = None,
+    trace: Annotated[Path | None, _flag("Simulate the machine of a trace.", "FILE")] = None,
     noise: Annotated[str | None, _flag(_NOISE, "SIGMA")] = None,
     drafts: Annotated[str | None, _flag(_DRAFTS, "CHANCE")] = None,
-    seconds: Annotated[float, _flag("Virtual, of each run.")] = 60.0,
-    seeds: Annotated[int, _flag("Runs of each, one seed each.")] = 3,
-    seed: Annotated[int, _flag("The first of the seeds.")] = 0,
-    validate: Annotated[bool, _flag("With --trace: compare with what was measured.")] = False,
-    open: Annotated[bool, _flag("With --validate: each request at its own time.")] = False,  # noqa: A002
+    seconds: Annotated[float, _flag("Virtual seconds of each run.")] = 60.0,
+    seeds: Annotated[int, _flag("Runs of each case, one seed each.")] = 3,
+    seed: Annotated[int, _flag("The first seed.")] = 0,
+    validate: Annotated[
+        bool, _flag("With --trace: compare the simulation with the measured figures.")
+    ] = False,
+    open: Annotated[bool, _flag("With --validate: start requests as recorded.")] = False,  # noqa: A002
     json: Annotated[bool, _flag("Print JSON.")] = False,
 ) -> int:
-    """Compare policies in virtual time: no model, no daemon, and the same figures for a seed.
+    """Compare policies in virtual time, without a model or a daemon. A seed always gives the same figures.
 
-    Exit status: 0, with --validate 1 if a prediction is off, 2 if nothing could be simulated.
+    Exit status: 0 on success, 1 if --validate finds a prediction out of bounds, 2 if nothing was simulated.
     """
     from uma_trio.policy.pipeline import PolicyError
     from uma_trio.policy.portable import TraceError
