@@ -216,6 +216,17 @@ def test_ballast_is_left_out_now_and_then() -> None:
     assert deadline(evolve(now, tick=TRY_WITHOUT)).ballast == 0
 
 
+def test_others_ride_along_in_a_tick_that_only_ballast_makes_short_enough() -> None:
+    """Three rows take longer than the reader has, four do not: both decoders go on, with one row of ballast."""
+    views = (stream(shown_at=100.004), decoder(2, lane="background"), decoder(3, lane="background"))
+    now = evolve(situation(*views), spare_rows=1)
+    plan = deadline(now)
+    assert {item.key for item in plan.items} == {1, 2, 3}
+    assert plan.ballast == 1
+    assert plan.predicted_s < plan.limit.seconds < 0.0162
+    assert deadline(evolve(now, tick=TRY_WITHOUT)).ballast == 1, "no reader pays for the try"
+
+
 def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
     """One row that seemed to cost more than four gets its chance, and ballast ends."""
     believed = CostModel(Staircase((1, 4), (0.012, 0.0105)))

@@ -10,8 +10,8 @@ from uma_trio.policy.state import SchedulerState
 
 MOST_BALLAST = 3
 WORTH = 0.97  # below this part of the time without; measuring is no finer
-# One tick in so many goes without, or a step that was measured too high would never be corrected. Amid mixed
-# ticks only isolated ones tell what streams take alone: half of them go without, so many ticks in turn.
+# One tick in so many goes without, or a step that was measured too high would never be corrected; a mixed one
+# only where no reader notices. Amid mixed ticks only isolated ones tell what streams take alone: half of them go without, so many ticks in turn.
 TRY_WITHOUT, ISOLATED_IN_TURN = 256, 8
 
 
@@ -36,6 +36,15 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     if cost is None or not plan.items or plan.ballast:  # the size is held for drafts
         return plan
     room = min(state.spare_rows, min(state.n_batch, state.empty_cells) - plan.n_tokens)
-    best, _ = ballast_for(cost, planned_work(state, plan, captured=True), room)
+    work = planned_work(state, plan, captured=True)
+    best, _ = ballast_for(cost, work, room)
     in_turn = plan.limit.isolated and state.tick // ISOLATED_IN_TURN % 2
-    return evolve(plan, ballast=best) if best and state.tick % TRY_WITHOUT and not in_turn else plan
+    tries_without = in_turn or (
+        state.tick % TRY_WITHOUT == 0
+        and (not _is_mixed(state, plan) or cost.seconds(work) <= plan.limit.seconds)
+    )
+    return plan if tries_without or not best else evolve(plan, ballast=best)
+
+
+def _is_mixed(state: SchedulerState, plan: Plan) -> bool:
+    return any(item.key in state.best_effort for item in plan.items)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 
 from uma_trio.policy.cost import CostModel, level
+from uma_trio.policy.deadline.ballast import ballast_for
 from uma_trio.policy.deadline.candidates import Candidates
 from uma_trio.policy.state import SchedulerState
 
@@ -20,25 +21,32 @@ DEAD_BAND = 1.03  # a size in use is worth this much more than it is
 PROBE_EVERY = 64  # ticks
 
 
-def fitting(cost: CostModel, line: Candidates, most: int, limit_s: float) -> dict[int, float]:
+def fitting(
+    cost: CostModel, line: Candidates, most: int, limit_s: float, spare_rows: int
+) -> dict[int, float]:
     """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
 
     Sizes fill the tick up to a known step, or take all `most` that there are; none goes beyond
-    the largest step: nobody knows what it takes, and who comes meanwhile waits for it.
+    the largest step: nobody knows what it takes, and who comes meanwhile waits for it. Only a tick
+    of all `most` is priced with ballast: any other can have useful rows in its place.
     """
     total, endless = line.tick.tokens, math.isinf(limit_s)
     if total < cost.steps[-1]:
         most = min(most, cost.steps[-1] - total)
     took: dict[int, float] = {}
-    for size in [*(step - total for step in cost.steps if 0 < step - total < most), most]:
+    for size in [step - total for step in cost.steps if 0 < step - total < most]:
         # Most sizes are too large by their own step, before it is asked what they look back at.
         seconds = 0.0 if endless else cost.at_least(total + size)
         if seconds <= limit_s:
             seconds = cost.seconds(line.tick, *line.adds(size))
-        if seconds <= limit_s and size > 0:
+        if seconds <= limit_s:
             took[size] = seconds
         elif seconds > STEEPEST * limit_s:
-            break
+            return took
+    if most > 0:
+        _, seconds = ballast_for(cost, line.work(most), spare_rows)
+        if seconds <= limit_s:
+            took[most] = seconds
     return took
 
 

@@ -100,31 +100,32 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
         several = len(line.views) > 1
         return min(most, (cost.plateau if several else cost.quickest)(state.n_batch))
     seconds = max(limit.seconds, AIM * limit.newcomer_s)
-    return max(fitting(cost, line, most, seconds), default=0)
+    return max(fitting(cost, line, most, seconds, state.spare_rows), default=0)
 
 
 def _size(
     state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates, newcomers: int
 ) -> tuple[int, str]:
     """Return how many tokens of everyone else to compute, and why others get none."""
-    most = min(line.demand, state.n_batch - line.tick.tokens)
+    most, spare = min(line.demand, state.n_batch - line.tick.tokens), state.spare_rows
     if math.isinf(limit.seconds):
         # With no reader but a newcomer in the tick, only what makes it no longer.
         seconds = cost.seconds(line.tick) if newcomers else limit.brief_s
-        took = fitting(cost, line, most, seconds)
+        took = fitting(cost, line, most, seconds, spare)
         if not took and not newcomers:  # somebody has to go on
-            took = dict([*fitting(cost, line, most, math.inf).items()][:1])
+            took = dict([*fitting(cost, line, most, math.inf, spare).items()][:1])
         return sweet_spot(state, took, line.tick.tokens), "does not fit into this tick"
     if limit.grant:
-        return max(fitting(cost, line, most, limit.seconds - cost.recapture_s), default=0), TOO_LONG
+        granted_s = limit.seconds - cost.recapture_s
+        return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG
     begun, full = state.memory.guard.mixed, limit.seconds >= FULL * limit.reach_s
     if cost.recapture_s and not begun and limit.seconds < WORTH_A_CHANGE * limit.reach_s:
         return 0, SAVING
     seconds = limit.seconds if full else max(limit.seconds, limit.reach_s)
-    took = fitting(cost, line, most, seconds - cost.recapture_s)
+    took = fitting(cost, line, most, seconds - cost.recapture_s, spare)
     if not took:
         return 0, TOO_LONG
-    _, base_s = ballast_for(cost, line.tick, state.spare_rows)
+    _, base_s = ballast_for(cost, line.tick, spare)
     in_use = state.memory.served.tokens - line.tick.tokens
     kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
     best = _best(took, base_s, limit.step_s, cost.recapture_s + cost.change_s, in_use, kept=kept)
