@@ -18,7 +18,8 @@ from uma_trio.backend.fake import FakeBackend, FakeVocabulary, Fault
 from uma_trio.cli.draft import agreement, show_draft, verdict
 from uma_trio.config.options import Config
 from uma_trio.engine.drafts import Drafter
-from uma_trio.engine.drafts.model import PATIENCE, DraftModel
+from uma_trio.engine.drafts.failures import FIRST_REST_S, LONGEST_REST_S, PATIENCE, Failures
+from uma_trio.engine.drafts.model import DraftModel
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.step import Drawn, Outcome, Step
 from uma_trio.models import bundled_draft, bundled_model
@@ -195,6 +196,47 @@ def test_a_model_that_fails_again_and_again_is_left_alone() -> None:
     bench.run()
     assert sink.tokens == bench.expected("hello", 60)
     assert draft.decodes == PATIENCE
+    assert bench.metrics.snapshot()["draft_failures_total"] == PATIENCE
+
+
+def test_a_model_that_rests_is_asked_again_and_trusted_as_before_if_it_works() -> None:
+    """After a minute; nothing that it knew before it failed is taken to be there."""
+    now = [0.0]
+    failing = {n: Fault(DecodeStatus.COMPUTE_FAILED) for n in range(2, 2 + PATIENCE)}
+    draft = drafter_of(0, faults=failing)
+    model = DraftModel(draft, CHEAP, 260, lambda: now[0])
+    bench = Bench(
+        FakeBackend(n_slots=5, n_ctx=4000, n_rows=24),
+        deadline,
+        settings=EngineSettings(cost=FLAT, scratch_slots=1),
+        drafter=Drafter(model, FLAT),
+    )
+    _, sink = bench.submit("hello", 400)
+    while len(sink.tokens) < 100:
+        bench.ticks(1)
+    assert model.failures == PATIENCE
+    guessed, now[0] = drafted(bench)[1], FIRST_REST_S - 1.0
+    bench.ticks(40)
+    assert drafted(bench)[1] == guessed
+    now[0] = FIRST_REST_S + 1.0
+    bench.run()
+    assert sink.tokens == bench.expected("hello", 400)
+    assert drafted(bench)[1] > guessed + 50
+    assert model.failures == PATIENCE
+
+
+def test_rests_double_up_to_an_hour_until_it_works_for_as_long() -> None:
+    """One failure is enough for the next rest; a time without any makes up for all."""
+    failures, now = Failures(), 0.0
+    assert [failures.note(now) for _ in range(PATIENCE)] == [0.0] * (PATIENCE - 1) + [FIRST_REST_S]
+    rests = []
+    for _ in range(8):
+        now = failures.rests_until
+        rests.append(failures.note(now))
+    assert rests == [min(FIRST_REST_S * 2.0**n, LONGEST_REST_S) for n in range(1, 9)]
+    now = failures.rests_until + LONGEST_REST_S
+    assert [failures.note(now) for _ in range(PATIENCE)] == [0.0] * (PATIENCE - 1) + [FIRST_REST_S]
+    assert failures.total == 2 * PATIENCE + 8
 
 
 def test_prepared_ticks_are_not_given_up_for_a_model_that_has_failed() -> None:

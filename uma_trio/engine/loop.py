@@ -228,6 +228,7 @@ class Engine:
         self._commit()
         self._publisher.publish()
         tick_metrics.publish_load(self._metrics, self.registry)
+        self._metrics.draft_failures = self._drafter.failures
 
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error: the engine is gone. Its thread must have ended.

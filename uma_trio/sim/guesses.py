@@ -99,8 +99,10 @@ class SimulatedDrafter:
     """See :class:`uma_trio.engine.drafts.Drafting`: it knows what the model is about to say.
 
     What a guess is worth is known, and not learnt. A draft model `took` so long for a decode, which
-    `let_pass` lets pass.
+    `let_pass` lets pass. It never fails.
     """
+
+    failures = 0
 
     def __init__(
         self, backend: FakeBackend, took: Staircase | None, let_pass: Callable[[float], object]

@@ -106,6 +106,13 @@ PLANNING: tuple[Metric, ...] = (
         "source",
     ),
     Metric(
+        "draft_failures_total",
+        "counter",
+        "decodes",
+        "Failed decodes of the draft model. After three it rests for a minute, then for twice as "
+        "long each time, up to an hour.",
+    ),
+    Metric(
         "ballast_rows_total",
         "counter",
         "rows",

@@ -86,6 +86,7 @@ class Metrics:
         self.promise = PromiseFigures()
         self.playout = PlayoutFigures()
         self.prefix = PrefixFigures()  # replaced by the engine's thread
+        self.draft_failures = 0  # set by the engine's thread
         self._outcomes = dict.fromkeys(_OUTCOMES, 0)
         # Written by trio's thread.
         self._open = self._accepted = self._accept_failures = 0
@@ -338,6 +339,7 @@ class Metrics:
             "draft_accepted_total": sum(self._drafts_right.values()),
             "draft_rows_by_source_total": dict(self._drafts),
             "draft_accepted_by_source_total": dict(self._drafts_right),
+            "draft_failures_total": self.draft_failures,
             "batch_calls_total": self._batches,
             "batch_sequences_total": self._sequences,
             "longest_context": self._longest,

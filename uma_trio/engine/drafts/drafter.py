@@ -83,6 +83,11 @@ class Drafter:
         """What a decode of the draft model takes, if there is one."""
         return None if self._model is None else self._model.took
 
+    @property
+    def failures(self) -> int:
+        """How often the draft model failed."""
+        return 0 if self._model is None else self._model.failures
+
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it.
 
@@ -270,6 +275,11 @@ class _Modelled:
     def took(self) -> Staircase:
         """What one of its decodes takes, by tokens."""
         return self._model.took
+
+    @property
+    def failures(self) -> int:
+        """How often it failed."""
+        return self._model.failures
 
     def has_seen(self, sequence: Sequence) -> bool:
         """Whether it pays and has seen enough of a sequence that pays for its guesses."""

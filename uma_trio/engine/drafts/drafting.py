@@ -21,6 +21,10 @@ class Drafting(Protocol):
     def took(self) -> Staircase | None:
         """What a decode of the draft model takes, if there is one."""
 
+    @property
+    def failures(self) -> int:
+        """How often a draft model failed."""
+
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
 
@@ -50,6 +54,7 @@ class NoDrafts:
     """Guesses nothing."""
 
     took = None
+    failures = 0
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Propose nothing."""

@@ -13,12 +13,12 @@ import numpy as np
 from attrs import define, field
 
 from uma_trio.backend.base import Backend, DecodeStatus, IntArray
+from uma_trio.engine.drafts.failures import Failures
 from uma_trio.engine.sequences import Sequence as Running
 from uma_trio.policy.cost import Staircase
 from uma_trio.telemetry import log
 
 MOST_UNSEEN = 16  # tokens that are computed with the first guess, in its decode
-PATIENCE = 3  # so many failures, and it is not asked again
 # What its decodes take follows the latest twenty or so, in steps of a tenth.
 SCALE_RATE, SCALE_BOUNDS, NOTICED = 0.05, (0.5, 10.0), 0.1
 NO_GUESS = 0  # a token that stands where no guess could be made: any will do
@@ -76,13 +76,18 @@ class DraftModel:
         self._clock = clock
         self._seen: dict[int, _Seen] = {}
         self._free = list(range(backend.limits.n_slots))
-        self._failures = 0
+        self._failures = Failures()
         self._spending = _Spending()
 
     @property
     def works(self) -> bool:
-        """Whether it is asked at all: it has not failed too often."""
-        return self._failures < PATIENCE
+        """Whether it is asked at all: it has not failed too often of late."""
+        return self._clock() >= self._failures.rests_until
+
+    @property
+    def failures(self) -> int:
+        """How often it failed."""
+        return self._failures.total
 
     def take_spent(self) -> dict[int, float]:
         """Return the seconds that it computed for each client since this was asked last."""
@@ -244,8 +249,10 @@ class DraftModel:
         return at
 
     def _failed(self, why: object) -> None:
-        self._failures += 1
-        log.get("drafts").warning("the draft model failed; nothing is lost", why=str(why))
+        rest_s = self._failures.note(self._clock())
+        log.get("drafts").warning(
+            "the draft model failed; nothing is lost", why=str(why), asked_again_in_s=rest_s
+        )
         for seen in self._seen.values():
             self._remove(seen, 0)
 
@@ -256,7 +263,7 @@ class DraftModel:
                 self._backend.kv_remove(seen.slot)
                 first = 0
         except Exception:  # it is closed, or worse
-            self._failures = PATIENCE
+            self._failures.note(self._clock())
         seen.held = seen.cells = first
         seen.guessed = []
 

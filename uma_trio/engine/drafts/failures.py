@@ -1,0 +1,42 @@
+"""When a draft model that fails is asked again. Pure, but for what it remembers."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from attrs import define
+
+PATIENCE: Final = 3  # failures until the first rest; after a rest one is enough
+# A driver that ran out of memory, or a device that was reset, may be there again after a minute. Each
+# attempt costs one decode and gives wrong guesses once, so that nobody notices one an hour.
+FIRST_REST_S: Final = 60.0
+LONGEST_REST_S: Final = 3600.0
+
+
+@define
+class Failures:
+    """Counts failures, and says how long to rest after them. Times are the caller's clock, in seconds.
+
+    A time in which it may be asked and does not fail makes up for all failures, if it is as long as the
+    rest that would come next.
+    """
+
+    total: int = 0
+    rests_until: float = -math.inf
+    _left: int = PATIENCE
+    _rest_s: float = FIRST_REST_S
+    _latest: float = -math.inf
+
+    def note(self, now: float) -> float:
+        """Count a failure; return how long to rest from `now` on, or 0."""
+        if now - max(self._latest, self.rests_until) >= self._rest_s:
+            self._left, self._rest_s = PATIENCE, FIRST_REST_S
+        self.total += 1
+        self._latest = now
+        self._left -= 1
+        if self._left > 0:
+            return 0.0
+        rest_s, self._left = self._rest_s, 1
+        self.rests_until, self._rest_s = now + rest_s, min(2.0 * rest_s, LONGEST_REST_S)
+        return rest_s
