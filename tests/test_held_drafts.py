@@ -16,11 +16,13 @@ from uma_trio.config.options import Config
 from uma_trio.engine.drafts import drafter
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.held_drafts import UNPREPARED_S, hold_drafts
+from uma_trio.policy.deadline.learn import learn_cost
+from uma_trio.policy.deadline.rules import CAPTURED_SHAPES
 from uma_trio.policy.find import find_policy
 from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.state import HeldDrafts, Memory, SchedulerState
+from uma_trio.policy.state import HeldDrafts, MeasuredTick, Memory, SchedulerState
 from uma_trio.sim.machine import TABLES, Profile, always, staircase, steady
 from uma_trio.sim.simulation import Simulation, Told, settings_for
 from uma_trio.wiring import allowed_speculation
@@ -129,6 +131,36 @@ def test_a_size_whose_guesses_were_wrong_is_given_up() -> None:
     held = HeldDrafts(4, lost, saved_s=-0.01, known={1: 10})
     after = planned(held, 0.9, 0.9, 0.9).memory.held_drafts
     assert (after.size, after.doubt) == (0, 1)
+
+
+def test_the_size_with_most_tokens_a_second_is_held() -> None:
+    """Not the one with most tokens a tick: two more rows take a quarter longer here and give a tenth more."""
+    held = HeldDrafts()
+    while not held.size:
+        held = planned(held, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1, 0.1).memory.held_drafts
+    assert held.size == 4
+
+
+def test_what_ticks_with_drafts_wait_for_the_host_is_learnt_and_plain_ticks_do_not_learn_it() -> (
+    None
+):
+    """It is in the price of the next ones, and not in what a stream takes alone."""
+    held = HeldDrafts(4, known={1: 10})
+    work = Work(4, 4, after=(4, 4))
+    memory = Memory(cost=H200)
+    view = decoder(1, pending=4, drafted=3, survival=(0.9, 0.8, 0.7), computed=10)
+    for _ in range(100):
+        held = evolve(held, host_s=memory.held_drafts.host_s)
+        memory = evolve(memory, held_drafts=held, same_shape=9)
+        state = SchedulerState(
+            now=1.0, tick=1, sequences=(view,), n_batch=512, free_cells=4000, n_rows=24,
+            spare_rows=20, memory=memory, measured=(MeasuredTick(0.0046, 0.002, work),),
+        )  # fmt: skip
+        plan = Plan(items=(PlanItem(1, 1, "decode", "decodes"),), memory=memory)
+        memory = hold_drafts(state, learn_cost(state, plan, CAPTURED_SHAPES)).memory
+    assert memory.held_drafts.host_s == pytest.approx(0.002, rel=0.01)
+    assert memory.cost is not None
+    assert memory.cost.host_s == H200.host_s
 
 
 class Capturing(FakeBackend):

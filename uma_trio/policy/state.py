@@ -208,7 +208,9 @@ class HeldDrafts:
 
     Since the size was changed, `missed_s` is what each other size would have saved, by what was
     guessed, and `saved_s` what this one did save. Then `doubt` sizes in a row were not worth their
-    price. `known` says by key how many tokens each stream had before the latest tick.
+    price. `known` says by key how many tokens each stream had before the latest tick. `host_s` is the time
+    between the decodes of two ticks with drafts, None as long as that is not known: the second cannot be
+    prepared beside the first.
     """
 
     size: int = 0
@@ -216,6 +218,7 @@ class HeldDrafts:
     saved_s: float = 0.0
     doubt: int = 0
     known: Mapping[int, int] = field(factory=dict)
+    host_s: float | None = None
 
 
 NO_HELD_DRAFTS: Final = HeldDrafts()

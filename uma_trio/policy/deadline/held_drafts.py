@@ -5,7 +5,7 @@ that there is no guess for are ballast. A tick with drafts is not prepared besid
 it, either: how many guesses are right is known too late.
 
 A change of the size costs two changes of shape, there and back. For each size, none among them, the
-stage adds up what it would have saved since the last change; what it would have lost is taken off. The size is
+stage adds up what it would have saved on the same tokens since the last change; what it would have lost is taken off. The size is
 changed once that is worth the price. What a held size saved is known from the tokens that came. After
 one that was not worth its price the next has to promise twice as much, so that guesses which are
 believed and wrong cost little.
@@ -28,11 +28,13 @@ from uma_trio.policy.deadline.drafts import (
 from uma_trio.policy.deadline.making import making_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import NO_HELD_DRAFTS, HeldDrafts, SchedulerState
+from uma_trio.policy.state import HeldDrafts, SchedulerState
 
-# Sampling, the commit and the plan, which else run beside a decode: the host's part of a tick, by the
-# project's own benchmarks (uma_trio/sim/machine.py).
-UNPREPARED_S = 0.0004
+# Sampling, the commit and the plan, which else run beside a decode, as long as it is not known: 0.7 to 1 ms
+# for six rows beside an H200 (8B, a vocabulary of 128,256).
+UNPREPARED_S = 0.0008
+HOST_RATE = 0.1
+LEAST_CHANCE = 0.1  # a row costs more than a tenth of a tick on every GPU that was measured
 MOST_DOUBT = 6  # a price is never more than 64 times as high
 PATIENCE = 4  # prices that a size may have lost, since a guess more or less is chance
 PLAIN = 0  # the size of a tick without drafts, whatever it is
@@ -43,15 +45,18 @@ def hold_drafts(state: SchedulerState, plan: Plan) -> Plan:
     cost, held = plan.memory.cost, plan.memory.held_drafts
     if cost is None or plan.limit.isolated:
         return plan
-    if not (state.drafting or held != NO_HELD_DRAFTS):
+    if not (state.drafting or held.size or held.missed_s):
         return plan
     if not _only_decoders(state, plan):
         # The shape changes anyway.
-        return _remember(plan, HeldDrafts(doubt=held.doubt))
-    guesses = likeliest_first(state, plan, paying=True)
-    plain_s = cost.seconds(planned_work(state, plan, captured=True))
-    savings = _savings(state, plan, cost, guesses, plain_s)
-    held = _judged(state, plan, cost, held, plain_s)
+        return _remember(plan, _anew(held))
+    found = likeliest_first(state, plan, paying=True)
+    guesses = [guess for guess in found if guess[0] >= LEAST_CHANCE]
+    work = planned_work(state, plan, captured=True)
+    plain_s, held = cost.seconds(work), _timed(state, held)
+    waits_s = max(0.0, _host_s(held) - cost.between_s(work))
+    savings = _savings(state, plan, cost, guesses, held, waits_s)
+    held = _judged(state, plan, cost, held, plain_s, waits_s)
     held = _next(held, savings, 2 * cost.change_s)
     if held.size == PLAIN:
         return _remember(plan, evolve(held, known={}))
@@ -69,14 +74,38 @@ def _only_decoders(state: SchedulerState, plan: Plan) -> bool:
     )
 
 
+def _anew(held: HeldDrafts) -> HeldDrafts:
+    """Return what is left when the shape changes for another reason."""
+    return HeldDrafts(doubt=held.doubt, host_s=held.host_s)
+
+
+def _host_s(held: HeldDrafts) -> float:
+    return UNPREPARED_S if held.host_s is None else held.host_s
+
+
+def _timed(state: SchedulerState, held: HeldDrafts) -> HeldDrafts:
+    """Return `held` with the host's part of the latest tick with drafts."""
+    took = [tick.host_s for tick in state.measured if tick.host_s is not None]
+    if not held.known or not took:
+        return held
+    return evolve(held, host_s=_host_s(held) + HOST_RATE * (took[-1] - _host_s(held)))
+
+
 def _savings(
-    state: SchedulerState, plan: Plan, cost: CostModel, guesses: list[Guess], plain_s: float
+    state: SchedulerState,
+    plan: Plan,
+    cost: CostModel,
+    guesses: list[Guess],
+    held: HeldDrafts,
+    waits_s: float,
 ) -> Mapping[int, float]:
     """Return by the size of the tick the seconds that it saves beside one without drafts.
 
-    That is how long ticks without drafts would need for its tokens, less what it takes itself.
+    All for as many tokens as the size that is `held` gives: how long ticks without drafts would need for them, less
+    what ticks of that size would. Those with drafts wait `waits_s` for the host.
     """
     work, plain = planned_work(state, plan, captured=True), plan.n_tokens
+    plain_s = cost.seconds(work)
     savings = {PLAIN: 0.0}
     if not state.contract.paid_drafts:
         return savings
@@ -85,16 +114,18 @@ def _savings(
     context = [0, *accumulate(view.computed for _, view in guesses)]
     made_s = making_s(state.draft, [view for _, view in guesses])
     longest = longest_s(state, plan, plain_s)
+    tokens = plain + gains[min(max(held.size - plain, 0), len(guesses))]
+    begun = {held.size, *held.missed_s}
     for size in cost.steps:
         more = size - plain
-        if not 0 < more <= most:
+        if not 0 < more <= most or (more > len(guesses) and size not in begun):
             continue
         drafts = min(more, len(guesses))
         seconds = cost.seconds(work, tokens=more, rows=more, context_cells=context[drafts])
         seconds += made_s[drafts]
         if seconds <= longest:
-            worth_s = (plain + gains[drafts]) * plain_s / plain
-            savings[size] = worth_s - seconds - UNPREPARED_S
+            each_s = (seconds + waits_s) / (plain + gains[drafts])
+            savings[size] = tokens * (plain_s / plain - each_s)
     return savings
 
 
@@ -104,7 +135,12 @@ def _known(state: SchedulerState, key: int) -> int:
 
 
 def _judged(
-    state: SchedulerState, plan: Plan, cost: CostModel, held: HeldDrafts, plain_s: float
+    state: SchedulerState,
+    plan: Plan,
+    cost: CostModel,
+    held: HeldDrafts,
+    plain_s: float,
+    waits_s: float,
 ) -> HeldDrafts:
     """Return `held` with what the latest tick of its size saved, by the tokens that it gave."""
     streams = [item.key for item in plan.items if item.key in held.known]
@@ -113,7 +149,7 @@ def _judged(
     tokens = sum(_known(state, key) - held.known[key] for key in streams)
     more = held.size - plan.n_tokens
     work = planned_work(state, plan, captured=True)
-    took_s = cost.seconds(work, tokens=more, rows=more) + UNPREPARED_S
+    took_s = cost.seconds(work, tokens=more, rows=more) + waits_s
     saved_s = tokens * plain_s / plan.n_tokens - took_s
     missed_s = {**held.missed_s, PLAIN: max(0.0, held.missed_s.get(PLAIN, 0.0) - saved_s)}
     return evolve(held, missed_s=missed_s, saved_s=held.saved_s + saved_s)
@@ -122,7 +158,7 @@ def _judged(
 def _next(held: HeldDrafts, savings: Mapping[int, float], price_s: float) -> HeldDrafts:
     """Return the size for this tick, and what each other one would have saved until now."""
     if held.size not in savings:  # more streams than it has rows, or too long for them
-        return HeldDrafts(doubt=held.doubt)
+        return _anew(held)
     now_s = savings[held.size]
     missed_s = {
         size: max(0.0, held.missed_s.get(size, 0.0) + saved_s - now_s)
@@ -138,7 +174,7 @@ def _next(held: HeldDrafts, savings: Mapping[int, float], price_s: float) -> Hel
     doubt = held.doubt
     if held.size != PLAIN:
         doubt = 0 if held.saved_s >= price_s else min(MOST_DOUBT, doubt + (best == PLAIN))
-    return HeldDrafts(best, doubt=doubt)
+    return HeldDrafts(best, doubt=doubt, host_s=held.host_s)
 
 
 def _remember(plan: Plan, held: HeldDrafts) -> Plan:
