@@ -32,8 +32,8 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.lanes import Lane
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase, Work
-from uma_trio.policy.find import find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import NO_WORK, Contract, SchedulerState

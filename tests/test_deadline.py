@@ -13,10 +13,10 @@ from policy_kit import decoder, prompt, state
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
+from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
 from uma_trio.policy.deadline.newcomers import AGAIN_S, QUESTION, WAITED_FOR
 from uma_trio.policy.deadline.pace import LINGER_S
 from uma_trio.policy.deadline.slack import margin
-from uma_trio.policy.deadline.spend import SAVING, TOO_LONG
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,

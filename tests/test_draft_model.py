@@ -25,7 +25,7 @@ from uma_trio.engine.step import Drawn, Outcome, Step
 from uma_trio.models import bundled_draft, bundled_model
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.making import best_of_model, making_s
+from uma_trio.policy.deadline.draft_cost import best_of_model, making_s
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SequenceView
 from uma_trio.wiring_drafts import load_draft, refuse_another_vocabulary

@@ -692,7 +692,7 @@ def test_telling_later_changes_nothing_that_is_told(
 
 def test_the_baseline_is_found_by_name() -> None:
     """The policy used here is the one that --policy baseline gives."""
-    from uma_trio.policy.find import find_policy
+    from uma_trio.policy.by_name import find_policy
 
     assert find_policy("baseline") is baseline
     with pytest.raises(PolicyError, match="baseline"):

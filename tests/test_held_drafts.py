@@ -16,11 +16,10 @@ from uma_trio.config.options import Config
 from uma_trio.engine.drafts import drafter
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.held_drafts import UNPREPARED_S, hold_drafts
-from uma_trio.policy.deadline.learn import learn_cost
-from uma_trio.policy.deadline.rules import CAPTURED_SHAPES
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.deadline.learning import learn_cost
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import HeldDrafts, MeasuredTick, Memory, SchedulerState
 from uma_trio.sim.machine import TABLES, Profile, always, staircase, steady
@@ -151,13 +150,13 @@ def test_what_ticks_with_drafts_wait_for_the_host_is_learnt_and_plain_ticks_do_n
     view = decoder(1, pending=4, drafted=3, survival=(0.9, 0.8, 0.7), computed=10)
     for _ in range(100):
         held = evolve(held, host_s=memory.held_drafts.host_s)
-        memory = evolve(memory, held_drafts=held, same_shape=9)
+        memory = evolve(memory, held_drafts=held)
         state = SchedulerState(
             now=1.0, tick=1, sequences=(view,), n_batch=512, free_cells=4000, n_rows=24,
             spare_rows=20, memory=memory, measured=(MeasuredTick(0.0046, 0.002, work),),
         )  # fmt: skip
         plan = Plan(items=(PlanItem(1, 1, "decode", "decodes"),), memory=memory)
-        memory = hold_drafts(state, learn_cost(state, plan, CAPTURED_SHAPES)).memory
+        memory = hold_drafts(state, learn_cost(state, plan)).memory
     assert memory.held_drafts.host_s == pytest.approx(0.002, rel=0.01)
     assert memory.cost is not None
     assert memory.cost.host_s == H200.host_s

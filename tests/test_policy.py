@@ -12,9 +12,9 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.options import Config
 from uma_trio.daemon import _described
 from uma_trio.policy.baseline import baseline
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import Work
-from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import PolicyError, compose, keeps_latency_cap
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView, is_newcomer

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from uma_trio.engine.messages import Targets
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.find import find_policy
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase

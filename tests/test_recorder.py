@@ -13,7 +13,7 @@ from uma_trio.engine.recorder import MOST_REASONS, NO_ROOM, OTHER_REASONS, SHOWN
 from uma_trio.engine.records import Recorded, RequestRecord, TickRecord
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.spend import SAVING
+from uma_trio.policy.deadline.fill import SAVING
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan, Skip
 from uma_trio.policy.state import SchedulerState

@@ -21,8 +21,8 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.trace import TraceFile
 from uma_trio.policy.baseline import baseline
+from uma_trio.policy.by_name import BUILT_IN
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.find import BUILT_IN
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan, PlanItem
 from uma_trio.policy.portable import (

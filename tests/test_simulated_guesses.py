@@ -12,7 +12,7 @@ from attrs import evolve
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.trace import traced
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import Header, TracedTick
 from uma_trio.policy.state import SchedulerState, SequenceView

@@ -21,9 +21,9 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.baseline import baseline
+from uma_trio.policy.by_name import BUILT_IN, find_policy
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.find import BUILT_IN, find_policy
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import Header, TracedTick, TraceError

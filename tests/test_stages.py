@@ -6,17 +6,15 @@ import pytest
 from attrs import evolve
 from policy_kit import after, decoder, prompt, state
 
-from uma_trio.policy.accounting import as_measured, planned_work
+from uma_trio.policy.accounting import as_measured, owed_after, planned_work
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.ballast import TRY_WITHOUT
 from uma_trio.policy.deadline.candidates import BURST, Candidates
-from uma_trio.policy.deadline.learn import learn_cost
-from uma_trio.policy.deadline.rules import CAPTURED_SHAPES, FREE_SHAPES
+from uma_trio.policy.deadline.learning import learn_cost
 from uma_trio.policy.deadline.sizes import PROBE_EVERY, sweet_spot
 from uma_trio.policy.deadline.slack import set_slack
-from uma_trio.policy.find import find_policy
-from uma_trio.policy.floor import owed_after
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -249,7 +247,7 @@ def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often(
     now = evolve(situation(stream()), memory=Memory(cost=captured, guard=guard))
     isolated = []
     for _ in range(6):
-        plan = set_slack(now, started(now), CAPTURED_SHAPES)
+        plan = set_slack(now, started(now))
         isolated.append(plan.limit.isolated)
         now = evolve(now, memory=plan.memory)
     assert isolated == [True] * 4 + [False] * 2
@@ -258,16 +256,15 @@ def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often(
 CHANGES = evolve(COST, recapture_s=0.002, capture_s=0.003)
 
 
-@pytest.mark.parametrize(("same_shape", "learns"), [(0, False), (1, True)])
-def test_the_first_ticks_of_a_captured_shape_teach_nothing(same_shape: int, learns: bool) -> None:
+@pytest.mark.parametrize("settled", [False, True])
+def test_the_first_ticks_of_a_captured_shape_teach_nothing(settled: bool) -> None:
     """Neither the model nor the unrest of the machine; elsewhere every tick does."""
-    last = MeasuredTick(0.012, 0.0, Work(1, 1, after=(1, 1), settled=same_shape > 0))
-    for rules in (CAPTURED_SHAPES, FREE_SHAPES):
-        memory = Memory(cost=CHANGES, same_shape=same_shape)
-        now = after(evolve(state(stream()), memory=memory), last)
-        learnt = learn_cost(now, started(now), rules).memory.cost
+    last = MeasuredTick(0.012, 0.0, Work(1, 1, after=(1, 1), settled=settled))
+    for cost in (CHANGES, COST):
+        now = after(evolve(state(stream()), memory=Memory(cost=cost)), last)
+        learnt = learn_cost(now, started(now)).memory.cost
         assert learnt is not None
-        assert (learnt.computing != COST.computing) == (learns or rules is FREE_SHAPES)
+        assert (learnt.computing != COST.computing) == (settled or cost is COST)
 
 
 @pytest.mark.parametrize(("settled", "name"), [(True, "recapture_s"), (False, "capture_s")])
@@ -278,7 +275,7 @@ def test_the_first_ticks_of_a_shape_teach_what_a_change_costs(settled: bool, nam
     memory = Memory(cost=CHANGES)
     for _ in range(200):
         now = after(evolve(state(stream()), memory=memory), last)
-        memory = evolve(learn_cost(now, started(now), CAPTURED_SHAPES).memory, same_shape=0)
+        memory = learn_cost(now, started(now)).memory
     assert memory.cost is not None
     assert getattr(memory.cost, name) == pytest.approx(0.006, rel=0.01)
     assert evolve(memory.cost, **{name: getattr(CHANGES, name)}) == CHANGES
@@ -289,7 +286,7 @@ def test_a_wide_tick_teaches_although_its_shape_is_new() -> None:
     last = MeasuredTick(0.12, 0.0, Work(64, 1, after=(1, 1)))
     memory = Memory(cost=CHANGES)
     now = after(evolve(state(stream()), memory=memory), last)
-    learnt = learn_cost(now, started(now), CAPTURED_SHAPES).memory.cost
+    learnt = learn_cost(now, started(now)).memory.cost
     assert learnt is not None
     assert learnt.computing(64) > COST.computing(64)
 
@@ -393,20 +390,3 @@ def test_what_cannot_be_left_out_is_refused(spec: str) -> None:
     """The message says what can be."""
     with pytest.raises(PolicyError, match=r"learning, newcomers|-PART|baseline, deadline"):
         find_policy(spec)
-
-
-@pytest.mark.parametrize("recapture_s", [0.0, 0.002])
-def test_the_cost_of_a_change_of_shape_decides_which_pipeline_plans(recapture_s: float) -> None:
-    """Once, for all stages; only one of the two has a stage that keeps the shape."""
-    cost = CostModel(Staircase((1, 8), (0.008, 0.02)), recapture_s=recapture_s)
-    now = evolve(state(decoder(1), prompt(2)), memory=Memory(cost=cost))
-    chosen = deadline.captured if recapture_s else deadline.free
-    assert deadline(now) == chosen(now)
-    assert ("shape" in chosen.stages) == bool(recapture_s)
-
-
-def test_a_part_is_left_out_of_both_pipelines() -> None:
-    """So that a comparison means the same on every machine."""
-    without = deadline.without("shape", "stairs")
-    assert without.optional == without.captured.optional
-    assert {"shape", "stairs"}.isdisjoint({*without.free.stages, *without.captured.stages})

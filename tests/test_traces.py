@@ -9,7 +9,7 @@ import pytest
 from scene_kit import play
 from trace_fixtures import SCENES, fixtures, read, shown
 
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.replay import replay
 
 # What the fixtures must show together, so that recording them again loses nothing.

@@ -28,8 +28,8 @@ from uma_trio import __version__
 from uma_trio.backend.fake import Fault
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.lanes import Lane
-from uma_trio.policy.deadline.spend import SAVING
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
+from uma_trio.policy.deadline.fill import SAVING
 from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, encode
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic

@@ -23,8 +23,8 @@ from uma_trio.engine.trace import TraceFile
 from uma_trio.machine import limit_spinning, physical_cores, total_memory
 from uma_trio.models import bundled_model
 from uma_trio.net.settings import Settings
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import Work
-from uma_trio.policy.find import find_policy
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract

@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 from benches import chart, report
 from benches.driver import tool
 from benches.pace import Point
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.state import Contract
 from uma_trio.sim.latency import median, percentile
 from uma_trio.sim.machine import TABLES, Profile, built_in, gaussian

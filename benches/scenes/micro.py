@@ -38,7 +38,7 @@ from uma_protocol import (
 )
 from uma_protocol.testing import ConnectionPair
 from uma_trio.lanes import Lane
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState

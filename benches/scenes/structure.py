@@ -47,7 +47,7 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Cancel, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import MaskThreads
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
 from uma_trio.sim.machine import built_in
 from uma_trio.sim.simulation import settings_for
 from uma_trio.telemetry.metrics import Metrics

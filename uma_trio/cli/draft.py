@@ -91,8 +91,8 @@ def one_s(cost: CostModel) -> float:
 
 def verdict(cost: CostModel, took: Staircase, streams: int) -> Verdict:
     """Return what guesses of a model that `took` so long would give."""
+    from uma_trio.policy.deadline.draft_cost import best_of_model
     from uma_trio.policy.deadline.drafts import WORTH
-    from uma_trio.policy.deadline.making import best_of_model
 
     def times(chance: float) -> float:
         return best_of_model(cost, took, streams, chance)[1]

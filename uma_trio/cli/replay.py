@@ -32,7 +32,7 @@ def replay(
 
     Exit status: 0 if all plans are equal, 1 at the first difference, 2 if nothing can be compared.
     """
-    from uma_trio.policy.find import find_policy
+    from uma_trio.policy.by_name import find_policy
     from uma_trio.policy.pipeline import PolicyError
     from uma_trio.policy.portable import TraceError
 
@@ -58,7 +58,7 @@ def _replay(
 ) -> int:
     import attrs
 
-    from uma_trio.policy.find import find_policy
+    from uma_trio.policy.by_name import find_policy
     from uma_trio.policy.replay import replay as replay_ticks
 
     header = ticks.header

@@ -1,4 +1,4 @@
-"""What a plan costs, and whom it is charged to.
+"""What a plan costs, whom it is charged to, and what background work beside readers is owed.
 
 The stage :func:`account` is the last one, so that its figures are of the tick that is computed.
 """
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s
-from uma_trio.policy.floor import owed_after
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import MeasuredTick, Memory, SchedulerState, is_newcomer
 
@@ -30,8 +29,11 @@ def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -
     contended, before = bool(state.best_effort), state.before
     if captured:
         return Work(tokens, rows, context_cells, state.used_cells, contended)
-    settled = before.after == before.shape
-    return Work(tokens, rows, context_cells, state.used_cells, contended, before.shape, settled)
+    return Work(
+        *(tokens, rows, context_cells, state.used_cells, contended),
+        after=before.shape,
+        settled=before.repeats,
+    )
 
 
 def as_measured(
@@ -100,3 +102,25 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
     owed_s = owed_after(state, plan.limit.solo_s, predicted_s, background)
     guard = evolve(memory.guard, mixed=mixed > 0, background=background, owed_s=owed_s)
     return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
+
+
+def owed_after(state: SchedulerState, solo_s: float, tick_s: float, background: float) -> float:
+    """Return how many seconds of the machine background work is owed after a tick.
+
+    A step is so long that readers leave the others their floor
+    (:func:`~uma_trio.policy.deadline.slack.step_s`), and they get it as slack. But slack may never
+    suffice: readers can only be ahead by little (`playout_s`, few free places), and one row more takes
+    longer; newcomers who come without end spend it all; ticks take so much longer than predicted that
+    readers never get ahead. So background work that is ready is owed half of its floor of each tick, less
+    what it had of it.
+
+    The tick takes `tick_s`; `background` is its part of what that is more than `solo_s`.
+    """
+    contract, most = state.contract, state.contract.newcomer_tokens
+    # Readers who leave the floor need `playout_s` over the floor to get as far ahead as they can.
+    nothing_s = -contract.playout_s / 2
+    if solo_s <= 0 or all(is_newcomer(view, most) for view in state.best_effort.values()):
+        return nothing_s
+    owed_s = contract.background_floor / 2 * tick_s
+    had_s = max(0.0, tick_s - solo_s) * background
+    return max(state.memory.guard.owed_s + owed_s - had_s, nothing_s)

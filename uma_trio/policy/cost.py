@@ -146,6 +146,11 @@ class Work:
         """What decides whether the backend can use the graph of the tick before again."""
         return self.tokens, self.rows
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the tick before it had the same shape."""
+        return self.after == self.shape
+
     def plus(self, tokens: int, rows: int = 0, context_cells: int = 0) -> Work:
         """Return this work with more of it in the same context."""
         return Work(

@@ -2,7 +2,7 @@
 
 ``policy(state) -> plan``: the same state gives the same plan, whoever runs it and whenever, so
 that a tick can be explained and replayed. What a policy remembers travels in the plan's memory
-and comes back in the next state. How policies are found by name is :mod:`uma_trio.policy.find`.
+and comes back in the next state. How policies are found by name is :mod:`uma_trio.policy.by_name`.
 """
 
 from __future__ import annotations

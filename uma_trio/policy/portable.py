@@ -23,6 +23,7 @@ from uma_trio.policy.state import (
     Contract,
     GuardMemory,
     MeasuredTick,
+    Memory,
     SchedulerState,
     SequenceView,
     Served,
@@ -48,6 +49,7 @@ _NAMES_OF_2: dict[type, dict[str, str]] = {
     },
     Contract: {"young_cap": "startup_cap", "young_s": "startup_s"},
     Served: {},
+    Memory: {},
     Limit: {"closed": "isolated"},
     SequenceView: {"target_gap_s": "target_itl_s"},
     SchedulerState: {"ahead": "prepared"},
@@ -61,6 +63,7 @@ _GONE: dict[type, frozenset[str]] = {
         }
     ),
     Served: frozenset({"most", "held_until"}),
+    Memory: frozenset({"same_shape"}),
     Limit: frozenset({"rare", "long"}),
 }
 

@@ -179,7 +179,7 @@ class GuardMemory:
 
     `mixed` and `background` are as in the :class:`MeasuredTick` that the tick will be. `newcomers` is
     the smoothed part of machine time that newcomers' prompts got. `owed_s` is how many seconds of the
-    machine background work should have had more (:mod:`uma_trio.policy.floor`).
+    machine background work should have had more (:func:`~uma_trio.policy.accounting.owed_after`).
     `company_at` is when best-effort work was ready last, `people_at` when interactive work was there.
     """
 
@@ -236,7 +236,6 @@ class Memory:
     used_s: Mapping[int, float] = field(factory=dict)  # machine seconds by client, for fairness
     lane_s: Mapping[Lane, float] = field(factory=dict)  # the same by lane, over its weight
     served: Served = field(factory=Served)
-    same_shape: int = 0  # ticks in a row that had the shape of the one before
     held_drafts: HeldDrafts = NO_HELD_DRAFTS
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.policy.state import Contract
 from uma_trio.sim.guesses import Texts

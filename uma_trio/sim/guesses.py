@@ -19,7 +19,7 @@ from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
 from uma_trio.engine.sequences import Sequence as Running
 from uma_trio.engine.step import BY_MODEL, OWN_TEXT, Draft, Origin, Outcome
 from uma_trio.policy.cost import Staircase
-from uma_trio.policy.deadline.making import making_s
+from uma_trio.policy.deadline.draft_cost import making_s
 from uma_trio.policy.plan import Plan
 
 _ORIGIN = Origin(OWN_TEXT, 0)

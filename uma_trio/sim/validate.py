@@ -18,7 +18,7 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.trace import traced
-from uma_trio.policy.find import find_policy
+from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import SchedulerState

@@ -30,8 +30,8 @@ from uma_trio.engine.step import (
     Outcome,
 )
 from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.deadline.draft_cost import best_of_model
 from uma_trio.policy.deadline.drafts import WORTH
-from uma_trio.policy.deadline.making import best_of_model
 from uma_trio.policy.plan import Plan
 
 MOST_DRAFTS = 15  # with the token before them 16 rows; more pay only where nearly all are right

@@ -21,7 +21,7 @@ from itertools import accumulate
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
-from uma_trio.policy.deadline.making import making_s
+from uma_trio.policy.deadline.draft_cost import making_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState, SequenceView

@@ -18,6 +18,7 @@ from itertools import accumulate
 
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel
+from uma_trio.policy.deadline.draft_cost import making_s
 from uma_trio.policy.deadline.drafts import (
     MOST_DRAFTS,
     Guess,
@@ -25,7 +26,6 @@ from uma_trio.policy.deadline.drafts import (
     longest_s,
     with_drafts,
 )
-from uma_trio.policy.deadline.making import making_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import HeldDrafts, SchedulerState

@@ -10,7 +10,7 @@ Exceptions, in the order in which they are looked at:
 
 - an isolated tick, without other work, after many mixed ones: it measures solo;
 - more time for newcomers, or no limit at all (:mod:`uma_trio.policy.deadline.newcomers`);
-- a grant, where slack never sufficed for background work (:mod:`uma_trio.policy.floor`).
+- a grant, where slack never sufficed for background work (:func:`~uma_trio.policy.accounting.owed_after`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline.newcomers import late_caps, unread_limit, who_waits_for_nobody
-from uma_trio.policy.deadline.rules import FREE_SHAPES, Rules
 from uma_trio.policy.deadline.solo import alone_s, next_turn, room_alone
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
@@ -37,7 +36,7 @@ from uma_trio.policy.state import (
 MARGIN_ERRORS, LEAST_ERROR, MOST_ERROR = 4.0, 0.02, 0.25
 
 
-def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
+def set_slack(state: SchedulerState, plan: Plan) -> Plan:
     """Say how long this tick may take."""
     cost, guard, readers = plan.memory.cost, plan.memory.guard, reading(state)
     if readers or any(view.lane == "interactive" for view in state.sequences):
@@ -45,7 +44,7 @@ def set_slack(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> 
     if not readers or cost is None:
         return _with(plan, unread_limit(state, guard, cost), guard)
     solo = alone_s(cost, readers, room_alone(state, len(readers)))
-    guard, isolated = next_turn(guard, rules)
+    guard, isolated = next_turn(guard, captured=cost.recapture_s > 0)
     if isolated:
         reason = "alone: to measure what the streams cost by themselves"
         return _with(plan, Limit(solo, reason, solo, isolated=True), guard)

@@ -6,21 +6,22 @@ from collections.abc import Sequence
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.ballast import ballast_for
-from uma_trio.policy.deadline.rules import Rules
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import GuardMemory, SchedulerState, SequenceView
 
+# So many isolated ticks come after so many mixed ones in a row: every limit is a multiple of solo, and only
+# they measure that. Where graphs are captured the first two of them are slow, and paid from slack.
+MIXED, ISOLATED = 20, 1
+MIXED_CAPTURED, ISOLATED_CAPTURED = 1000, 4
 
-def next_turn(guard: GuardMemory, rules: Rules) -> tuple[GuardMemory, bool]:
-    """Return what the guard remembers from this tick on, and whether the tick is an isolated one.
 
-    Isolated ticks come after so many mixed ones: every limit is a multiple of solo, and only they
-    measure that.
-    """
+def next_turn(guard: GuardMemory, *, captured: bool) -> tuple[GuardMemory, bool]:
+    """Return what the guard remembers from this tick on, and whether the tick is an isolated one."""
+    most, then = (MIXED_CAPTURED, ISOLATED_CAPTURED) if captured else (MIXED, ISOLATED)
     mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
     isolated_ticks = guard.isolated_ticks
-    if mixed_ticks >= rules.mixed_ticks:
-        mixed_ticks, isolated_ticks = 0, rules.isolated_ticks
+    if mixed_ticks >= most:
+        mixed_ticks, isolated_ticks = 0, then
     counted = evolve(
         guard,
         mixed_ticks=mixed_ticks,

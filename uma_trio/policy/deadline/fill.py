@@ -36,7 +36,7 @@ SAVING = "waits until readers are far enough ahead for a larger tick"
 TOO_LONG = "no tick with it is short enough for the readers"
 
 
-def spend_slack(state: SchedulerState, plan: Plan) -> Plan:
+def fill_tick(state: SchedulerState, plan: Plan) -> Plan:
     """Add what the limit allows: newcomers, then everyone else."""
     cost, limit = plan.memory.cost, plan.limit
     if cost is None:
@@ -130,8 +130,7 @@ def _size(
     kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
     best = _best(took, base_s, limit.step_s, cost.recapture_s + cost.change_s, in_use, kept=kept)
     # The shape changes once more when readers are alone again.
-    settled = state.before.after == state.before.shape
-    stays_s = 0.0 if settled else cost.capture_s
+    stays_s = 0.0 if state.before.repeats else cost.capture_s
     changes_s = cost.change_s + (stays_s if kept and best == in_use else cost.recapture_s)
     return (best if took[best] + changes_s <= limit.seconds else 0), SAVING
 

@@ -16,7 +16,7 @@ from uma_trio.policy.state import SchedulerState
 def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
     """Ask for unread rows of the last prompt, so that mixed ticks have one shape."""
     cost = plan.memory.cost
-    if cost is None or not plan.items:
+    if cost is None or not cost.recapture_s or not plan.items:
         return plan
     prompts = [item for item in plan.items if item.phase == "prefill"]
     if len(prompts) in (0, len(plan.items)) or plan.items[-1].phase != "prefill":

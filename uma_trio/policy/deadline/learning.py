@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.deadline.rules import FREE_SHAPES, Rules
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import MeasuredTick, SchedulerState
+from uma_trio.policy.state import SchedulerState
 
 # An isolated tick corrects the scale factor, a mixed one mostly its own step: a step that was measured
 # too low would otherwise raise solo, and with it every limit.
@@ -19,13 +16,13 @@ MIXED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
 SMALL_CHANGE = 0.1
 
 
-def learn_cost(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) -> Plan:
-    """Correct the cost model by what was measured, once a shape has settled."""
-    cost, same = plan.memory.cost, 0
+def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
+    """Correct the cost model by what was measured."""
+    cost = plan.memory.cost
     if cost is None or not state.measured:
         return plan
-    for tick, same in with_shapes(state):
-        if same < rules.settling_ticks and not _hides_the_change(cost, tick.work):
+    for tick in state.measured:
+        if _shows_a_change(cost, tick.work):
             cost = cost.learn_change(tick.work, tick.decode_s)
         else:
             rates: dict[str, float] = {}  # with nobody to protect, both at once
@@ -34,17 +31,11 @@ def learn_cost(state: SchedulerState, plan: Plan, rules: Rules = FREE_SHAPES) ->
             # What passes between ticks with drafts is not what passes between others.
             host_s = None if state.memory.held_drafts.known else tick.host_s
             cost = cost.learn(tick.work, tick.decode_s, host_s, **rates)
-    return evolve(plan, memory=evolve(plan.memory, cost=cost, same_shape=same))
+    return evolve(plan, memory=evolve(plan.memory, cost=cost))
 
 
-def _hides_the_change(cost: CostModel, work: Work) -> bool:
-    """Whether a change of shape is a small part of what a tick takes."""
-    return cost.change_s <= SMALL_CHANGE * cost.seconds(work)
-
-
-def with_shapes(state: SchedulerState) -> Iterator[tuple[MeasuredTick, int]]:
-    """Yield each measured tick, and how many in a row up to it had the shape of the one before."""
-    same = state.memory.same_shape
-    for tick in state.measured:
-        same = same + 1 if tick.work.after == tick.work.shape else 0
-        yield tick, same
+def _shows_a_change(cost: CostModel, work: Work) -> bool:
+    """Whether a tick is one of the first two of its shape, and that is much of what it takes."""
+    if not cost.recapture_s or (work.repeats and work.settled):
+        return False
+    return cost.change_s > SMALL_CHANGE * cost.seconds(work)
