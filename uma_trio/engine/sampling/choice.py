@@ -42,6 +42,7 @@ from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but
 from uma_trio.engine.sampling.lists import Lists
 from uma_trio.engine.sampling.logprobs import Describer, Seen
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
+from uma_trio.engine.sampling.reached import one_by_one
 from uma_trio.engine.sampling.shortlist import IdArray, is_short, largest, nucleus
 
 NO_GUESS: Final = -1
@@ -426,7 +427,7 @@ class Choice:
     def _choose(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
         """Return the tokens where what must not be drawn is -inf already, or the row is greedy."""
         if guesses and self._follows and self._lists is None:
-            return self._one_by_one(logits, guesses)
+            return one_by_one(self._samplers, self._follows, logits, guesses)
         tokens = self._lists(logits) if self._lists else greedy(logits).tolist()
         for row, ids, never in self._checked:
             if tokens[row] in never:
@@ -438,24 +439,6 @@ class Choice:
                 tokens[row] = UNREACHED  # to draw for it would take time
             elif tokens[row] != NOT_FINITE:
                 tokens[row] = sampler.pick(logits[row], tokens[row])
-        return tokens
-
-    def _one_by_one(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
-        """Return the same, without a look at rows behind a wrong guess: each is as long as the vocabulary."""
-        tokens: list[int] = []
-        for row, sampler in enumerate(self._samplers):
-            # A token that a constraint may replace later says nothing yet.
-            final = row in self._follows and sampler.constraint is None
-            if final and tokens[row - 1] != guesses[row - 1]:
-                tokens.append(UNREACHED)
-                continue
-            (token,) = greedy(logits[row : row + 1]).tolist()
-            if sampler.greedy:
-                if sampler.never is not None and token in sampler.never:
-                    token = likeliest_but(logits[row], sampler.never)
-            elif token != NOT_FINITE:
-                token = sampler.pick(logits[row], token)
-            tokens.append(token)
         return tokens
 
 
