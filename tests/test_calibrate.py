@@ -14,7 +14,13 @@ from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import Fault
-from uma_trio.costing.calibrate import LEAST_USED_SHARE, ORDER, Calibration, assume_looking_back
+from uma_trio.costing.calibrate import (
+    LEAST_USED_SHARE,
+    LONGER,
+    ORDER,
+    Calibration,
+    assume_looking_back,
+)
 from uma_trio.policy.cost import CostModel, Staircase, Work
 
 EVERY = tuple(sorted(shape.tokens for shape in ORDER if shape.rows == 1))
@@ -59,9 +65,20 @@ def test_with_time_enough_every_step_is_found_as_it_is() -> None:
 @pytest.mark.parametrize("slower", [0.1, 1.0, 3.6, 10.0, 100.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_ends_by_its_deadline_or_one_decode_later(slower: float, seed: int) -> None:
-    """However slow the machine is, and whoever else is using it."""
+    """Whoever else is using the machine; where a token takes 0.8 s, the deadline is later."""
     _, machine = measured(2.0, TRUTH.times(slower), busy(seed))
-    assert machine.clock.now - machine.took[-1] <= 2.0
+    in_time = 2.0 if slower < 100.0 else 2.0 * LONGER
+    assert machine.clock.now - machine.took[-1] <= in_time
+
+
+@pytest.mark.parametrize("slower", [30.0, 60.0, 100.0])
+def test_a_machine_that_is_slow_or_busy_still_knows_a_chunk_worth_computing(slower: float) -> None:
+    """One token takes 0.25 to 0.8 s: prompts have chunks of sixteen tokens at least from the start."""
+    truth = TRUTH.times(slower)
+    cost, machine = measured(2.0, truth)
+    assert {1, 4, 8, 16} <= set(cost.steps)
+    assert cost.computing(16) == pytest.approx(truth.computing(16))
+    assert machine.clock.now <= 2.0 * LONGER
 
 
 @given(
@@ -80,7 +97,7 @@ def test_whatever_decodes_take_there_is_a_table_in_time(
         CostModel(Staircase((1,), (1.0,))), clock, n_batch, lambda: next(times, last), n_slots
     )
     cost = Calibration(machine, clock).measure(deadline_s)
-    assert clock.now - machine.took[-1] <= deadline_s + 1e-9 or len(machine.took) == 1
+    assert clock.now - machine.took[-1] <= LONGER * deadline_s + 1e-9 or len(machine.took) == 1
     assert cost.steps[0] == 1
     assert all(0 < seconds < 6.0 for seconds in cost.computing.seconds)
 

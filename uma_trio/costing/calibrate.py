@@ -8,6 +8,7 @@ and every tick corrects the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import numpy as np
 from attrs import evolve
@@ -44,6 +45,10 @@ ORDER = (
     *_steps(96, 192, 384),
 )
 NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
+# No chunk of a prompt is larger than the largest measured size. If tokens are so slow that these sizes did not fit into
+# the session, they may take so many times as long. A small model on a busy machine took 0.8 s for one token, and its
+# prompts were computed one token at a time.
+CHUNKS, LONGER = _steps(4, 8, 16, 32), 5
 ONE, TWO = Shape(1), Shape(2)
 DEADLINE_S = 2.0
 # Each shape is timed once within the first part of the session, those that are needed whenever they
@@ -117,9 +122,11 @@ class Calibration:
 
         No decode is begun after that, and none that is expected to end after it: so it is late by
         one decode at the most, where that took longer than those before it. The very first is
-        computed in any case: a model knows at least the time of one token.
+        computed in any case: a model knows at least the time of one token. Where tokens are slow,
+        the same is true of a deadline :data:`LONGER` times as late, until then for `CHUNKS` alone.
         """
         deadline = Deadline(self._clock, deadline_s)
+        later = Deadline(self._clock, LONGER * deadline_s)
         began = self._clock()
         self._watch.time(ONE)  # builds graphs and touches memory
         first_s = max(LEAST_S, self._clock() - began)
@@ -136,7 +143,10 @@ class Calibration:
             self._look_again(deadline)
             self._look(deadline, ORDER)
         except Stopped:
-            pass  # what is known by now has to do
+            pass  # the sizes measured so far are enough, except for missing CHUNKS
+        self._watch.deadline = later
+        with suppress(Stopped):
+            self._look(later, CHUNKS)
         return self._model(first_s)
 
     def _model(self, first_s: float) -> CostModel:

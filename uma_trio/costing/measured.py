@@ -26,7 +26,7 @@ class Measured:
 def measured_cost(backend: Backend, *, fresh: bool = False) -> Measured:
     """Measure what ticks cost here, or recall it unless it has to be `fresh`.
 
-    Uses the backend's slots, which must be empty, for two seconds at the most.
+    Uses the backend's slots, which must be empty, for two seconds, ten where a token takes long.
     """
     path, weight_bytes = cost_file(backend), backend.model.weight_bytes
     try:
