@@ -53,7 +53,7 @@ def test_the_explanation_has_the_figures_of_its_tick(
     cost, guard, before = plan.memory.cost, plan.memory.guard, traced.state.memory.guard
     assert cost is not None
     for figure in (
-        f"Tick {traced.state.tick} ",
+        f"tick {traced.state.tick} of",
         f"guard      owed {1e3 * before.owed_s:.1f};",
         f"scale {cost.scale:.4f}, T(1) {1e3 * cost.table()[1]:.3f}, error {cost.error:.4f}",
         f"| owed {1e3 * guard.owed_s:.1f} |",
