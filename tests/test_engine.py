@@ -1117,6 +1117,21 @@ def test_the_cache_keeps_its_high_water_mark_for_who_asks_again_at_once() -> Non
     assert backend.lowered
 
 
+@pytest.mark.parametrize("cell_s", [0.0, 1e-5])
+def test_the_high_water_mark_is_lowered_in_company_once_it_has_cost_a_change(cell_s: float) -> None:
+    """Each tick pays for the free cells below it, as long as it stays."""
+    cost = CostModel(
+        Staircase((1, 512), (0.01, 0.1)), spanned_cell_s=cell_s, recapture_s=0.003, capture_s=0.004
+    )
+    bench = Bench(OnDevice(n_ctx=4096), settings=EngineSettings(cost=cost))
+    bench.submit("x" * 600, max_tokens=5, lane="background")
+    bench.ticks(2)
+    bench.submit(max_tokens=60, lane="background")
+    bench.ticks(14)
+    assert bench.backend.kv_high_water() > 512
+    assert bench.backend.lowered is (cell_s > 0)
+
+
 def test_where_no_graphs_are_captured_the_high_water_mark_is_always_lowered() -> None:
     """There a smaller cache costs nothing, and a larger one is looked through by every token."""
     bench = Bench()

@@ -168,7 +168,8 @@ class Engine:
         self._arrived += self._inbox.drain()
         tick = self._prepared() or self._planned(began)
         # Whoever had the last answer hears of it during the next decode, and may ask again.
-        if tick is None or not (tick.state.best_effort or tick.state.before.contended):
+        company = tick is not None and (tick.state.best_effort or tick.state.before.contended)
+        if not company or self.prefix.room.mark_costs():
             self._kv.lower_high_water()
         if tick is None:
             self.publish()

@@ -53,6 +53,10 @@ class Compaction:
         """How many free cells a decode spans."""
         return self.backend.kv_high_water() - self.backend.kv_used()
 
+    def has_cost(self, seconds: float) -> bool:
+        """Whether free cells below the mark have cost so much since they last were few."""
+        return self._paid_s >= seconds
+
     def charge(self, cell_s: float) -> None:
         """Note a tick, which pays `cell_s` for every cell that it spans."""
         gap = self.gap

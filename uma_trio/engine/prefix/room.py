@@ -125,6 +125,16 @@ class Room:
         """Whether cells should be moved down, with so many tokens to be computed now."""
         return self.compaction.due(self._cell_s(n_tokens))
 
+    def mark_costs(self) -> bool:
+        """Whether the high-water mark, where it is kept, has cost as much as a change of it does.
+
+        Where graphs are captured, the cells that a decode spans are part of its shape.
+        """
+        cost = self.saving.cost
+        if cost is None or not cost.recapture_s:
+            return False
+        return self.compaction.has_cost(cost.scale * cost.change_s)
+
     def _prices(self) -> Prices | None:
         """Return what a leaf costs, None if there is none or it costs nothing."""
         cost = self.saving.cost

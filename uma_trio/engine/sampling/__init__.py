@@ -1,10 +1,10 @@
 """From rows of logits to tokens: a :class:`Choice` for a whole tick, a :class:`Sampler` per sequence.
 
 `choice` is where to begin; it reads all rows at once. `shortlist` finds the likeliest tokens,
-`drawing` draws one of a list, `lists` one of each of many lists, `reached` chooses along guesses. `adjusting` changes a row by its
-request and its history (bias, penalties), `logprobs` describes it as the model gave it, or as it was
-drawn from; both only where they are asked for. `checking` replaces tokens that a constraint refuses,
-with the masks of `masks`.
+`drawing` draws one of a list, `lists` one of each of many lists, `reached` chooses along guesses.
+`adjusting` changes a row by its request and its history (bias, penalties), `logprobs` describes it as
+the model gave it, or as it was drawn from; both only where they are asked for. `checking` replaces
+tokens that a constraint refuses, with the masks of `masks`.
 """
 
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, LATE, UNREACHED
