@@ -24,6 +24,7 @@ from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
     from uma_trio.text.constrain import Follower, Grammarian
+    from uma_trio.text.replies.bounded import Bounded
     from uma_trio.text.shape import Shape
     from uma_trio.text.thinking import Thinking
 
@@ -147,7 +148,7 @@ class FrontEnd:
         *,
         chat: bool = False,
         thinking: bool = False,
-    ) -> Follower | Thinking | None:
+    ) -> Follower | Thinking | Bounded | None:
         """Return what keeps one answer to what was asked. Raises :class:`Unconstrainable`.
 
         Only the answer in a `chat` has reasoning before it.

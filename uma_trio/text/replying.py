@@ -30,6 +30,7 @@ from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
     from uma_trio.text.constrain import Follower, Grammarian
+    from uma_trio.text.replies.bounded import Bounded, Framing
     from uma_trio.text.thinking import Markers, Thinking
 
 _HARMONY_MARKERS: Final = (
@@ -180,7 +181,7 @@ class Replies:
         budget: int | None,
         *,
         thinking: bool,
-    ) -> Follower | Thinking | None:
+    ) -> Follower | Thinking | Bounded | None:
         """Return what keeps one reply to what was asked; None if that is nothing.
 
         Raises :class:`Unconstrainable`.
@@ -192,6 +193,10 @@ class Replies:
         elif loosened.offers and choice.mode != "none" and calls is not None:
             text = grammar_of(calls, loosened.offers, choice, self.special)
             inner = grammarian.follow(Shape("reply", text, "tools"))
+        if budget is not None and calls is not None and calls.style == "harmony":
+            from uma_trio.text.replies.bounded import Bounded
+
+            return Bounded(self._framing, inner, budget)
         markers = self._thought_markers
         if markers is None or (inner is None and budget is None):
             return inner
@@ -254,6 +259,18 @@ class Replies:
                 self._problems.popitem(last=False)
         return found
 
+    def _tokens_of(self, marker: str) -> tuple[int, ...]:
+        """Return the tokens that the model writes for a marker."""
+        found = self._vocabulary.tokenize(marker, add_special=False, parse_special=True)
+        return tuple(map(int, found))
+
+    @cached_property
+    def _framing(self) -> Framing:
+        """What a reply in harmony is made of."""
+        from uma_trio.text.replies.bounded import CLOSE, Framing
+
+        return Framing.of(self.pieces, self._tokens_of(CLOSE))
+
     @cached_property
     def _thought_markers(self) -> Markers | None:
         thought = self.format.thought
@@ -262,9 +279,7 @@ class Replies:
         from uma_trio.text.thinking import Markers
 
         def tokens(marker: bytes) -> tuple[int, ...]:
-            text = marker.decode()
-            found = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
-            return tuple(map(int, found))
+            return self._tokens_of(marker.decode())
 
         return Markers(
             tokens,

@@ -1,0 +1,147 @@
+"""Reasoning that is a message of its own among others, as in harmony: bounded by a number of tokens.
+
+Where reasoning has a marker before and behind it, :mod:`uma_trio.text.thinking` bounds it. In harmony
+a reply is several messages, each behind a header, and a grammar spans all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from uma_trio.text.constrain import Follower
+
+_CHANNEL: Final = rb"<\|channel\|>\s*"
+_NAME: Final = b"analysis"
+_OPENED: Final = re.compile(_CHANNEL + _NAME + rb"\s*<\|message\|>\Z")
+_NAMED: Final = re.compile(_CHANNEL + rb"\Z")
+_CLOSED: Final = re.compile(rb"<\|(end|start|call|return|channel)\|>\Z")
+_TAIL: Final = 64  # bytes of a reply in which its latest marker is looked for; a header has fewer
+CLOSE: Final = "<|end|><|start|>assistant"
+"""What ends a message of reasoning and begins the next message."""
+
+
+@frozen(eq=False)
+class Framing:
+    """How a model writes harmony: the bytes of each token, special ones as markers, and two findings.
+
+    `close` are the tokens of :data:`CLOSE`, `names` those that the name of the channel of reasoning
+    may begin with.
+    """
+
+    pieces: Sequence[bytes]
+    close: tuple[int, ...]
+    names: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes], close: tuple[int, ...]) -> Framing:
+        """Find the tokens. Takes some ten milliseconds for a large vocabulary."""
+        found = ((token, piece.lstrip()) for token, piece in enumerate(pieces))
+        names = [
+            token
+            for token, piece in found
+            if piece and (_NAME.startswith(piece) or piece.startswith(_NAME))
+        ]
+        return cls(pieces, close, np.array(names, np.intp))
+
+
+@frozen
+class _At:
+    """Where a reply is: its last bytes, how many tokens of reasoning it has, what has to come next."""
+
+    tail: bytes = b""
+    n: int = 0
+    thinking: bool = False
+    forced: tuple[int, ...] = ()
+
+
+class Bounded:
+    """Lets one reply in harmony reason for `budget` tokens, all its messages of reasoning together.
+
+    Behind these tokens the message is closed, and no further one is begun: the next message is an
+    answer or a call. `inner` is what the reply as a whole is held to, if it is. For one thread at a
+    time.
+    """
+
+    __slots__ = ("_at", "_budget", "_framing", "_inner", "_past")
+
+    def __init__(self, framing: Framing, inner: Follower | None, budget: int) -> None:
+        self._framing = framing
+        self._inner = inner
+        self._budget = budget
+        self._at = _At()
+        self._past: list[_At] = []
+
+    def allows(self, token: int) -> bool:
+        """Whether the reply may go on with `token`; with an end token, whether it may end."""
+        at = self._at
+        if at.forced:
+            return token == at.forced[0]
+        if self._is_spent_in_header and token in self._framing.names:
+            return False
+        return self._inner is None or self._inner.allows(token)
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return all tokens that it may go on with."""
+        return self.deferred()()
+
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        """Return what `allowed` is here and now, to be called later, in any thread, once."""
+        at = self._at
+        if at.forced:
+            return lambda: np.array(at.forced[:1], np.intp)
+        inner = self._every if self._inner is None else self._inner.deferred()
+        if not self._is_spent_in_header:
+            return inner
+        names = self._framing.names
+        return lambda: np.setdiff1d(inner(), names)
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`."""
+        if self._inner is not None:
+            self._inner.accept(token)
+        self._past.append(self._at)
+        self._at = self._behind(token)
+
+    def take_back(self) -> None:
+        """Go back to before the latest `accept`."""
+        self._at = self._past.pop()
+        if self._inner is not None:
+            self._inner.take_back()
+
+    @property
+    def _is_spent_in_header(self) -> bool:
+        """Whether the name of a channel comes next, and may not be that of the reasoning."""
+        return self._at.n >= self._budget and _NAMED.search(self._at.tail) is not None
+
+    def _behind(self, token: int) -> _At:
+        """Return where the reply is behind `token`."""
+        at = self._at
+        tail = (at.tail + self._framing.pieces[token])[-_TAIL:]
+        if at.forced:
+            return _At(tail, at.n, thinking=False, forced=at.forced[1:])
+        if not at.thinking:
+            opened = _OPENED.search(tail) is not None
+            return self._spent(_At(tail, at.n, thinking=opened))
+        if _CLOSED.search(tail):
+            return _At(tail, at.n)
+        return self._spent(_At(tail, at.n + 1, thinking=True))
+
+    def _spent(self, at: _At) -> _At:
+        """Return the same place, where the message has to be closed if its budget is spent.
+
+        In the middle of a character a grammar takes no marker: then the next token ends that first.
+        """
+        close = self._framing.close
+        if not at.thinking or at.n < self._budget:
+            return at
+        whole = self._inner is None or self._inner.allows(close[0])
+        return evolve(at, forced=close) if whole else at
+
+    def _every(self) -> NDArray[np.intp]:
+        return np.arange(len(self._framing.pieces), dtype=np.intp)
