@@ -10,7 +10,7 @@ help:
 	@echo "make check    lint, format, types, import rules, freshness of generated docs"
 	@echo "make docs     render the generated parts of docs/"
 	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
-	@echo "make fuzz     fuzz the wire protocol for half a minute; ARGS='--seconds 600' for ten"
+	@echo "make fuzz     fuzz the wire protocol, HTTP and schemas for half a minute; ARGS='--seconds 600' for ten"
 	@echo "make setup    only set up .venv and llama.cpp"
 	@echo "make clean    remove .venv and caches of this checkout (compiled wheels stay)"
 

@@ -26,6 +26,7 @@ from uma_protocol import (
 from uma_protocol.testing import EVENTS, REQUESTS, bytewise, cuts, feed, whole
 
 from .http_target import http, requests
+from .schema_target import schema, schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,5 +175,6 @@ TARGETS = {
     "framing": Target(framing, streams),
     "codec": Target(codec, documents),
     "http": Target(http, requests),
+    "schema": Target(schema, schemas),
 }
 """Every target by the name of its folder in the corpus."""
