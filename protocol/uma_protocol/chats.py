@@ -1,4 +1,4 @@
-"""What a chat is made of: messages, tools, and calls of these. Frozen values; `fields` has the bounds."""
+"""The parts of a chat: messages, tools and tool calls. Frozen values; `fields` has the bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ToolMode = Literal["auto", "required", "none"]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call of a tool that the model made. `arguments` is JSON, usually an object."""
+    """A tool call of the model. `arguments` is JSON, usually an object."""
 
     id: str
     name: str
@@ -22,7 +22,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class CallPiece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of the call `index`, which begins with its id and name; its arguments are joined."""
+    """A piece of tool call number `index`. The first piece has id and name; join the arguments."""
 
     index: int
     id: str | None = None
@@ -31,9 +31,9 @@ class CallPiece(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function that the model may call; `parameters` is a JSON Schema of its arguments.
+    """A function that the model may call. `parameters` is a JSON Schema of its arguments.
 
-    A `strict` one is refused if its schema cannot be enforced as a whole.
+    If `strict` is true, a schema that cannot be enforced in full is refused.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn of a chat.
 
-    The assistant's may have `calls` and the `reasoning` before them; a tool's result says by
-    `call_id` which call it answers, and may say by which tool's `name`.
+    A message of the assistant may have `calls` and the `reasoning` before them. The result of a
+    tool names its call by `call_id`, and may name the tool by `name`.
     """
 
     role: Speaker

@@ -1,11 +1,11 @@
 """JSON documents to events and back.
 
-Requests come from anybody who can open the socket, so they are read strictly. Before anything is
-parsed a scan at the speed of `bytes` methods bounds what the parser can be made to build; then one
-declaration per field (`fields`) decides. Events come from the daemon that the client chose, one
-per token, so they are read fast: their types are checked, unknown fields are skipped.
+Requests come from any process that can open the socket, so they are read strictly. Before a
+document is parsed, a scan with `bytes` methods limits what the parser can be made to build. Then
+the declaration of each field (`fields`) is checked. Events come from the daemon that the client
+chose, one for each token, so they are read fast: types are checked and unknown fields are skipped.
 
-No message of this module repeats a string value of a document.
+No error message of this module repeats a string value of a document.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ _BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def encode_request(request: Request) -> bytes:
-    """A request as JSON: `type` first, then the fields in their order, defaults left out.
+    """Return a request as JSON: `type`, then the other fields in their order, without defaults.
 
-    Whatever this returns, `decode_request` accepts and turns back into an equal request.
+    `decode_request` accepts every result of this function and returns an equal request.
 
     Raises:
-        LocalProtocolError: a value is out of bounds; `field` says which. Nothing has happened.
+        LocalProtocolError: a value is out of bounds; `field` names it. Nothing is changed.
     """
     try:
         document = msgspec.to_builtins(request)
@@ -108,9 +108,9 @@ def decode_request(payload: bytes) -> Request:
     """Read one request, strictly.
 
     Raises:
-        RemoteProtocolError: `E_PROTO_001` when this is not acceptable JSON, `E_PROTO_003` when it
-            is not a request, `E_PROTO_007` when it is a request of a type that does not exist.
-            `request_id` is set if an id was readable. `fatal` is false: only the connection knows.
+        RemoteProtocolError: `E_PROTO_001` if the document is not acceptable JSON, `E_PROTO_003` if it
+            is not a valid request, `E_PROTO_007` if its type is unknown. `request_id` is set if the
+            document has a valid id. `fatal` is false; the connection decides whether it is fatal.
     """
     document = _parse(payload)
     kind = _take_type(document)
@@ -317,10 +317,10 @@ def _refuse_duplicate(payload: bytes, document: dict[str, Any]) -> NoReturn:
 
 
 def encode_event(event: Event) -> bytes:
-    """An event as JSON: `id` if it has one, then `event`, then its fields; what is None is left out.
+    """Return an event as JSON: `id` (if any), `event`, then its fields without those that are None.
 
     Raises:
-        LocalProtocolError: a value cannot be expressed in JSON. Nothing has happened.
+        LocalProtocolError: a value cannot be expressed in JSON. Nothing is changed.
     """
     try:
         shape = _SHAPES.get(type(event))
@@ -332,11 +332,11 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(payload: bytes) -> Event:
-    """Read one event. Fields that are not known are skipped.
+    """Read one event. Unknown fields are skipped.
 
     Raises:
-        RemoteProtocolError: `E_PROTO_001` when this is not JSON, `E_PROTO_003` when it is not an
-            event that is known here.
+        RemoteProtocolError: `E_PROTO_001` if the document is not JSON, `E_PROTO_003` if it is not a
+            known event.
     """
     try:
         return _decode_event(payload)

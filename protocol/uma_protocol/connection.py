@@ -1,18 +1,20 @@
-"""One connection, without the socket.
+"""One connection of the protocol, without a socket.
 
-You own the bytes: pass what you receive to `receive_data`, ask `next_event` what it means, write
-what `send` returns. Nothing here waits, reads a clock or starts a thread, so the same object serves
-a blocking socket, an event loop and a test.
+The caller owns the bytes: it passes received bytes to `receive_data`, asks `next_event` for their
+meaning, and writes the bytes that `send` returns. This module never waits, reads no clock and
+starts no thread, so the same object works with a blocking socket, an event loop and a test.
 
-Where errors come from, and what is left afterwards:
+Errors, and the state after them:
 
-1. `next_event` raises `RemoteProtocolError` with `fatal` false: the peer sent one bad document. It
-   is gone; answer with `send(error_event(exc))` and go on.
+1. `next_event` raises `RemoteProtocolError` with `fatal` false: the peer sent one bad document. The
+   document is dropped; answer with `send(error_event(exc))` and continue.
 2. `next_event` raises `RemoteProtocolError` with `fatal` true: the connection is in ERROR. A server
-   sends `error_event(exc)`, its last word, and closes. Asking again raises the same error.
-3. `send` raises `LocalProtocolError` with `fatal` false: the content cannot be sent. Nothing moved.
-4. `send` or another input of yours raises `LocalProtocolError` with `fatal` true: it was illegal in
-   this state. The connection is in ERROR.
+   sends `error_event(exc)` as its last event and closes. Calling `next_event` again raises the same
+   error.
+3. `send` raises `LocalProtocolError` with `fatal` false: the content cannot be sent. The state is
+   unchanged.
+4. `send` or another input of the caller raises `LocalProtocolError` with `fatal` true: the input is
+   illegal in this state. The connection is in ERROR.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ READ_AHEAD_BYTES = 1 << 16
 
 
 class Pause(Enum):
-    """Answers of `next_event` that are not events."""
+    """Results of `next_event` that are not events."""
 
     NEED_DATA = "NEED_DATA"
     """All that was received has been handed out: receive more."""
@@ -98,13 +100,13 @@ _EVENTS: dict[type, Input] = {
 
 
 class Connection:
-    """The protocol as one end of a connection sees it.
+    """One end of a connection: parses, serialises and checks what may be sent when.
 
-    Not for use by two threads or tasks at the same time.
+    Two threads or tasks must not use it at the same time.
 
     Args:
         role: which end this is.
-        max_frame_bytes: the longest payload that is accepted, and sent.
+        max_frame_bytes: the longest payload that is accepted or sent.
 
     Raises:
         ValueError: `max_frame_bytes` is not between 1 and 2**32 - 1.
@@ -134,28 +136,28 @@ class Connection:
 
     @property
     def states(self) -> Mapping[Role, State]:
-        """The states of both ends; the peer's is the one that it has once it read all we sent."""
+        """The states of both ends; the peer's after it has read everything that was sent."""
         return MappingProxyType(
             {self._ours.role: self._ours.state, self._theirs.role: self._theirs.state}
         )
 
     @property
     def request_id(self) -> str | None:
-        """The id of the request that runs, or None; in ERROR, of the one that was cut short."""
+        """The id of the running request, or None. In ERROR: of the request that was interrupted."""
         return self._request_id
 
     @property
     def open_choices(self) -> frozenset[int]:
-        """Which of the answers to the request that runs are not at their end yet."""
+        """The choices of the running request that have not ended."""
         return frozenset(self._open)
 
     @property
     def mid_frame(self) -> bool:
-        """Whether the next frame has begun and not all of it is here: time to watch the clock."""
+        """Whether a frame is incomplete: the caller should limit the time until its end."""
         return self._reader.mid_frame
 
     def error_event(self, exc: ProtocolError) -> Error:
-        """The event that tells the peer about an error, ready for `send`."""
+        """Return the event that reports an error to the peer, ready for `send`."""
         return Error(
             code=exc.code.value,
             message=exc.message,
@@ -167,12 +169,12 @@ class Connection:
     # --- bytes in ---
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes that were received; `b""` says that no more will come. In ERROR: drop them.
+        """Take received bytes; `b""` means end of file. In ERROR the bytes are dropped.
 
-        Memory stays bounded. As long as `next_event` is asked until it answers NEED_DATA, less than
-        one frame is kept. While it answers PAUSED you should stop receiving; if you go on, what is
-        kept is one frame, `READ_AHEAD_BYTES` and the data of one call, and a peer that sends more
-        is at fault, as `next_event` will then say.
+        Memory is bounded: less than one frame is kept if the caller asks `next_event` until it
+        returns NEED_DATA. While that returns PAUSED the caller should stop receiving. Otherwise at
+        most one frame, `READ_AHEAD_BYTES` and the data of one call are kept, and `next_event`
+        raises if a peer sends more.
 
         Raises:
             LocalProtocolError: data after the end of file.
@@ -194,18 +196,18 @@ class Connection:
             self._reader.feed(data)
 
     def next_event(self) -> Request | Event | ConnectionClosed | Pause:
-        """The next thing that the peer said.
+        """Return the next request or event of the peer.
 
         Returns:
-            A request (as server) or an event (as client); `ConnectionClosed` at the end of file,
-            every time it is asked; `NEED_DATA`; or `PAUSED` from the end of a request until
-            `start_next_cycle`. In ERROR: NEED_DATA until the end of file.
+            A request (as server) or an event (as client); `ConnectionClosed` at the end of file, at
+            every call; `NEED_DATA`; or `PAUSED` from the end of a request until `start_next_cycle`.
+            In ERROR: NEED_DATA until the end of file.
 
-            `ConnectionClosed` does not end a request that runs: a client may close its sending
-            half and still read.
+        `ConnectionClosed` does not end a running request: a client may close its sending half and
+        still read.
 
         Raises:
-            RemoteProtocolError: see the head of this module for what is left afterwards.
+            RemoteProtocolError: the docstring of this module describes the state afterwards.
         """
         if self._fault is not None:
             raise _anew(self._fault)
@@ -277,11 +279,11 @@ class Connection:
     # --- bytes out ---
 
     def send(self, event: Request | Event) -> bytes:
-        """Say something: the bytes to write, a whole frame, in the order of the calls.
+        """Return the frame of one event or request. Write the frames in the order of the calls.
 
         Raises:
-            LocalProtocolError: `fatal` tells whether this end is in ERROR now (illegal in this
-                state) or as it was (content that cannot be sent, an id that does not run).
+            LocalProtocolError: `fatal` true: illegal in this state; this end is in ERROR. `fatal` false:
+                the content cannot be sent, or the id does not run; the state is unchanged.
         """
         if type(event) not in self._sendable:
             raise self._illegal(f"a {self.role.value} does not send {type(event).__name__}")
@@ -350,15 +352,15 @@ class Connection:
     # --- other inputs ---
 
     def prompt_done(self) -> None:
-        """Server: the whole prompt has been computed, tokens may follow.
+        """Server: report that the whole prompt is computed, so tokens may follow.
 
         Raises:
-            LocalProtocolError: nothing was in PREFILL. This end is in ERROR.
+            LocalProtocolError: no request is in PREFILL. This end is in ERROR.
         """
         self._feed(Input.PROMPT_DONE)
 
     def flushed(self) -> None:
-        """Server: everything that `send` returned so far has been written. Legal in any state.
+        """Server: report that all bytes returned by `send` are written. Legal in every state.
 
         Raises:
             LocalProtocolError: this is a client. This end is in ERROR.
@@ -366,7 +368,7 @@ class Connection:
         self._feed(Input.FLUSHED)
 
     def start_next_cycle(self) -> None:
-        """Begin again after a request has ended; what the peer sent meanwhile is read next.
+        """Make the connection ready for the next request. Bytes received meanwhile are read next.
 
         Raises:
             LocalProtocolError: the state is not DONE. This end is in ERROR.
@@ -374,10 +376,10 @@ class Connection:
         self._feed(Input.NEXT_CYCLE)
 
     def send_failed(self) -> None:
-        """Bytes that `send` returned were not all written: this end is in ERROR.
+        """Report that bytes returned by `send` could not be written. This end is in ERROR.
 
-        What is received from then on is dropped. A daemon that refuses a client writes the reason
-        before it closes, so a client whose write failed reads to the end first, then calls this.
+        Bytes received later are dropped. A daemon that refuses a client writes the reason before it
+        closes, so a client whose write failed should read to the end first and then call this.
         """
         self._feed(Input.BREAK)
 

@@ -1,10 +1,11 @@
-"""Everything that crosses the wire, as frozen values.
+"""All requests and events of the protocol, as frozen values.
 
-A client sends requests and receives events; a server the reverse. The same classes serve both, so
-what one side passes to `Connection.send` is what the other side gets from `next_event`.
+A client sends requests and receives events; a server does the reverse. Both sides use the same
+classes: the value that one side passes to `Connection.send` is the value that the other side gets
+from `next_event`.
 
-The classes hold values and check nothing: bounds are declared in `fields` and enforced where
-bytes are made or read, in `codec`. The order of the fields of a request is their order on the wire.
+The classes check nothing. Bounds are declared in `fields` and enforced in `codec`, where bytes are
+made or read. The fields of a request are sent in the order of their declaration.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class Slo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client would like: time to the first token, and time between tokens."""
+    """The latencies that a client asks for: time to first token, and time between tokens."""
 
     target_ttft_ms: float | None = None
     target_tbt_ms: float | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens that a request took. `cached_tokens` of the prompt were not computed again."""
+    """The tokens of a request. `cached_tokens` of the prompt came from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -60,7 +61,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the time of a request went. `ttft_ms` is absent when no token was produced."""
+    """The times of a request. `ttft_ms` is absent if no token was produced."""
 
     queue_ms: float
     ttft_ms: float | None = None
@@ -69,10 +70,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A live request as the admin request `sessions` lists it. `request` is the server's handle.
+    """A live request, as the request `sessions` lists it. `request` is the server's handle.
 
-    It is computed `ahead_ms` of what its reader is shown. Of a request with several choices each is
-    listed, with a handle of its own.
+    It is computed `ahead_ms` ahead of the tokens shown to its reader. Each choice of a request is
+    listed separately, with its own handle.
     """
 
     request: int
@@ -92,10 +93,11 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What of this user's prompts is there: for everybody of the user, or for one `cache`.
+    """The cached prefixes of this user: shared by all its processes, or of one `cache`.
 
-    `tokens` are saved in `pages`, `leaf_tokens` are in the KV cache. Of `asked_tokens` of prompts
-    `cached_tokens` were there, and twice the `--prefix-ram` would have had `missed_tokens` more.
+    `tokens` are saved in `pages`, and `leaf_tokens` are in the KV cache. Of the `asked_tokens` of
+    prompts so far, `cached_tokens` were cached; twice the `--prefix-ram` would have cached
+    `missed_tokens` more.
     """
 
     cache: str | None = None
@@ -114,7 +116,7 @@ class _Request(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"
 
 
 class Generate(_Request, frozen=True, tag="generate"):
-    """Ask for text. Exactly one of `prompt` and `messages` is given."""
+    """Request text. Exactly one of `prompt` and `messages` is given."""
 
     id: str
     session: str | None = None
@@ -161,13 +163,13 @@ class Generate(_Request, frozen=True, tag="generate"):
 
 
 class Cancel(_Request, frozen=True, tag="cancel"):
-    """End the running request that has this id."""
+    """End the running request with this id."""
 
     id: str
 
 
 class SetPriority(_Request, frozen=True, kw_only=True, tag="priority"):
-    """Move a request to another lane: by the server's handle, or by its id on this connection."""
+    """Move a request to another lane, by the server's handle or by its id on this connection."""
 
     request: int | None = None
     id: str | None = None
@@ -175,14 +177,14 @@ class SetPriority(_Request, frozen=True, kw_only=True, tag="priority"):
 
 
 class ListSessions(_Request, frozen=True, tag="sessions"):
-    """Ask for the live requests of the whole daemon."""
+    """Request the list of live requests of the whole daemon."""
 
 
 class Explain(_Request, frozen=True, tag="explain"):
-    """Ask why a request waited, or how the latest ones spent their time.
+    """Request an explanation of how one request, or the latest ones, spent their time.
 
-    `request` is the server's handle. `ticks` is how many ticks to show: around the worst gap of
-    that request, or the latest.
+    `request` is the server's handle. `ticks` is the number of ticks to return: around the worst gap
+    of that request, or else the latest.
     """
 
     request: int | None = None
@@ -190,7 +192,7 @@ class Explain(_Request, frozen=True, tag="explain"):
 
 
 class Prefix(_Request, frozen=True, kw_only=True, tag="prefix"):
-    """Look at this user's part of the prefix cache, clear it, or pin one of its sessions."""
+    """List or clear this user's part of the prefix cache, or pin one of its sessions."""
 
     action: PrefixAction = "list"
     session: str | None = None
@@ -198,7 +200,7 @@ class Prefix(_Request, frozen=True, kw_only=True, tag="prefix"):
 
 
 class GetMetrics(_Request, frozen=True, tag="metrics"):
-    """Ask for the metrics: once, or every `interval_ms` until the client leaves."""
+    """Request the metrics: once, or every `interval_ms` until the client disconnects."""
 
     interval_ms: int | None = None
 
@@ -211,9 +213,9 @@ class _Event(msgspec.Struct, frozen=True, tag_field="event"):
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
-    """A token that might have been sampled: its id, its own text, the logarithm of its probability.
+    """A token that might have been sampled: its id, its text, and its log probability.
 
-    On the wire it is a list of these three. Bytes that are no whole character are U+FFFD in `text`.
+    It is sent as a list of these three. In `text`, bytes that are not a whole character are U+FFFD.
     """
 
     token_id: int
@@ -222,10 +224,10 @@ class Alternative(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """The natural logarithm of a token's probability, and the likeliest tokens with theirs.
+    """The log probability of a token, and the most likely tokens with theirs.
 
-    They are of the model's own distribution, before anything the request changed. The sampled
-    token may be among `top` or not.
+    All values are natural logarithms in the model's own distribution, before bias, penalties,
+    masks, filters and temperature. `top` may contain the sampled token.
     """
 
     logprob: float
@@ -233,11 +235,11 @@ class Logprobs(msgspec.Struct, frozen=True):
 
 
 class Token(_Event, frozen=True, tag="token"):
-    """One sampled token. `text` may be empty: bytes of half a character wait for the other half.
+    """One sampled token. `text` may be empty while bytes of an incomplete character are held back.
 
-    `logprobs` is there if the request asked for it. `text` is the answer's own; what the model
-    writes for itself is `reasoning`, and what it calls comes in pieces, `calls`. `choice` says which
-    of several answers it is of, from 0.
+    `text` is the answer, `reasoning` is the model's reasoning, and `calls` are pieces of tool
+    calls. `logprobs` is present if the request asked for it. `choice` is the number of the choice,
+    from 0.
     """
 
     id: str
@@ -250,10 +252,9 @@ class Token(_Event, frozen=True, tag="token"):
 
 
 class End(_Event, frozen=True, tag="end"):
-    """One of several choices is at its end; the others go on. With `n` 1 there is none.
+    """One of several choices has ended; the others continue. Never sent with `n` 1.
 
-    `request` is the handle of this choice. The other fields say of it what those of an `Eos` say of a
-    request with one answer.
+    `request` is the handle of this choice. The other fields have the same meaning as in `Eos`.
     """
 
     id: str
@@ -269,12 +270,12 @@ class End(_Event, frozen=True, tag="end"):
 
 
 class Eos(_Event, frozen=True, tag="eos"):
-    """The one terminal event of every accepted request; nothing follows it for that id.
+    """The one terminal event of every accepted request; no event with its id follows.
 
-    `text` is what was held back, or everything when the request asked not to stream; so is
-    `reasoning`. `calls` are all calls of tools, each whole, either way. Behind several choices these
-    are in the `End` of each, `usage` counts the prompt once and the tokens of all, and `request` is
-    the handle of the first.
+    `text` and `reasoning` are the parts that were held back, or everything if the request does not
+    stream. `calls` are all tool calls, each complete. With several choices these fields are in the
+    `End` of each choice; then `usage` counts the prompt once and the tokens of all choices, and
+    `request` is the handle of the first choice.
     """
 
     id: str
@@ -291,7 +292,7 @@ class Eos(_Event, frozen=True, tag="eos"):
 
 
 class Error(_Event, frozen=True, tag="error"):
-    """A refusal or a fault. When `fatal`, the connection closes after it."""
+    """A refusal or a fault. If `fatal`, the connection closes after it."""
 
     code: str
     message: str
@@ -302,7 +303,7 @@ class Error(_Event, frozen=True, tag="error"):
 
 
 class Ok(_Event, frozen=True, tag="ok"):
-    """An admin request was carried out. `id` is that of the request, when it named one."""
+    """An admin request was carried out. `id` is the id of the request, if it named one."""
 
     id: str | None = None
 
@@ -316,7 +317,7 @@ class Sessions(_Event, frozen=True, tag="sessions"):
 class Explanation(_Event, frozen=True, tag="explain"):
     """The answer to `Explain`, oldest first.
 
-    `ticks_left_out` counts ticks that were asked for and did not fit into a frame.
+    `ticks_left_out` counts requested ticks that did not fit into the frame.
     """
 
     requests: tuple[StoryInfo, ...]
@@ -325,9 +326,9 @@ class Explanation(_Event, frozen=True, tag="explain"):
 
 
 class Prefixes(_Event, frozen=True, omit_defaults=True, tag="prefix"):
-    """The answer to `Prefix`: `used_bytes` of `budget_bytes` are taken, whosever they are.
+    """The answer to `Prefix`. All users together use `used_bytes` of `budget_bytes`.
 
-    `dropped` tokens were cleared.
+    `dropped` is the number of tokens that were cleared.
     """
 
     budget_bytes: int
@@ -337,13 +338,13 @@ class Prefixes(_Event, frozen=True, omit_defaults=True, tag="prefix"):
 
 
 class Metrics(_Event, frozen=True, tag="metrics"):
-    """The answer to `GetMetrics`: names and values, which the daemon declares, not the protocol."""
+    """The answer to `GetMetrics`: names and values, which the daemon declares."""
 
     metrics: dict[str, Any]
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):
-    """The peer has sent all it ever will. Not on the wire: it is what end of file means."""
+    """The peer sends nothing more. It is not on the wire; it stands for the end of file."""
 
 
 Request = Generate | Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics

@@ -1,8 +1,7 @@
 """Frames: the length of a payload as four bytes, little-endian, then the payload.
 
-The reader holds at most one frame that is not yet complete plus what the last `feed` brought. A
-length that is zero or over the limit is refused as soon as its four bytes are there, before a
-single byte of the payload is kept.
+The reader keeps at most one incomplete frame and the data of the last `feed`. A length of zero or
+above the limit is refused when its four bytes have arrived, before any byte of the payload is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def frame(payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into payloads, however the bytes arrive.
+    """Splits a stream of bytes into payloads, in whatever pieces the bytes arrive.
 
     Args:
         max_frame_bytes: the longest payload that is accepted.
@@ -47,12 +46,12 @@ class FrameReader:
 
     @property
     def buffered(self) -> int:
-        """How many received bytes have not been handed out yet."""
+        """The number of received bytes that have not been returned yet."""
         return len(self._buffer)
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has begun and not all of it is here."""
+        """Whether a frame is incomplete."""
         if self._length is not None:
             return len(self._buffer) < self._length
         if len(self._buffer) < HEADER_BYTES:
@@ -70,11 +69,11 @@ class FrameReader:
         self._length = None
 
     def next_payload(self) -> bytes | None:
-        """Hand out the next complete payload, or None until more bytes are fed.
+        """Return the next complete payload, or None until more bytes are fed.
 
         Raises:
-            RemoteProtocolError: a length was zero or over the limit. The position in the stream is
-                lost, so the buffer is emptied and the reader must not be used again.
+            RemoteProtocolError: a length is zero or above the limit. The position of the next frame is
+                unknown, so the buffer is cleared and the reader must not be used again.
         """
         buffer = self._buffer
         if self._length is None:

@@ -1,7 +1,7 @@
-"""What one value of a request must be: each kind of rule, and how a fault of it is told.
+"""Rules for the values of a request: one class for each kind of value, and the texts of faults.
 
-A rule only ever describes a value (`a string of 3 bytes`); it never quotes text, because the text
-may be somebody's prompt.
+A rule describes a value (`a string of 3 bytes`) and never quotes text, because the text may be a
+prompt.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 class Fault(NamedTuple):
-    """A field, as a path from the top of the document, and what is wrong with it."""
+    """A field, as a path from the top of the document, and its problem."""
 
     field: str
     problem: str
 
 
 class Rule(Protocol):
-    """What one value must be."""
+    """The rule for one value."""
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ class Field(NamedTuple):
 
 
 class Text:
-    """A string of so many bytes of UTF-8."""
+    """A string, with a length in bytes of UTF-8."""
 
     def __init__(self, low: int, high: int | None = None, *, printable: bool = False) -> None:
         self._low, self._high, self._printable = low, high, printable
@@ -147,7 +147,7 @@ class Choice:
 
 
 class ListOf:
-    """A list of so many values of one kind."""
+    """A list of values of one kind, with a length."""
 
     def __init__(self, low: int, high: int, item: Rule, plural: str) -> None:
         self._low, self._high, self._item, self._plural = low, high, item, plural
@@ -186,7 +186,7 @@ class Record:
 
 
 class Object:
-    """Any object that is small enough: `high` bytes at most."""
+    """Any object of at most `high` bytes."""
 
     def __init__(self, high: int) -> None:
         self._high = high
@@ -212,9 +212,9 @@ class Object:
 
 
 class ByToken:
-    """A number for each of some token ids, of which there are at most `most`.
+    """An object with a number for each of at most `most` token ids.
 
-    In JSON the name of a member is a string of digits.
+    In JSON the names of its members are strings of digits.
     """
 
     _ID = re.compile("0|[1-9][0-9]{0,9}")

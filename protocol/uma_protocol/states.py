@@ -88,7 +88,7 @@ class ClientState(Enum):
 
 
 class Input(Enum):
-    """What can happen. The value is the label in the diagrams and in error messages."""
+    """What can happen to a connection. The value is the label in diagrams and error messages."""
 
     REQUEST = "generate request"
     ADMIN = "admin request"
@@ -213,10 +213,10 @@ IMPLIED: Mapping[tuple[State, Input], Input] = MappingProxyType(
 
 
 class Machine:
-    """The state of one role, changed only by looking it up.
+    """The state of one role. Only lookups in its table change it.
 
     Args:
-        role: whose table to follow.
+        role: the role whose table is used.
     """
 
     __slots__ = ("_table", "role", "state")

@@ -1,4 +1,4 @@
-"""How requests spent their time and what ticks computed, as `explain` tells it. Frozen values."""
+"""How requests spent their time and what ticks computed, as `explain` reports it. Frozen values."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class PhaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request got while its prompt was computed, or while it was decoding.
+    """The time of a request in one phase: while its prompt was computed, or while it was decoding.
 
-    It had its part in `ticks` ticks, which took `computing_ms`. Others left it out and took
-    `waiting_ms`; `skipped` counts those by their reason. Of `drafted` guesses at its answer `accepted`
-    were right, which are among its `tokens`.
+    `ticks` ticks computed a part of it and took `computing_ms`. Other ticks left it out and took
+    `waiting_ms`; `skipped` counts these by reason. `drafted` tokens were guessed, of which
+    `accepted` were right and count in `tokens`.
     """
 
     tokens: int = 0
@@ -25,8 +25,8 @@ class PhaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class GapInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The longest time between two tokens. It ended with the tick `tick`.
 
-    `reason` is why the request was left out of `skipped` ticks before that, or what allowed the
-    tick to take so long.
+    `reason` is why `skipped` ticks before that left the request out, or else the reason for the
+    limit of the tick.
     """
 
     gap_ms: float
@@ -36,11 +36,10 @@ class GapInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BeginningInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What of a prompt lay in the cache: `tokens` from a `source`, which saved about `saved_ms`.
+    """The cached part of a prompt: `tokens` from `source`, which saved about `saved_ms`.
 
-    The nearest prompt that was there is the same for `apart` tokens. Behind them this one has the
-    text `mine` and that one `other`; both are shown to the user whose request it is, and to nobody
-    else.
+    The nearest cached prompt has the same first `apart` tokens. After these, this prompt has the
+    text `mine` and the cached one `other`. Both are shown only to the user of the request.
     """
 
     tokens: int
@@ -52,11 +51,11 @@ class BeginningInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the time of one request was spent, as the admin request `explain` tells it.
+    """How one request spent its time, as the request `explain` reports it.
 
-    `age_ms` is how long ago it came, `total_ms` how long it lasted, so far or in all. A token waited
-    for `held_ms` at most so that tokens came evenly. `reason` and `code` are those of its end, absent
-    while it runs. Of a request with several choices each has a story.
+    `age_ms` is the time since its arrival, `total_ms` its duration, so far or in all. `held_ms` is
+    the longest time that a token was held for pacing. `reason` and `code` describe its end and are
+    absent while it runs. Each choice of a request has a record of its own.
     """
 
     request: int
@@ -86,10 +85,10 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ItemInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one request got in a tick, and why.
+    """The part of one request in a tick, and the reason.
 
-    Of its `tokens` the last `drafted` were guesses at its answer, of which the first `accepted` were
-    right. They were found in `source` behind `match` tokens that were the same.
+    The last `drafted` of its `tokens` were guesses, of which the first `accepted` were right. They
+    were found in `source`, after `match` equal tokens.
     """
 
     request: int
@@ -110,12 +109,12 @@ class SkipInfo(msgspec.Struct, frozen=True):
 
 
 class TickInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tick: who computed what, what it was expected to take and what it took.
+    """One tick: the items and skips of its plan, its predicted and its measured time.
 
-    `limit_ms` is absent when nothing limited it, `predicted_ms` when nothing was predicted.
-    `measured_ms` is the time from the decode before it to the end of its own, `host_ms` the part
-    that passed between the two. `status` is what the backend returned, 0 for success; after any
-    other, `recovery` says what was done. `age_ms` is how long ago it ended.
+    `limit_ms` is absent without a limit, `predicted_ms` without a prediction. `measured_ms` is the
+    time from the end of the decode before it to the end of its own decode; `host_ms` is the part
+    between the two decodes. `status` is the return value of the backend, 0 for success; otherwise
+    `recovery` says what the engine did. `age_ms` is the time since its end.
     """
 
     tick: int

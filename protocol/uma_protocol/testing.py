@@ -1,8 +1,8 @@
-"""Instruments for tests of anything that speaks the protocol: no sockets, no threads, no waiting.
+"""Test helpers for code that uses the protocol: no sockets, no threads, no waiting.
 
-`ConnectionPair` joins a client and a server. `whole`, `bytewise`, `cuts` and `all_cuts` are the
-ways in which a stream may arrive, and `feed` collects what a connection makes of it. `REQUESTS` and
-`EVENTS` hold one of everything, with its exact bytes.
+`ConnectionPair` connects a client and a server. `whole`, `bytewise`, `cuts` and `all_cuts` split a
+byte stream in different ways, and `feed` collects the events of a connection. `REQUESTS` and
+`EVENTS` contain one request and event of each kind with its exact bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can go wrong for an application: the daemon said no, or it is not there."""
+"""Errors of the client: the daemon refused a request, or it cannot be reached."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ class ServerError(Exception):
 
 
 class ConnectionFailed(Exception):
-    """The daemon cannot be reached, or the connection broke. The message says what to do."""
+    """The daemon cannot be reached, or the connection broke. The message names the next step."""

@@ -1,4 +1,4 @@
-"""One connection to the daemon: a socket and a protocol object, nothing else."""
+"""One connection to the daemon: a socket and a protocol object."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _CLOSED = "the daemon closed the connection"
 
 
 def socket_path_of(path: str | os.PathLike[str] | None) -> str:
-    """Return `path`, or where the daemon is expected when none is given."""
+    """Return `path`, or the default path of the daemon's socket."""
     return os.fspath(path or os.environ.get("UMA_SOCK") or DEFAULT_SOCKET)
 
 
 def pauses() -> Iterator[float]:
-    """Yield how long to wait before each further attempt, growing, jittered, and then no more.
+    """Yield the pause before each further attempt: growing, jittered, and finite in number.
 
-    Clients that lost one daemon at the same moment do not come back at the same moment.
+    The jitter spreads the attempts of clients that lost the same daemon at the same moment.
     """
     pause = _FIRST_PAUSE_S
     for _ in range(_ATTEMPTS):
@@ -54,7 +54,7 @@ def connect_to(sock: socket.socket, path: str) -> None:
     """Connect `sock` to the daemon of this user.
 
     Raises:
-        ConnectionFailed: nobody serves there, or somebody else does.
+        ConnectionFailed: no daemon serves there, or another user's process does.
         BlockingIOError: the daemon is too busy to accept (non-blocking sockets only).
     """
     try:
@@ -92,10 +92,10 @@ def _is_something_else(path: str) -> bool:
 
 
 def parsed(protocol: uma_protocol.Connection) -> Event | None:
-    """Return the next event that is there, None if more bytes are needed.
+    """Return the next received event, or None if more bytes are needed.
 
     Raises:
-        ConnectionFailed: nothing more will come, or something that is no event came.
+        ConnectionFailed: the connection has ended, or the bytes are not an event.
     """
     if protocol.state is ClientState.DONE:
         protocol.start_next_cycle()
@@ -142,15 +142,16 @@ class Link:
         raise ConnectionFailed(f"the daemon at {path} is too busy to accept a connection")
 
     async def send(self, request: Request) -> None:
-        """Send a request, whole. Not a checkpoint if the kernel takes it at once.
+        """Send a whole request. Not a checkpoint if the kernel takes it at once.
 
-        Where that fails, also by cancellation, the connection is closed: half a frame is out.
+        If sending fails or is cancelled, the connection is closed, because a part of the frame may
+        be sent.
 
         Raises:
-            ServerError: the daemon had closed and said why.
-            ConnectionFailed: it had closed.
-            uma_protocol.LocalProtocolError: not now, or not with these values. Nothing was
-                sent, and the connection is as it was.
+            ServerError: the daemon closed the connection and sent the reason.
+            ConnectionFailed: the daemon closed the connection.
+            uma_protocol.LocalProtocolError: the request is not allowed at this time, or has an invalid
+                value. Nothing was sent, and the connection is unchanged.
         """
         if self.broken:
             raise ConnectionFailed(_CLOSED)
@@ -168,7 +169,7 @@ class Link:
             raise
 
     def send_nowait(self, request: Request) -> bool:
-        """Send a request as far as that goes without waiting; the rest goes with the next one."""
+        """Send as much of a request as the kernel takes; the next call sends the rest."""
         if self.broken:
             return False
         try:
@@ -179,10 +180,10 @@ class Link:
         return True
 
     async def next_event(self) -> Event:
-        """Return the next event. Cancelled, it has lost nothing.
+        """Return the next event. If it is cancelled, no event is lost.
 
         Raises:
-            ConnectionFailed: the connection is over, and is closed now.
+            ConnectionFailed: the connection has ended; it is closed.
         """
         while True:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -211,7 +212,7 @@ class Link:
         return self._protocol.send(request)
 
     async def _read_last_word(self) -> None:
-        """Raise what the daemon said before it closed; it is still there to be read."""
+        """Raise the reason that the daemon sent before it closed; it can still be read."""
         try:
             while True:
                 event = await self.next_event()

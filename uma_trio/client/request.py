@@ -1,4 +1,4 @@
-"""A `generate` request from what an application has at hand."""
+"""Build a `generate` request from the parameters of an application."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Chat = Iterable[Message | Mapping[str, Any] | tuple[str, str]]
 
 
 class Params(TypedDict, total=False):
-    """What a request may say beyond its prompt. What is left out gets the daemon's default."""
+    """The parameters of a request besides its prompt. Omitted ones get the daemon's defaults."""
 
     id: str
     session: str | None
@@ -76,11 +76,11 @@ class Params(TypedDict, total=False):
 
 
 def build_request(prompt: str | None, messages: Chat | None, params: Params) -> Generate:
-    """Return the request, with a fresh id if it has none.
+    """Return the request, with a new id if it has none.
 
     Raises:
-        TypeError: a parameter that does not exist.
-        uma_protocol.LocalProtocolError: a value that the protocol does not allow.
+        TypeError: a parameter does not exist.
+        uma_protocol.LocalProtocolError: the protocol does not allow a value.
     """
     fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
     for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
@@ -98,7 +98,7 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
 
 
 def held_back(event: Eos | End) -> Token | None:
-    """Return what an event that ends an answer has of its text; None if that is nothing."""
+    """Return the text that came with the end of an answer as a token; None if there is none."""
     if not event.text and not event.reasoning:
         return None
     choice = event.choice if isinstance(event, End) else 0

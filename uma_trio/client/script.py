@@ -1,4 +1,4 @@
-"""The synchronous front: a plain blocking socket, for scripts."""
+"""The synchronous client: a blocking socket, for scripts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def generate_sync(
     messages: Chat | None = None,
     **params: Unpack[Params],
 ) -> Iterator[Token]:
-    """Yield the tokens of one request; closing the generator ends it at the daemon.
+    """Yield the tokens of one request. Closing the generator cancels the request.
 
-    The last token may have the `token_id` ``HELD_BACK``: text that waited for the end. With `n` above 1
-    the answers come in between each other; `choice` says whose token it is.
+    The last token may have the `token_id` ``HELD_BACK``: text that was held back until the end.
+    With `n` above 1 the tokens of the answers are interleaved; `choice` is the number of the
+    answer.
 
     Raises:
         ServerError: the daemon refused the request or could not finish it.
-        ConnectionFailed: nobody serves there, another user does, or the connection broke.
+        ConnectionFailed: no daemon serves there, another user's process does, or the connection broke.
     """
     request = build_request(prompt, messages, params)
     protocol = uma_protocol.Connection(Role.CLIENT)

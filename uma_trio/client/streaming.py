@@ -1,7 +1,7 @@
-"""The trio client: a connection, and the generations that run on it one after the other.
+"""The trio client: a connection, and the generations that run on it one after another.
 
-Nothing runs in the background, so there is no nursery: what your code raises leaves the blocks
-of :func:`connect` and :class:`Generation` as it is, never in a group.
+The client starts no background task and needs no nursery. An exception of the caller's code leaves
+the blocks of :func:`connect` and :class:`Generation` unchanged, never inside an exception group.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _LEAVE_S = 2.0
 async def connect(
     socket_path: str | os.PathLike[str] | None = None, *, reconnect: bool = False
 ) -> AsyncIterator[Client]:
-    """Connect to the daemon; leaving the block closes the connection and ends what runs.
+    """Connect to the daemon. Leaving the block closes the connection and cancels its request.
 
     Args:
-        socket_path: where the daemon serves; by default ``$UMA_SOCK``, or ``/tmp/uma.sock``.
-        reconnect: try again, a few times with a growing and jittered pause, when the daemon
-            cannot be reached, the connection is lost or the daemon says "later"; for a
-            generation only as long as no token of it has come.
+        socket_path: the daemon's socket; default ``$UMA_SOCK``, or ``/tmp/uma.sock``.
+        reconnect: try again a few times, with growing and jittered pauses, if the daemon cannot be
+            reached, the connection is lost or the daemon answers "retry later". A generation is
+            repeated only if no token of it has arrived.
 
     Raises:
-        ConnectionFailed: nobody serves there, or another user does.
+        ConnectionFailed: no daemon serves there, or another user's process does.
     """
     client = Client(socket_path, reconnect=reconnect)
     try:
@@ -68,11 +68,11 @@ async def connect(
 
 
 class Client:
-    """A connection to the daemon, for one task. Made by :func:`connect`, which also closes it.
+    """A connection to the daemon, for one task. :func:`connect` opens and closes it.
 
-    A program that only asks (:meth:`metrics`, :meth:`sessions`, :meth:`explain`,
-    :meth:`set_priority`) may make one by itself and need not open it: each question has a
-    connection of its own.
+    :meth:`metrics`, :meth:`sessions`, :meth:`explain`, :meth:`prefix` and :meth:`set_priority` use
+    a separate connection for each call. A program that calls only these can create a client without
+    opening it.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class Client:
     def generate(
         self, prompt: str | None = None, *, messages: Chat | None = None, **params: Unpack[Params]
     ) -> Generation:
-        """Ask for text that continues `prompt`, or that answers the chat `messages`.
+        """Request text that continues `prompt`, or that answers the chat `messages`.
 
-        Nothing is sent until it is iterated. Use it with ``async with`` if you may leave before
-        its end; see :class:`Generation`.
+        Nothing is sent before the first iteration. Use ``async with`` if the caller may leave
+        before the end; see :class:`Generation`.
 
         Raises:
-            TypeError: a parameter that does not exist.
-            uma_protocol.LocalProtocolError: a value that the protocol does not allow.
+            TypeError: a parameter does not exist.
+            uma_protocol.LocalProtocolError: the protocol does not allow a value.
         """
         return Generation(self, build_request(prompt, messages, params))
 
@@ -105,18 +105,22 @@ class Client:
         return answer.metrics if isinstance(answer, Metrics) else {}
 
     async def sessions(self) -> tuple[SessionInfo, ...]:
-        """Return all requests that run or wait in the daemon, like `metrics`."""
+        """Return all requests that run or wait in the daemon.
+
+        May be called while a generation runs.
+        """
         answer = await self._ask(ListSessions())
         return answer.sessions if isinstance(answer, Sessions) else ()
 
     async def explain(self, request: int | None = None, *, ticks: int | None = None) -> Explanation:
-        """Return how the latest requests spent their time, or the one with this handle.
+        """Return how the latest requests, or the one with this handle, spent their time.
 
-        `ticks` ticks come with it, up to 1000: around the worst gap of that request, or the
-        latest; by default a few for one request and else none. Like `metrics` otherwise.
+        `ticks` is the number of ticks to return, up to 1000: around the worst gap of that request,
+        or else the latest. By default a few ticks are returned for one request and none otherwise.
+        May be called while a generation runs.
 
         Raises:
-            ServerError: nothing is known of that request (``E_PROTO_005``).
+            ServerError: the request is not known any more (``E_PROTO_005``).
         """
         answer = await self._ask(Explain(request=request, ticks=ticks))
         return answer if isinstance(answer, Explanation) else Explanation(())
@@ -128,7 +132,7 @@ class Client:
         session: str | None = None,
         seconds: int | None = None,
     ) -> Prefixes:
-        """Return what of this user's prompts the daemon has; clear it before, or pin a session.
+        """Return the cached prefixes of this user, after clearing them or pinning a session.
 
         Raises:
             ServerError: `pin` without a session (``E_PROTO_003``).
@@ -137,15 +141,15 @@ class Client:
         return answer if isinstance(answer, Prefixes) else Prefixes(0, 0)
 
     async def set_priority(self, request: int, priority: Priority) -> None:
-        """Move a request, named by the handle that :meth:`sessions` shows, to another lane.
+        """Move a request to another lane. `request` is the handle that :meth:`sessions` returns.
 
         Raises:
-            ServerError: it does not run any more (``E_PROTO_005``).
+            ServerError: the request does not run any more (``E_PROTO_005``).
         """
         await self._ask(SetPriority(request=request, priority=priority))
 
     async def open(self) -> None:
-        """Connect; :func:`connect` does it for you. Raises :class:`ConnectionFailed`."""
+        """Connect; :func:`connect` calls this. Raises :class:`ConnectionFailed`."""
         retries = pauses()
         while True:
             try:
@@ -159,7 +163,7 @@ class Client:
                 return
 
     def close(self) -> None:
-        """Close the connection; the daemon ends what runs on it. Idempotent."""
+        """Close the connection; the daemon cancels its request. Idempotent."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -179,10 +183,10 @@ class Client:
     # --- for Generation ---
 
     async def next_token(self, run: Run) -> Token | None:
-        """Return the next token of `run`, sending it first if need be; None at its end.
+        """Return the next token of `run`, or None at its end. Sends the request first if necessary.
 
         Raises:
-            ServerError, ConnectionFailed: it ended that way.
+            ServerError, ConnectionFailed: the request ended with this error.
             trio.BusyResourceError: another generation runs on this connection.
         """
         retries = pauses()
@@ -202,9 +206,10 @@ class Client:
                 await trio.sleep(pause)
 
     async def leave(self, run: Run) -> None:
-        """End `run` at the daemon, and read on to its terminal event.
+        """Cancel `run` in the daemon and read until its terminal event.
 
-        Shielded, for two seconds at most; then the connection is closed, which ends it too.
+        Shielded from cancellation, for two seconds at most; then the connection is closed, which
+        cancels it, too.
         """
         run.abandoned = True
         link = self._link
@@ -225,7 +230,7 @@ class Client:
         run.over = True
 
     def abandon(self, run: Run) -> None:
-        """Ask for the end of `run` without waiting for it: the next generation will."""
+        """Cancel `run` without waiting for its end; the next generation reads until that end."""
         run.abandoned = True
         if run.started and not run.over and not run.cancel_sent and self._link is not None:
             run.cancel_sent = self._link.send_nowait(Cancel(run.request.id))
@@ -282,21 +287,21 @@ class Client:
 
 
 class Generation:
-    """One request: iterate it for its tokens.
+    """One request. Iterate over it to get its tokens.
 
-    The last :class:`Token` may have the `token_id` ``HELD_BACK``: text that waited for the end.
-    The texts of all tokens together are the answer, also with ``stream=False``. What the model thinks
-    before it answers is in their `reasoning`; calls of tools come in pieces in their `calls`, and
-    whole from :meth:`calls`.
+    The texts of all tokens together are the answer, also with ``stream=False``. The last
+    :class:`Token` may have the `token_id` ``HELD_BACK``: text that was held back until the end.
+    `reasoning` of a token is the model's reasoning. `calls` of a token are pieces of tool calls;
+    :meth:`calls` returns complete ones.
 
-    With `n` above 1 there are several answers, whose tokens come in between each other: `choice` says
-    whose each is, :meth:`texts` collects them, and `ends` says how each ended.
+    With `n` above 1 there are several answers with interleaved tokens. `choice` of a token is the
+    number of its answer, :meth:`texts` collects all answers, and `ends` has the end of each.
 
-    Leaving early. Used as a context manager, it is ended at the daemon when the block is left,
-    whichever way, within a short shielded time, and the connection stays usable. The same
-    happens when it is cancelled while it waits for a token. Without the block, a loop that
-    breaks leaves it to Python to drop the object; the daemon is then told at once, without
-    waiting, and the next generation on the connection reads to the end of this one first.
+    Leaving early: use the generation as a context manager. Leaving the block in any way, or
+    cancelling it while it waits for a token, cancels the request in the daemon within a short
+    shielded time; the connection remains usable. Without the block, a loop that breaks drops the
+    object; the request is then cancelled without waiting, and the next generation on the connection
+    first reads until the end of this one.
     """
 
     def __init__(self, client: Client, request: Generate) -> None:
@@ -311,28 +316,28 @@ class Generation:
 
     @property
     def eos(self) -> Eos | None:
-        """The terminal event, once it has come."""
+        """The terminal event, when it has arrived."""
         return self._run.eos
 
     @property
     def ends(self) -> tuple[End, ...]:
-        """How the answers ended that are at their end, by `choice`; with `n` 1 `eos` says it."""
+        """The ends of the answers that have ended, by `choice`. With `n` 1 use `eos`."""
         return tuple(end for _, end in sorted(self._run.ends.items()))
 
     async def text(self) -> str:
-        """Return all the text that is still to come.
+        """Return the rest of the text.
 
         Raises:
-            ValueError: there are several answers.
+            ValueError: the request has several answers.
         """
         self._only("texts()")
         return "".join([token.text async for token in self])
 
     async def texts(self) -> list[str]:
-        """Return all the text of each answer that is still to come, by `choice`.
+        """Return the rest of the text of each answer, by `choice`.
 
         Raises:
-            ServerError: one of the answers failed; `ends` says which, and how the others ended.
+            ServerError: one of the answers failed; `ends` has the end of each.
         """
         texts: list[list[str]] = [[] for _ in range(self._run.request.n)]
         async for token in self:
@@ -340,10 +345,10 @@ class Generation:
         return ["".join(pieces) for pieces in texts]
 
     async def calls(self) -> tuple[ToolCall, ...]:
-        """Read on to the end; return the calls of tools that the answer makes, each whole.
+        """Read until the end and return the tool calls of the answer, each complete.
 
         Raises:
-            ValueError: there are several answers.
+            ValueError: the request has several answers.
         """
         self._only("`ends` behind the last token")
         async for _ in self:
@@ -356,7 +361,7 @@ class Generation:
             raise ValueError(f"there are {n} answers to this request; use {instead}")
 
     async def aclose(self) -> None:
-        """End the request if it still runs. Shielded, see the class. Idempotent."""
+        """Cancel the request if it still runs. Shielded, see the class. Idempotent."""
         await self._client.leave(self._run)
 
     async def __aenter__(self) -> Self:
@@ -392,7 +397,7 @@ class Generation:
 
 
 class Run:
-    """What a client and a generation both know of one request."""
+    """The state of one request that a client and a generation share."""
 
     __slots__ = (
         "abandoned",
