@@ -360,8 +360,8 @@ def test_planning_is_measured_without_any_server(
 
 def test_the_crowd_whose_ticks_are_timed_is_as_large_as_it_says() -> None:
     """Planning costs by the sequences, so there must be that many."""
-    for mixed in (True, False):
-        world = micro.crowd_of(deadline, "q4_0", 16, mixed=mixed)
+    for crowd in micro.TARGETS_US:
+        world = micro.crowd_of(deadline, "q4_0", 16, crowd)
         assert sum(request.end is None for request in world.requests) == 16
 
 

@@ -6,7 +6,8 @@
 
 No model, no server, no clients. *planning*: one plan, of the simulated engine (:mod:`uma_trio.sim`);
 of the *mixed* crowd half of the sequences are read, a quarter decode in the background, and a quarter
-are prompts of 506 tokens, one after another; of *readers* all are read. *ticks*: all that the engine does
+are prompts of 506 tokens, one after another; of *readers* all are read; the *drafted* are read, too, and
+each has 15 guesses of which six in ten are right. *ticks*: all that the engine does
 for a tick of streams, on a backend that computes nothing (benches/ticks.py). *sampling*: choosing from
 logits (benches/sampling.py). *frames*: encoding and decoding a token and a request. Each figure is
 the least, or of planning the median of the best round, since everything that disturbs only adds.
@@ -43,11 +44,12 @@ from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 from uma_trio.policy.traffic import Traffic
+from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.latency import percentile
 from uma_trio.sim.machine import TABLES, built_in
 from uma_trio.sim.simulation import Simulation, settings_for
 
-TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0}, 16
+TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0, "drafted": 200.0}, 16
 TRAFFIC = Traffic(weight_bytes=3e8, cell_bytes=12_288)  # the 0.5B shape
 TOKEN = Token("quickstart-1", " hello", 1234)
 ASK = Generate(
@@ -75,11 +77,12 @@ class Watched:
         return plan
 
 
-def crowd_of(policy: Policy, machine: str, n: int, *, mixed: bool) -> Simulation:
-    """Return a world of `n` sequences that do not end; without `mixed` all of them are read."""
-    profile = built_in(machine)
+def crowd_of(policy: Policy, machine: str, n: int, crowd: str) -> Simulation:
+    """Return a world of `n` sequences that do not end; unless `mixed` all of them are read."""
+    profile, mixed = built_in(machine), crowd == "mixed"
     settings = evolve(settings_for(profile), traffic=TRAFFIC)
-    world = Simulation(policy, profile=profile, settings=settings)
+    guesses = (lambda _draw: Guesses.always(0.6)) if crowd == "drafted" else None
+    world = Simulation(policy, profile=profile, settings=settings, guesses=guesses)
     for client in range(n):
         if mixed and client % 4 == 3:
             world.storm(client, 506)
@@ -93,7 +96,7 @@ def crowd_of(policy: Policy, machine: str, n: int, *, mixed: bool) -> Simulation
 def plan_ticks(policy: str, crowd: str, n: int, ticks: int, machine: str) -> Row:
     """Plan `ticks` ticks of a crowd of `n` sequences and return what that took."""
     watched = Watched(find_policy(policy))
-    world = crowd_of(watched, machine, n, mixed=crowd == "mixed")
+    world = crowd_of(watched, machine, n, crowd)
     watched.took_us.clear()
     gc.collect()
     before, began = world.ticks, time.perf_counter()
