@@ -13,6 +13,7 @@ FIRST_BELIEF = (0.35, 0.55, 0.75, 0.9)
 # Distances are counted together from 0, 1, 2, 4 and 8 on: what held for longer holds on.
 DISTANCES = (1, 2, 4, 8)
 PARTS = len(DISTANCES) + 1
+MOST_SURE = 0.995  # a chance is taken to be no more than that where others are compared with it
 _BUCKETS = tuple(sum(match >= least for least in MATCHES[1:]) for match in range(MATCHES[-1] + 1))
 
 
@@ -44,13 +45,17 @@ class Survival:
     def chances(self, origin: Origin, beliefs: Sequence[float], weight: float) -> list[float]:
         """Return for each part of the distances the chance that a guess is right.
 
-        A belief counts as much as `weight` guesses.
+        A belief counts as much as `weight` guesses. Guesses that are found to be wrong so many times as
+        often as was believed are believed to be, as many times, further away, where few were judged.
         """
         rights, judged = self._of(origin)
-        return [
-            (right + weight * belief) / (n + weight)
-            for right, n, belief in zip(rights, judged, beliefs, strict=True)
-        ]
+        chances, times = [], 1.0
+        for right, n, belief in zip(rights, judged, beliefs, strict=True):
+            wrong = 1.0 - min(belief, MOST_SURE)
+            chance = (right + weight * max(0.0, 1.0 - times * wrong)) / (n + weight)
+            times = (1.0 - chance) / wrong
+            chances.append(chance)
+        return chances
 
     def _of(self, origin: Origin) -> tuple[list[float], list[float]]:
         key = origin.source, bucket_of(origin.match)
