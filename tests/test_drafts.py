@@ -201,13 +201,25 @@ def test_what_is_wrong_again_and_again_is_believed_less() -> None:
 
 
 def test_a_distance_is_judged_only_where_it_was_reached() -> None:
-    """Of five guesses of which two were right the third was wrong, and the rest nobody knows."""
+    """Of five guesses two were right and the third was wrong. Of the rest nobody knows more than that."""
     survival = Survival()
     for _ in range(20):
         survival.learn(Origin(OWN_TEXT, 8), right=2, tried=5, fade=0.9)
     assert chance(survival, 8, distance=1) > 0.75
-    assert chance(survival, 8, distance=2) < 0.25
-    assert chance(survival, 8, distance=4) == 0.5
+    assert chance(survival, 8, distance=2) < 0.35
+    assert chance(survival, 8, distance=4) == pytest.approx(chance(survival, 8, distance=2))
+
+
+def test_what_was_never_reached_is_believed_as_what_lies_nearer() -> None:
+    """Or nobody would find out that a long copy goes on."""
+    copied, quoted, origin = Survival(), Survival(), Origin(OWN_TEXT, 8)
+    for _ in range(30):
+        copied.learn(origin, right=3, tried=3, fade=1.0)
+        quoted.learn(origin, right=0, tried=3, fade=1.0)
+    beliefs = [0.75] * 5
+    assert all(chance > 0.9 for chance in copied.chances(origin, beliefs, weight=6.0))
+    assert all(chance < 0.2 for chance in quoted.chances(origin, beliefs, weight=6.0))
+    assert Survival().chances(origin, beliefs, weight=6.0) == pytest.approx(beliefs)
 
 
 def test_what_was_wrong_is_tried_again() -> None:
@@ -479,7 +491,7 @@ def test_an_answer_that_the_engine_failed_at_is_not_drafted_from(last: bool) -> 
     bench.run()
     assert sink.end.code == "E_RUNTIME_006"
     assert len(sink.tokens) >= 60
-    assert rows_of(bench) == rows_of(untouched)
+    assert rows_of(bench) <= rows_of(untouched)  # of a known answer nearly all is guessed
 
 
 def test_what_ended_right_before_all_was_cleared_is_not_drafted_from() -> None:
@@ -489,7 +501,7 @@ def test_what_ended_right_before_all_was_cleared_is_not_drafted_from() -> None:
     while not sink.ends:
         bench.inbox.put(Prefix(lambda _: None, lambda _: True, clear=True))
         bench.engine.tick()
-    assert rows_of(bench) == rows_of(untouched)
+    assert rows_of(bench) <= rows_of(untouched)  # of a known answer nearly all is guessed
 
 
 def test_a_text_that_repeats_itself_is_drafted_where_decodes_overlap() -> None:

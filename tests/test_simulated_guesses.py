@@ -122,7 +122,7 @@ def test_guesses_that_are_believed_and_wrong_are_computed_and_change_nothing() -
     request = world.submit(20, 100, client=1)
     world.run(60.0)
     assert len(request.token_times) == 100
-    assert world.machine.drafted > 100
+    assert world.machine.drafted > 10
     assert world.machine.accepted == 0
 
 

@@ -225,6 +225,14 @@ NO_HELD_DRAFTS: Final = HeldDrafts()
 
 
 @value
+class Purse:
+    """How many tokens of its time a stream may still lose by guesses; it had `known` tokens then."""
+
+    left: float
+    known: int
+
+
+@value
 class Memory:
     """What a policy remembers between ticks; it returns the next one in its plan."""
 
@@ -237,6 +245,7 @@ class Memory:
     lane_s: Mapping[Lane, float] = field(factory=dict)  # the same by lane, over its weight
     served: Served = field(factory=Served)
     held_drafts: HeldDrafts = NO_HELD_DRAFTS
+    purses: Mapping[int, Purse] = field(factory=dict)  # of streams that had guesses, by key
 
 
 @value

@@ -7,14 +7,16 @@ by that, and as many are taken as give the most tokens a second:
 - *Free* rows take no time: they stand where ballast would, on a step of the staircase that goes down or
   is level. They are always taken.
 - *Paid* rows make the tick longer. They are taken where tokens a second rise by :data:`WORTH`, within what
-  the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times
-  one without, since they are part of what it would do alone and give it more tokens a second; a tick with anybody else's work stays within its limit.
-  Guesses of requests that asked for `speculation` free get no paid row. Where a draft model has to make them
-  first, that is part of what they cost.
+  the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times one
+  without, since they are part of what it would do alone and give it more tokens a second; a tick with
+  anybody else's work stays within its limit. A stream pays for them out of its purse
+  (:mod:`uma_trio.policy.deadline.purses`). Guesses of requests that asked for `speculation` free get no paid
+  row. Where a draft model has to make them first, that is part of what they cost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
 
@@ -22,9 +24,10 @@ from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
 from uma_trio.policy.deadline.draft_cost import making_s
+from uma_trio.policy.deadline.purses import settled, staked
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.state import SchedulerState, SequenceView
+from uma_trio.policy.state import Purse, SchedulerState, SequenceView
 
 MOST_DRAFTS = 31  # a tick; beyond 32 rows no size paid in any staircase that was measured
 FREE = 1.001  # a tick that is expected to take this many times as long takes as long
@@ -39,27 +42,28 @@ Guess = tuple[
 
 def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
     """Give rows of the tick to the likeliest guesses of its decoders."""
-    cost = plan.memory.cost
-    if cost is None or not state.drafting:
+    memory = plan.memory
+    if memory.cost is None:
         return plan
-    guesses = likeliest_first(state, plan)
-    if not guesses:
-        return plan
-    work = planned_work(state, plan)
-    room = min(
-        MOST_DRAFTS,
-        len(guesses),
-        state.n_rows - work.rows - MOST_BALLAST,
-        min(state.n_batch, state.empty_cells) - plan.n_tokens - MOST_BALLAST,
-    )
-    chosen = _chosen(state, plan, cost, work, guesses[: max(0, room)])
-    return with_drafts(plan, chosen) if chosen else plan
+    purses = settled(state, memory.purses)
+    counts: dict[int, int] = {}
+    if state.drafting:
+        chosen, stake = _chosen(state, plan, memory.cost, purses)
+        for _, view in chosen:
+            counts[view.key] = counts.get(view.key, 0) + 1
+        if stake > 0:
+            purses = staked(state, purses, counts, stake)
+    if purses is not memory.purses:
+        plan = evolve(plan, memory=evolve(memory, purses=purses))
+    return with_drafts(plan, counts) if counts else plan
 
 
-def likeliest_first(state: SchedulerState, plan: Plan, *, paying: bool = False) -> list[Guess]:
+def likeliest_first(
+    state: SchedulerState, plan: Plan, most: int = MOST_DRAFTS, *, paying: bool = False
+) -> list[Guess]:
     """Return the chance of each guess with whose it is; one behind another is never before it.
 
-    No more than a tick may have, and with `paying` only of requests that pay for their guesses.
+    Those are at most `most`, and with `paying` only of requests that pay for their guesses.
     """
     views = [state.views[item.key] for item in plan.items]
     # Guesses of one stream are no likelier the further they reach, so its next one is enough to know.
@@ -74,7 +78,7 @@ def likeliest_first(state: SchedulerState, plan: Plan, *, paying: bool = False) 
     ]
     heapify(nearest)
     found: list[Guess] = []
-    while nearest and len(found) < MOST_DRAFTS:
+    while nearest and len(found) < most:
         chance, place, whose = nearest[0]
         view, further = views[whose], place + 1
         found.append((-chance, view))
@@ -86,51 +90,61 @@ def likeliest_first(state: SchedulerState, plan: Plan, *, paying: bool = False) 
 
 
 def _chosen(
-    state: SchedulerState, plan: Plan, cost: CostModel, work: Work, guesses: list[Guess]
-) -> list[Guess]:
-    """Return those of `guesses` that get a row."""
-    ballast = min(state.spare_rows, MOST_BALLAST)
-    plain_s = ballast_for(cost, work, ballast)[1]
-    found = [guess for guess in guesses if not guess[1].modelled]
-    offers = _offers(state, plan, cost, work, found, ballast)
+    state: SchedulerState, plan: Plan, cost: CostModel, purses: Mapping[int, Purse]
+) -> tuple[list[Guess], float]:
+    """Return the guesses that get a row, and how many tokens the streams of the tick lose by that time."""
+    work = planned_work(state, plan)
+    room = min(
+        MOST_DRAFTS,
+        state.n_rows - work.rows - MOST_BALLAST,
+        min(state.n_batch, state.empty_cells) - plan.n_tokens - MOST_BALLAST,
+    )
+    guesses = likeliest_first(state, plan, room)
+    found = guesses if state.draft is None else [g for g in guesses if not g[1].modelled]
+    plain_s = ballast_for(cost, work, state.spare_rows)[1]
+    offers = _offers(state, cost, work, found)
     free = max([n for n, (_, seconds) in offers.items() if seconds <= FREE * plain_s], default=0)
-    gain, seconds = offers.get(free, (0.0, plain_s))
-    plain = plan.n_tokens
-    rate = (plain + gain) / seconds
+    gain, free_s = offers.get(free, (0.0, plain_s))
     if not state.contract.paid_drafts or plan.limit.isolated:
-        return found[:free]
-    paying = [guess for guess in guesses if guess[1].pays_for_drafts]
+        return found[:free], 0.0
+    empty = {key for key, purse in purses.items() if purse.left <= 0}
+    paying = [g for g in guesses if g[1].pays_for_drafts and g[1].key not in empty]
     if len(paying) < len(guesses) or len(found) < len(guesses):
-        offers = _offers(state, plan, cost, work, paying, ballast)
+        offers = _offers(state, cost, work, paying)
+    streams = len(plan.items)
     longest = longest_s(state, plan, plain_s)
-    rates = {
-        n: (plain + gain) / seconds for n, (gain, seconds) in offers.items() if seconds <= longest
-    }
-    best = max(rates, key=rates.__getitem__, default=0)
-    return paying[:best] if best and rates[best] >= WORTH * rate else found[:free]
+    best, rate = 0, WORTH * (plan.n_tokens + gain) / free_s
+    for n, (more, seconds) in offers.items():
+        if seconds <= longest and (plan.n_tokens + more) / seconds > rate:
+            best, rate = n, (plan.n_tokens + more) / seconds
+    if not best:
+        return found[:free], 0.0
+    return paying[:best], streams * (offers[best][1] / free_s - 1.0)
 
 
 def _offers(
-    state: SchedulerState,
-    plan: Plan,
-    cost: CostModel,
-    work: Work,
-    guesses: list[Guess],
-    ballast: int,
+    state: SchedulerState, cost: CostModel, work: Work, guesses: list[Guess]
 ) -> dict[int, tuple[float, float]]:
     """Return by how many of `guesses` are taken the tokens that they give, and the tick's seconds.
 
-    The time in which they are made is part of that. Only what fills the tick up to a size that was measured is worth its time.
+    The time in which they are made is part of that. Only what fills the tick up to a size that was measured is
+    worth its time, or all that there is: ballast stands only where no guess is left.
     """
-    context = [0, *accumulate(view.computed for _, view in guesses)]
-    gains = [0.0, *accumulate(chance for chance, _ in guesses)]
+    gains = [0.0, *accumulate([chance for chance, _ in guesses])]
+    context = [0, *accumulate([view.computed for _, view in guesses])]
     made_s = making_s(state.draft, [view for _, view in guesses])
-    plain, sizes = plan.n_tokens, cost.steps
-    return {
-        n: (gains[n], made_s[n] + ballast_for(cost, work.plus(n, n, context[n]), ballast)[1])
-        for n in range(1, len(guesses) + 1)
-        if gains[n] >= LEAST_GAIN and (n <= MOST_BALLAST or plain + n in sizes)
-    }
+    sizes, offers, last = cost.steps, {}, len(guesses)
+    for n in range(1, last + 1):
+        if gains[n] < LEAST_GAIN:
+            continue
+        if n == last:
+            seconds = ballast_for(cost, work.plus(n, n, context[n]), state.spare_rows)[1]
+        elif n <= MOST_BALLAST or work.tokens + n in sizes:
+            seconds = cost.seconds(work, tokens=n, rows=n, context_cells=context[n])
+        else:
+            continue
+        offers[n] = gains[n], made_s[n] + seconds
+    return offers
 
 
 def longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
@@ -146,17 +160,12 @@ def longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
     return state.contract.latency_cap * plain_s
 
 
-def with_drafts(plan: Plan, guesses: list[Guess]) -> Plan:
-    """Return `plan` with a row for each of `guesses`."""
-    counts: dict[int, int] = {}
-    for _, view in guesses:
-        counts[view.key] = counts.get(view.key, 0) + 1
+def with_drafts(plan: Plan, counts: Mapping[int, int]) -> Plan:
+    """Return `plan` with so many rows for guesses of each sequence, by key."""
     return evolve(
         plan, items=tuple([_drafted(item, counts.get(item.key, 0)) for item in plan.items])
     )
 
 
 def _drafted(item: PlanItem, n: int) -> PlanItem:
-    if not n:
-        return item
-    return evolve(item, n_tokens=1 + n, n_drafts=n)
+    return PlanItem(item.key, 1 + n, item.phase, item.reason, n) if n else item

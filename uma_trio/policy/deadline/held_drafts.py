@@ -13,6 +13,7 @@ believed and wrong cost little.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
 
@@ -64,7 +65,8 @@ def hold_drafts(state: SchedulerState, plan: Plan) -> Plan:
     room = held.size - plan.n_tokens
     chosen = guesses[:room]
     plan = _remember(plan, evolve(held, known=known))
-    return evolve(with_drafts(plan, chosen), ballast=room - len(chosen))
+    counts = Counter([view.key for _, view in chosen])
+    return evolve(with_drafts(plan, counts), ballast=room - len(chosen))
 
 
 def _only_decoders(state: SchedulerState, plan: Plan) -> bool:
