@@ -1,4 +1,4 @@
-"""From steps to the arrays of one decode: slices only, no loop over tokens.
+"""From steps to the arrays of one decode, with slices only and without a loop over tokens.
 
 Sequences that compute one token each, as streams do, are written together.
 """

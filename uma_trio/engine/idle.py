@@ -1,4 +1,4 @@
-"""What the engine does while nobody has anything to compute: it saves prefixes and refines the staircase."""
+"""Work of an idle engine: saving prefixes and refining the staircase."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Door one, trio to engine: a bounded line for requests, a free one for everything else.
+"""The queue from trio's thread to the engine: bounded for requests, unbounded for other messages.
 
-Whoever holds the trio end never waits: a full queue is an exception, at once. The engine end
-drains everything in one call per tick and sleeps on :meth:`Inbox.wait` only when idle.
+The sender never waits: a full queue raises an exception at once. The engine takes all messages in
+one call per tick and waits in :meth:`Inbox.wait` only when it is idle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uma_trio.engine.messages import InboxMessage, Submit
 
 
 class QueueFull(Exception):
-    """As many requests wait for a slot as may; `retry_after_s` is when one may be free."""
+    """The queue is full. `retry_after_s` is the time after which a slot may be free."""
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
         super().__init__(f"the queue is full, with {waiting} waiting")
@@ -23,15 +23,15 @@ class QueueFull(Exception):
 
 
 class EngineStopped(Exception):
-    """The engine takes no more messages."""
+    """The engine takes no further messages."""
 
 
 class Inbox:
-    """A many-to-one line into the engine.
+    """A queue with many senders and one receiver, the engine.
 
     `submit`, `put` and `close` are called on trio's thread, `drain`, `watch`, `left_queue` and
-    `wait` on the engine's. No call blocks the caller but `wait`. Deque appends and stores of one
-    value are atomic under the GIL, and each field has one writer, so no lock is needed.
+    `wait` on the engine's. Only `wait` blocks. Deque appends and stores of one value are atomic
+    under the GIL, and each field has one writer, so no lock is needed.
     """
 
     def __init__(self, max_waiting: int, wake: Callable[[], object] | None = None) -> None:
@@ -47,7 +47,7 @@ class Inbox:
 
     @property
     def waiting(self) -> int:
-        """Requests that were submitted and have no slot yet."""
+        """The number of submitted requests without a slot."""
         return self._submitted - self._left_queue
 
     @property
@@ -56,9 +56,9 @@ class Inbox:
         return self._closed
 
     def submit(self, *messages: Submit) -> None:
-        """Queue requests that belong together, all or none.
+        """Queue requests that belong together: all of them or none.
 
-        Where nobody waits they are taken, however many they are.
+        If no request waits, they are accepted whatever their number.
 
         Raises:
             QueueFull, EngineStopped: at once.
@@ -77,32 +77,33 @@ class Inbox:
                 came(message)
 
     def put(self, message: InboxMessage) -> None:
-        """Queue anything but a request; after `close` it is dropped, nobody would read it."""
+        """Queue a message other than a request. After `close` it is dropped."""
         if self._closed:
             return
         self._messages.append(message)
         self._wake()
 
     def wake(self) -> None:
-        """Wake the engine for what is in no message. May be called on any thread."""
+        """Wake the engine without a message. May be called on any thread."""
         self._wake()
 
     def close(self) -> None:
-        """Take no more, and wake the engine so that it ends."""
+        """Accept no further messages, and wake the engine so that it ends."""
         self._closed = True
         self._wake()
 
     def drain(self) -> list[InboxMessage]:
-        """Take everything that has arrived, in order."""
+        """Return all messages that have arrived, in order."""
         messages = self._messages
         return [messages.popleft() for _ in range(len(messages))]
 
     def watch(self, came: Callable[[Submit], object] | None) -> None:
-        """Have `came` called for every request that came since `drain` or is still to come.
+        """Call `came` for every request that arrived since `drain`, and for every later one.
 
-        It is called at least once for each, on either thread, must not wait, and must not mind
-        being called a last time just after another took its place. None is missed: this stores
-        `came` and then looks at the line, `submit` puts its message there and then looks for it.
+        `came` is called at least once for each request, on either thread. It must not wait, and it
+        may be called once more after another function has replaced it. No request is missed:
+        `watch` stores `came` and then looks at the queue, and `submit` appends its message and then
+        looks for `came`.
         """
         self._came = came
         if came is not None:
@@ -112,7 +113,7 @@ class Inbox:
                     came(message)
 
     def left_queue(self, waited_s: float) -> None:
-        """Note that a request left the queue, by admission or cancelled, after `waited_s`."""
+        """Note that a request left the queue after `waited_s`: admitted or cancelled."""
         self._left_queue += 1
         self._queue_s = waited_s
 
@@ -123,9 +124,9 @@ class Inbox:
             self._event.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until something arrives or `close` is called (engine thread, when idle).
+        """Wait until a message arrives or `close` is called (engine's thread, when idle).
 
-        False if neither happened within `timeout_s`.
+        Returns False if neither happened within `timeout_s`.
         """
         woken = self._event.wait(timeout_s)
         self._event.clear()

@@ -1,8 +1,8 @@
-"""The one owner of the KV cache: slots, sequence ids, the scratch slot, reservations, cells.
+"""The accounting of the KV cache: slots, sequence ids, the scratch slot, reservations, cells.
 
-Slots (the KV sequence ids that a batch may name) are few and reused; cells are shared by all.
-Admission reserves cells before a sequence computes anything, so that what was promised to one
-request cannot be taken by another. A slot gives up its cells here and nowhere else.
+Slots (the KV sequence ids that a batch may use) are few and reused; cells are shared by all
+sequences. Admission reserves cells before a sequence computes anything, so no other request can
+take them. Only this module frees the cells of a slot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uma_trio.backend.base import Backend
 
 
 class KvError(Exception):
-    """The books do not balance: a bug of ours, never a fault of a request."""
+    """The accounting is inconsistent: a bug of the engine, never a fault of a request."""
 
 
 @frozen

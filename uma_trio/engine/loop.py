@@ -1,16 +1,16 @@
 """The tick: drain, snapshot, plan, batch, decode, sample, commit, publish.
 
-The engine owns the backend, the sequences and the KV cache, and runs on one thread. It knows nothing
-of sockets, clients or trio: requests come in through the inbox, everything that happens to them
-leaves through the publisher. A tick has three parts so that a test can put virtual time between
-them: :meth:`Engine.next_tick`, :meth:`Engine.compute`, :meth:`Engine.finish`.
+The engine owns the backend, the sequences and the KV cache, and runs on one thread. It does not
+know sockets, clients or trio: requests arrive through the inbox, and all results leave through the
+publisher. A tick has three parts, :meth:`Engine.next_tick`, :meth:`Engine.compute` and
+:meth:`Engine.finish`, so that a test can advance virtual time between them.
 
-Nothing is computed between two decodes, so as little as possible happens there. On a CPU that is the
-commit of one tick (sequences move on or end), the plan of the next, and publishing: that comes right
-before the decode, so that trio's thread writes the tokens to sockets during it. Where a decode
-overlaps with the host (a GPU), publishing and the commit run during the decode, the next tick is
-prepared meanwhile (:mod:`uma_trio.engine.prepared`), and between two decodes only its missing tokens
-are sampled.
+The time between two decodes is lost for computing, so as little as possible happens there. On a CPU
+that is the commit of one tick (sequences advance or end), the plan of the next, and publishing
+immediately before the decode, so that trio's thread writes the tokens to sockets during the decode.
+Where a decode overlaps with the host (a GPU), the engine publishes, commits and prepares the next
+tick (:mod:`uma_trio.engine.prepared`) during the decode. Between two decodes it only samples the
+tokens that the prepared tick lacks.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ MOVING_SHARE = 0.25
 class Engine:
     """Continuous batching over one backend.
 
-    `clock` gives seconds and is the only clock there is. `drafter` guesses ahead in place of the one
-    that looks texts up. Every method but :meth:`fail_all` is
-    called on the engine's thread.
+    `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
+    up texts. All methods except :meth:`fail_all` are called on the engine's thread.
     """
 
     def __init__(
@@ -129,15 +128,15 @@ class Engine:
 
     @property
     def memory(self) -> Memory:
-        """What the policy remembers: the cost model, the shares, the counters."""
+        """The policy's memory: the cost model, the shares, the counters."""
         return self._planner.memory
 
     def run(self) -> None:
-        """Tick until the inbox is closed, sleeping while there is nothing to do.
+        """Run ticks until the inbox is closed; sleep while there is nothing to compute.
 
-        Idle time is used to save prefixes, a page at a time, and then to refine the staircase, a
-        decode at a time: whoever comes is noticed before the next one. What delays nobody for long
-        is saved at once, since the next request may come soon.
+        Idle time is used to save prefixes, one page at a time, and then to refine the staircase,
+        one decode at a time; a request that arrives waits for one of these at most. Cheap saves are
+        made at once, because the next request may arrive soon.
         """
         idle: float | None = IDLE_S
         while not self._inbox.closed:
@@ -152,7 +151,10 @@ class Engine:
         self.publish()
 
     def tick(self) -> bool:
-        """Do one tick. False if there was nothing to compute, and then all has been published."""
+        """Run one tick.
+
+        Returns False if there was nothing to compute; then all results are published.
+        """
         tick = self.next_tick()
         if tick is None:
             return False
@@ -160,9 +162,9 @@ class Engine:
         return True
 
     def next_tick(self) -> Tick | None:
-        """Take in what arrived, plan, and fill the batch.
+        """Handle the inbox, plan, and fill the batch.
 
-        None if there is nothing to compute; then nothing is left to publish.
+        Returns None if there is nothing to compute; then all results are published.
         """
         began = self._clock()
         self._arrived += self._inbox.drain()
@@ -179,7 +181,7 @@ class Engine:
         return tick
 
     def compute(self, tick: Tick) -> int:
-        """Run the backend; the only part that takes long, and that may be aborted meanwhile."""
+        """Run the backend: the only long part of a tick, and the only one that may be aborted."""
         self._decode_began = self._clock()
         self._abort.begin(abortable(tick.state, tick.plan, self._kv.free_slots), self._decode_began)
         status = self._backend.decode(tick.n_tokens, partial(self._overlap, tick))
@@ -187,9 +189,9 @@ class Engine:
         return status
 
     def finish(self, tick: Tick, status: int) -> Completed | None:
-        """Sample a token for each row of logits; return what came of the tick, None if it failed.
+        """Sample a token for each row of logits; return the completed tick, or None if it failed.
 
-        The commit follows with the next tick.
+        It is committed with the next tick.
         """
         now = self._clock()
         decode_s = now - self._decode_began
@@ -221,10 +223,10 @@ class Engine:
         return self._uncommitted
 
     def publish(self) -> None:
-        """Commit what is not committed, then publish all that has happened, in order.
+        """Commit the pending outcomes, then publish all results, in order.
 
-        Called at any other time than during a decode it costs the prepared tick its head start,
-        and nothing else.
+        Outside of a decode this call costs the prepared tick its head start, and has no other
+        effect.
         """
         self._commit()
         self._publisher.publish()
@@ -232,10 +234,10 @@ class Engine:
         self._metrics.draft_failures = self._drafter.failures
 
     def fail_all(self, code: str, message: str) -> None:
-        """End every request with an error: the engine is gone. Its thread must have ended.
+        """End every request with an error, after the engine's thread has ended.
 
-        Tokens that were sampled are published first, if they can be. The backend is not touched:
-        where a decode began before the commit of the tick before it, nobody ends by that commit.
+        Tokens that were sampled are published first, if possible. The backend is not touched: if a
+        decode began before the commit of the previous tick, no request ends by that commit.
         """
         now = self._clock()
         try:

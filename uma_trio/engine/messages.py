@@ -1,8 +1,8 @@
-"""The words that pass the two doors. All frozen: values cross borders, objects do not.
+"""The messages of the inbox and the items of the outlet. All are frozen values.
 
 Into the engine: :class:`Submit`, :class:`Cancel`, :class:`SetLane`, :class:`Credit`,
 :class:`Inspect`, :class:`Explain`, :class:`Prefix`. Out of it, on a request's own stream: any
-number of :class:`PromptProgress` if it asked for that, :class:`PromptDone`, any number of
+number of :class:`PromptProgress` (if requested), :class:`PromptDone`, any number of
 :class:`TokenOut`, and exactly one :class:`Finished`.
 """
 
@@ -28,15 +28,17 @@ SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]
 
 @frozen
 class SamplingParams:
-    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 is off.
+    """How the next token is sampled. ``temperature`` 0 is greedy; ``top_k`` 0 is off.
 
-    `presence_penalty` and `frequency_penalty` look at the answer, `repeat_penalty` at the last
-    `repeat_last_n` tokens of prompt and answer (0: at none, -1: at all). `logit_bias` pairs token
-    ids, each named once, with what is added to their logits. Before there are `min_tokens` nothing
-    ends the answer but a stop string; `stop_token_ids` end it like the model's own end tokens, also
-    with `ignore_eos`. `logprobs` is how many alternatives each token comes with, None for no
-    probability at all; `prompt_logprobs` is the same of the prompt's tokens but the first. With
-    `post_sampling` the `logprobs` are those that the token was drawn by, after all of these.
+    - `presence_penalty` and `frequency_penalty` count tokens of the answer. `repeat_penalty` counts
+      the last `repeat_last_n` tokens of prompt and answer (0: none, -1: all).
+    - `logit_bias` pairs token ids, each at most once, with the value added to their logits.
+    - Before `min_tokens` tokens only a stop string ends the answer. `stop_token_ids` end it like
+      the model's own end tokens, also with `ignore_eos`.
+    - `logprobs` is the number of alternatives for each token, None for no probabilities.
+      `prompt_logprobs` is the same for the tokens of the prompt except the first.
+    - With `post_sampling` the `logprobs` are the final probabilities of the draw, after all of
+      these.
     """
 
     temperature: float = 0.0
@@ -58,7 +60,7 @@ class SamplingParams:
 
 
 class Constraint(Protocol):
-    """What an answer has to keep to, a token at a time. For the engine's thread once submitted."""
+    """A constraint on an answer, checked token by token. For the engine's thread once submitted."""
 
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
@@ -78,7 +80,7 @@ class Constraint(Protocol):
 
 @frozen
 class Targets:
-    """What an application asked for: seconds to the first token, seconds between tokens."""
+    """The requested latencies in seconds: to the first token, between tokens."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -96,17 +98,20 @@ class Sink(Protocol):
 
 @frozen(eq=False)
 class Submit:
-    """One request, tokenised. `handle` is unique for the life of the daemon.
+    """One tokenised request. `handle` is unique for the life of the daemon.
 
-    `credit` is how many tokens its stream takes before the first :class:`Credit`. `client`
-    names the peer for fairness and is never an authority. `submitted` is on the engine's clock.
-    `constraint` belongs to this request alone.
-    With `smooth` its tokens may be held back so that they come evenly, while it is interactive.
-    What was computed in its `namespace` may be used for it, and what is computed for it there again;
-    None: neither. `session` names the conversation that it is a turn of. `speculation` says which
-    guesses at its answer are computed ahead. `pieces` are the bytes of each token where the answer's
-    text has to show more than the vocabulary's own. With `progress` its stream is told how much of its
-    prompt is computed.
+    - `credit` is the number of tokens that its stream takes before the first :class:`Credit`.
+    - `client` identifies the client for fairness and grants no rights.
+    - `submitted` is a time on the engine's clock.
+    - `constraint` belongs to this request only.
+    - With `smooth` the tokens of an interactive request may be held to be sent at even intervals.
+    - `namespace` is the namespace of cached prefixes that the request reads and extends; None: it
+      does neither.
+    - `session` names the conversation that it is a turn of.
+    - `speculation` restricts speculative decoding.
+    - `pieces` are the bytes of each token, if the answer's text needs more than those of the
+      vocabulary.
+    - With `progress` its stream reports the progress of its prompt.
     """
 
     handle: int
@@ -136,9 +141,9 @@ class Submit:
 
 @frozen
 class Cancel:
-    """End this request now, whatever it is doing; unknown handles are ignored.
+    """End this request in any state. Unknown handles are ignored.
 
-    Without a code it ends as cancelled, with one as an error.
+    Without a code it ends as cancelled, with a code as an error.
     """
 
     handle: int
@@ -148,7 +153,7 @@ class Cancel:
 
 @frozen
 class SetLane:
-    """Promote or demote a request, waiting or running."""
+    """Move a waiting or running request to a lane."""
 
     handle: int
     lane: Lane
@@ -156,7 +161,7 @@ class SetLane:
 
 @frozen
 class Credit:
-    """`n` more tokens of this stream have been flushed to the client."""
+    """The client has received `n` more tokens of this stream."""
 
     handle: int
     n: int
@@ -164,16 +169,16 @@ class Credit:
 
 @frozen
 class Inspect:
-    """Ask for a picture of every request; `reply` is called on trio's thread."""
+    """Request a report of every request; `reply` is called on trio's thread."""
 
     reply: Callable[[tuple[SequenceReport, ...]], None]
 
 
 @frozen
 class Explain:
-    """Ask how one request spent its time, or the latest; `reply` is called on trio's thread.
+    """Request how one request, or the latest ones, spent their time.
 
-    `ticks` is how many ticks should come with it.
+    `ticks` is the number of ticks to return. `reply` is called on trio's thread.
     """
 
     reply: Callable[[Recorded], None]
@@ -183,10 +188,10 @@ class Explain:
 
 @frozen
 class Prefix:
-    """Look at the prefix cache, or change it, in namespaces that are `mine`.
+    """List or change the prefix cache, in the namespaces that are `mine`.
 
-    `clear` drops what is there; otherwise `session` is pinned for `pin_s`, if one is named. `reply` is
-    called on trio's thread.
+    `clear` drops their content; otherwise `session`, if it is given, is pinned for `pin_s`. `reply`
+    is called on trio's thread.
     """
 
     reply: Callable[[PrefixReport], None]
@@ -198,9 +203,9 @@ class Prefix:
 
 @frozen
 class Keep:
-    """Keep what an ended request has computed for longer: a tool was called, and its result will come.
+    """Keep the cached prefix of an ended request for longer, because it called a tool.
 
-    Nothing happens for a request that left nothing.
+    It has no effect for a request without a cached prefix.
     """
 
     handle: int
@@ -211,12 +216,11 @@ InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix |
 
 @frozen
 class TokenLogprobs:
-    """What the model thought of a chosen token, before anything the request changed.
+    """The log probability of a sampled token, in the model's own distribution.
 
-    If the request asked for `post_sampling`: how likely it was when it was drawn.
-
-    `logprob` is the natural logarithm of its probability, `top` those of the likeliest tokens, by
-    id and likeliest first; the chosen one may be among them or not.
+    If the request asked for `post_sampling`, it is the probability of the draw. `logprob` is a
+    natural logarithm. `top` has the most likely tokens by id, most likely first; it may contain the
+    sampled token.
     """
 
     logprob: float
@@ -225,12 +229,12 @@ class TokenLogprobs:
 
 @frozen
 class PromptProgress:
-    """How much of a prompt of `prompt_tokens` is in the KV cache: `computed_tokens`, cached ones included.
+    """The progress of a prompt: `computed_tokens` of `prompt_tokens` are in the KV cache.
 
-    `cached_tokens` of it needed not be computed. It waited `queue_s` seconds for a slot, and has
-    had one for `prompt_s`. The first of a stream says what was cached; each later one has more
-    computed tokens, and the last one all. An item that its reader has not taken may be replaced by
-    a later one.
+    `cached_tokens` of these came from the prefix cache. The request waited `queue_s` seconds for a
+    slot and has had one for `prompt_s`. The first item of a stream reports the cached tokens, each
+    later one more computed tokens, and the last one all tokens. A later item may replace one that
+    the reader has not taken.
     """
 
     prompt_tokens: int
@@ -244,9 +248,9 @@ class PromptProgress:
 class PromptDone:
     """The whole prompt is in the KV cache; the next item is a token or the end.
 
-    `at` is when its logits were there, on the engine's clock. `cached_tokens` of it needed not be
-    computed, and it waited `queue_s` seconds for a slot. `logprobs` is what the model thought of each
-    token of the prompt behind the first, if the request asked for that.
+    `at` is the time of its logits, on the engine's clock. `cached_tokens` of the prompt were not
+    computed. The request waited `queue_s` seconds for a slot. `logprobs` has the log probabilities
+    of the prompt's tokens except the first, if the request asked for them.
     """
 
     at: float = 0.0
@@ -259,8 +263,8 @@ class PromptDone:
 class TokenOut:
     """One sampled token. `text` is valid UTF-8 and may be empty (held back).
 
-    `logprobs` is there if the request asked for it. Its reader is shown it at `show_at` on the
-    engine's clock, and no later than what follows it; at 0 it is shown at once.
+    `logprobs` is present if the request asked for it. The token is shown to its reader at `show_at`
+    on the engine's clock, and not later than the item after it; 0 means at once.
     """
 
     token_id: int
@@ -271,10 +275,10 @@ class TokenOut:
 
 @frozen
 class Finished:
-    """The one terminal item. Times in seconds; `ttft_s` is None if no token was sampled.
+    """The one terminal item. Times are in seconds; `ttft_s` is None if no token was sampled.
 
-    `text` is what had been held back, `stop` the stop string that ended the answer, if one did. `code`
-    and `message` are set when `reason` is error.
+    `text` is the text that was held back. `stop` is the stop string that ended the answer, if one
+    did. `code` and `message` are set if `reason` is error.
     """
 
     reason: FinishReason

@@ -1,7 +1,7 @@
-"""Door two, engine to trio: what a tick has to say, delivered with one wake.
+"""The queue from the engine to trio's thread: the items of a tick, delivered with one wake.
 
-The engine never waits here. Each stream's credit guarantees that its channel has room, so a
-delivery cannot fail for want of it; a stream whose reader is gone swallows its items.
+The engine never waits here. Credit guarantees that each stream has room, so a delivery cannot fail
+for lack of it. A stream without a reader drops its items.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Call = Callable[[], None]
 
 
 class Outlet:
-    """Hands items over to trio's thread, with one wake for many.
+    """Hands items over to trio's thread, with one wake for many items.
 
     `post` runs a function on trio's thread: :meth:`trio.lowlevel.TrioToken.run_sync_soon` across
     threads, or a plain call when the engine runs inline.

@@ -1,9 +1,9 @@
 """From the registry to the next :class:`Tick`: the policy's state, its plan, the steps, the batch.
 
-The planner keeps what passes from one plan to the next: the policy's memory, and the measured ticks
-that it has not been given yet. A tick is planned when it is due or, where decodes overlap, prepared
-while the tick before it is computed (:mod:`uma_trio.engine.prepared`). A prepared plan is used if
-every sequence is where it was foreseen.
+The planner keeps the policy's memory and the measured ticks that the policy has not seen yet. A
+tick is planned when it is due or, where decodes overlap, prepared while the tick before it is
+computed (:mod:`uma_trio.engine.prepared`). A prepared plan is used if every sequence is where it
+was predicted.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from uma_trio.policy.traffic import Traffic
 
 @frozen
 class EngineSettings:
-    """How an engine is set up, for its whole life.
+    """The settings of an engine, constant for its whole life.
 
-    `tick_budget_s` and `contract` are for the policy. `drafts` says whether tokens are guessed
-    ahead where the backend has rows to check them. `scratch_slots` (0 or 1) of the backend's slots
-    are kept for ballast rows. `cost` is the measured staircase and `traffic` what the model moves,
-    if they are known. `prefix_bytes` is the budget of saved pages; 0 keeps no prefix at all. Those
-    of a session go last for `session_ttl_s`.
+    `tick_budget_s` and `contract` are passed to the policy. `drafts` enables speculative decoding
+    where the backend has rows to verify drafts. `scratch_slots` (0 or 1) of the backend's slots are
+    reserved for ballast rows. `cost` is the measured staircase and `traffic` describes the bytes
+    that the model moves; None if unknown. `prefix_bytes` is the budget of saved pages; 0 disables
+    the prefix cache. Pages of a session are pinned for `session_ttl_s`.
     """
 
     tick_budget_s: float = 0.030
@@ -109,10 +109,10 @@ class Planner:
         self.draft: Staircase | None = None  # what a decode of a draft model takes, if there is one
 
     def plan(self, now: float, make: Callable[[Plan], object] = _make_nothing) -> Tick | None:
-        """Return the next tick, in the backend's arrays; None if nobody has anything to compute.
+        """Return the next tick, in the backend's arrays; None if there is nothing to compute.
 
-        All that has happened must be committed. `make` makes the guesses of a plan that were only
-        promised.
+        All outcomes must be committed. `make` makes the guesses that a plan has only reserved rows
+        for.
         """
         state, plan = self._still_valid() or self._asked(self._state(now))
         if not plan.items:
@@ -122,9 +122,10 @@ class Planner:
         return self._filled(state, plan, self._batch)
 
     def prepare(self, computing: Tick, began: float) -> None:
-        """Plan and batch what follows `computing`, which runs since `began`.
+        """Plan and batch the tick after `computing`, which has run since `began`.
 
-        Nothing is prepared if an answer ends there for sure or nobody can foresee where it stands.
+        Nothing is prepared if an answer certainly ends in `computing`, or if a sequence's position
+        cannot be predicted.
         """
         now = began + computing.plan.predicted_s
         steps = {step.key: step for step in computing.steps}
@@ -143,7 +144,7 @@ class Planner:
         self._prepared = PreparedTick.behind(computing, tick, self._spare_batch)
 
     def foresee_masks(self, computing: Tick) -> None:
-        """Begin the masks that the tokens of `computing` may need, which nobody waits for yet."""
+        """Start computing the masks that the tokens of `computing` may need."""
         running = self._registry.running
         for step in computing.steps:
             if step.n_rows and step.key in running:
@@ -151,7 +152,7 @@ class Planner:
 
     @property
     def has_prepared(self) -> bool:
-        """Whether a tick is prepared, which may come next."""
+        """Whether a prepared tick exists."""
         return self._prepared is not None
 
     def take_prepared(self, completed: Completed, messages: Ordered[InboxMessage]) -> Tick | None:
@@ -173,7 +174,7 @@ class Planner:
         return prepared.load(self._batch, completed)
 
     def learn(self, completed: Completed, itl_s: Mapping[int, float]) -> None:
-        """Note a tick that was computed, and the inter-token latency of its streams, by key."""
+        """Note a computed tick, and the inter-token latency of its streams, by key."""
         tick = completed.tick
         host_s = None if completed.after_idle else completed.host_s
         measured = as_measured(tick.plan, tick.work, completed.decode_s, host_s, itl_s)
@@ -188,12 +189,13 @@ class Planner:
     def charge(self, spent_s: Mapping[int, float]) -> None:
         """Charge clients for machine time beside the ticks, with the next plan.
 
-        Not in the memory: that of a prepared plan was made before.
+        It is not stored in the policy's memory, because the memory of a prepared plan was made
+        before.
         """
         self._charges += tuple(spent_s.items())
 
     def refined(self, cost: CostModel) -> None:
-        """Go on with another model of the cost."""
+        """Use another cost model from now on."""
         self.memory = evolve(self.memory, cost=cost)
 
     def _still_valid(self) -> tuple[SchedulerState, Plan] | None:

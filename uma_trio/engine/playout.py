@@ -1,9 +1,9 @@
 """When each token of a stream is shown to its reader.
 
-A policy may pace a stream while somebody else has a use for the machine: its tokens are then shown
-one pace after another, although they were computed sooner. What lies between is the stream's slack,
-which one long tick may spend. The engine says when a token is to be shown; trio's thread holds it
-until then (:mod:`uma_trio.service.stream`).
+A policy may pace a stream while other requests can use the machine: its tokens are then shown at
+even intervals, later than they are computed. The difference is the stream's slack, which one long
+tick may use. The engine computes the time at which a token is shown; trio's thread holds it until
+then (:mod:`uma_trio.service.stream`).
 """
 
 from __future__ import annotations

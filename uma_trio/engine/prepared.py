@@ -1,8 +1,8 @@
-"""The next tick, planned and batched while the GPU still computes the one before it.
+"""The next tick, planned and batched while a GPU computes the one before it.
 
-It is planned from where every sequence will be if nobody arrives, ends or is changed meanwhile, and
-its batch lacks only the tokens that the running tick will sample. If that comes true, it is launched
-as soon as those are sampled; the commit of the running tick then overlaps with its decode.
+It is planned from the predicted state: no request arrives, ends or is changed meanwhile. Its batch
+lacks only the tokens that the running tick samples. If the prediction is right, it is launched as
+soon as these are sampled, and the commit of the running tick overlaps with its decode.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from uma_trio.engine.step import Completed, Outcome, Step, Tick
 class PreparedTick:
     """`tick`, whose `batch` lacks the tokens of some `rows`.
 
-    Those are the tokens of the outcomes `sources` (indices) of the tick before it. `parked` are the
-    requests that will have no credit then.
+    These are the tokens of the outcomes `sources` (indices) of the tick before it. `parked` are the
+    requests without credit at that time.
     """
 
     tick: Tick

@@ -1,10 +1,10 @@
-"""The way out: what the outside is to hear of the engine waits in one queue for `publish`.
+"""The way out of the engine: results wait in one queue for `publish`.
 
-Between two decodes the machine computes nothing, so a commit only puts what happened into this
-queue. Text is decoded, streams are woken, metrics and the trace are written by
-:meth:`Publisher.publish`, which runs while the next tick is computed, or right before on a CPU. An
-entry refers to its sequence for what does not change any more, and for the text decoder, which is the
-publisher's alone unless the stream has stop strings.
+Time between two decodes is lost, so a commit only appends its results to this queue.
+:meth:`Publisher.publish` decodes text, wakes streams, and writes metrics and the trace. It runs
+while the next tick is computed, or on a CPU immediately before it. An entry refers to its sequence
+only for values that do not change, and for the text decoder, which belongs to the publisher unless
+the stream has stop strings.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ending:
 
 @frozen(eq=False)
 class Refused:
-    """The end of a request that never was in the engine."""
+    """The end of a request that was never in the engine."""
 
     sink: Sink
     finished: Finished
@@ -70,14 +70,14 @@ class Refused:
 
 @frozen(eq=False)
 class Answer:
-    """`call` passes an answer on, on trio's thread."""
+    """`call` delivers an answer, on trio's thread."""
 
     call: Callable[[], None]
 
 
 @frozen(eq=False)
 class Figures:
-    """`write` writes metrics or the trace, once the streams have been woken."""
+    """`write` writes metrics or the trace, after the streams have been woken."""
 
     write: Callable[[], None]
 
@@ -95,12 +95,12 @@ class _Start:
 
 
 class Publisher:
-    """The one queue between what happens and who hears of it. For the engine's thread only.
+    """The queue of results. For the engine's thread only.
 
-    `startup_s` is how long a stream is in its start-up window; the longest time between two tokens
-    that were shown in that window is counted apart. `failed` is called with a request whose tokens
-    cannot be written as text, and the exception: it is to be ended. Nothing more is sent to it but
-    its terminal item. `ended` is called with each request and its terminal item, as it is sent.
+    `startup_s` is the length of the start-up window of a stream; the longest time between two shown
+    tokens in that window is counted separately. `failed` is called with a request whose tokens
+    cannot be decoded, and the exception; the request must be ended and gets its terminal item only.
+    `ended` is called with each request and its terminal item when it is sent.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Publisher:
         self._queue.append(publication)
 
     def publish(self) -> None:
-        """Publish everything, in order: all streams with one wake of trio, then the figures."""
+        """Publish in order: all streams with one wake of trio, then metrics and trace."""
         queue, self._queue = self._queue, []
         items: list[tuple[Sink, StreamItem]] = []
         calls: list[Callable[[], None]] = []

@@ -1,9 +1,9 @@
 """The flight recorder: the latest ticks, and a timeline of each request.
 
-It is written on the engine's thread, in every tick, so it does little: a tick is one record that
-refers to the plan's own values, and a request is a handful of counters. Nothing here grows: ticks
-are in a ring, ended requests in another, and the reasons of one request are counted apart only
-as long as they are few.
+It is written on the engine's thread in every tick, so each write is cheap: a tick is one record
+that refers to the values of the plan, and a request is a few counters. Memory is bounded: ticks and
+ended requests are kept in rings, and the reasons of one request are counted separately only while
+they are few.
 """
 
 from __future__ import annotations

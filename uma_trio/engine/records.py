@@ -1,7 +1,8 @@
-"""What is remembered of ticks and requests: frozen values, in seconds on the engine's clock.
+"""Records of ticks and requests: frozen values, in seconds on the engine's clock.
 
-They say who computed how much, when and why. No text is in them, and no token but the two where
-a prompt and the nearest one before it part, which are shown to nobody but its user.
+They contain how many tokens each request computed, when and why. They contain no text, and no
+tokens except the two where a prompt and the nearest cached one differ, which only the user of the
+request can see.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What happens after a decode that failed: the least that helps, never everyone.
+"""What the engine does after a failed decode.
 
-No room in the KV cache is answered by :func:`uma_trio.policy.pressure.relieve`. Anything else
-re-synchronises every sequence of the batch with what the cache really holds and tries once
-more; if that fails too, the sequences of the batch are computed one by one, so that the one
-that breaks it ends with ``E_RUNTIME_001`` and the others go on.
+If the KV cache has no room, :func:`uma_trio.policy.pressure.relieve` decides. After any other
+failure every sequence of the batch is synchronised with the real content of the cache, and the tick
+is repeated. If that fails, too, the sequences are computed one by one: the one that fails ends with
+``E_RUNTIME_001``, and the others continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every request inside the engine, from the queue to its one terminal item.
+"""All requests inside the engine, from the queue to their terminal items.
 
-The registry moves sequences between *waiting* and *running*, keeps the KV cache's books in step
-with that, and is the only place that ends a request: whoever is in here gets exactly one
+The registry moves sequences between *waiting* and *running* and keeps the accounting of the KV
+cache consistent with that. It is the only place that ends a request: each request gets exactly one
 :class:`Finished`, and its slot and cells are free before the next plan.
 """
 
@@ -33,7 +33,10 @@ from uma_trio.telemetry.metrics import Metrics
 
 
 class Registry:
-    """The requests of one engine. `waiting` and `running` are read by others, changed here only."""
+    """The requests of one engine.
+
+    Other modules read `waiting` and `running`; only this one changes them.
+    """
 
     def __init__(
         self,
@@ -59,12 +62,12 @@ class Registry:
         self._late: set[int] = set()  # requests whose mask was not there in time
 
     def knows(self, handle: int) -> bool:
-        """Whether a request is here and has not ended."""
+        """Whether a request is in the engine."""
         return handle in self.running or handle in self.waiting
 
     @property
     def absent(self) -> Collection[int]:
-        """Requests with a slot that sit out: their beginning is restored, or their mask is made."""
+        """Requests with a slot that are left out of plans, for a restore or a mask."""
         if not self._late:
             return self.prefix.held
         running = self.running
@@ -75,17 +78,17 @@ class Registry:
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether requests sit out until their masks are made; each of these wakes the engine."""
+        """Whether requests wait for masks; each finished mask wakes the engine."""
         return any(key in self.running for key in self._late)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Put a new request into the queue."""
+        """Add a new request to the queue."""
         self._declined = False
         self.waiting[sequence.handle] = sequence
         self._recorder.submitted(sequence)
 
     def admit(self, keys: Collection[int], now: float) -> None:
-        """Give each that admission took a slot; note who was passed over by a later arrival."""
+        """Give each admitted request a slot; count those that a later arrival has passed."""
         self._declined = not keys
         for key in keys:
             sequence = self.waiting.pop(key)
@@ -242,7 +245,7 @@ class Registry:
             self.end(sequence, "error", now, code=FAILED_CODE, message=FAILED_AT)
 
     def refuse(self, submit: Submit, now: float, code: str, message: str) -> None:
-        """End a request that cannot be taken in; nothing is held for it."""
+        """End a request that cannot be accepted; it holds no slot and no cells."""
         waited_s = now - submit.submitted
         self._inbox.left_queue(waited_s)
         finished = Finished(
@@ -284,9 +287,9 @@ class Registry:
             self._publisher.add(Progress(sequence, item))
 
     def preempt(self, handle: int, reason: str) -> None:
-        """Take the slot and the cells of a running sequence; it goes back to the queue.
+        """Take the slot and the cells of a running sequence and return it to the queue.
 
-        Nothing it generated is lost: it is computed again, and its stream only pauses.
+        Its tokens are kept and computed again; its stream only pauses.
         """
         sequence = self.running.pop(handle)
         self._drop(sequence)
@@ -297,7 +300,7 @@ class Registry:
         self._metrics.preempted()
 
     def cancel(self, handle: int, now: float, code: str | None, message: str | None) -> None:
-        """End a request from outside; one that is unknown has ended already."""
+        """End a request from outside. A request that has ended is ignored."""
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is not None:
             reason: FinishReason = "cancelled" if code is None else "error"
@@ -320,7 +323,7 @@ class Registry:
         code: str | None = None,
         message: str | None = None,
     ) -> None:
-        """End one request: free what it holds, and hand its terminal item to the publisher."""
+        """End one request: free its slot and cells, and pass its terminal item to the publisher."""
         if self.running.pop(sequence.handle, None) is not None:
             self._drop(sequence, keep=reason != "error")
         elif self.waiting.pop(sequence.handle, None) is not None:

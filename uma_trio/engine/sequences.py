@@ -1,4 +1,4 @@
-"""The one mutable record of a request, touched by the engine's thread only."""
+"""The mutable record of a request. Only the engine's thread uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_SLOT = -1  # a backend refuses it, so that a sequence without a slot can harm
 
 
 def cells_needed(known: int, remaining: int, lane: Lane, *, preempted: bool) -> int:
-    """Return how many KV cells a request should reserve that may have `remaining` tokens more."""
+    """Return the KV cells to reserve for a request that may have `remaining` more tokens."""
     # Who was preempted once gets its whole room the second time, or it would be again.
     if lane == "background" and not preempted:
         remaining = min(remaining, max(1, remaining // BACKGROUND_SHARE))
@@ -39,13 +39,13 @@ def cells_needed(known: int, remaining: int, lane: Lane, *, preempted: bool) -> 
 
 
 class Delivery(NamedTuple):
-    """What one committed outcome gives to the stream of `sequence`, as the `nth` token and on.
+    """The tokens that one committed outcome gives to the stream of `sequence`, from the `nth` on.
 
-    `texts` is None if the texts of `tokens` are still to be found. `itl_s` is the time since the
-    token before, None for the first one. `first` says that the prompt was done with this tick, and
-    `reason` why the request has ended, if it has. `shows` is when each token is shown, if that is not
-    at once, and `gap_s` the longest time between two that are shown, as `itl_s` is between two that
-    are computed.
+    `texts` is None if the `tokens` are not decoded yet. `itl_s` is the time since the token before,
+    None for the first one. `first` says that this tick completed the prompt. `reason` is the reason
+    of the end, if the request has ended. `shows` has the time at which each token is shown, if that
+    is not at once. `gap_s` is the longest time between two shown tokens, as `itl_s` is between two
+    computed ones.
     """
 
     sequence: Sequence
@@ -69,9 +69,9 @@ class Delivery(NamedTuple):
 class Sequence:
     """A request inside the engine.
 
-    `view` is where it stands, as the policy sees it: the tokens that are `computed` (in the KV
-    cache) and those that are `pending` (known or drafted, and not computed). A tick lets the first
-    catch up; with the last of them the next token can be sampled. `draft` has the drafted ones.
+    `view` is its state as the policy sees it: the `computed` tokens (in the KV cache) and the
+    `pending` tokens (known or drafted, and not computed). A tick computes pending tokens. When the
+    last of them is computed, the next token can be sampled. `draft` contains the drafted tokens.
     """
 
     __slots__ = (
@@ -134,57 +134,58 @@ class Sequence:
 
     @property
     def handle(self) -> int:
-        """Its name, unique for the life of the daemon."""
+        """Its handle, unique for the life of the daemon."""
         return self.submit.handle
 
     @property
     def lane(self) -> Lane:
-        """Whose work it is: a person's, who waits for it, or nobody's."""
+        """The lane: interactive if a person waits for the answer, else background."""
         return self.view.lane
 
     @property
     def computed(self) -> int:
-        """How many of its tokens are in the KV cache."""
+        """The number of its tokens in the KV cache."""
         return self.view.computed
 
     @property
     def known(self) -> int:
-        """How many tokens it has: the prompt, and what was sampled."""
+        """The number of its tokens: the prompt and the sampled tokens."""
         return self.view.computed + self.view.due
 
     @property
     def credit(self) -> int:
-        """How many more tokens its stream takes; at 0 it is parked."""
+        """The number of tokens that its stream still takes; at 0 it is parked."""
         return self.view.credit
 
     @property
     def first_token(self) -> float | None:
-        """When its first token was sampled, on the engine's clock."""
+        """The time of its first token, on the engine's clock."""
         return self.view.first_token_at
 
     @property
     def n_generated(self) -> int:
-        """How many tokens were sampled."""
+        """The number of sampled tokens."""
         return self.known - self.n_prompt
 
     @property
     def smooth(self) -> bool:
-        """Whether its tokens may be held back, so that they come evenly."""
+        """Whether its tokens may be held to be sent at even intervals."""
         return self.submit.smooth and self.view.lane == "interactive"
 
     @property
     def cells(self) -> int:
-        """How many KV cells it should reserve, as its lane and state are now."""
+        """The number of KV cells that it should reserve, in its current lane and state."""
         remaining = self.submit.max_tokens - self.n_generated
         return cells_needed(self.known, remaining, self.lane, preempted=self.preempted)
 
     def advance(
         self, outcome: Outcome, now: float, pace: float = 0.0, playout_s: float = 0.0
     ) -> Delivery:
-        """Move on by what came of a step, and return what its stream is to be given.
+        """Apply the outcome of a step, and return the delivery to its stream.
 
-        This alone makes progress. Tokens behind one that ends the request are dropped. With a `pace`
-        tokens are shown so many seconds after one another, none more than `playout_s` from `now`.
+        Only this method makes progress. Tokens after one that ends the request are dropped. With a
+        `pace` tokens are shown that many seconds after one another, and none later than `playout_s`
+        from `now`.
         """
         if self.draft.tokens:
             self.guess(NO_DRAFT)
@@ -265,7 +266,7 @@ class Sequence:
         return (drawn if given == len(drawn) else drawn[:given]), found, reason
 
     def guess(self, draft: Draft) -> None:
-        """Guess how its answer goes on; the guesses are checked in its next step, and then gone."""
+        """Draft the next tokens of its answer; the next step verifies and removes them."""
         if not (draft.tokens or self.draft.tokens):
             return
         self.draft = draft
@@ -315,19 +316,20 @@ class Sequence:
         return self.smooth and self.view.shown_at is not None and self.view.shown_at > now
 
     def give_credit(self, n: int, *, reader_was_away: bool = False) -> None:
-        """Note that its stream takes `n` tokens more.
+        """Note that its stream takes `n` more tokens.
 
-        With `reader_was_away` it waited for its reader, which is no inter-token latency of ours.
+        With `reader_was_away` it waited for its reader, and that time does not count as inter-token
+        latency.
         """
         last = None if reader_was_away else self.view.last_token_at
         self.view = evolve(self.view, credit=self.view.credit + n, last_token_at=last)
 
     def move_to(self, lane: Lane) -> None:
-        """Promote or demote it."""
+        """Move it to a lane."""
         self.view = evolve(self.view, lane=lane)
 
     def waiting(self, shared: int = 0) -> Waiting:
-        """Return what admission may see; `shared` of its cells are somebody's already."""
+        """Return its record for admission; `shared` of its cells are in use by others already."""
         return Waiting(
             key=self.submit.handle,
             lane=self.lane,
@@ -338,7 +340,7 @@ class Sequence:
         )
 
     def holder(self, now: float) -> Holder:
-        """Return what admission may see of it while it has a slot."""
+        """Return its record for admission while it has a slot."""
         return Holder(
             key=self.submit.handle,
             lane=self.lane,
@@ -350,7 +352,7 @@ class Sequence:
         )
 
     def report(self, now: float) -> SequenceReport:
-        """Return what a person may see."""
+        """Return its report for people."""
         first = self.first_token
         streaming_s = 0.0 if first is None else now - first
         return SequenceReport(

@@ -1,8 +1,8 @@
 """The values of one tick: ``plan -> Step -> batch -> compute -> Outcome -> commit -> publish``.
 
-A :class:`Step` is one sequence's part of a batch. An :class:`Outcome` is what came of a step. A
-:class:`Tick` is a batch before it is computed, :class:`Completed` the same tick afterwards. All are
-frozen: only :meth:`uma_trio.engine.sequences.Sequence.advance` changes anything.
+A :class:`Step` is one sequence's part of a batch. An :class:`Outcome` is the result of a step. A
+:class:`Tick` is a batch before it is computed, a :class:`Completed` the same tick afterwards. All
+of them are frozen; only :meth:`uma_trio.engine.sequences.Sequence.advance` changes a sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMISED: Final = -1  # a guess that a draft model makes once it is planned
 
 
 class Origin(NamedTuple):
-    """Where a draft is from, one of `SOURCES`, and how many tokens before it were the same there, if any."""
+    """The source of a draft, one of `SOURCES`, and the length of its match, if there is one."""
 
     source: str = ""
     match: int = 0
@@ -49,7 +49,7 @@ BY_MODEL: Final = Origin(DRAFT_MODEL)
 
 
 class Draft(NamedTuple):
-    """Guesses at the next tokens of a sequence, each with the chance that it and all before are right."""
+    """Guesses at a sequence's next tokens, with the chance that each and all before are right."""
 
     tokens: tuple[int, ...] = ()
     survival: tuple[float, ...] = ()
@@ -81,10 +81,10 @@ class Step(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """One sampled token, and how probable it was if its request asked.
+    """One sampled token, and its log probability if the request asked for it.
 
-    `logprobs` is found in `described` when it is first looked at, which costs as much as sampling:
-    look during the next decode, and not after the one behind it.
+    `logprobs` is computed from `described` at its first use, which costs as much as sampling. Use
+    it during the next decode; after that decode the values are overwritten.
     """
 
     token: int
@@ -99,7 +99,7 @@ class Drawn(NamedTuple):
 
 @frozen
 class Fault:
-    """Why a step gave nothing: its request ends with this code and message."""
+    """The reason why a step gave no token. Its request ends with this code and message."""
 
     code: str
     message: str
@@ -189,11 +189,11 @@ class Tick:
 
 @frozen(eq=False)
 class Completed:
-    """A tick that was computed until `at` (engine's clock), and how many seconds its parts took.
+    """A tick that was computed until `at` (engine's clock), with the seconds of its parts.
 
-    `masks_s` is for each token that a constraint refused how long it took to find another, in
-    `sampling_s`. `messages` arrived before the next tick was launched; they are handled behind its
-    commit. With `after_idle` there was no decode right before it, and its `host_s` is 0.
+    `masks_s` has, for each token that a constraint refused, the time to find another one; it is
+    part of `sampling_s`. `messages` arrived before the next tick was launched and are handled after
+    its commit. With `after_idle` no decode came immediately before it, and its `host_s` is 0.
     """
 
     tick: Tick

@@ -1,4 +1,4 @@
-"""The nursery-owned compute task: one worker thread for the life of the daemon."""
+"""The engine's task: one worker thread for the life of the daemon, owned by a nursery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uma_trio.engine.loop import Engine
 
 
 class EngineDied(Exception):
-    """The engine's thread has ended by an error. Every stream has been told."""
+    """The engine's thread ended with an exception. Every stream has got its terminal item."""
 
 
 async def run_engine(engine: Engine, inbox: Inbox) -> None:
@@ -41,7 +41,7 @@ async def run_inline(
 ) -> None:
     """Run `engine` without a thread, for virtual time: `cost` of a tick is slept on trio's clock.
 
-    Tests only: an autojumping clock cannot see threads. Same end as :func:`run_engine`.
+    For tests only, because an autojump clock cannot see threads. It ends like :func:`run_engine`.
     """
     try:
         while not inbox.closed:

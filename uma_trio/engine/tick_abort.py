@@ -1,7 +1,7 @@
-"""Aborting a tick while it is computed, for an interactive request that has just arrived.
+"""Aborting a tick while it is computed, for an arriving interactive request.
 
-The engine's thread reads no messages during a decode, so it installs a hook in the inbox. Whoever
-submits a request runs the hook on its own thread: a pure function (:mod:`uma_trio.policy.abort`)
+The engine's thread reads no messages during a decode, so it installs a hook in the inbox. The
+thread that submits a request calls the hook: a pure function (:mod:`uma_trio.policy.abort`)
 decides, and that one decode is interrupted.
 """
 

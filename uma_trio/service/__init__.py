@@ -1,1 +1,1 @@
-"""What the daemon does for its fronts: requests in, streams of tokens out, and the admin verbs."""
+"""The daemon's service for its front ends: requests, streams of tokens, and admin operations."""

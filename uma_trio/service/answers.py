@@ -1,7 +1,7 @@
-"""The answers to one request: prepared once, submitted and read together, ended together.
+"""The answers to one request: prepared, submitted, read and ended together.
 
-Most requests have one answer. Of several, some are choices, which answer one prompt and differ by
-their seeds, and some answer prompts of their own, where an API takes a list of these.
+Most requests have one answer. Several answers are either choices, which answer the same prompt with
+different seeds, or answers to several prompts, where an API takes a list of these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORST_LAST: Sequence[FinishReason] = ("stop", "length", "cancelled", "error")
 
 
 class Host(AnswerHost, Protocol):
-    """The service, as far as one request needs it."""
+    """The part of the service that one request needs."""
 
     slots: int
     draining: bool
@@ -47,15 +47,14 @@ class Host(AnswerHost, Protocol):
 class Answers:
     """A request and its answers, made by :meth:`Service.generate`; for one task.
 
-    They are in the directory from then on, so it has to be entered, or closed::
+    The answers are listed in the directory as soon as the object exists, so it must be entered or
+    closed::
 
-        async with service.generate([ask], origin) as answers:
-            while not answers.finished:
-                await answers.read(tell)
-                ...
+    async with service.generate([ask], origin) as answers: while not answers.finished: await
+    answers.read(tell) ...
 
-    Entering it checks, tokenises and submits all of the request, or refuses it. Leaving the block
-    ends what still runs, and so does cancelling the task in it.
+    Entering the block checks, tokenises and submits the whole request, or refuses it. Leaving the
+    block, or cancelling the task in it, ends the answers that still run.
     """
 
     def __init__(self, service: Host, asks: Sequence[Ask], origin: Origin) -> None:
@@ -116,12 +115,13 @@ class Answers:
         return not self._open
 
     async def read(self, tell: Callable[[list[Burst]], bool]) -> None:
-        """Call `tell` with all items that are there, each time that there are some.
+        """Call `tell` with all available items, each time that there are some.
 
-        Until it returns False, or all is `finished`; not to be called then. It is called on trio's thread,
-        by whoever brings the items, and must not wait. True says that they are dealt with; otherwise they
-        are by the next call, or at the end of the block. What it raises is raised here. Cancelled, it is
-        called no more.
+        Returns when `tell` returns False, or when all answers are `finished`; it must not be called
+        after that. `tell` is called on trio's thread by the task that delivers the items, and must
+        not wait. If it returns True, the items are done with; otherwise they are done with at the
+        next call or at the end of the block. Its exceptions are raised here. After cancellation it
+        is not called again.
         """
         self._dealt_with()
 
@@ -134,9 +134,9 @@ class Answers:
         await self._reader.read(take)
 
     async def burst(self) -> list[Burst]:
-        """Return all items that are there, at least one; those before them are dealt with.
+        """Return all available items, at least one. The items of the previous call are done with.
 
-        Cancelled, it has taken nothing. Not to be called once all is `finished`.
+        If it is cancelled, no item is taken. Must not be called when all answers are `finished`.
         """
         found: list[Burst] = []
 
@@ -148,22 +148,22 @@ class Answers:
         return found
 
     def reader_was_behind(self) -> None:
-        """Note that what it was given last had to wait for its reader: that is no gap of ours."""
+        """Note that the latest items waited for the reader: that gap is not the daemon's."""
         for generation in self.generations:
             generation.reader_was_behind()
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
-        """Bring every answer to its terminal item: cancelled, or an error with a code."""
+        """End every answer: as cancelled, or with an error code."""
         for generation in self.generations:
             generation.end(code, message)
 
     def move_to(self, lane: Lane) -> None:
-        """Promote or demote all of it."""
+        """Move all answers to a lane."""
         for generation in self.generations:
             generation.move_to(lane)
 
     def close(self) -> None:
-        """Give up what is not at its end, and leave the directory. Idempotent."""
+        """End the answers that still run and remove them from the directory. Idempotent."""
         for generation in self.generations:
             generation.close()
         self._open = []
@@ -217,10 +217,10 @@ class Answers:
 
 
 def together(ends: Sequence[Finished]) -> Finished:
-    """Return how several answers to one prompt ended, as one: the worst that came of any.
+    """Return the combined end of several answers to one prompt: the worst reason of any.
 
-    The prompt counts once. What the answer that found least of it had computed before is what needed
-    no computing: the others may have found what that one computed.
+    The prompt counts once. `cached_tokens` is the value of the answer that found the least in the
+    cache: the others may have shared what that one computed.
     """
     if len(ends) == 1:
         return ends[0]

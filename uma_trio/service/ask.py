@@ -1,7 +1,7 @@
-"""What is asked of the daemon, and by whom: values that know neither a socket nor a wire format.
+"""What a client asks of the daemon, and who asks: values without a socket or a wire format.
 
-Each front translates its own words into an :class:`Ask` and an :class:`Origin`; nothing else of
-a request goes below it.
+Each front end translates its requests into an :class:`Ask` and an :class:`Origin`. The service sees
+nothing else of a request.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from uma_trio.text.template import Manner as Manner
 
 @frozen
 class Chat:
-    """A conversation to be rendered by the model's template.
+    """A conversation to be rendered by the model's chat template.
 
-    `manner` is how; its arguments are checked by :meth:`Service.generate`, like everything else.
-    `tools` are what the model may ask for, by `choice`.
+    `manner` says how to render it; :meth:`Service.generate` checks its arguments. `tools` are the
+    functions that the model may call, and `choice` restricts the calls.
     """
 
     messages: tuple[Message, ...]
@@ -47,19 +47,22 @@ Prompt = str | Chat | IntArray
 
 @frozen(kw_only=True, eq=False)
 class Ask:
-    """One request for text. Nothing of it is checked yet; :meth:`Service.generate` does that.
+    """One request for text, unchecked; :meth:`Service.generate` checks it.
 
-    `max_tokens` None is the daemon's default, trimmed to the room in the context; with `clamp`
-    a larger wish is trimmed as well instead of refused. `model` None is the loaded one.
-    `shape` is what the answer has to look like, from its first token on behind the reasoning, which
-    gets at most `reasoning_budget` tokens (None: no bound of its own). What was computed for the
-    same user before may be used again: with `cache` "private" only for this client, with any other
-    text for whoever gives the same (a salt). `speculation` says which guesses at its answer are
-    computed ahead, if the daemon computes any. `streamed` says that the tokens are passed on as they
-    come, so that the times between them mean something to the metrics. With `pace` "smooth" those of
-    an interactive request may be held back so that they come evenly. With `progress` each answer's
-    stream is told how much of its prompt is computed. `n` is how many answers, or choices, there are
-    to be.
+    - `max_tokens` None means the daemon's default, reduced to the room in the context. With `clamp`
+      a larger number is reduced, too, instead of refused.
+    - `model` None means the loaded model.
+    - `shape` constrains the answer after its reasoning. `reasoning_budget` limits the reasoning
+      (None: no separate limit).
+    - `cache` says who shares cached prefixes with this request: None, every process of the user;
+      "private", this client only; any other text, requests with the same text.
+    - `speculation` restricts speculative decoding.
+    - `streamed` says that tokens are passed on as they come, so the metrics count the times between
+      them.
+    - With `pace` "smooth" the tokens of an interactive request may be held to be sent at even
+      intervals.
+    - With `progress` the stream of each answer reports the progress of its prompt.
+    - `n` is the number of answers (choices).
     """
 
     prompt: Prompt
@@ -83,7 +86,7 @@ class Ask:
 
 @frozen(kw_only=True)
 class Door:
-    """A way into the daemon: how long a prompt may be that comes by it, set by which option."""
+    """A way into the daemon: its longest prompt, and the option that sets this."""
 
     max_prompt_bytes: int
     option: str = "--max-prompt-bytes"
@@ -91,11 +94,11 @@ class Door:
 
 @frozen(kw_only=True)
 class Origin:
-    """Who asks. `client` is what fairness counts as one: a process, or whoever holds a key.
+    """Who asks. `client` is the unit of fairness: a process, or the holder of a key.
 
-    It is the pid where there is one, and otherwise negative. `name` is what the client calls its
-    request and `app` what it calls itself; both are labels for people and grant nothing. `uid`
-    and `pid` are the kernel's word, None where it gives none.
+    `client` is the pid if there is one, and negative otherwise. `name` is the client's name for the
+    request and `app` its name for itself; both are labels for people and grant no rights. `uid` and
+    `pid` come from the kernel, None if it reports none.
     """
 
     client: int
@@ -107,20 +110,21 @@ class Origin:
 
 
 def user_of(uid: int | None, client: int) -> str:
-    """Return what the namespaces of a user begin with: the kernel's word, else the client."""
+    """Return the prefix of a user's namespaces: the kernel's user id, or else the client."""
     return f"client {client}" if uid is None else f"uid {uid}"
 
 
 def owns(user: str, of: str) -> bool:
-    """Whether what is in the namespace `of` is the user's own."""
+    """Whether the namespace `of` belongs to the user."""
     return f"{of}/".startswith(f"{user}/")
 
 
 def namespace(ask: Ask, origin: Origin) -> str | None:
-    """Return whose computed beginnings a request may use and adds to: its user's, or narrower.
+    """Return the namespace of cached prefixes that a request reads and extends.
 
-    The user is the kernel's word; without it nobody shares with another client. None, so that nothing
-    is used, where the prompt is scored: what is not computed has no logits.
+    It is its user's, or narrower. None means that the cache is not used: if the prompt is scored,
+    because cached tokens have no logits. Requests without a user id from the kernel share with
+    their own client only.
     """
     if ask.sampling.prompt_logprobs is not None:
         return None
@@ -133,15 +137,15 @@ def namespace(ask: Ask, origin: Origin) -> str | None:
 
 
 class Refusal(Exception):
-    """The request is not accepted; the engine never knew of it.
+    """The request was not accepted and never reached the engine.
 
     Attributes:
-        code: the code of the fault.
-        message: one sentence: what is wrong, the bound, what to do.
-        field: what of the :class:`Ask` is at fault, if one thing is.
-        retry_after_s: when it is worth trying again, if it is.
-        prompt_tokens: how long the prompt is, where that is what does not fit.
-        context: how long prompt and answer together may be, in the same case.
+        code: the error code.
+        message: one sentence with the problem, the bound, and what to do.
+        field: the field of the :class:`Ask` that is at fault, if it is one field.
+        retry_after_s: when a retry is useful, if it is.
+        prompt_tokens: the length of the prompt, if prompt and answer do not fit into the context.
+        context: the limit for prompt and answer together, in the same case.
     """
 
     def __init__(
@@ -164,14 +168,14 @@ class Refusal(Exception):
 
 
 def seeded(seed: int | None) -> int:
-    """Return `seed`, or a fresh one."""
+    """Return `seed`, or a random seed."""
     return random.getrandbits(63) if seed is None else seed
 
 
 def of_choice(ask: Ask, choice: int) -> Ask:
-    """Return what is asked for one choice: the first has the seed, the others each one made of it.
+    """Return the request for one choice: choice 0 has the seed, the others have derived seeds.
 
-    They are made by a hash, so that requests with seeds in a row have no choice in common.
+    Seeds are derived by a hash, so requests with consecutive seeds have no choice in common.
     """
     if choice == 0:
         return ask

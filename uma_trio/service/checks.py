@@ -1,7 +1,6 @@
-"""What a request must be to be accepted, each rule once, whichever way it came.
+"""The rules that a request must keep to be accepted, for all front ends.
 
-The order of the checks is the order of their cost, so that what is refused is refused before it
-is tokenised.
+Cheap checks run first, so most requests are refused before they are tokenised.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take 
 
 @frozen(kw_only=True)
 class Bounds:
-    """What a request may ask for. `n_ctx_seq` is the context of one request, in tokens.
+    """The limits of a request. `n_ctx_seq` is the context of one request, in tokens.
 
-    A reader that stops gets `credit` more tokens, plus what the kernel's buffer holds: an 80-byte
-    frame takes about 768 bytes of it, so with 8 KiB that is some twenty more.
+    A reader that stops still gets `credit` tokens and the content of the kernel's buffer. A frame
+    of 80 bytes takes about 768 bytes of that buffer, so with 8 KiB these are about twenty more.
     """
 
     model: str
@@ -128,7 +127,7 @@ def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _check_shape(ask: Ask) -> None:
-    """Check that what an answer is held to may end where that ends. Raises :class:`Refusal`."""
+    """Check that only the constraint ends a constrained answer. Raises :class:`Refusal`."""
     chat = ask.prompt if isinstance(ask.prompt, Chat) else None
     tools = chat is not None and chat.tools and chat.choice.mode != "none"
     if ask.shape is not None and tools:
@@ -153,7 +152,7 @@ def _check_shape(ask: Ask) -> None:
 
 
 def _check_tools(chat: Chat) -> None:
-    """Check that what is to be called can be. Raises :class:`Refusal`."""
+    """Check that the requested tools can be called. Raises :class:`Refusal`."""
     names = [tool.name for tool in chat.tools]
     field, problem = "tool_choice", None
     if len(set(names)) < len(names):
@@ -167,7 +166,7 @@ def _check_tools(chat: Chat) -> None:
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check what the template is told by name. Raises :class:`Refusal`."""
+    """Check the named arguments of the chat template. Raises :class:`Refusal`."""
     field = "chat_template_kwargs"
     n_bytes = len(json.dumps(arguments)) if arguments else 0
     problem = problem_of(arguments)
@@ -215,7 +214,7 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
 
 
 def _above_least(ask: Ask, max_tokens: int) -> int:
-    """Return `max_tokens` if the least that is asked for is no more. Raises :class:`Refusal`."""
+    """Return `max_tokens` if `min_tokens` is not larger. Raises :class:`Refusal`."""
     least = ask.sampling.min_tokens
     if least > max_tokens:
         raise Refusal(
@@ -228,7 +227,7 @@ def _above_least(ask: Ask, max_tokens: int) -> int:
 
 
 def _prompt_bytes(ask: Ask) -> tuple[str, int]:
-    """Return what the prompt is called and how many bytes of it were sent."""
+    """Return the name of the prompt field and the number of its bytes."""
     prompt = ask.prompt
     if isinstance(prompt, str):
         return "prompt", len(prompt.encode())
@@ -238,7 +237,7 @@ def _prompt_bytes(ask: Ask) -> tuple[str, int]:
 
 
 def _chat_bytes(chat: Chat) -> int:
-    """Return how many bytes somebody wrote of a conversation, its tools included."""
+    """Return the number of bytes of a conversation, including its tools."""
     said = sum(len(text.encode()) for message in chat.messages for text in message.texts)
     return said + sum(
         len(tool.name.encode()) + len(tool.description.encode()) + len(json.dumps(tool.parameters))

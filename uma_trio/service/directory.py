@@ -1,4 +1,4 @@
-"""The requests that run: what a listing shows and a drain waits for."""
+"""The running requests: for listings, and for the drain at the end of the daemon."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _REMEMBERED = 256  # as many as the engine can explain
 
 
 class Request(Protocol):
-    """A running request, as far as others than its reader may touch it."""
+    """A running request, as far as tasks other than its reader may use it."""
 
     @property
     def handle(self) -> int:
-        """The number that no other request of this daemon's life has."""
+        """The handle, unique for the life of the daemon."""
 
     @property
     def origin(self) -> Origin:
@@ -27,18 +27,18 @@ class Request(Protocol):
 
     @property
     def choice(self) -> int:
-        """Which of the answers to the same prompt it is, from 0."""
+        """The number of the answer among those to the same prompt, from 0."""
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
-        """Bring it to its terminal item: cancelled, or an error with a code."""
+        """End it: as cancelled, or with an error code."""
 
     def move_to(self, lane: Lane) -> None:
-        """Promote or demote it."""
+        """Move it to a lane."""
 
 
 @frozen
 class Named:
-    """How a request was called by its client, how that calls itself, and which choice it is."""
+    """The client's names of a request and of itself, and the number of the choice."""
 
     name: str | None = None
     app: str | None = None
@@ -50,7 +50,7 @@ def _named(request: Request) -> Named:
 
 
 class Directory:
-    """All running requests by handle, and how the latest of those that ran were called."""
+    """All running requests by handle, and the names of the latest ones that ended."""
 
     def __init__(self) -> None:
         self._running: dict[int, Request] = {}
@@ -64,11 +64,11 @@ class Directory:
         return len(self._running)
 
     def add(self, request: Request) -> None:
-        """Note a request that has come."""
+        """Add a request."""
         self._running[request.handle] = request
 
     def remove(self, request: Request) -> None:
-        """Forget one that its reader is done with. Idempotent."""
+        """Remove a request whose reader has finished. Idempotent."""
         if self._running.pop(request.handle, None) is None:
             return
         self._past[request.handle] = _named(request)
@@ -83,7 +83,7 @@ class Directory:
         return self._running.get(handle)
 
     def name_of(self, handle: int) -> Named:
-        """Return what a request was called, of the latest also when it is over."""
+        """Return the names of a request, also of one that ended recently."""
         if (running := self._running.get(handle)) is not None:
             return _named(running)
         return self._past.get(handle, Named())

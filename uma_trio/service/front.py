@@ -1,4 +1,4 @@
-"""What every front does with its clients: let them in, run a task for each, and end them together."""
+"""The clients of a front end: accept them, run a task for each, and end them together."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Listener(Protocol):
 
 
 class Session(Protocol):
-    """A client that was let in."""
+    """An accepted client."""
 
     async def run(self) -> None:
-        """Serve it until it leaves or :meth:`end` is called."""
+        """Serve the client until it leaves or :meth:`end` is called."""
 
     def end(self) -> None:
-        """Close it once all that was said is written. Idempotent."""
+        """Close the connection after all pending bytes are written. Idempotent."""
 
 
 S = TypeVar("S", bound=Session)
 
 
 class Front(ABC, Generic[S]):
-    """The clients of one way into the daemon. `option` is the flag that bounds their number."""
+    """The clients of one front end. `option` is the flag that limits their number."""
 
     def __init__(self, telemetry: Telemetry, log: Log, option: str) -> None:
         self._telemetry = telemetry
@@ -63,10 +63,10 @@ class Front(ABC, Generic[S]):
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until :meth:`stop_accepting`, and then until the last client is gone.
+        """Serve until :meth:`stop_accepting`, and then until the last client has left.
 
-        Cancelled, it closes every connection without a further word. It stops the listener,
-        which stays the caller's to close.
+        If it is cancelled, it closes every connection at once. It stops the listener, but the
+        caller must close it.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -78,24 +78,24 @@ class Front(ABC, Generic[S]):
     async def attend(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve only the sockets given to :meth:`welcome`, until cancelled: for tests."""
+        """Serve only the sockets given to :meth:`welcome`, until cancelled. For tests."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
             await trio.sleep_forever()
 
     def stop_accepting(self) -> None:
-        """Let nobody else in."""
+        """Accept no further clients."""
         self._accepting.cancel()
 
     def end_connections(self) -> None:
-        """Close every connection once all that was said on it is written."""
+        """Close every connection after its pending bytes are written."""
         for session in tuple(self._sessions):
             session.end()
 
     @abstractmethod
     def welcome(self, sock: socket.socket) -> None:
-        """Take over a client's socket: let it in or turn it away. Never blocks."""
+        """Take a client's socket: accept or refuse the client. Never blocks."""
 
     def _let_in(self, session: S, left: Callable[[], None] = lambda: None) -> None:
         """Run a task for a client; `left` is called when it is gone, however it ends."""

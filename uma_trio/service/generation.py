@@ -1,7 +1,6 @@
-"""One answer from its request to its terminal item: submitted, read, ended.
+"""One answer, from its request to its terminal item: submitted, read, ended.
 
-A request's answers, of which there is mostly one, are prepared and read together: see
-:mod:`uma_trio.service.answers`.
+The answers to one request are prepared and read together: see :mod:`uma_trio.service.answers`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from uma_trio.service.telemetry import Telemetry
 
 
 class Host(Protocol):
-    """The service, as far as one answer needs it."""
+    """The part of the service that one answer needs."""
 
     bounds: Bounds
     inbox: Inbox
@@ -51,9 +50,10 @@ class Host(Protocol):
 
 @frozen(eq=False)
 class Prepared:
-    """What is made of a request for one of its answers before that is submitted.
+    """The prepared data of one answer, before it is submitted.
 
-    `pieces` are the bytes of each token where the reader of the answer needs to see special ones.
+    `pieces` are the bytes of each token, if the reader of the answer needs the text of special
+    tokens.
     """
 
     tokens: IntArray
@@ -63,14 +63,13 @@ class Prepared:
 
 
 class Generation:
-    """One answer and its stream of items: choice number `choice` of what is asked.
+    """One answer and its stream of items: choice number `choice` of a request.
 
-    It is in the directory from the beginning until it is closed. The items are
-    any number of :class:`PromptProgress` if that is asked for, a :class:`PromptDone`, any number of
-    :class:`TokenOut` and exactly one :class:`Finished`. Whoever
-    takes them says when they are dealt with: their credit then goes back to the engine, one message
-    for all that came at once. Each answer has a credit of its own, so that none can use up that of
-    another.
+    It is in the directory until it is closed. Its items are any number of :class:`PromptProgress`
+    (if requested), a :class:`PromptDone`, any number of :class:`TokenOut` and exactly one
+    :class:`Finished`. The task that takes items reports when it is done with them; their credit
+    then goes back to the engine, in one message for all items taken together. Each answer has its
+    own credit, so no answer can use up the credit of another.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Generation:
         self._end: Finished | None = None
 
     def submission(self, prepared: Prepared) -> Submit:
-        """Return what the engine is told of it.
+        """Return the message that submits it to the engine.
 
         Raises:
             Refusal: prompt and answer do not fit into the context together.
@@ -138,11 +137,11 @@ class Generation:
         )
 
     def was_submitted(self) -> None:
-        """Note that the engine knows of it."""
+        """Note that the engine has the request."""
         self._submitted = True
 
     def take(self) -> list[StreamItem]:
-        """Return all items that are to be shown by now."""
+        """Return all items that are due."""
         items = self.pipe.take()
         for item in items:
             if isinstance(item, TokenOut):
@@ -156,7 +155,7 @@ class Generation:
         return items
 
     def so_far(self, n_tokens: int) -> Finished:
-        """Return what it took up to here, `n_tokens` into its answer, as its end will say it."""
+        """Return a terminal item for the tokens taken so far, `n_tokens` of the answer."""
         done = self._prompt_done or PromptDone(self._service.clock())
         return Finished(
             reason="length",
@@ -170,11 +169,11 @@ class Generation:
         )
 
     def reader_was_behind(self) -> None:
-        """Note that what it was given last had to wait for its reader: that is no gap of ours."""
+        """Note that the latest items waited for the reader: that gap is not the daemon's."""
         self._shown_at = None
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
-        """Bring it to its terminal item: cancelled, or an error with a code.
+        """End it: as cancelled, or with an error code.
 
         Before it is submitted, all answers to its request end with it.
         """
@@ -187,13 +186,13 @@ class Generation:
             self.pipe.flush()
 
     def move_to(self, lane: Lane) -> None:
-        """Promote or demote it."""
+        """Move it to a lane."""
         self.lane = lane
         if self._submitted:
             self._service.inbox.put(SetLane(self.handle, lane))
 
     def close(self) -> None:
-        """Give it up if it is not at its end, and leave the directory. Idempotent."""
+        """End it if it still runs, and remove it from the directory. Idempotent."""
         if not self.finished:
             self.end()
             self.finished = True
@@ -202,9 +201,10 @@ class Generation:
         self._service.directory.remove(self)
 
     def tell_of_calls(self) -> None:
-        """Have what it computed kept for longer if its answer, as far as it was read, called a tool.
+        """Keep its cached prefix for longer, if the answer called a tool as far as it was read.
 
-        Idempotent. Leaving the block does it; who reads the answer later than that does it, too.
+        Idempotent. Leaving the block calls this; a reader that reads the answer later must call it
+        again.
         """
         end = self._end
         if end is not None and self.reading.reason(end) == "tool_calls":
@@ -212,7 +212,7 @@ class Generation:
             self._service.inbox.put(Keep(self.handle))
 
     def dealt_with(self) -> None:
-        """Note that the reader has passed on what it took."""
+        """Note that the reader has passed on the items that it took."""
         if not self._taken:
             return
         service = self._service
@@ -223,7 +223,7 @@ class Generation:
         self._taken = 0
 
     def _shown(self, now: float) -> None:
-        """Record that the kernel has the bytes of what was taken."""
+        """Record that the kernel has the bytes of the items that were taken."""
         telemetry = self._service.telemetry
         if self._logits_at is not None:
             telemetry.first_chunk(now - self._logits_at)

@@ -1,7 +1,8 @@
-"""When the tokens that are held are let go: one timer for the streams of a whole daemon.
+"""When held tokens are released: one timer for all streams of the daemon.
 
-Streams of one pace are mostly due together, so they share a wake of trio's loop. A deadline for
-each token and stream cost half as much again as to write the token (90 us instead of 52).
+Streams with the same pace are usually due together and share one wake of trio's loop. A separate
+deadline for each token and stream would cost half as much again as writing the token (90 us instead
+of 52).
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ class Holder(Protocol):
     """A stream that holds tokens."""
 
     def show(self, until: float) -> float:
-        """Let go of what is due by `until`; return when the next is due, infinity if none is held."""
+        """Show the tokens that are due by `until`; return the next due time, or infinity."""
 
     def flush(self) -> None:
-        """Have its reader take what was let go of."""
+        """Have the reader take the tokens that were shown."""
 
 
 class Playout:
-    """Has streams show what they hold when it is due, as long as somebody is in :meth:`run`.
+    """Makes streams show their held tokens when they are due, while :meth:`run` is active.
 
-    `clock` is the engine's, by which tokens say when they are to be shown, and that of `timer`.
-    For trio's thread only.
+    `clock` is the clock of the engine, of the tokens' times, and of `timer`. For trio's thread
+    only.
     """
 
     def __init__(
@@ -51,17 +52,17 @@ class Playout:
         self._next = math.inf  # what the timer is set to
 
     def expect(self, holder: Holder, due: float) -> None:
-        """Call its :meth:`Holder.show` at `due`, and not when it was expected before."""
+        """Call :meth:`Holder.show` of the stream at `due`; replaces an earlier time."""
         self._due[holder] = due
         if due < self._next:
             self._set(due)
 
     def forget(self, holder: Holder) -> None:
-        """It holds nothing any more. Idempotent."""
+        """Note that the stream holds no tokens. Idempotent."""
         self._due.pop(holder, None)
 
     async def run(self) -> None:
-        """Let tokens go when they are due, until cancelled."""
+        """Release tokens when they are due, until cancelled."""
         try:
             while True:
                 await self._timer.wait()

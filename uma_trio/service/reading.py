@@ -1,4 +1,4 @@
-"""From the items of one answer to what it says: the one place where replies are parsed."""
+"""Parses the items of one answer into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Reason = FinishReason | Literal["tool_calls"]
 
 
 class Reading:
-    """Reads one answer, item by item. Without a parser everything is content.
+    """Reads one answer, item by item. Without a parser all text is content.
 
-    The events of a token need not be of its own text: what may be part of a marker is held back.
+    Text that may be the beginning of a marker is held back, so a token's events may contain the
+    text of an earlier token.
     """
 
     __slots__ = ("_parser", "cut_call", "loosened", "n_calls", "reasoning_tokens")
@@ -31,11 +32,11 @@ class Reading:
 
     @property
     def plain(self) -> bool:
-        """Whether the answer is its text, so that nobody has to ask what it says."""
+        """Whether the answer is plain text, so no parser is needed."""
         return self._parser is None
 
     def token(self, item: TokenOut) -> list[Event]:
-        """Return what is said for certain with this token."""
+        """Return the events that are certain after this token."""
         if self._parser is None:
             return [Content(item.text)] if item.text else []
         events = self._parser.feed(item.text)
@@ -45,7 +46,7 @@ class Reading:
         return events
 
     def end(self, finished: Finished) -> list[Event]:
-        """Return what was held back until the end."""
+        """Return the events of the text that was held back until the end."""
         if self._parser is None:
             return [Content(finished.text)] if finished.text else []
         events = self._parser.feed(finished.text)
@@ -57,7 +58,7 @@ class Reading:
         return events
 
     def reason(self, finished: Finished) -> Reason:
-        """Return why the answer ended: "tool_calls" where it did so behind a call, not inside one."""
+        """Return the reason of the end: "tool_calls" if it came after a call, not inside one."""
         called = self.n_calls and finished.reason == "stop" and not self.cut_call
         return "tool_calls" if called else finished.reason
 

@@ -1,7 +1,7 @@
-"""The daemon as its fronts see it: ask for text, and look at or change what runs.
+"""The interface of the daemon for its front ends: request text, list requests, change them.
 
-A front translates between its wire and these calls, and has nothing else to know: no engine, no
-tokens, no rules of who may ask for how much.
+A front end translates between its wire format and these calls. It needs no knowledge of the engine,
+of tokens or of limits.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class RunBlocking(Protocol):
     """Runs a slow function without holding up the event loop."""
 
     def __call__(self, function: Callable[[], Answer], /) -> Awaitable[Answer]:
-        """Return what the function returns or raises. Cancelled, it abandons the call."""
+        """Return the function's result or raise its exception. If cancelled, abandon it."""
 
 
 def in_thread(limit: int) -> RunBlocking:
-    """Return a :class:`RunBlocking` over helper threads, at most `limit` at a time."""
+    """Return a :class:`RunBlocking` that uses at most `limit` helper threads at a time."""
     limiter = trio.CapacityLimiter(limit)
 
     def run(function: Callable[[], Answer], /) -> Awaitable[Answer]:
@@ -65,7 +65,7 @@ def in_thread(limit: int) -> RunBlocking:
 
 @frozen
 class Running:
-    """One live request: what its front knows of it, and what the engine reports."""
+    """One live request: the names from its front end, and the report of the engine."""
 
     handle: int
     origin: Origin
@@ -74,10 +74,11 @@ class Running:
 
 
 class Service:
-    """Everything that the fronts share. `clock` is the engine's. For trio's thread only.
+    """The shared service of all front ends. `clock` is the engine's clock. For trio's thread only.
 
-    `slots` is how many requests are computed at once. `timer` tells when tokens are due; without one
-    that is as fine as trio's clock. `give_memory_back` lets the system have what was freed.
+    `slots` is the number of requests that are computed at once. `timer` wakes the playout; without
+    one the playout has the resolution of trio's clock. `give_memory_back` returns freed memory to
+    the system.
     """
 
     def __init__(
@@ -111,18 +112,18 @@ class Service:
         self._clients = itertools.count(-1, -1)
 
     def generate(self, asks: Sequence[Ask], origin: Origin) -> Answers:
-        """Take a request in; it is listed and can be ended from now on.
+        """Accept a request; from now on it is listed and can be ended.
 
-        Entering what this returns checks and submits it; see :class:`Answers`.
+        Entering the returned :class:`Answers` checks and submits it.
         """
         return Answers(self, asks, origin)
 
     def new_handle(self) -> int:
-        """Return a handle that no other answer of this daemon's life has."""
+        """Return a handle that is unique for the life of the daemon."""
         return next(self._handles)
 
     def new_client(self) -> int:
-        """Return a `client` of an :class:`Origin` that is no process; nobody else has it."""
+        """Return a unique `client` for an :class:`Origin` that is not a process."""
         return next(self._clients)
 
     # --- text ---
@@ -133,11 +134,11 @@ class Service:
         return self._front_end.end_tokens
 
     async def prepare(self, ask: Ask) -> list[Prepared]:
-        """Return what the engine and the reader of each answer need, made in helper threads.
+        """Return what engine and reader of each answer need, made in helper threads.
 
         Raises:
-            Refusal: the model cannot be asked that way, or what is asked cannot be enforced, or it
-                takes too long to be compiled.
+            Refusal: the model does not support the request, a constraint cannot be enforced, or its
+                compilation takes too long.
         """
         chat = ask.prompt if isinstance(ask.prompt, Chat) else None
         front_end = self._front_end
@@ -180,10 +181,10 @@ class Service:
         return prompt, False
 
     async def count_tokens(self, ask: Ask, origin: Origin) -> int:
-        """Return how many tokens the prompt of a request would have.
+        """Return the number of tokens of a request's prompt.
 
         Raises:
-            Refusal: it would not be accepted, whatever its length in tokens.
+            Refusal: the request would be refused, whatever its number of tokens.
         """
         with refusing_depth():
             check_untokenised(ask, origin.door, self.bounds)
@@ -209,36 +210,36 @@ class Service:
         return list(map(int, tokens))
 
     async def tokenize_each(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text, made in one helper thread. Control tokens stay text."""
+        """Return the tokens of each text, made in one thread. Control tokens are text."""
         if not texts:
             return []
         tokenize = partial(self._front_end.tokenize, add_special=False, parse_special=False)
         return await self._run_blocking(lambda: [tokenize(text).tolist() for text in texts])
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens, which may end inside a character.
+        """Return the bytes of tokens. They may end inside a character.
 
         Raises:
-            Refusal: one of them is not in the vocabulary.
+            Refusal: a token is not in the vocabulary.
         """
         check_vocabulary(np.asarray(tokens, np.int64), self.bounds, "tokens")
         return self._front_end.detokenize(tokens)
 
     def text_of(self, token: int) -> str:
-        """Return one token's own text; U+FFFD stands for bytes that are no whole character."""
+        """Return the text of one token; U+FFFD replaces bytes that are not a whole character."""
         return self._front_end.detokenize((token,)).decode("utf-8", "replace")
 
     async def derivation(self) -> Derivation | None:
-        """Return what the model's template says of its replies; None if chats are refused."""
+        """Return the reply format derived from the chat template; None if chats are refused."""
         if self._front_end.chat_problem is not None:
             return None
         return await self._run_blocking(lambda: self._front_end.replies.found)
 
     async def render(self, chat: Chat) -> str:
-        """Return a chat as the model's template writes it.
+        """Return a chat as the model's chat template renders it.
 
         Raises:
-            Refusal: the template does not take it, or there is none.
+            Refusal: the template refuses the chat, or the model has none.
         """
         return await self._rendered(
             lambda: self._front_end.render(chat.messages, chat.manner, chat.tools)
@@ -261,9 +262,9 @@ class Service:
     # --- what runs ---
 
     async def running(self) -> tuple[Running, ...]:
-        """Return every live request that the engine knows of.
+        """Return every live request that the engine has.
 
-        One that is over between the report and now is left out. Waits for the end of a tick.
+        Requests that end before the answer arrives are left out. Waits for the end of a tick.
         """
         reports = await self._asked(Inspect)
         return tuple(
@@ -273,13 +274,13 @@ class Service:
         )
 
     async def explain(self, handle: int | None, ticks: int) -> Recorded:
-        """Return how one request spent its time, or the latest, and so many ticks with it."""
+        """Return how one request, or the latest ones, spent their time, with `ticks` ticks."""
         return await self._asked(lambda reply: Explain(reply, handle, ticks))
 
     async def prefixes(
         self, user: str, *, clear: bool = False, session: str | None = None, pin_s: float = 0.0
     ) -> PrefixReport:
-        """Return what the prefix cache has of a user; clear it before, or pin a session for so long."""
+        """Return the cached prefixes of a user, after clearing them or pinning a session."""
         found: PrefixReport = await self._asked(
             lambda reply: Prefix(reply, partial(owns, user), clear, session, pin_s)
         )
@@ -288,11 +289,11 @@ class Service:
         return found
 
     def metrics(self) -> Mapping[str, Any]:
-        """Return every metric by its name."""
+        """Return every metric by name."""
         return self.telemetry.snapshot()
 
     def move(self, handle: int, lane: Lane) -> bool:
-        """Promote or demote a request; False if there is none with this handle."""
+        """Move a request to a lane; False if the handle is unknown."""
         generation = self.directory.get(handle)
         if generation is None:
             return False
@@ -300,7 +301,7 @@ class Service:
         return True
 
     def cancel(self, handle: int) -> bool:
-        """End a request; False if there is none with this handle."""
+        """End a request; False if the handle is unknown."""
         generation = self.directory.get(handle)
         if generation is None:
             return False
@@ -325,7 +326,7 @@ class Service:
     # --- the end ---
 
     def stop_taking(self) -> None:
-        """Refuse every request that comes from now on."""
+        """Refuse all further requests."""
         self.draining = True
 
     def end_all(self, code: Code, message: str) -> None:

@@ -1,16 +1,17 @@
-"""The items of one answer on their way from the engine to whoever reads them.
+"""The items of one answer, on their way from the engine to its reader.
 
-This is the hot path of every front: the items of a tick for one reader are taken in one call, in
-the middle of whatever has them, so that a token costs no run of a task. Nothing waits, locks or is
-looked up per token.
+This is the hot path of every front end. The reader takes all items of a tick in one call, made by
+the task that delivers them, so no task is scheduled for a token. Nothing waits, takes a lock or
+looks anything up per token.
 
-A token that is to be shown later is held, and with it what comes behind it. Whatever is to be shown
-at once takes along all that is held before it: a token that is not paced, and the end of a request,
-however it comes about. So nothing has to be done about held tokens when a request is cancelled, the
-daemon drains or the engine dies: the terminal item follows, and they go before it.
+A token that is due later is held, together with all items behind it. An item that is shown at once
+(a token without a pace, or the end of a request) releases all tokens held before it. Cancellation,
+drain and the end of the engine therefore need no code for held tokens: the terminal item releases
+them.
 
-A token that is due before the last one held moves those forward, evenly: so a stream catches up once
-its pace ends, and goes on where no place is left to hold more.
+If a token arrives that is due before the last held one, the held tokens are moved forward, at even
+intervals. A stream thereby catches up when its pace ends, and continues when it has no place for
+further held tokens.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ Take = Callable[[], bool]
 
 
 class Reader:
-    """Who takes what comes by one pipe or several: a function, while its task waits in :meth:`read`.
+    """The reader of one or several pipes: a function, called while its task is in :meth:`read`.
 
-    `due` says that something is to be shown which was not taken.
+    `due` says that items are due that were not taken.
     """
 
     __slots__ = ("_error", "_take", "_task", "due")
@@ -43,7 +44,7 @@ class Reader:
         self._error: Exception | None = None
 
     def flush(self) -> None:
-        """Have what is due taken now, or, if nobody reads, as soon as somebody does."""
+        """Deliver the due items to the waiting reader, or to the next one that waits."""
         take = self._take
         if take is None or not self.due:
             return
@@ -58,10 +59,10 @@ class Reader:
             trio.lowlevel.reschedule(task)
 
     async def read(self, take: Take) -> None:
-        """Call `take` each time that something is to be shown by one of its pipes, until it is False.
+        """Call `take` each time that items of one of its pipes are due, until it returns False.
 
-        It is called by whoever shows something, on trio's thread, and must not wait. What it raises is
-        raised here. For one task. Cancelled, `take` is called no more.
+        `take` is called on trio's thread by the task that shows the items, and must not wait. Its
+        exceptions are raised here. For one task. After cancellation `take` is not called again.
         """
         while self.due:
             await trio.lowlevel.checkpoint()
@@ -80,11 +81,11 @@ class Reader:
 
 
 class Pipe:
-    """A stream between the outlet and one reader; it needs no bound of its own, credit is one.
+    """A stream between the outlet and one reader. Credit bounds it, so it has no bound of its own.
 
-    Both ends live on trio's thread. After :meth:`close` what comes is dropped. Pipes that one task
-    takes from share its `reader`. A prompt's progress uses no credit: of what its reader has not taken
-    the first and the latest stay.
+    Both ends are used on trio's thread. After :meth:`close` further items are dropped. Pipes that
+    one task reads share its `reader`. Progress of a prompt uses no credit: of the items that are
+    not taken, the first and the latest stay.
     """
 
     __slots__ = ("_closed", "_held", "_items", "_playout", "_shown_at", "reader")
@@ -98,7 +99,7 @@ class Pipe:
         self._closed = False
 
     def send_nowait(self, item: StreamItem) -> None:
-        """Put `item` behind the others; the reader takes it with :meth:`flush`, or once it is due."""
+        """Append `item`. The reader takes it at :meth:`flush`, or when it is due."""
         if self._closed:
             return
         if isinstance(item, TokenOut) and item.show_at:
@@ -112,11 +113,11 @@ class Pipe:
         self.reader.due = True
 
     def flush(self) -> None:
-        """Have the reader take what is to be shown by now."""
+        """Have the reader take the due items."""
         self.reader.flush()
 
     def take(self) -> list[StreamItem]:
-        """Return everything that is to be shown by now, in order."""
+        """Return all due items, in order."""
         items, self._items = self._items, []
         return items
 

@@ -1,4 +1,4 @@
-"""Where the fronts count and log what happens."""
+"""The metrics and the log, as the front ends use them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Telemetry(Protocol):
-    """Counts; never raises, never waits."""
+    """Counts events. Never raises and never waits."""
 
     def session_opened(self) -> None:
         """A client was let in."""
@@ -35,7 +35,7 @@ class Telemetry(Protocol):
 
 
 class Log(Protocol):
-    """What an operator should know."""
+    """Messages for the operator."""
 
     def warning(self, event: str, *args: Any, **values: Any) -> Any:
         """Something is wrong outside of us."""

@@ -1,8 +1,8 @@
-"""The one moment at which somebody is to be woken, as finely as the machine can.
+"""A timer for one moment, with the finest resolution of the machine.
 
-epoll counts milliseconds and rounds up, so a deadline of trio's goes off 0.5 ms late on average: a
-twentieth of a token that takes 10 ms. Linux has timers that are files (timerfd_create(2)); they
-count nanoseconds, and epoll waits for them as for any other file. kqueue has fine timeouts of its own.
+epoll counts milliseconds and rounds up, so a trio deadline is 0.5 ms late on average, a twentieth
+of the time of a token of 10 ms. On Linux timerfd_create(2) gives timers that are file descriptors:
+they count nanoseconds, and epoll waits for them. kqueue has fine timeouts of its own.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _FLAGS: Final[int] = os.O_NONBLOCK | os.O_CLOEXEC  # <bits/timerfd.h>: those of 
 
 
 class Timer(Protocol):
-    """Goes off once it is the time that was set last; not before a time is set."""
+    """Expires at the time that was set last; never, before a time is set."""
 
     def set(self, at: float) -> None:
-        """Have it go off at `at`, on the clock it was made with; never, if that is infinite."""
+        """Expire at `at`, on the clock of its construction; never, if that is infinite."""
 
     async def wait(self) -> None:
-        """Wait until it has gone off. Once it has, that is at once until a time is set anew.
+        """Wait until it has expired; afterwards it returns at once until a new time is set.
 
-        For one task. A time that is set meanwhile counts; where that is later than the one before,
+        For one task. A time that is set meanwhile counts. If that is later than the previous one,
         this may return early.
         """
 
     def close(self) -> None:
-        """Let go of what it has of the system. Nobody may wait; a time that is set then is never told.
+        """Release its system resources. No task may wait; a time that is set later has no effect.
 
         Idempotent.
         """
 
 
 class TrioTimer:
-    """A deadline on trio's clock, as fine as that is: milliseconds with epoll."""
+    """A deadline on trio's clock, with its resolution: milliseconds with epoll."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -77,11 +77,11 @@ class _Itimerspec(ctypes.Structure):
 
 
 class FileTimer:
-    """A file that becomes readable when it goes off.
+    """A file descriptor that becomes readable when it expires.
 
     Raises:
-        AttributeError: this system has no such files.
-        OSError: there are no more of them, or they may not be used.
+        AttributeError: the system has no such descriptors.
+        OSError: no descriptor is left, or they are not permitted.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -120,7 +120,7 @@ class FileTimer:
 
 
 def finest_timer(clock: Callable[[], float]) -> Timer:
-    """Return the finest timer of this machine by `clock`, which has to run in real time."""
+    """Return the finest timer of this machine for `clock`, which must run in real time."""
     try:
         return FileTimer(clock)
     except (AttributeError, OSError):
