@@ -68,7 +68,7 @@ ALLOWED = {
             "uma_trio.backend.base",
         ),
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
-        "uma_trio.policy.state",
+        *("uma_trio.engine.playout", "uma_trio.policy.state"),
     },
     "uma_trio.wire": {
         "uma_protocol",

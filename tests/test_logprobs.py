@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.sampling import NOT_FINITE, Choice, Sampler
-from uma_trio.engine.sampling.logprobs import MAX_TOP, Describer
+from uma_trio.engine.sampling.logprobs import Describer
 
 
 def log_softmax(row: FloatArray) -> FloatArray:
@@ -26,7 +26,7 @@ def log_softmax(row: FloatArray) -> FloatArray:
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([1, 2, 17, 259, 4096, 16_384, 40_000]),
-    st.integers(0, MAX_TOP),
+    st.integers(0, 20),
     st.sampled_from(["spread", "ties", "few", "far"]),
     st.sampled_from([1, 4]),
     st.integers(0, 2**32 - 1),

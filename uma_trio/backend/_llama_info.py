@@ -36,7 +36,6 @@ def model_info(model: int, header: GgufHeader, kv_type: str) -> ModelInfo:
         n_ctx_train=int(llama.llama_model_n_ctx_train(model)),
         n_params=int(llama.llama_model_n_params(model)),
         size_bytes=size,
-        n_layer=int(llama.llama_model_n_layer(model)),
         n_embd=int(llama.llama_model_n_embd(model)),
         weight_bytes=weights.always,
         cell_bytes=kv_bytes(header, 1024, kv_type) / 1024,

@@ -153,8 +153,6 @@ class Device:
     name: str
     description: str
     kind: Literal["cpu", "gpu", "integrated gpu", "accelerator", "other"]
-    free_bytes: int
-    total_bytes: int
 
 
 @frozen
@@ -253,22 +251,16 @@ def _devices() -> tuple[Device, ...]:
         name = _freed("ggml_backend_dev_name", ctypes.c_char_p, _void_p)
         description = _freed("ggml_backend_dev_description", ctypes.c_char_p, _void_p)
         kind = _freed("ggml_backend_dev_type", ctypes.c_int, _void_p)
-        size_p = ctypes.POINTER(ctypes.c_size_t)
-        memory = _freed("ggml_backend_dev_memory", None, _void_p, size_p, size_p)
         count = _freed("ggml_backend_dev_count", ctypes.c_size_t)()
     except AttributeError:
         return ()
     devices = []
     for device in [get(index) for index in range(count)]:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory(device, ctypes.byref(free), ctypes.byref(total))
         devices.append(
             Device(
                 (name(device) or b"").decode("utf-8", "replace"),
                 (description(device) or b"").decode("utf-8", "replace").strip(),
                 _KINDS.get(kind(device), "other"),  # type: ignore[arg-type]
-                free.value,
-                total.value,
             )
         )
     return tuple(devices)

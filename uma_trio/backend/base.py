@@ -67,7 +67,6 @@ class ModelInfo:
     n_ctx_train: int
     n_params: int
     size_bytes: int
-    n_layer: int
     n_embd: int
     chat_template: str | None
     weight_bytes: float = 0.0  # read by every decode
@@ -103,14 +102,12 @@ class Traits:
 
     `overlaps`: the host is free while a decode runs. `interruptible`: a running decode can be
     ended early. `shape_costs`: a tick whose batch differs in shape from the one before is slow
-    (graph capture). `holds_high_water`: :meth:`Backend.kv_retire` leaves the KV high-water mark
-    where it is.
+    (graph capture).
     """
 
     overlaps: bool = False
     interruptible: bool = False
     shape_costs: bool = False
-    holds_high_water: bool = False
 
 
 class Batch:

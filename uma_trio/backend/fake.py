@@ -100,7 +100,6 @@ def _model_info(n_ctx: int, chat_template: str | None, n_vocab: int) -> ModelInf
         n_ctx_train=n_ctx,
         n_params=0,
         size_bytes=0,
-        n_layer=0,
         n_embd=0,
         chat_template=chat_template,
     )

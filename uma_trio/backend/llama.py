@@ -118,7 +118,6 @@ class LlamaBackend:
             overlaps=self._compute.goes_on,
             interruptible=not placement.on_gpu and limits.can_go_back,
             shape_costs=placement.on_gpu,
-            holds_high_water=keeps_high_water,
         )
 
     @classmethod

@@ -8,6 +8,7 @@ then (:mod:`uma_trio.service.stream`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 # Once nobody else is there, what is held is shown at twice the rate at which it is computed. At once
@@ -59,3 +60,16 @@ def show_times(
         at = min(max(at, times[-1] if times else now), latest)
         times.append(at)
     return tuple(times)
+
+
+def moved_forward(
+    dues: Sequence[float], due: float, now: float, shown_at: float
+) -> Iterator[float]:
+    """Yield when the held tokens that were to be shown at `dues` are shown, with one at `due` behind them.
+
+    Evenly until then, none later than it was to be; the one before them was shown at `shown_at`.
+    """
+    n = len(dues)
+    first = min(max(now, shown_at + (due - now) / n), due)
+    step = (due - first) / n
+    return (min(at, first + place * step) for place, at in enumerate(dues))

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from uma_trio.service.ask import Door
 from uma_trio.service.service import Service
@@ -136,8 +136,3 @@ def matching(keys: Sequence[bytes], given: bytes) -> int | None:
         if hmac.compare_digest(key, given):
             found = index
     return found
-
-
-def with_names(settings: Settings, *hosts: str) -> Settings:
-    """Return the settings with more names that a Host header may give."""
-    return evolve(settings, hosts=settings.hosts | {host.lower() for host in hosts if host})

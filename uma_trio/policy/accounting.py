@@ -84,7 +84,7 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
         plan.memory,
     )
     per_token_s = predicted_s / plan.n_tokens
-    weight = {"interactive": contract.interactive_weight, "background": contract.background_weight}
+    weight = {"interactive": contract.interactive_weight, "background": 1.0}
     used_s = lift(memory.used_s, state.clients, ahead_s)
     for client, seconds in state.charges:
         if client in used_s:  # of whom nothing is known starts later

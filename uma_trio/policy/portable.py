@@ -64,6 +64,7 @@ _GONE: dict[type, frozenset[str]] = {
     ),
     Served: frozenset({"most", "held_until"}),
     Memory: frozenset({"same_shape"}),
+    Contract: frozenset({"background_weight"}),
     Limit: frozenset({"rare", "long"}),
 }
 

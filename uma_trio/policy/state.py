@@ -166,8 +166,9 @@ class Contract:
     startup_s: float = 3.0
     background_floor: float = 0.05
     newcomer_tokens: int = 512
-    interactive_weight: float = 10.0  # how lanes share what is left beside the streams
-    background_weight: float = 1.0
+    interactive_weight: float = (
+        10.0  # what that lane gets of what streams leave, for 1 of the other
+    )
     bmt_budget: float | None = None  # bytes per second; None is no limit
     paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
     playout_s: float = 0.3

@@ -23,6 +23,7 @@ from collections.abc import Callable
 import trio
 
 from uma_trio.engine.messages import PromptProgress, StreamItem, TokenOut
+from uma_trio.engine.playout import moved_forward
 from uma_trio.service.playout import Playout
 
 Take = Callable[[], bool]
@@ -156,20 +157,17 @@ class Pipe:
         sooner = bool(held) and due < held[-1][0]
         if sooner:
             self._spread(due)
-        held.append((due, token))
+        self._held.append((due, token))
         self._playout.count(1)
-        if sooner or len(held) == 1:
-            self._playout.expect(self, held[0][0])
+        if sooner or len(self._held) == 1:
+            self._playout.expect(self, self._held[0][0])
         return True
 
     def _spread(self, due: float) -> None:
         """Have the tokens that are held come evenly from now on, and before `due`."""
-        held, n = self._held, len(self._held)
-        now = self._playout.clock()
-        first = min(max(now, self._shown_at + (due - now) / n), due)
-        step = (due - first) / n
-        for place, (at, token) in enumerate(held):
-            held[place] = min(at, first + place * step), token
+        dues, tokens = zip(*self._held, strict=True)
+        moved = moved_forward(dues, due, self._playout.clock(), self._shown_at)
+        self._held = deque(zip(moved, tokens, strict=True))
 
     def _let_go_all(self) -> None:
         """Show every token that is held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from attrs import Factory, define
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import Finished, StreamItem, Targets, TokenOut
+from uma_trio.engine.playout import moved_forward
 from uma_trio.lanes import Lane
 from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.latency import gaps, itl, startup_itl
@@ -56,6 +58,7 @@ class Request:
     token_times: list[float] = Factory(list)
     computed_times: list[float] = Factory(list)
     held: deque[float] = Factory(deque)
+    shown_at: float = -math.inf  # when the latest of these was due
     end: Finished | None = None
 
     def send_nowait(self, item: StreamItem) -> None:
@@ -80,16 +83,11 @@ class Request:
         self._show(sum(at <= self.clock.now for at in self.held))
 
     def _hold(self, due: float) -> None:
-        """Hold a token until it is due; those before it come evenly until then, as a pipe has it."""
+        """Hold a token until it is due; those before it come no later, as a pipe has it."""
         held, now = self.held, self.clock.now
         moved = bool(held) and due < held[-1]
         if moved:
-            n = len(held)
-            last = self.token_times[-1] if self.token_times else now
-            first = min(max(now, last + (due - now) / n), due)
-            held = self.held = deque(
-                min(at, first + place * (due - first) / n) for place, at in enumerate(held)
-            )
+            held = self.held = deque(moved_forward(held, due, now, self.shown_at))
         held.append(due)
         if self.wake_at is not None and due > now:
             for at in held if moved else (due,):
@@ -97,7 +95,7 @@ class Request:
 
     def _show(self, n: int) -> None:
         for _ in range(n):
-            self.held.popleft()
+            self.shown_at = self.held.popleft()
             self.token_times.append(self.clock.now)
         if n and self.on_shown is not None:
             self.on_shown(n)

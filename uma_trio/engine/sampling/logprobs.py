@@ -21,7 +21,6 @@ from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import TokenLogprobs
 from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest
 
-MAX_TOP: Final = 20
 # What is worked on at a time stays in a core's own cache.
 _BLOCK: Final = 16_384
 # exp() of logits between minus and plus this neither vanishes nor overflows, nor does its sum.
