@@ -77,6 +77,7 @@ async def test_help_names_every_option_once() -> None:
     for option in OPTIONS:
         assert words.count(option.flag) >= 1, option.flag
     assert "--kv-pack" not in words
+    assert "--no-http-strict" in words
     assert words[words.index("--threads") + 1] == "N"
     assert words[words.index("--model") + 1] == "PATH"
     assert "Takes 1 to 256 slots." in " ".join(word for word in words if word != "│")

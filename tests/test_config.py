@@ -9,6 +9,7 @@ from attrs.exceptions import FrozenInstanceError
 
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.kv_types import KV_TYPES
+from uma_trio.config.groups import grouped
 from uma_trio.config.option import ConfigError, show
 from uma_trio.config.options import OPTIONS, Config, replace
 from uma_trio.config.reserved import RESERVED
@@ -326,3 +327,9 @@ def test_describe_says_everything_in_words() -> None:
     assert described["model"] == "the bundled model"
     assert described["mmap"] == "on"
     assert len(described) == len(OPTIONS)
+
+
+def test_every_option_is_under_one_heading() -> None:
+    """The help and CONFIG.md show them by heading; one without would not be shown."""
+    shown = [item.name for items in grouped(OPTIONS).values() for item in items]
+    assert sorted(shown) == sorted(item.name for item in OPTIONS)

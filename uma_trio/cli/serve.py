@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from uma_trio.cli.output import (
     ENGINE_DIED,
@@ -29,6 +29,7 @@ from uma_trio.cli.output import (
     size,
 )
 from uma_trio.config import settings
+from uma_trio.config.groups import grouped
 from uma_trio.config.option import Option
 from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, OPTIONS
 from uma_trio.config.reserved import RESERVED
@@ -155,7 +156,7 @@ def _base_url(http: str, keys: Path | None) -> str:
     return f"{http}/v1 (OPENAI_BASE_URL={http}/v1 OPENAI_API_KEY{key})"
 
 
-def _parameter(item: Option) -> inspect.Parameter:
+def _parameter(item: Option, group: Group) -> inspect.Parameter:
     """Return the flag of an option; its value stays text, `settings` structures it."""
     about = [item.help, f"Default: {item.default_text}."]
     if item.bounds:
@@ -165,13 +166,15 @@ def _parameter(item: Option) -> inspect.Parameter:
     kind = bool | None if item.is_switch else str | None
     name = settings.flag_key(item.flag)
     if item.is_switch:
-        shape = Parameter(name=item.flag, help=" ".join(about), negative=f"--no-{name}")
+        negative = f"--no-{item.flag.removeprefix('--')}"
+        shape = Parameter(name=item.flag, help=" ".join(about), negative=negative, group=group)
     else:
         shape = Parameter(
             name=item.flag,
             help=" ".join(about),
             metavar=item.metavar or "N",
             allow_leading_hyphen=True,
+            group=group,
         )
     return _keyword(name, Annotated[kind, shape])
 
@@ -187,6 +190,7 @@ def _signature() -> inspect.Signature:
         name=CONFIG_FLAG,
         help=f"A YAML file with settings. Environment: {CONFIG_ENV}.",
         metavar="FILE",
+        group=Group("Settings file"),
     )
     reserved = [
         _keyword(
@@ -196,7 +200,12 @@ def _signature() -> inspect.Signature:
         for item in RESERVED
         if item.flag
     ]
-    parameters = [_parameter(item) for item in OPTIONS]
+    parameters = [
+        _parameter(item, group)
+        for heading, items in grouped(OPTIONS).items()
+        for group in [Group.create_ordered(heading)]
+        for item in items
+    ]
     parameters.append(_keyword("config", Annotated[str | None, config]))
     return inspect.Signature([*parameters, *reserved], return_annotation=int)
 

@@ -1,0 +1,39 @@
+"""Under which heading the help and docs/CONFIG.md show each option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from uma_trio.config.option import Option
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Model": (
+        "model", "threads", "gpu_layers", "flash_attention", "mlock", "mmap", "reply_format",
+    ),
+    "Clients": (
+        "socket", "max_sessions", "max_queue", "max_prompt_bytes", "max_tokens", "max_tokens_cap",
+        "idle_timeout_s", "drain_s",
+    ),
+    "KV cache": ("n_ctx", "parallel", "kv_type", "prefix_ram", "session_ttl_s"),
+    "Scheduling": (
+        "policy", "latency_cap", "pause_cap", "playout_ms", "background_floor", "interactive_prompt",
+        "interactive_priority", "bmt_budget", "tick_budget_ms",
+    ),
+    "Speculative decoding": ("speculation", "draft_model"),
+    "HTTP": (
+        "http", "http_key_file", "http_host", "http_origin", "http_strict", "http_reasoning",
+        "http_max_prompt_bytes", "http_max_connections",
+    ),
+    "Logs and records": ("log_level", "trace", "scorecard", "scorecard_interval_s"),
+}  # fmt: skip
+
+
+def grouped(options: Sequence[Option]) -> Mapping[str, tuple[Option, ...]]:
+    """Return the options under each heading, in the order in which they are shown.
+
+    Raises:
+        KeyError: a heading names an option that does not exist.
+    """
+    named = {item.name: item for item in options}
+    return {heading: tuple(named[name] for name in names) for heading, names in GROUPS.items()}
