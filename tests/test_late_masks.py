@@ -14,10 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from uma_protocol import Explain, Explanation
 from uma_trio.backend.fake import EOS, FakeBackend
+from uma_trio.cli.timeline import tick_table
 from uma_trio.engine.messages import Constraint, Finished, SamplingParams, StreamItem, TokenOut
+from uma_trio.engine.recorder import LATE as LATE_MASK
+from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import LATE, Choice, Mask, MaskThreads, Sampler
 from uma_trio.engine.sampling.checking import PATIENCE_S
+from uma_trio.engine.trace import traced
+from uma_trio.net.explained import told as told_to_people
+from uma_trio.policy.portable import TracedTick
+from uma_trio.service.directory import Directory
 
 IdArray = NDArray[np.intp]
 N_VOCAB = 128
@@ -301,6 +309,37 @@ def test_late_masks_behind_right_guesses_change_nothing(temperature: float, seed
         run(bench, masks)
         found.append([told(sink) for sink in sinks])
     assert found[0] == found[1]
+
+
+def test_a_late_mask_is_told_to_people_and_in_traces() -> None:
+    """A token that is computed again counts once, and unknown guesses are not taken for wrong ones."""
+    traces: list[TracedTick] = []
+    recorder = Recorder(
+        lambda state, plan, record: traces.append(traced(state, plan, record)), ticks=10_000
+    )
+    masks = AtRandom(2)
+    bench = speaking(drafts=True, kind=Babbler, masks=masks, recorder=recorder)
+    handle, sink = bench.submit(
+        "abba baba abba baba abab", 60, constraint=Turns(100), temperature=1.0, seed=1
+    )
+    run(bench, masks)
+    recorded = bench.explain(handle, ticks=10_000)
+    late = [tick for tick in recorded.ticks if tick.late]
+    n_late = bench.metrics.snapshot()["late_masks_total"]
+    assert len(late) == n_late > 5
+    behind = [one for tick in late for one in tick.drafted if one.right < one.n]
+    assert behind, "some guesses stand behind a late mask"
+    (request,) = recorded.requests
+    assert request.decode.tokens + request.prefill.tokens == request.prompt_tokens + 59
+    assert (
+        sum(spent.skipped.get(LATE_MASK, 0) for spent in (request.prefill, request.decode))
+        == n_late
+    )
+    shown = told_to_people(Explain(handle, ticks=10_000), recorded, Directory())
+    assert isinstance(shown, Explanation)
+    whys = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]
+    assert sum("its next token waits: a mask was late" in why for why in whys) == n_late
+    assert sum(tick.gave(handle) for tick in traces) == len(sink.tokens) == 60
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -159,6 +159,13 @@ def test_a_trace_says_place_by_place_what_was_guessed_and_whether_it_was_right()
     assert guesses_of([tick(10), tick(11)]) == {}
 
 
+def test_a_guess_whose_mask_was_late_is_not_taken_for_a_wrong_one() -> None:
+    """Those before it were right; of itself nothing is known, and no token came in its place."""
+    late = evolve(tick(10, 0.8, 0.4, 0.1, tried=3, right=1), late=(1,))
+    assert late.gave(1) == 1
+    assert guesses_of([late, tick(11, 0.5)])[1].right == (True, None)
+
+
 @MACHINES
 def test_a_trace_with_drafts_shows_every_request_as_it_was(machine: Profile) -> None:
     """Prompt, answer, the time for each token, and the time between deliveries."""

@@ -88,7 +88,8 @@ class ItemInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The part of one request in a tick, and the reason.
 
     The last `drafted` of its `tokens` were guesses, of which the first `accepted` were right. They
-    were found in `source`, after `match` equal tokens.
+    were found in `source`, after `match` equal tokens. With `late` the mask for the next token was not
+    ready in time: the last right token is computed again, and the other guesses are not judged yet.
     """
 
     request: int
@@ -99,6 +100,7 @@ class ItemInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted: int = 0
     source: str | None = None
     match: int = 0
+    late: bool = False
 
 
 class SkipInfo(msgspec.Struct, frozen=True):

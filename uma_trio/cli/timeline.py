@@ -180,7 +180,7 @@ def _part_of(tick: TickInfo, request: int | None) -> tuple[str, str]:
             # What it got explains itself; how long that was allowed to take may not.
             limited = tick.limit_ms is not None and tick.limit_reason not in item.reason
             why = tick.limit_reason if limited else item.reason
-            return f"{item.tokens} {item.phase}", why + _drafted(item)
+            return f"{item.tokens} {item.phase}", why + _drafted(item) + _late(item)
     for skip in tick.skipped:
         if skip.request == request:
             return "-", skip.reason
@@ -193,6 +193,11 @@ def _drafted(item: ItemInfo) -> str:
         return ""
     found = f"{item.source}, match {item.match}" if item.source else f"match {item.match}"
     return f"; 1 + {item.drafted} drafted ({found}), {item.accepted} accepted"
+
+
+def _late(item: ItemInfo) -> str:
+    """Say why the last of its tokens is computed again."""
+    return "; its next token waits: a mask was late" if item.late else ""
 
 
 def _head(timeline: StoryInfo) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 
 from attrs import define, evolve, field
 
@@ -39,6 +40,7 @@ DECODE_FAILED, ABORTED = "the decode failed", "its tick was given up for a newco
 NO_ROOM = "preempted: the KV cache had no room"
 NEEDED = "preempted: an interactive request had no slot or no room"
 AWAY = "preempted: its reader was away, and its room was needed"
+LATE = "the mask of what it is held to was late"
 
 Trace = Callable[[SchedulerState, Plan, TickRecord], None]
 """Takes every tick, in order and on the engine's thread: it must neither wait nor raise."""
@@ -99,6 +101,12 @@ class _Timeline:
     held_s: float = 0.0
     missed: Counter[str] = field(factory=Counter)  # ticks without it since its token, by reason
     worst: Gap | None = None
+
+    def waits_for_mask(self) -> None:
+        """Note a tick that had a part for it and gave no last token: that is computed again."""
+        phase = self.decode if self.sequence.view.decoding else self.prefill
+        phase.tokens -= 1
+        self.skip(LATE, 0.0)
 
     def skip(self, reason: str, seconds: float) -> None:
         """Note a tick that left it out for another reason than its reader."""
@@ -210,7 +218,7 @@ class Recorder:
         decode_s: float,
         host_s: float,
         now: float,
-        outcomes: Iterable[Outcome] = (),
+        outcomes: Several[Outcome] = (),
     ) -> TickRecord:
         """A decode has ended at `now`; return its record. To be called before its commit.
 
@@ -229,6 +237,7 @@ class Recorder:
             host_s,
             status,
             drafted=tuple([_drafted(outcome) for outcome in outcomes if outcome.step.drafts]),
+            late=frozenset([outcome.step.key for outcome in outcomes if outcome.late]),
         )
         self._ticks.append(record)
         live, took_s = self._live, decode_s + host_s
@@ -241,6 +250,8 @@ class Recorder:
                 spent.computing_s += took_s
             for drafted in record.drafted:
                 live[drafted.key].decode.drafts(drafted.n, drafted.right)
+            for key in record.late:
+                live[key].waits_for_mask()
         else:
             reason = ABORTED if status == DecodeStatus.ABORTED else DECODE_FAILED
             for item in plan.items:

@@ -35,7 +35,8 @@ class TickRecord:
 
     `at` is the end of its decode. From the decode before it to there it took `host_s` and
     `decode_s`, which is what `predicted_s` (0 if unknown) foretold. `status` is what the backend
-    returned; if that was a failure, `recovery` says what was done about it.
+    returned; if that was a failure, `recovery` says what was done about it. Of the requests `late` the
+    next token waits for a mask: of guesses behind the right ones nobody knows whether they were right.
     """
 
     tick: int
@@ -51,6 +52,7 @@ class TickRecord:
     status: int
     recovery: str = ""
     drafted: tuple[Drafted, ...] = ()
+    late: frozenset[int] = frozenset()
 
     @property
     def measured_s(self) -> float:

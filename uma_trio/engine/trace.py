@@ -40,4 +40,5 @@ class TraceFile:
 def traced(state: SchedulerState, plan: Plan, record: TickRecord) -> TracedTick:
     """Return a tick as a trace has it."""
     accepted = {drafted.key: drafted.right for drafted in record.drafted}
-    return TracedTick(state, plan, record.decode_s, record.host_s, record.status, accepted)
+    late = tuple(sorted(record.late))
+    return TracedTick(state, plan, record.decode_s, record.host_s, record.status, accepted, late)

@@ -183,7 +183,13 @@ def _tick(record: TickRecord, now: float) -> TickInfo:
         items=tuple(
             _with(
                 drafted.get(item.key),
-                ItemInfo(int(item.key), item.phase, int(item.n_tokens), _clipped(item.reason)),
+                ItemInfo(
+                    int(item.key),
+                    item.phase,
+                    int(item.n_tokens),
+                    _clipped(item.reason),
+                    late=item.key in record.late,
+                ),
             )
             for item in record.items
         ),

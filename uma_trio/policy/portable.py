@@ -89,7 +89,9 @@ class Header:
 class TracedTick:
     """A line for each tick: what the policy saw, what it answered, what came of it.
 
-    `accepted` says by key how many guesses were right, for each sequence that had some in it.
+    `accepted` says by key how many guesses were right, for each sequence that had some in it. The
+    sequences `late` got no token behind these, since a mask was still made: of their other guesses
+    nothing is known.
     """
 
     state: SchedulerState
@@ -98,10 +100,11 @@ class TracedTick:
     host_s: float
     status: int
     accepted: Mapping[int, int] = field(factory=dict)
+    late: tuple[int, ...] = ()
 
     def gave(self, key: int) -> int:
         """Return how many tokens a sequence got by it that was ready to get one."""
-        return 1 + self.accepted.get(key, 0)
+        return (key not in self.late) + self.accepted.get(key, 0)
 
 
 @frozen

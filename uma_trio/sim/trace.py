@@ -115,9 +115,10 @@ def requests_of(ticks: Sequence[TracedTick]) -> list[TracedRequest]:
                     found[key].itl += [itl_s] * given
                     found[key].gaps.append(itl_s * given)
         for item in tick.plan.items if tick.status == 0 else ():
-            if item.n_tokens - item.n_drafts == due[item.key]:  # it got tokens, perhaps its last
+            given, ready = tick.gave(item.key), item.n_tokens - item.n_drafts == due[item.key]
+            if ready and given:  # it got tokens, perhaps its last
                 request = found[item.key]
-                request.answer += tick.gave(item.key)
+                request.answer += given
                 request.first_token = request.first_token or ends[i]
     guesses = guesses_of(ticks)
     for key, i in last_seen.items():

@@ -2,7 +2,7 @@
 
 A tick's state has the chances of all guesses, its plan says how many of them were computed, and its
 line how many of those were right. The first wrong one is known to be wrong, what stands behind it
-is not known.
+is not known. Neither is that one where its mask was late.
 """
 
 from __future__ import annotations
@@ -70,5 +70,6 @@ def guesses_of(ticks: Iterable[TracedTick]) -> dict[int, Guesses]:
             if item.n_drafts:
                 view = views[item.key]
                 right = tick.accepted.get(item.key, 0)
-                seen[item.key].judged(view.computed + view.due, item.n_drafts, right)
+                tried = right if item.key in tick.late else item.n_drafts
+                seen[item.key].judged(view.computed + view.due, tried, right)
     return {key: one.guesses() for key, one in seen.items() if one.chances}
