@@ -1,8 +1,8 @@
-"""When a running tick is aborted for an arriving interactive request. Pure.
+"""Decides whether a running tick is aborted for an arriving interactive request. Pure.
 
-A request that arrives during a tick waits for its end. An aborted tick's work is lost. So a tick is
-aborted only if it holds background prompts alone, the wait that is saved is long, and less than half
-of the work is done.
+A request that arrives during a tick waits for its end, and an aborted tick's work is lost. A tick
+is therefore aborted only if it contains background prompts only, the remaining wait is long, and
+less than half of the work is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONG_S, HALF = 0.050, 0.5
 
 @frozen
 class Abortable:
-    """A tick that may be given up; `free_cells` are for a newcomer, 0 if it would get no slot."""
+    """A tick that may be aborted. A newcomer could use `free_cells`; 0 if it would get no slot."""
 
     predicted_s: float
     free_cells: int
@@ -28,17 +28,17 @@ class Abortable:
 
 @frozen
 class Newcomer:
-    """Who has come, and how many KV cells admission will reserve for it."""
+    """The lane of an arriving request, and the KV cells that admission will reserve for it."""
 
     lane: Lane
     cells: int
 
 
 def abortable(state: SchedulerState, plan: Plan, free_slots: int) -> Abortable | None:
-    """Return what speaks for giving up `plan`; None if it must not be or it would help nobody.
+    """Return the data for aborting `plan`; None if it must not be aborted.
 
-    Only a tick of background prompts alone may be. Without a prediction nothing is known of its
-    end.
+    None, too, if nobody would benefit. Only ticks with nothing but background prompts may be
+    aborted. Without a prediction the end of a tick is unknown.
     """
     if plan.predicted_s <= LONG_S or free_slots <= 0:
         return None
@@ -49,7 +49,7 @@ def abortable(state: SchedulerState, plan: Plan, free_slots: int) -> Abortable |
 
 
 def gives_way(tick: Abortable, elapsed_s: float, newcomer: Newcomer) -> bool:
-    """Whether `tick`, which has run for `elapsed_s`, is given up for `newcomer`."""
+    """Whether `tick`, which has run for `elapsed_s`, is aborted for `newcomer`."""
     return (
         newcomer.lane == "interactive"
         and newcomer.cells <= tick.free_cells

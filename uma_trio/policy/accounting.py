@@ -1,6 +1,6 @@
-"""What a plan costs, whom it is charged to, and what background work beside readers is owed.
+"""The predicted time of a plan, and the clients and lanes that it is charged to.
 
-The stage :func:`account` is the last one, so that its figures are of the tick that is computed.
+:func:`account` is the last stage, so its values describe the final plan.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def moved_bytes(state: SchedulerState, plan: Plan) -> float:
 
 
 def account(state: SchedulerState, plan: Plan) -> Plan:
-    """Predict the tick, charge it to clients and lanes, and note for the guard what is mixed in."""
+    """Predict the tick, charge it to clients and lanes, and record its other work for the guard."""
     cost = plan.memory.cost
     if not plan.items:
         return plan

@@ -1,8 +1,8 @@
-"""Who gets a free slot: interactive first, fair among clients, nobody passed over for ever.
+"""Which waiting requests get a slot: interactive first, fair among clients, without starvation.
 
-A person does not wait until a batch job has ended: where no room is left, one background request
-gives its own back, and is computed again later. Nobody waits for a reader who is away: a parked
-request makes way for another client's, and is computed again when its reader is back.
+If there is no room for an interactive request, a background request is preempted and computed again
+later. A parked request makes way for another client's request, and is computed again when its
+reader is back.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ AWAY_S = 1.0
 
 
 def admit(state: AdmissionState) -> tuple[int, ...]:
-    """Return who gets a slot now, in that order.
+    """Return the requests that get a slot, in order.
 
-    A request that does not fit into the free cells lets smaller ones pass, but only so often.
-    What is admitted fits together.
+    A request that does not fit into the free cells lets smaller ones pass, a limited number of
+    times. All admitted requests fit together.
     """
     slots, cells = state.free_slots, state.free_cells
     if slots <= 0 or not state.waiting:
@@ -61,12 +61,13 @@ def _next(left: Sequence[Waiting], running: Mapping[int, int], cells: int) -> Wa
 
 
 def gives_place(state: AdmissionState) -> tuple[int, ...]:
-    """Return which background requests make room for an interactive one, where `admit` found nobody.
+    """Return the background requests to preempt for an interactive one, if `admit` found nobody.
 
-    The one with the fewest computed tokens among those that free enough cells by themselves, so that one
-    that has just come back goes again and the others get done; otherwise several in that order. A
-    request that was passed over `MAX_PASSED_OVER` times is spared until its next token. Empty if no
-    interactive request would be admitted.
+    Among the requests that free enough cells by themselves, the one with the fewest computed tokens
+    is chosen; a request that was just computed again is therefore preempted first, and the others
+    finish. If there is none, several are chosen in that order. A request that was passed over
+    `MAX_PASSED_OVER` times is spared until its next token. Empty if no interactive request would be
+    admitted.
     """
     persons = [waiting for waiting in state.waiting if waiting.lane == "interactive"]
     could = [
@@ -78,10 +79,10 @@ def gives_place(state: AdmissionState) -> tuple[int, ...]:
 
 
 def makes_way(state: AdmissionState) -> tuple[int, ...]:
-    """Return which parked requests make room for another client's, where `admit` found nobody.
+    """Return the parked requests to preempt for another client's, if `admit` found nobody.
 
-    Those whose readers have been away for `AWAY_S`, in the order of :func:`gives_place`. A client's
-    own request does not take the room of its other one.
+    Only requests whose readers have been away for `AWAY_S`, in the order of :func:`gives_place`. A
+    client's request does not make way for another request of the same client.
     """
 
     def others(going: Sequence[Holder]) -> Sequence[Waiting]:
@@ -92,7 +93,7 @@ def makes_way(state: AdmissionState) -> tuple[int, ...]:
 
 
 def is_away(held: Holder) -> bool:
-    """Whether its reader is behind for so long that its room is there for others."""
+    """Whether its reader has been behind for so long that others may use its room."""
     return held.parked_s >= AWAY_S
 
 

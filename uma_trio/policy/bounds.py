@@ -1,6 +1,6 @@
-"""What no cost model can be: outside what a machine does, or at odds with itself.
+"""Checks of stored cost models: values that no machine can have, or that contradict each other.
 
-A model that is stored or read is checked here. What ticks teach stays within bounds by itself
+Corrections by measured ticks stay within bounds by themselves
 (:meth:`uma_trio.policy.cost.CostModel.learn`).
 """
 
@@ -22,9 +22,9 @@ LEAST_OF_NARROWER = 1 / 3
 
 
 def implausible(cost: CostModel, weight_bytes: float = 0.0) -> str | None:
-    """Return what is wrong with `cost`, as a phrase for a person; None if nothing is.
+    """Return the problem of `cost` as a phrase for people; None if there is none.
 
-    `weight_bytes` are read by every decode of the model, 0 if that is not known.
+    Every decode of the model reads `weight_bytes`; 0 if that is unknown.
     """
     return next(_problems(cost, weight_bytes), None)
 

@@ -1,6 +1,6 @@
-"""Find a policy by its name: one of ours, or another package's by its entry point.
+"""Find a policy by name: a built-in one, or another package's entry point.
 
-A name may be followed by what to leave out, for comparison: ``deadline,-stairs,-bandwidth``.
+Stages to leave out may follow the name, for comparison: ``deadline,-stairs,-bandwidth``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ REPLACED = ("contract", "ledger")
 
 
 def find_policy(spec: str) -> Policy:
-    """Return the policy of that name, ours or another package's, without what `spec` leaves out.
+    """Return the policy that `spec` names, without the stages that it leaves out.
 
-    Raises :class:`PolicyError`, listing what there is.
+    Raises :class:`PolicyError`, which lists the known names.
     """
     name, *left_out = (part.strip() for part in spec.split(","))
     policy = _named(name)

@@ -1,4 +1,4 @@
-"""The rules that every plan keeps, whoever's policy made it."""
+"""The rules for plans of any policy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from uma_trio.policy.state import SchedulerState, SequenceView
 def check_plan(state: SchedulerState, plan: Plan) -> None:
     """Raise :class:`PolicyError` if `plan` breaks a rule that the engine relies on.
 
-    At most one item a sequence; every item's sequence exists, has credit and has that many tokens
-    pending; drafts follow the last token that is known. Tokens are within ``n_batch`` and logits
-    rows within ``n_rows``, ballast included. Paces are finite, and not negative. The engine checks
-    every plan with it, since a policy may come from another package.
+    - There is at most one item per sequence.
+    - The sequence of every item exists, has credit and has that many tokens pending; drafts follow
+      the last known token.
+    - Tokens are within ``n_batch`` and logits rows within ``n_rows``, including ballast.
+    - Paces are finite and not negative.
+
+    The engine checks every plan, because a policy may come from another package.
     """
     views = dict(state.views)
     tokens, rows, unread = plan.ballast, plan.ballast + plan.extra_rows, 0

@@ -62,9 +62,9 @@ UNTRUSTED_ERROR = 0.15
 
 @frozen
 class Staircase:
-    """Seconds by a count, measured at some counts, linear between them and beyond.
+    """Seconds by count: measured at some counts, interpolated linearly between them.
 
-    Beyond the last no less than there, and no more than in proportion to it.
+    Beyond the last count: at least its value, and at most in proportion to it.
     """
 
     at: tuple[int, ...]
@@ -166,11 +166,11 @@ class Work:
 
 @frozen
 class CostModel:
-    """See the module. `error` is the smoothed absolute log error of its latest predictions.
+    """The cost model; the docstring of this module has the formula.
 
-    `measured` is the table as it was measured, and `table_error` the error that its predictions
-    would have had without the corrections that ticks made to single steps. When what was learnt
-    cannot be trusted and the table does better, the model falls back to it.
+    `error` is the smoothed absolute log error of its latest predictions. `measured` is the table as
+    it was measured, and `table_error` the error of predictions from that table. If the corrected
+    values cannot be trusted and the table has a smaller error, the model uses the table.
     """
 
     computing: Staircase
@@ -190,7 +190,7 @@ class CostModel:
 
     @property
     def trusted(self) -> bool:
-        """Whether its predictions may carry a promise."""
+        """Whether its predictions are good enough for a promise."""
         return min(self.error, self.table_error) <= UNTRUSTED_ERROR
 
     @property
@@ -200,7 +200,7 @@ class CostModel:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The numbers of tokens at which it knows the time; between them it is a line."""
+        """The numbers of tokens with a measured time; values between them are interpolated."""
         return self.computing.at
 
     def seconds(self, work: Work, tokens: int = 0, rows: int = 0, context_cells: int = 0) -> float:
@@ -212,7 +212,7 @@ class CostModel:
 
     @property
     def change_s(self) -> float:
-        """What the first two ticks of a shape take longer."""
+        """The additional time of the first two ticks of a shape."""
         return self.recapture_s + self.capture_s
 
     def cell_s(self, tokens: int) -> float:
@@ -357,7 +357,7 @@ class CostModel:
         return tuple(rates)[level(tuple(rates.values()))]
 
     def quickest(self, largest: int) -> int:
-        """Return the chunk that prefills fastest: a newcomer's, where nobody is protected."""
+        """Return the chunk size with the fastest prefill, for a newcomer without streams."""
         rates = self._rates(largest)
         return max(rates, key=rates.__getitem__)
 
@@ -367,7 +367,7 @@ class CostModel:
         return {n: n / (self.computing(n) + between_s) for n in counts}
 
     def for_storage(self) -> CostModel:
-        """Return the model with today's factor written into its figures, to be stored."""
+        """Return the model with the scale factor applied to its values, for the cost file."""
         now = self.times(self.scale)
         return evolve(
             now,
@@ -380,7 +380,7 @@ class CostModel:
         )
 
     def table(self) -> Mapping[int, float]:
-        """Return the seconds by tokens as they are believed now, for people."""
+        """Return the current estimate of the seconds by tokens, for people."""
         return self.computing.table()
 
 

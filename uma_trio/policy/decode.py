@@ -1,7 +1,7 @@
-"""What every policy does first: leave out full streams, then serve those that decode.
+"""The first stages of every policy: skip parked sequences, then serve decoding ones.
 
-A slow reader is an input of scheduling and not a stall: without credit a sequence is skipped, its
-KV cells stay, and everyone else goes on.
+A slow reader is an input of scheduling: a sequence without credit is skipped and keeps its KV
+cells, and all other sequences continue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uma_trio.policy.state import SchedulerState, SequenceView
 
 
 def leave_out_parked(state: SchedulerState, plan: Plan) -> Plan:
-    """Skip every sequence whose stream is full; its KV stays, everyone else goes on."""
+    """Skip every sequence whose stream is full. It keeps its cells."""
     parked = tuple(
         Skip(view.key, "parked: its reader is behind")
         for view in state.sequences
@@ -30,12 +30,12 @@ def one_token_each(views: Sequence[SequenceView]) -> tuple[PlanItem, ...]:
 
 
 def select_decoders(state: SchedulerState, plan: Plan) -> Plan:
-    """Give one token to each decoding sequence, in turn if the batch cannot hold all."""
+    """Give one token to each decoding sequence, round robin if the batch cannot hold all."""
     return _serve(state, plan, [v for v in state.sequences if v.credit > 0 and v.decoding])
 
 
 def select_interactive(state: SchedulerState, plan: Plan) -> Plan:
-    """Give one token to each interactive stream, whatever it costs everyone else."""
+    """Give one token to each interactive stream, whatever it costs other work."""
     return _serve(state, plan, state.protected)
 
 

@@ -1,4 +1,4 @@
-"""Quicker `attrs.frozen` and `attrs.evolve`: each tick makes a dozen values anew, and one for each row."""
+"""Faster versions of `attrs.frozen` and `attrs.evolve`, because a tick creates many values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that fails costs one tick, which the baseline plans instead."""
+"""If a policy fails, the baseline plans that tick."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from uma_trio.policy.state import SchedulerState
 
 @frozen
 class Fallback:
-    """`policy`, whose exceptions and broken plans reach `failed` and nobody else.
+    """Wraps `policy`: its exceptions and invalid plans are reported to `failed` only.
 
-    Every plan that it returns has passed :func:`uma_trio.policy.check.check_plan`. What the policy
-    remembers stays as it was before the tick in which it failed.
+    Every returned plan has passed :func:`uma_trio.policy.check.check_plan`. After a failure the
+    policy's memory is the one before that tick.
     """
 
     policy: Policy
     failed: Callable[[Exception], object]
 
     def __call__(self, state: SchedulerState) -> Plan:
-        """Return the plan of one tick; never raises because of `policy`."""
+        """Return the plan of one tick. Exceptions of `policy` are never raised."""
         try:
             plan = self.policy(state)
             check_plan(state, plan)

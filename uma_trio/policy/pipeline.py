@@ -1,8 +1,8 @@
-"""A policy is a row of pure transformers; each adds, trims or refuses, and says why.
+"""A policy is a sequence of pure stages; each adds, reduces or skips work, with a reason.
 
-``policy(state) -> plan``: the same state gives the same plan, whoever runs it and whenever, so
-that a tick can be explained and replayed. What a policy remembers travels in the plan's memory
-and comes back in the next state. How policies are found by name is :mod:`uma_trio.policy.by_name`.
+``policy(state) -> plan``: the same state always gives the same plan, so a tick can be explained and
+replayed. The memory of a policy is part of the plan and comes back in the next state.
+:mod:`uma_trio.policy.by_name` finds policies by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LANES = "lanes"
 
 
 class PolicyError(Exception):
-    """No such policy, or a plan that breaks a rule. The message is for the operator."""
+    """An unknown policy, or a plan that breaks a rule. The message is for the operator."""
 
 
 def compose(*transformers: Transformer) -> Policy:
@@ -40,11 +40,11 @@ def compose(*transformers: Transformer) -> Policy:
 
 @frozen
 class Pipeline:
-    """A policy whose transformers have names, so that it can be had without one of them.
+    """A policy with named stages, so that single stages can be left out.
 
-    `needed` are those without which there is no plan at all. Without `lanes` every request is
-    an interactive one. `needs_cost` says whether it plans by a cost model: the machine is then
-    measured before the first tick, and a slot is kept for ballast rows.
+    Stages in `needed` cannot be left out. Without `lanes` every request is treated as interactive.
+    `needs_cost` says that the policy uses a cost model: the machine is then measured before the
+    first tick, and a slot is reserved for ballast rows.
     """
 
     stages: Mapping[str, Transformer]
@@ -64,11 +64,11 @@ class Pipeline:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """What it can be had without."""
+        """The names of the stages that can be left out."""
         return (LANES, *(name for name in self.stages if name not in self.needed))
 
     def without(self, *names: str) -> Pipeline:
-        """Return it with some of the `optional` stages left out. Raises :class:`PolicyError`."""
+        """Return a policy without some `optional` stages. Raises :class:`PolicyError`."""
         known = ", ".join(self.optional)
         for name in names:
             if name in self.needed:
@@ -83,10 +83,10 @@ class Pipeline:
 
 
 def needs_cost(policy: Policy) -> bool:
-    """Whether `policy` plans by a cost model; one that does not declare it may."""
+    """Whether `policy` uses a cost model; True if it does not declare it."""
     return bool(getattr(policy, "needs_cost", True))
 
 
 def keeps_latency_cap(policy: Policy) -> bool:
-    """Whether `policy` keeps the promise of ``--latency-cap``; one that does not declare it does not."""
+    """Whether `policy` keeps the promise of ``--latency-cap``; False if not declared."""
     return bool(getattr(policy, "keeps_latency_cap", False))

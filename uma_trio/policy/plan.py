@@ -1,4 +1,4 @@
-"""What a policy answers: which sequence computes how many tokens this tick, and why."""
+"""The output of a policy: the number of tokens of each sequence in this tick, and the reasons."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Phase = Literal["decode", "prefill"]
 
 @value
 class PlanItem:
-    """`n_tokens` of the sequence `key`; `reason` is one phrase for a person.
+    """`n_tokens` of the sequence `key`. `reason` is a phrase for people.
 
-    The last `n_drafts` of them are guesses about its answer, each with a logits row to check it by.
+    The last `n_drafts` of them are guesses at its answer, each with a logits row to verify it.
     """
 
     key: int
@@ -30,7 +30,7 @@ class PlanItem:
 
 @value
 class Skip:
-    """A sequence that gets nothing this tick, and why."""
+    """A sequence that is left out of this tick, and the reason."""
 
     key: int
     reason: str
@@ -38,13 +38,13 @@ class Skip:
 
 @frozen
 class Limit:
-    """How long this tick may take.
+    """The time limit of this tick.
 
-    `seconds` is infinite when no interactive stream is decoding, and under a policy without limits.
-    `solo_s` is what the interactive streams alone would cost. Newcomers' prompts may take a tick to
-    `newcomer_s`, but have no part in a `grant`. An `isolated` tick holds streams alone.
-    `reach_s` is what `seconds` may become if the streams are served alone for a while. Where there are
-    none, a tick without newcomers takes at most `brief_s`, if any size of it is so short.
+    `seconds` is infinite if no interactive stream is decoding, and under a policy without limits.
+    `solo_s` is the predicted time of the interactive streams alone. Newcomers' prompts may extend
+    the tick to `newcomer_s`, but are not part of a `grant`. An `isolated` tick contains streams
+    only. `reach_s` is the largest value of `seconds` that isolated ticks can reach. Without
+    streams, a tick without newcomers takes at most `brief_s`, if some size of it is that short.
     """
 
     seconds: float
@@ -64,15 +64,15 @@ UNGUARDED = Limit(float("inf"), "this policy sets no limit")
 
 @value
 class Plan:
-    """One tick's work, in batch order: at most one item a sequence, within ``n_batch``.
+    """The work of one tick, in batch order: at most one item per sequence, within ``n_batch``.
 
-    `ballast` rows are computed and thrown away, where more rows cost less than fewer.
-    The last of `extra_rows` tokens of the last item ask for logits that nobody reads, to keep the
-    batch's shape.
-    `paces` says by key how many seconds after the token before it a stream's next token is shown, at
-    the earliest. A stream that is not in it is shown all that there is at once.
-    `predicted_s` is what the cost model expects and `moved_bytes` what the tick reads and
-    writes by the model's own numbers; 0 where unknown.
+    - `ballast` rows are computed and discarded, where a larger tick is faster.
+    - The last `extra_rows` tokens of the last item ask for logits that nobody reads, to keep the
+      batch's shape.
+    - `paces` has, by key, the least number of seconds between two shown tokens of a stream. A
+      stream without a pace shows each token at once.
+    - `predicted_s` is the time that the cost model predicts and `moved_bytes` the bytes that the
+      tick reads and writes; 0 if unknown.
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -87,5 +87,5 @@ class Plan:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens of sequences the batch will have."""
+        """The number of tokens of sequences in the batch."""
         return sum([item.n_tokens for item in self.items])

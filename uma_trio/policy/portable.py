@@ -1,9 +1,9 @@
 """States and plans as lines of JSON, and back, exactly.
 
-Every float comes back as the float it was: finite ones are written with as many digits as that
-takes, the others, which JSON does not have, as words. A field that is not known is refused, since
-a plan made from half a state would not be the same plan. Traces of earlier formats are read, too: they
-have other names for some fields, and what a policy remembered that there is no more, which is left out.
+Finite floats are written with as many digits as their exact value needs; infinities and NaN, which
+JSON lacks, are written as words. An unknown field is refused, because a plan made from an
+incomplete state would differ. Traces of earlier formats are read, too: renamed fields are
+translated, and memory that no longer exists is dropped.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _GONE: dict[type, frozenset[str]] = {
 
 
 class TraceError(Exception):
-    """A line is no part of a trace that this version can read; the message says what is wrong."""
+    """A line is not part of a readable trace; the message says why."""
 
 
 @frozen
 class Header:
-    """The first line: what made the trace, with how many `slots`, one for ballast included; 0: unknown."""
+    """The first line: the program, and its `slots` including ballast (0: unknown)."""
 
     version: str
     model: str
@@ -87,11 +87,9 @@ class Header:
 
 @frozen
 class TracedTick:
-    """A line for each tick: what the policy saw, what it answered, what came of it.
+    """The line of a tick: the state, the plan and the result.
 
-    `accepted` says by key how many guesses were right, for each sequence that had some in it. The
-    sequences `late` got no token behind these, since a mask was still made: of their other guesses
-    nothing is known.
+    `accepted` has, by key, the number of right guesses of each sequence that had guesses.
     """
 
     state: SchedulerState
@@ -109,7 +107,7 @@ class TracedTick:
 
 @frozen
 class Footer:
-    """The last line of a trace that was closed in order: how many ticks it has, and has not."""
+    """The last line of a complete trace: the numbers of written and of dropped ticks."""
 
     written: int
     dropped: int

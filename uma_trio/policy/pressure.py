@@ -1,4 +1,4 @@
-"""What to give up when the KV cache has no room: the least that helps, never everyone."""
+"""What to give up when the KV cache has no room: the smallest sufficient measure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Shrink:
 
 @frozen
 class Preempt:
-    """Drop this sequence's cells and compute them again later; its stream only pauses."""
+    """Drop this sequence's cells and compute them again later. Its stream only pauses."""
 
     key: int
 
 
 @frozen
 class Fail:
-    """This one sequence cannot be served at all."""
+    """End this sequence: it cannot be served at all."""
 
     key: int
 
@@ -33,10 +33,10 @@ Relief = Shrink | Preempt | Fail
 
 
 def relieve(plan: Plan, sequences: tuple[SequenceView, ...]) -> Relief:
-    """Choose what makes room after `plan` did not fit.
+    """Choose the measure that makes room after `plan` did not fit.
 
-    First a smaller prefill; then the newest background sequence goes, or else the last to
-    come; a sequence that is alone and still does not fit fails.
+    First a smaller prefill; then a preemption of the newest background sequence, or else of the
+    newest one. A sequence that is alone and still does not fit fails.
     """
     decoders = sum(item.phase == "decode" for item in plan.items)
     smaller = max(decoders, 1, plan.n_tokens // 2)

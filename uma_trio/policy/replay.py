@@ -1,7 +1,7 @@
-"""Plan again what was planned, and see whether it comes out the same.
+"""Plan recorded ticks again and compare the plans.
 
-A policy is a function of its state, so a trace can be checked: the same state has to give the
-same plan. Where it does not, the policy has changed, or it looks at something beyond its state.
+A policy is a pure function, so a trace can be checked: the same state must give the same plan. If
+it does not, the policy has changed, or it uses something besides its state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uma_trio.policy.portable import TracedTick, plain
 
 @frozen
 class Difference:
-    """The first thing that is not as it was: in which tick, where in the plan, and how."""
+    """The first difference: the tick, the place in the plan, and both values."""
 
     tick: int
     where: str
@@ -29,7 +29,7 @@ class Difference:
 
 @frozen
 class Replayed:
-    """What a replay found. `missing` ticks are not in the trace, which is no fault of the plans."""
+    """The result of a replay. `missing` ticks are not in the trace, no fault of the plans."""
 
     ticks: int
     missing: int
@@ -37,11 +37,11 @@ class Replayed:
 
 
 def replay(policy: Policy, ticks: Iterable[TracedTick], *, work_only: bool = False) -> Replayed:
-    """Run `policy` on each state, up to the first plan that is not the recorded one.
+    """Run `policy` on each state, up to the first plan that differs from the recorded one.
 
-    With `work_only` plans are the same if they compute the same, whatever the reasons and limits:
-    those of another policy differ in every tick. Where it raises, the plan is the baseline's, as it
-    was in the engine.
+    With `work_only` plans are compared by their tokens, without reasons and limits, which differ in
+    every tick of another policy. If the policy raises, the baseline's plan is compared, as in the
+    engine.
     """
     n = missing = 0
     before: int | None = None

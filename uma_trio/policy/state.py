@@ -1,4 +1,4 @@
-"""What a policy is given: one frozen picture of the engine, with the time in it."""
+"""The input of a policy: a frozen snapshot of the engine, with the time in it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PLACES_IN_FLIGHT = 4
 
 @value
 class SequenceView:
-    """One sequence that owns a slot, as the policy sees it.
+    """One sequence that has a slot, as the policy sees it.
 
-    There are no phases, only counters: a sequence has `pending` tokens that the KV cache has not,
-    the last `drafted` of which are guesses about its answer; `survival` says for each how likely it
-    is that it and all before it are right. With `modelled` a draft model makes them once they are
-    planned. Of its `computed` tokens the first `cached` lay in the cache when it came. Each of its
-    first `scored` tokens asks for a row when it is computed, which tells how likely the token
-    behind it is; until then only some of these are `pending`.
+    There are no phases, only counters. `pending` tokens are not in the KV cache; the last `drafted`
+    of them are guesses at its answer, and `survival` has for each guess the probability that it and
+    all before it are right. With `modelled` a draft model makes the guesses after they are planned.
+    `computed` tokens are in the KV cache; the first `cached` of them came from the prefix cache.
+    Each of the first `scored` tokens asks for a row of logits when it is computed, which gives the
+    probability of the token after it; until they are computed, only some of these are `pending`.
     """
 
     key: int
@@ -53,35 +53,35 @@ class SequenceView:
 
     @property
     def due(self) -> int:
-        """How many tokens have to be computed before its next one can be sampled."""
+        """The number of tokens to compute before its next token can be sampled."""
         return self.pending - self.drafted
 
     @property
     def uncached(self) -> int:
-        """How many tokens were computed for it."""
+        """The number of its tokens that were computed, without those from the prefix cache."""
         return self.computed - self.cached
 
     @property
     def scoring(self) -> bool:
-        """Whether each of its pending tokens asks for a row."""
+        """Whether each of its pending tokens asks for a row of logits."""
         return self.computed < self.scored
 
     @property
     def decoding(self) -> bool:
-        """Whether its answer has begun and each tick yields more of it."""
+        """Whether its answer has begun and each tick can add to it."""
         return self.started and self.pending - self.drafted == 1
 
     @property
     def protected(self) -> bool:
-        """Whether it is a stream that somebody reads now."""
+        """Whether it is an interactive stream whose reader keeps up."""
         ready = self.started and self.credit > 0 and self.lane == "interactive"
         return ready and self.pending - self.drafted == 1
 
     def rows(self, n_tokens: int, n_drafts: int = 0) -> int:
-        """Return how many logits rows so many of its tokens ask for, `n_drafts` guesses included.
+        """Return the number of logits rows for `n` of its tokens, including `n_drafts` guesses.
 
-        One where the last token is that it has to compute, and one for each draft behind it; one for
-        each token that is scored.
+        One row if the last token is the last one to compute, one for each draft after it, and one
+        for each scored token.
         """
         if self.scoring:
             return n_tokens
@@ -90,13 +90,13 @@ class SequenceView:
 
 
 def is_newcomer(view: SequenceView, most_tokens: int) -> bool:
-    """Whether it is a person's prompt of which no more than `most_tokens` had to be computed yet."""
+    """Whether it is an interactive prompt with at most `most_tokens` tokens to compute."""
     return view.lane == "interactive" and view.uncached < most_tokens and not view.decoding
 
 
 @frozen
 class Waiting:
-    """One request that waits for a slot. `cells` is what admission would reserve for it."""
+    """A request that waits for a slot. `cells` is the number that admission would reserve."""
 
     key: int
     lane: Lane
@@ -108,10 +108,10 @@ class Waiting:
 
 @frozen
 class Holder:
-    """One request that has a slot: whose it is, and what its place is worth.
+    """A request that has a slot: its owner, and the value of its place.
 
-    `cells` are reserved for it; `computed` of its tokens would have to be computed again. It has
-    been parked for `parked_s`, 0 if its reader keeps up.
+    `cells` are reserved for it. `computed` tokens would be computed again after a preemption. It
+    has been parked for `parked_s`, 0 if its reader keeps up.
     """
 
     key: int
@@ -128,11 +128,12 @@ NO_WORK = Work(0, 0)
 
 @value
 class MeasuredTick:
-    """A tick that was computed, for the policy to learn from.
+    """A computed tick, for the policy to learn from.
 
-    `itl` holds the inter-token latency, in seconds, of each stream that got a token. The rest is
-    from its plan: `solo_s` is what the interactive streams alone would have cost, `mixed` whether
-    anything else was computed with them, `background` which part of that was not a newcomer's.
+    `itl` holds the inter-token latency, in seconds, of each stream that got a token. The other
+    values come from its plan: `solo_s` is the predicted time of the interactive streams alone,
+    `mixed` says whether other work was computed with them, and `background` is the part of that
+    work that was not a newcomer's.
     """
 
     decode_s: float = 0.0
@@ -145,19 +146,19 @@ class MeasuredTick:
 
     @property
     def n_tokens(self) -> int:
-        """How many rows its batch had, ballast included."""
+        """The number of rows of its batch, including ballast."""
         return self.work.tokens
 
 
 @frozen
 class Contract:
-    """What was promised to interactive streams, and what the rest may count on.
+    """The promise to interactive streams, and the minimum for all other work.
 
-    The p95 of an interactive stream's inter-token latency stays within `latency_cap` times solo, which
-    is what the interactive streams alone would cost. No tick is planned for more than `startup_cap`
-    times solo in the first `startup_s` of a stream, `pause_cap` times solo later. Streams leave the
-    others at least `background_floor` of the machine's time, whatever the cap. A token that is paced
-    is shown at most `playout_s` after it was computed.
+    The p95 of an interactive stream's inter-token latency stays within `latency_cap` times solo,
+    the predicted time of the interactive streams alone. No tick is planned for more than
+    `startup_cap` times solo in the first `startup_s` of a stream, and `pause_cap` times solo later.
+    Streams leave at least `background_floor` of the machine's time to other work, whatever the cap.
+    A paced token is shown at most `playout_s` after it was computed.
     """
 
     latency_cap: float = 1.2
@@ -176,12 +177,13 @@ class Contract:
 
 @value
 class GuardMemory:
-    """What the latency guard remembers.
+    """The memory of the latency guard.
 
-    `mixed` and `background` are as in the :class:`MeasuredTick` that the tick will be. `newcomers` is
-    the smoothed part of machine time that newcomers' prompts got. `owed_s` is how many seconds of the
-    machine background work should have had more (:func:`~uma_trio.policy.accounting.owed_after`).
-    `company_at` is when best-effort work was ready last, `people_at` when interactive work was there.
+    `mixed` and `background` are those of the :class:`MeasuredTick` that the planned tick will be.
+    `newcomers` is the smoothed share of machine time of newcomers' prompts. `owed_s` is the machine
+    time, in seconds, that background work is owed (:mod:`uma_trio.policy.floor`). `company_at` is
+    the last time at which best-effort work was ready, `people_at` the last time at which there was
+    interactive work.
     """
 
     mixed: bool = False
@@ -196,7 +198,7 @@ class GuardMemory:
 
 @value
 class Served:
-    """Which background decoders had a row last, since which tick, and how large that tick was."""
+    """The background decoders served last: since which tick, and its size."""
 
     keys: tuple[int, ...] = ()
     since: int = 0
@@ -235,7 +237,7 @@ class Purse:
 
 @value
 class Memory:
-    """What a policy remembers between ticks; it returns the next one in its plan."""
+    """The policy's memory between ticks. A plan contains the next memory."""
 
     target_tokens: int = 32
     decode_cursor: int = -1  # key served last, round robin goes on behind it
@@ -251,12 +253,12 @@ class Memory:
 
 @value
 class SchedulerState:
-    """Everything a plan may depend on. Same state, same plan.
+    """All inputs of a plan. The same state gives the same plan.
 
-    `charges` are seconds of machine time beside ticks, by client, that `memory` does not have yet.
-    `measured` are the ticks that `memory` has not learnt from yet, oldest first; usually one, the tick
-    before. A `prepared` state is made while that tick is computed: `now` and the sequences are those
-    that its plan predicts, and its measurement comes with a later state.
+    `charges` are seconds of machine time beside ticks, by client, that `memory` does not include
+    yet. `measured` are the ticks that `memory` has not learnt from yet, oldest first; usually one,
+    the previous tick. A `prepared` state is made while that tick is computed: `now` and the
+    sequences are those that its plan predicts, and its measurement comes with a later state.
     """
 
     now: float
@@ -287,12 +289,12 @@ class SchedulerState:
 
     @cached_property
     def protected(self) -> tuple[SequenceView, ...]:
-        """The streams that the contract protects now."""
+        """The streams that the contract protects."""
         return tuple([view for view in self.sequences if view.protected])
 
     @cached_property
     def best_effort(self) -> Mapping[int, SequenceView]:
-        """The other sequences that can use machine time now, by key."""
+        """All other sequences that can use machine time, by key."""
         read = {view.key for view in self.protected}
         return {v.key: v for v in self.sequences if v.credit > 0 and v.key not in read}
 
@@ -303,12 +305,12 @@ class SchedulerState:
 
     @cached_property
     def clients(self) -> frozenset[int]:
-        """Whose sequences can use machine time now."""
+        """The clients whose sequences can use machine time."""
         return frozenset([view.client for view in self.sequences if view.credit > 0])
 
     @cached_property
     def used_cells(self) -> int:
-        """How many KV cells a tick spans, whosever they are."""
+        """The number of KV cells that a tick spans, of all sequences."""
         if self.high_water is not None:
             return self.high_water
         return sum([view.computed for view in self.sequences])
@@ -316,7 +318,7 @@ class SchedulerState:
 
 @frozen
 class AdmissionState:
-    """What admission may depend on: who waits, who runs, and what room there is."""
+    """All inputs of admission: the waiting requests, the running ones, and the free room."""
 
     waiting: tuple[Waiting, ...]
     running: tuple[Holder, ...] = ()

@@ -1,4 +1,4 @@
-"""What a model moves through memory for a tick, from its file's own numbers."""
+"""The bytes that a model moves through memory in a tick, computed from its file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from attrs import frozen
 
 @frozen
 class Traffic:
-    """What the model moves, from its file's own numbers. All in bytes.
+    """The sizes of a model, in bytes, from its file.
 
-    `expert_bytes` are one expert's, of all layers together; 0 experts is a dense model.
+    `expert_bytes` is the size of one expert over all layers; 0 experts is a dense model.
     """
 
     weight_bytes: float = 0.0
@@ -21,9 +21,9 @@ class Traffic:
     experts_used: int = 0
 
     def distinct_experts(self, n_tokens: int) -> float:
-        """Return how many experts `n_tokens` reach, expected, if routing were independent.
+        """Return the expected number of experts that `n_tokens` reach, with independent routing.
 
-        Real neighbours share experts, so this is an upper bound.
+        Neighbouring tokens share experts, so this is an upper bound.
         """
         if self.experts <= 0:
             return 0.0
