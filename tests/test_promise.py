@@ -7,6 +7,7 @@ import pytest
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.sim.simulation import Simulation
+from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.promise import Promise, PromiseFigures
 
 COST = CostModel(Staircase((1, 4, 16), (0.010, 0.020, 0.040)), scale=1.5)
@@ -62,6 +63,23 @@ def test_a_gap_is_compared_with_all_streams_alone_and_with_one_wholly_alone() ->
     assert values["alone_ratio_p95"] == pytest.approx(2.2)
     figures.tick(Promise(limit_s=0.024, solo_s=0.020, alone_s=0.010), 0.022)
     assert figures.values()["alone_ms"] == pytest.approx(10)
+
+
+def test_what_readers_are_shown_is_compared_with_the_promise() -> None:
+    """`solo_ratio_p95` is about ticks: a long one is no fault if its reader saw an even pace."""
+    metrics = Metrics()
+    metrics.shown(0.5, "interactive")
+    assert metrics.snapshot()["shown_ratio_p95"] is None, "nobody knows what the stream takes alone"
+    metrics.promise.tick(Promise(limit_s=0.1, solo_s=0.010), 0.08)
+    for _ in range(20):
+        metrics.shown(0.012, "interactive")
+        metrics.shown(0.5, "background")
+    snapshot = metrics.snapshot()
+    assert snapshot["shown_ratio_p95"] == pytest.approx(1.2)
+    assert snapshot["solo_ratio_p95"] == pytest.approx(8.0)
+    metrics.promise.tick(Promise(), 5.0)
+    metrics.shown(0.5, "interactive")
+    assert metrics.snapshot()["shown_ratio_p95"] == pytest.approx(1.2), "that tick had no stream"
 
 
 def test_the_cost_model_tells_its_steps_and_how_far_it_can_be_believed() -> None:

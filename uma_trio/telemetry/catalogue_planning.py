@@ -11,7 +11,15 @@ PLANNING: tuple[Metric, ...] = (
         "gauge",
         "ratio",
         "The promised limit on the p95 inter-token latency of an interactive stream, as a "
-        "multiple of `solo_ms`.",
+        "multiple of `solo_ms`. `shown_ratio_p95` is the measured value.",
+    ),
+    Metric(
+        "shown_ratio_p95",
+        "gauge",
+        "ratio",
+        "Time between two writes to an interactive reader (`interactive_shown_ms`) divided by "
+        "`solo_ms` at that moment, 95th percentile of the latest 1,024. Requests with an `slo` "
+        "of their own are included.",
     ),
     Metric(
         "tick_limit_ms",
@@ -35,15 +43,16 @@ PLANNING: tuple[Metric, ...] = (
         "solo_ratio_p95",
         "gauge",
         "ratio",
-        "Measured time divided by `solo_ms`, 95th percentile of the latest 1,024 ticks with a "
-        "limit.",
+        "Measured time of a tick divided by `solo_ms`, 95th percentile of the latest 1,024 ticks "
+        "with a limit. It may exceed `latency_cap`: readers do not see a long tick for which "
+        "tokens were computed ahead.",
     ),
     Metric(
         "alone_ratio_p95",
         "gauge",
         "ratio",
-        "Measured time divided by `alone_ms`, 95th percentile: the cost of all other work for a "
-        "stream, including other streams.",
+        "The same for `alone_ms`: the cost of all other work for a stream, including other "
+        "streams.",
     ),
     Metric("predicted_ms_last", "gauge", "ms", "Predicted time of the last tick."),
     Metric(

@@ -200,7 +200,7 @@ class Metrics:
 
     def shown(self, seconds: float, lane: str) -> None:
         """Record the time between two writes of a stream's tokens to its connection."""
-        self.playout.shown(seconds, lane)
+        self.playout.shown(seconds, lane, self.promise.solo_s)
 
     def held(self, change: int) -> None:
         """Record that so many tokens more, or fewer, are held back."""

@@ -26,13 +26,19 @@ class PlayoutFigures:
         self.shown_ms: dict[str, Histogram] = {
             lane: Histogram(bounds_ms(0.1, 100_000)) for lane in LANES
         }
+        self._shown_ratios = Recent(_RECENT)
         self._held = self._held_ever = 0
         self._slack_ms = Recent(_RECENT)
         self._ran_dry = dict.fromkeys(CAUSES, 0)
 
-    def shown(self, seconds: float, lane: str) -> None:
-        """Record the time between two writes of tokens to one connection (trio's thread)."""
+    def shown(self, seconds: float, lane: str, solo_s: float = 0.0) -> None:
+        """Record the time between two writes of tokens to one connection (trio's thread).
+
+        `solo_s` is the predicted time of a tick with the interactive streams only; 0 if unknown.
+        """
         self.shown_ms[lane].record(seconds * 1e3)
+        if lane == "interactive" and solo_s > 0:
+            self._shown_ratios.record(seconds / solo_s)
 
     def held(self, change: int) -> None:
         """Record that so many tokens more, or fewer, are held back (trio's thread)."""
@@ -51,8 +57,10 @@ class PlayoutFigures:
     def values(self) -> dict[str, object]:
         """Return every figure by its name in the catalogue."""
         least, p5 = self._slack_ms.quantiles((0.0, 0.05))
+        (shown_p95,) = self._shown_ratios.quantiles((0.95,))
         return {
             **{f"{lane}_shown_ms": self.shown_ms[lane] for lane in LANES},
+            "shown_ratio_p95": shown_p95,
             "held_tokens": self._held,
             "held_tokens_total": self._held_ever,
             "slack_ms_least": least,

@@ -121,6 +121,11 @@ class PromiseFigures:
         self._startup_itl_ms = Histogram(bounds_ms(0.1, 100_000))
         self._ttf5_ms = Histogram(bounds_ms(1, 1_000_000))
 
+    @property
+    def solo_s(self) -> float:
+        """Predicted time of the last tick with the interactive streams only; 0 without any."""
+        return self._last.solo_s
+
     def measured(self, cost: CostFigures) -> None:
         """Note what was measured before the first tick."""
         self._last = evolve(self._last, cost=cost)
