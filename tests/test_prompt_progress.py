@@ -201,6 +201,27 @@ async def test_chunks_tell_llama_servers_progress(autojump_clock: MockClock, pat
         assert without(others, *own) == without(plain, *own)
 
 
+async def test_a_response_tells_progress_in_an_event_that_its_clients_know(
+    autojump_clock: MockClock,
+) -> None:
+    """`response.in_progress`, numbered like all others; the rest of the stream is what it is without."""
+    async with http_house(backend=backend()) as daemon:
+        asked = {"input": TEXT, "max_output_tokens": 4, "stream": True, "temperature": 0}
+        plain = (await daemon.ask("POST", "/v1/responses", asked)).events
+        answer = await daemon.ask("POST", "/v1/responses", {**asked, "return_progress": True})
+        assert "x-uma-ignored" not in answer.headers
+        events = answer.events
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        told_of = [event for event in events if "prompt_progress" in event]
+        assert {event["type"] for event in told_of} == {"response.in_progress"}
+        assert {event["response"]["status"] for event in told_of} == {"in_progress"}
+        done = [event["prompt_progress"]["processed"] for event in told_of]
+        total = told_of[0]["prompt_progress"]["total"]
+        assert done == [*range(0, total, CHUNK), total]
+        others = [event["type"] for event in events if "prompt_progress" not in event]
+        assert others == [event["type"] for event in plain]
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_progress_changes_nothing_in_a_chunk_of_text(
     autojump_clock: MockClock, path: str

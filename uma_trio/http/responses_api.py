@@ -85,6 +85,12 @@ class Responses(Api):
             default="the room",
         ),
         honoured("stream", Flag(), "server-sent events", default="false"),
+        honoured(
+            "return_progress",
+            Flag(),
+            "with stream: `response.in_progress` with `prompt_progress` while the prompt is computed",
+            default="false",
+        ),
         honoured("tools", Anything("a list of tools"), "functions; other tools are ignored"),
         honoured(
             "tool_choice",

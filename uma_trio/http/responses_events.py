@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from uma_trio.engine.messages import Finished, TokenOut
+from uma_trio.engine.messages import Finished, PromptProgress, TokenOut
 from uma_trio.http import sse
+from uma_trio.http.accounts import progress
 from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from uma_trio.http.errors import Fault
 from uma_trio.http.responses_items import Form
@@ -17,6 +19,9 @@ _CODES: Final = {
     "context_length_exceeded": "context_length_exceeded",
     "queue_full": "rate_limit_exceeded",
 }
+
+
+_NO_MORE: Final[Mapping[str, Any]] = {}
 
 
 class Events(Encoder):
@@ -38,6 +43,11 @@ class Events(Encoder):
         """Return that the response has begun."""
         begun = self._form.begun([])
         return self._response("created", begun) + self._response("in_progress", begun)
+
+    def progress(self, index: int, item: PromptProgress) -> bytes:
+        """Return the state of the response, with how much of the prompt is computed."""
+        more = {"prompt_progress": progress(item)}
+        return self._response("in_progress", self._form.begun([]), more)
 
     def token(self, index: int, item: TokenOut) -> bytes:
         """Return what changes with a token."""
@@ -146,5 +156,7 @@ class Events(Encoder):
         self._number += 1
         return sse.named(numbered)
 
-    def _response(self, status: str, response: dict[str, Any]) -> bytes:
-        return self._event(status, {"response": response})
+    def _response(
+        self, status: str, response: dict[str, Any], more: Mapping[str, Any] = _NO_MORE
+    ) -> bytes:
+        return self._event(status, {"response": response, **more})
