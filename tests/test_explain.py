@@ -311,22 +311,22 @@ def test_what_did_not_happen_has_no_sentence() -> None:
     [
         (
             BeginningInfo(tokens=640, source="saved", saved_ms=812.4, apart=640),
-            "640 of 700 prompt tokens were there, restored from memory: 812 ms saved",
+            "640 of 700 prompt tokens were cached, restored from memory: 812 ms saved",
         ),
         (
             BeginningInfo(
                 tokens=312, source="leaf", saved_ms=90.0, apart=312, mine=" Today", other=" Now"
             ),
             (
-                "312 of 700 prompt tokens were there, still in the KV cache: 90.0 ms saved; token 312 is "
-                "' Today' where the nearest one has ' Now'"
+                "312 of 700 prompt tokens were cached, still in the KV cache: 90.0 ms saved; token 312 is "
+                "' Today' where the most similar one has ' Now'"
             ),
         ),
         (
             BeginningInfo(tokens=0, source="running", saved_ms=0.0, apart=3, mine="x"),
             (
-                "nothing of the prompt was there; the nearest one is the same for 3; token 3 is 'x' where "
-                "the nearest one ends"
+                "nothing of the prompt was cached; the most similar one has the same first 3 tokens; token 3 is 'x' where "
+                "the most similar one ends"
             ),
         ),
     ],

@@ -92,7 +92,7 @@ def test_what_is_kept_is_told_in_lines() -> None:
     info = PrefixInfo(pages=2, tokens=1000, bytes=500, leaf_tokens=7, sessions=("s\x1b",))
     lines = told(Prefixes(MIB, 600, (info,), dropped=9), cleared=True)
     assert lines[0] == "Cleared: 9 tokens of the KV cache."
-    assert lines[2].startswith("everybody of yours: 1,000 tokens saved in 2 pages")
+    assert lines[2].startswith("all your programs: 1,000 tokens saved in 2 pages")
     assert "\x1b" not in lines[2]
     assert told(Prefixes(0, 0)) == ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
 
@@ -103,9 +103,9 @@ def test_what_more_memory_would_have_saved_is_told() -> None:
         pages=2, tokens=128, bytes=500, leaf_tokens=0, asked_tokens=2000, cached_tokens=500
     )
     (_, line) = told(Prefixes(MIB, 600, (info,)))
-    assert line.endswith("25% of 2,000 prompt tokens were there")
+    assert line.endswith("25% of 2,000 prompt tokens were cached")
     (_, line) = told(Prefixes(MIB, 600, (msgspec.structs.replace(info, missed_tokens=280),)))
-    assert line.endswith("twice the --prefix-ram would have had 14% more")
+    assert line.endswith("twice the --prefix-ram would have cached 14% more")
 
 
 @pytest.mark.parametrize(

@@ -80,19 +80,19 @@ def told(found: Prefixes, *, cleared: bool = False) -> list[str]:
         return ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
     used, budget = size(found.used_bytes), size(found.budget_bytes)
     lines = [f"Cleared: {several(found.dropped, 'token')} of the KV cache."] if cleared else []
-    lines.append(f"{used} of {budget} are used, by all users together.")
+    lines.append(f"{used} of {budget} are used by the saved prefixes of all users.")
     return [*lines, *(_line(info) for info in found.prefixes)]
 
 
 def _line(info: PrefixInfo) -> str:
-    whose = "everybody of yours" if info.cache is None else harmless(info.cache)
+    whose = "all your programs" if info.cache is None else harmless(info.cache)
     text = f"{whose}: {several(info.tokens, 'token')} saved in {several(info.pages, 'page')} ({size(info.bytes)})"
     text += f", {info.leaf_tokens:,} in the KV cache"
     if info.asked_tokens:
         there, missed = (n / info.asked_tokens for n in (info.cached_tokens, info.missed_tokens))
-        text += f"; {there:.0%} of {info.asked_tokens:,} prompt tokens were there"
+        text += f"; {there:.0%} of {info.asked_tokens:,} prompt tokens were cached"
         if info.missed_tokens:
-            text += f", twice the --prefix-ram would have had {missed:.0%} more"
+            text += f", twice the --prefix-ram would have cached {missed:.0%} more"
     if info.sessions:
         text += f"; sessions: {', '.join(map(harmless, info.sessions))}"
     return text

@@ -79,19 +79,17 @@ _SOURCES = {
 
 
 def _began(found: BeginningInfo, prompt_tokens: int) -> str:
-    """Say what of the prompt was there, and where it and the nearest one part."""
+    """Say what of the prompt was cached, and where it and the most similar one differ."""
     if found.tokens:
         where = _SOURCES.get(found.source, harmless(found.source))
-        text = f"{found.tokens:,} of {prompt_tokens:,} prompt tokens were there, {where}: "
+        text = f"{found.tokens:,} of {prompt_tokens:,} prompt tokens were cached, {where}: "
         text += f"{_time(found.saved_ms)} saved"
     else:
-        text = f"nothing of the prompt was there; the nearest one is the same for {found.apart:,}"
+        text = f"nothing of the prompt was cached; the most similar one has the same first {found.apart:,} tokens"
     if found.apart >= prompt_tokens - 1 or found.mine is None:
         return text
     other = "ends" if found.other is None else f"has {harmless(found.other)!r}"
-    return (
-        f"{text}; token {found.apart:,} is {harmless(found.mine)!r} where the nearest one {other}"
-    )
+    return f"{text}; token {found.apart:,} is {harmless(found.mine)!r} where the most similar one {other}"
 
 
 def worst_gap(gap: GapInfo, ticks: Sequence[TickInfo] = ()) -> str:
