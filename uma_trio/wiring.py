@@ -120,9 +120,10 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
 
 
 def allowed_speculation(config: Config, backend: Backend) -> str:
-    """Return how far guesses may go, where nothing was said by what is known to pay.
+    """Return how far guesses may go; if the user does not say, by what was measured.
 
-    What a larger batch gives with captured graphs is known from simulations only.
+    Where graphs are captured, a reader's guesses are computed only while nobody else has work. A reader whose
+    guesses are good would therefore be much slower beside others than alone, which the contract is to prevent.
     """
     if config.speculation != BY_BACKEND:
         return config.speculation
