@@ -1,4 +1,4 @@
-"""The predicted time of a plan, and the clients and lanes that it is charged to.
+"""The predicted time of a plan, who is charged for it, and what background work is owed.
 
 :func:`account` is the last stage, so its values describe the final plan.
 """
@@ -105,16 +105,19 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
 
 
 def owed_after(state: SchedulerState, solo_s: float, tick_s: float, background: float) -> float:
-    """Return how many seconds of the machine background work is owed after a tick.
+    """Return the machine time, in seconds, that background work is owed after a tick.
 
-    A step is so long that readers leave the others their floor
-    (:func:`~uma_trio.policy.deadline.slack.step_s`), and they get it as slack. But slack may never
-    suffice: readers can only be ahead by little (`playout_s`, few free places), and one row more takes
-    longer; newcomers who come without end spend it all; ticks take so much longer than predicted that
-    readers never get ahead. So background work that is ready is owed half of its floor of each tick, less
-    what it had of it.
+    A step is long enough that readers leave the floor to other work
+    (:func:`~uma_trio.policy.deadline.slack.step_s`), as slack. Slack can still be too small:
 
-    The tick takes `tick_s`; `background` is its part of what that is more than `solo_s`.
+    - readers can be ahead by little only (`playout_s`, few free places), and one additional row
+      takes longer;
+    - newcomers that arrive without end use all of it;
+    - ticks take so much longer than predicted that readers never get ahead.
+
+    Background work that is ready is therefore owed half of its floor of each tick, less the time
+    that it got. The tick takes `tick_s`; `background` is background work's part of the time beyond
+    `solo_s`.
     """
     contract, most = state.contract, state.contract.newcomer_tokens
     # Readers who leave the floor need `playout_s` over the floor to get as far ahead as they can.

@@ -89,7 +89,9 @@ class Header:
 class TracedTick:
     """The line of a tick: the state, the plan and the result.
 
-    `accepted` has, by key, the number of right guesses of each sequence that had guesses.
+    `accepted` has, by key, the number of right guesses of each sequence that had guesses. The
+    sequences `late` got no token after these, because their masks were not ready; it is unknown
+    whether their other guesses are right.
     """
 
     state: SchedulerState

@@ -181,9 +181,9 @@ class GuardMemory:
 
     `mixed` and `background` are those of the :class:`MeasuredTick` that the planned tick will be.
     `newcomers` is the smoothed share of machine time of newcomers' prompts. `owed_s` is the machine
-    time, in seconds, that background work is owed (:mod:`uma_trio.policy.floor`). `company_at` is
-    the last time at which best-effort work was ready, `people_at` the last time at which there was
-    interactive work.
+    time, in seconds, that background work is owed (:func:`~uma_trio.policy.accounting.owed_after`).
+    `company_at` is the last time at which best-effort work was ready, `people_at` the last time at
+    which there was interactive work.
     """
 
     mixed: bool = False
@@ -207,13 +207,13 @@ class Served:
 
 @value
 class HeldDrafts:
-    """How many tokens ticks with drafts have where a change costs; 0: there are none.
+    """The size of ticks with drafts where a change of shape costs time; 0: no drafts.
 
-    Since the size was changed, `missed_s` is what each other size would have saved, by what was
-    guessed, and `saved_s` what this one did save. Then `doubt` sizes in a row were not worth their
-    price. `known` says by key how many tokens each stream had before the latest tick. `host_s` is the time
-    between the decodes of two ticks with drafts, None as long as that is not known: the second cannot be
-    prepared beside the first.
+    Since the last change of the size, `missed_s` is the time that each other size would have saved,
+    by its guesses, and `saved_s` the time that this size did save. `doubt` is the number of sizes
+    before it, in a row, that were not worth their price. `known` has, by key, the number of tokens
+    of each stream before the latest tick. `host_s` is the time between the decodes of two ticks
+    with drafts, None while it is unknown: the second tick cannot be prepared beside the first.
     """
 
     size: int = 0
@@ -229,7 +229,7 @@ NO_HELD_DRAFTS: Final = HeldDrafts()
 
 @value
 class Purse:
-    """How many tokens of its time a stream may still lose by guesses; it had `known` tokens then."""
+    """What a stream may still lose by guesses, in tokens of its time; it had `known` tokens."""
 
     left: float
     known: int
