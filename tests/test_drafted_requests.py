@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from drafts_kit import Babbler, speaking
-from engine_kit import Sink
+from drafts_kit import FLAT, Babbler, speaking
+from engine_kit import Bench, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -16,10 +18,12 @@ from uma_protocol import Explain, Explanation
 from uma_trio.backend.fake import EOS
 from uma_trio.cli.timeline import tick_table
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
 from uma_trio.engine.sampling.adjusting import Adjuster
+from uma_trio.lanes import Lane
 from uma_trio.net.explained import told as told_to_people
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
@@ -248,3 +252,81 @@ def test_a_trace_with_drafts_is_planned_the_same_again() -> None:
     ticks = [line for line in map(decode, lines) if isinstance(line, TracedTick)]
     assert sum(item.n_drafts for tick in ticks for item in tick.plan.items) > 0
     assert all(deadline(tick.state) == tick.plan for tick in ticks)
+
+
+class Asked(NamedTuple):
+    """One request of a crowd: when it comes, how it is read, and when it is given up."""
+
+    at: int
+    lane: Lane
+    seed: int
+    temperature: float
+    credit: int
+    reads: int  # places that its reader gives back each tick
+    left_at: int | None
+
+
+ASKED_ONE = st.builds(
+    Asked,
+    at=st.integers(0, 30),
+    lane=st.sampled_from(["interactive", "background"]),
+    seed=st.integers(0, 9),
+    temperature=st.sampled_from([0.0, 1.0]),
+    credit=st.sampled_from([1, 2, 5, 16]),
+    reads=st.sampled_from([1, 3, 16]),
+    left_at=st.one_of(st.none(), st.none(), st.integers(1, 60)),
+)
+
+
+def crowd(asked: list[Asked], *, drafts: bool) -> tuple[list[Sink], dict[str, float]]:
+    """Let a crowd ask an engine that has places for three; return the streams and the counters."""
+    settings = EngineSettings(cost=FLAT, scratch_slots=1, drafts=drafts)
+    backend = Babbler(n_slots=4, n_ctx=400, n_rows=24)
+    bench = Bench(backend, deadline, settings=settings)
+    running: dict[int, tuple[int, Sink]] = {}
+    given: Counter[int] = Counter()  # places that were given back, by request
+    for tick in range(2000):
+        for n, one in enumerate(asked):
+            if tick == one.at:
+                running[n] = bench.submit(
+                    PROMPT + "ab"[n % 2], 40, lane=one.lane, client=n, credit=one.credit,
+                    temperature=one.temperature, seed=one.seed, namespace="uid 1",
+                )  # fmt: skip
+            if n not in running:
+                continue
+            handle, sink = running[n]
+            if one.left_at is not None and tick == one.at + one.left_at:
+                bench.cancel(handle)
+            elif taken := min(one.reads, len(sink.tokens) - given[n]):
+                bench.credit(handle, taken)
+                given[n] += taken
+        bench.ticks(1)
+        if len(running) == len(asked) and all(sink.ends for _, sink in running.values()):
+            break
+    bench.run()
+    return [running[n][1] for n in range(len(asked))], bench.metrics.snapshot()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ASKED_ONE, min_size=4, max_size=8))
+def test_whoever_leaves_reads_slowly_or_is_preempted_is_told_the_same_with_drafts(
+    asked: list[Asked],
+) -> None:
+    """Guesses change when a token comes, and no token; of who leaves, what came until then is the same."""
+    (with_drafts, _), (without, _) = crowd(asked, drafts=True), crowd(asked, drafts=False)
+    for one, drafted, plain in zip(asked, with_drafts, without, strict=True):
+        if one.left_at is None:
+            assert (drafted.tokens, drafted.text) == (plain.tokens, plain.text)
+            assert drafted.end.reason == plain.end.reason
+        else:
+            both = min(len(drafted.tokens), len(plain.tokens))
+            assert drafted.tokens[:both] == plain.tokens[:both]
+
+
+def test_a_crowd_is_preempted_and_drafted_for() -> None:
+    """Or the property above would hold of nothing."""
+    jobs = [Asked(0, "background", n, 0.0, 16, 16, None) for n in range(3)]
+    people = [Asked(5, "interactive", n, 1.0, 5, 3, None) for n in range(4)]
+    _, counted = crowd(jobs + people, drafts=True)
+    assert counted["preemptions_total"] > 0
+    assert counted["draft_accepted_total"] > 20
