@@ -21,7 +21,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from uma_trio.config.options import Config
+
+if TYPE_CHECKING:
+    from uma_trio.backend.base import Backend
 
 _SUMS = struct.Struct("<ddqq")
 _MOST_THREADS = 64
@@ -106,26 +111,50 @@ def _time_choosing(meter: Meter) -> None:
     Choice.__call__ = meter.choosing(Choice.__call__)  # type: ignore[method-assign]
 
 
-def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
-    import trio
-
-    from uma_trio import daemon
-    from uma_trio.backend.base import Overlap, nothing
-    from uma_trio.backend.fake import FakeBackend
-    from uma_trio.config.options import Config
-
+def fake_config(arguments: list[str]) -> Config:
+    """Return the options of a daemon that has no model, from the command line behind ``serve``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("serve")
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--parallel", type=int)
     parser.add_argument("--policy", default="baseline")
+    parser.add_argument("--latency-cap", type=float, default=Config().latency_cap)
     parser.add_argument("--http", default="off")
     parser.add_argument("--http-max-connections", type=int, default=256)
     parser.add_argument("--max-queue", type=int, default=256)
     options, _ = parser.parse_known_args(arguments)
+    return Config(
+        socket=options.socket,
+        parallel=options.parallel,
+        n_ctx=1 << 16,
+        policy=options.policy,
+        latency_cap=options.latency_cap,
+        http=options.http,
+        http_max_connections=options.http_max_connections,
+        max_queue=options.max_queue,
+    )
+
+
+def serve_on(backend: Backend, config: Config) -> None:
+    """Run a daemon on `backend` until it is told to stop."""
+    import trio
+
+    from uma_trio import daemon
+
+    async def serve() -> None:
+        await daemon.serve(config, backend=backend)
+
+    trio.run(serve)
+
+
+def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
+    from uma_trio.backend.base import Overlap, nothing
+    from uma_trio.backend.fake import FakeBackend
+
+    config = fake_config(arguments)
     # A byte is a token here, so prompts are long: there must be room for them. As in the real one,
     # a policy that knows what ticks cost has a slot more, for rows that are thrown away.
-    slots = options.parallel + (options.policy != "baseline")
+    slots = config.parallel + (config.policy != "baseline")
     backend = FakeBackend(n_ctx=1 << 16, n_slots=slots, n_batch=4096)
     compute = backend.decode
 
@@ -137,20 +166,7 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
 
     backend.decode = meter = Meter(path, paced)  # type: ignore[assignment,method-assign]
     _time_choosing(meter)
-    config = Config(
-        socket=options.socket,
-        parallel=options.parallel,
-        n_ctx=1 << 16,
-        policy=options.policy,
-        http=options.http,
-        http_max_connections=options.http_max_connections,
-        max_queue=options.max_queue,
-    )
-
-    async def serve() -> None:
-        await daemon.serve(config, backend=backend)
-
-    trio.run(serve)
+    serve_on(backend, config)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -4,7 +4,7 @@
     python -m benches overhead --quick    a short look (about 2 minutes)
     python -m benches overhead --no-peers --skip-real   without a model
 
-Three ways to look, as none of them alone is the whole truth:
+Four ways to look, as none of them alone is the whole truth:
 
 * *paced fake*: a backend that computes nothing and takes as long as a real tick. Everything but
   llama.cpp and the vocabulary's width: planning, batching, doors, JSON, sockets. Its caches are
@@ -15,6 +15,8 @@ Three ways to look, as none of them alone is the whole truth:
   more than ours. *outside* is the sum, the figure that has the target.
 * *path*: a model so tiny that computing it hardly counts, one compute thread, flat out. All CPU of
   the process, ours (UDS, framed JSON) and llama-server's (HTTP, SSE), by the same client.
+* *path, paced*: the same beside a background stream, so that the readers' tokens are held until they
+  are due. Its tokens count, too. Ours only, and without drafts: a held token has a wake of its own.
 
 CPU is measured from the first request sent to the last token read, so requests, prompts and
 connections are in it; longer streams spread them thinner. The scene `micro` has the parts by
@@ -35,7 +37,7 @@ from pathlib import Path
 from benches import clients, contest, host, servers
 from benches.contest import OURS, PEER, Medians, Row, System, serving
 from benches.driver import Comparison, Here, Table, scene
-from benches.live import drive
+from benches.live import Endless, Live, drive
 from benches.metered import Reading
 from benches.model import tiny_model
 from benches.rates import end_to_end
@@ -44,6 +46,8 @@ from uma_trio.sim.latency import median
 TARGET_US, TARGET_K = 60.0, 8
 _TITLE = "us of CPU a token outside ggml"
 _PROMPT_TOKENS, _WARM_UP_TOKENS = 16, 16
+_PACED = "path, paced"
+_BESIDE_FIRST_S, _MOST_S = 0.2, 300.0
 _TICK_MS = {1: 8.0, 8: 20.0}  # what the real model takes on the machine of docs/BENCHMARKS.md
 _PARTS = ("outside", "trio", "engine", "choosing", "helpers", "ggml")
 _TABLE = Table("Microseconds of CPU per streamed token, by thread; and the path as a client sees it", (
@@ -91,20 +95,36 @@ def play(
     running: servers.Running,
     seed: str,
     meter: Path | None = None,
+    *,
+    paced: bool = False,
 ) -> Row:
-    """Warm a server up, stream `k` times `gen_tokens` from it, and account for the CPU."""
+    """Warm a server up, stream `k` times `gen_tokens` from it, and account for the CPU.
+
+    If the tokens are to be `paced`, somebody else generates meanwhile, in the background.
+    """
     warm = clients.jobs(k, _PROMPT_TOKENS, _WARM_UP_TOKENS, f"{seed}/warm")
     clients.checked(drive(running.wire, warm))
     time.sleep(0.05)  # the server may still be closing connections
     work = clients.jobs(k, _PROMPT_TOKENS, gen_tokens, f"{seed}/load")
-    usage = Usage.of(running.pid, meter) if meter else None
-    before, began = host.thread_cpu_s(running.pid), time.perf_counter()
-    answers = clients.checked(drive(running.wire, work))
-    seconds = time.perf_counter() - began
-    time.sleep(0.05)  # closing the connections belongs to the load
-    after = host.thread_cpu_s(running.pid)
+    with Live(running.wire) as others:
+        beside = Endless(others, lambda: _beside(gen_tokens))
+        if paced:
+            beside.send()
+            others.run(_BESIDE_FIRST_S)
+        usage = Usage.of(running.pid, meter) if meter else None
+        before, began = host.thread_cpu_s(running.pid), time.perf_counter()
+        streams = [others.start(job) for job in work]
+        others.run(_MOST_S, lambda: all(stream.over for stream in streams))
+        seconds = time.perf_counter() - began
+        for stream in streams:
+            stream.whole = True  # what is missing is an error
+        answers = clients.checked(others.answers(streams))
+        time.sleep(0.0 if paced else 0.05)  # closing the connections belongs to the load
+        after = host.thread_cpu_s(running.pid)
+        last = Usage.of(running.pid, meter) if meter else None
+        theirs = [at for answer in others.answers(beside.streams) for at in answer.times]
     cpu_s = sum(after[thread] - before.get(thread, 0.0) for thread in after)
-    tokens = k * gen_tokens
+    tokens = k * gen_tokens + sum(at >= began for at in theirs)
     row: Row = {
         "path": path,
         "ttft_ms": 1e3 * median([answer.ttft_s or 0.0 for answer in answers]),
@@ -112,20 +132,27 @@ def play(
         "cpu_us_per_token": cpu_s * 1e6 / tokens,
         "tokens_per_s": end_to_end([a.sent for a in answers], [a.times for a in answers]),
     }
-    if usage is not None and meter is not None:
-        found = cost(running.pid, usage, Usage.of(running.pid, meter), tokens)
+    if usage is not None and last is not None:
+        found = cost(running.pid, usage, last, tokens)
         row |= {f"{part}_us": value for part, value in found.items()}
     return row
 
 
+def _beside(gen_tokens: int) -> clients.Job:
+    """Return what somebody asks in the background."""
+    return clients.Job("beside", " ".join(clients.WORDS[:16]), gen_tokens, priority="background")
+
+
 def metered(look: str, setup: servers.Setup, k: int, gen_tokens: int, *options: str) -> System:
-    """Return our daemon with a meter, seen in one of the three ways."""
+    """Return our daemon with a meter, seen in one of the ways."""
+    paced = look == _PACED
+    extra = ("--speculation", "off") if paced else ()
 
     def measure(seed: str) -> Row | list[Row]:
         with tempfile.TemporaryDirectory(prefix="meter-") as folder:
             meter = Path(folder) / "meter"
-            start = partial(servers.daemon, setup, servers.metered(meter, *options))
-            once = partial(play, k, gen_tokens, "uds-json", meter=meter)
+            start = partial(servers.daemon, setup, servers.metered(meter, *options), extra)
+            once = partial(play, k, gen_tokens, "uds-json", meter=meter, paced=paced)
             return serving(OURS, look, start, once).measure(seed)
 
     return System(OURS, look, measure, f"k={k}")
@@ -144,6 +171,8 @@ def systems(given: argparse.Namespace, here: Here) -> Iterator[System]:
         )
         if here.peers is not None:
             looks["path"] = servers.Setup(tiny_model(), 1, slots=slots)
+        if not given.dry_run:
+            yield metered(_PACED, servers.Setup(tiny_model(), 1, slots=slots + 1), k, n)
         for look, setup in looks.items():
             yield metered(look, setup, k, n)
             if here.peers is not None:
