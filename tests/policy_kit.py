@@ -1,10 +1,21 @@
-"""Two factories: all that a policy test needs."""
+"""Factories of sequences and states: all that a policy test needs."""
 
 from __future__ import annotations
 
 from attrs import evolve
 
-from uma_trio.policy.state import MeasuredTick, Memory, SchedulerState, SequenceView, Waiting
+from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.state import (
+    GuardMemory,
+    MeasuredTick,
+    Memory,
+    SchedulerState,
+    SequenceView,
+    Waiting,
+)
+
+STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
+COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
 
 _VIEW = SequenceView(
     key=0, lane="interactive", pending=1, computed=10, started=True, credit=8, arrived=0.0
@@ -46,3 +57,9 @@ def state(*sequences: SequenceView, n_batch: int = 512, target: int = 32) -> Sch
         free_cells=1000,
         memory=Memory(target_tokens=target),
     )
+
+
+def situation(*views: SequenceView, cost: CostModel = COST, **remembered: object) -> SchedulerState:
+    """Return a state in the middle of things: the cost is known, and the guard remembers something."""
+    guard = GuardMemory(**remembered)  # type: ignore[arg-type]
+    return evolve(state(*views), memory=Memory(cost=cost, guard=guard))

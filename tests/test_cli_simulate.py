@@ -47,8 +47,9 @@ def trace(tmp_path: Path) -> Path:
     def keep(state: SchedulerState, plan: Plan, record: TickRecord) -> None:
         ticks.append(traced(state, plan, record))
 
+    # A seed for which both runs compute as many guesses: that is chance, and tokens/s follow it.
     world = Simulation(
-        deadline, seed=7, recorder=Recorder(keep), guesses=lambda _: Guesses.always(0.5)
+        deadline, seed=9, recorder=Recorder(keep), guesses=lambda _: Guesses.always(0.5)
     )
     play(world, sessions(WORKLOADS["storm"], 1, 10.0))
     world.run(10.0)

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_kit import decoder, prompt, state
+from policy_kit import COST, decoder, prompt, situation, state
 
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
@@ -21,14 +21,11 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,
     GuardMemory,
-    Memory,
     SchedulerState,
     SequenceView,
     Served,
 )
 
-STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
-COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
 DEAR = CostModel(Staircase((1, 2, 4, 16, 32), (0.015, 0.025, 0.038, 0.114, 0.215)))
 WIDE = CostModel(Staircase((1, 32, 128, 256, 512), (0.004, 0.009, 0.017, 0.028, 0.046)))
 SOLO, STEP = 0.008, 0.0096
@@ -45,12 +42,6 @@ def reader(key: int = 1, ahead: float = 0.0, **changes: object) -> SequenceView:
 def batch(key: int = 9, pending: int = 500, **changes: object) -> SequenceView:
     """Return a background prompt."""
     return prompt(key, pending, **{"lane": "background", "client": key} | changes)
-
-
-def situation(*views: SequenceView, cost: CostModel = COST, **remembered: object) -> SchedulerState:
-    """Return a state in the middle of things."""
-    guard = GuardMemory(**remembered)  # type: ignore[arg-type]
-    return evolve(state(*views), memory=Memory(cost=cost, guard=guard))
 
 
 def planned(*views: SequenceView, cost: CostModel = COST, **remembered: object) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from policy_kit import after, decoder, prompt, state
+from policy_kit import COST, after, decoder, prompt, situation, state
 
 from uma_trio.policy.accounting import as_measured, owed_after, planned_work
 from uma_trio.policy.by_name import find_policy
@@ -27,15 +27,7 @@ from uma_trio.policy.state import (
     Served,
 )
 
-STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
-COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
 SOLO = 0.008
-
-
-def situation(*views: SequenceView, **remembered: object) -> SchedulerState:
-    """Return a state in the middle of things: the cost is known, old streams are old."""
-    guard = GuardMemory(**remembered)  # type: ignore[arg-type]
-    return evolve(state(*views), tick=1, memory=Memory(cost=COST, guard=guard))
 
 
 def captured_situation(*views: SequenceView, **changes: object) -> SchedulerState:

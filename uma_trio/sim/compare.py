@@ -11,7 +11,7 @@ from attrs import frozen
 
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import find_policy
-from uma_trio.policy.pipeline import Policy, PolicyError
+from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.state import Contract
 from uma_trio.sim.guesses import Texts
 from uma_trio.sim.latency import median
@@ -98,14 +98,10 @@ def cases(policies: Sequence[str], caps: Sequence[float]) -> list[Case]:
     found = [(spec, policy_of(spec)) for spec in policies]
     alone = [Case(ALONE, policy, caps[0], loaded=False) for _, policy in found[:1]]
     return alone + [
-        Case(f"{spec} {cap:g}" if _has_cap(policy) else spec, policy, cap)
+        Case(f"{spec} {cap:g}" if needs_cost(policy) else spec, policy, cap)
         for spec, policy in found
-        for cap in (caps if _has_cap(policy) else caps[:1])
+        for cap in (caps if needs_cost(policy) else caps[:1])
     ]
-
-
-def _has_cap(policy: Policy) -> bool:
-    return getattr(policy, "needs_cost", True)
 
 
 def itl_alone_s(profile: Profile) -> float:
