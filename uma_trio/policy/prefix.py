@@ -1,7 +1,7 @@
-"""The rules of the prefix cache, as pure functions: what a page is worth, and what keeping costs.
+"""The rules of the prefix cache, pure: the value of a page, and the cost of keeping a leaf.
 
-A page is up to `PAGE` tokens of one beginning, saved outside of the KV cache. A leaf is a beginning
-whose cells are still in it, although nobody computes there.
+A page is up to `PAGE` tokens of a prefix, saved outside the KV cache. A leaf is a prefix whose
+cells are in the KV cache without a running request.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SAVING_SHARE: Final = 0.05
 
 
 def worth(uses: int, cost_s: float, n_bytes: int) -> float:
-    """Return what a page is worth by the byte: the seconds that it saves, as often as it was used."""
+    """Return the value of a page per byte: the seconds that it saves, times its uses."""
     return uses * cost_s / max(1, n_bytes)
 
 
 @frozen
 class Prices:
-    """What moving a token between the KV cache and memory takes, in seconds, and what staying does.
+    """The seconds to move a token between the KV cache and memory, and the cost of keeping it.
 
-    `used_cell_s` is what one cell of anybody costs each token of a tick, `spanned_cell_s` what it
-    costs the tick.
+    `used_cell_s` is the cost of one used cell for each token of a tick, `spanned_cell_s` its cost
+    for the tick.
     """
 
     save_s: float
@@ -45,13 +45,13 @@ class Prices:
 
 
 def rent(prices: Prices, tokens: int) -> float:
-    """Return what a tick of `tokens` pays for each cell that only idle leaves keep in its span."""
+    """Return the cost, for a tick of `tokens`, of each cell that only leaves keep in its span."""
     return prices.used_cell_s * tokens + prices.spanned_cell_s
 
 
 def moves_out(prices: Prices, paid_s: float) -> bool:
-    """Whether a leaf that has paid so much rent a cell has paid for leaving and coming back.
+    """Whether a leaf with this rent per cell has paid for its saving and its return.
 
-    Leaving no earlier and no later costs at most twice what knowing the future would (ski rental).
+    This rule costs at most twice as much as a choice with knowledge of the future (ski rental).
     """
     return paid_s > 0 and paid_s >= prices.save_s + prices.restore_s

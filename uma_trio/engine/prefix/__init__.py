@@ -1,1 +1,1 @@
-"""The prefix cache: cells that were computed once are used again, and never change an answer."""
+"""The prefix cache: computed cells are used again, and never change an answer."""

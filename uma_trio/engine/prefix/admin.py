@@ -1,4 +1,4 @@
-"""What a user may see of the prefix cache and do to it: only what is in the user's own namespaces."""
+"""Listing, clearing and pinning prefixes, only in the user's own namespaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mine = Callable[[str], bool]
 
 
 def handle(prefix: PrefixCache, message: Prefix) -> PrefixReport:
-    """Do what a message asks for, and return what there is then."""
+    """Carry out a message, and return the resulting content."""
     if message.clear:
         return clear(prefix, message.mine)
     if message.session is not None:
@@ -22,7 +22,7 @@ def handle(prefix: PrefixCache, message: Prefix) -> PrefixReport:
 
 
 def report(prefix: PrefixCache, mine: Mine, dropped: int = 0) -> PrefixReport:
-    """Return what there is in each namespace that is `mine`; `dropped` tokens have just gone."""
+    """Return the content of each namespace that is `mine`; `dropped` tokens were just cleared."""
     store = prefix.store
     leaves: Counter[str] = Counter()
     for leaf in prefix.leaves:
@@ -51,12 +51,12 @@ def report(prefix: PrefixCache, mine: Mine, dropped: int = 0) -> PrefixReport:
 
 
 def clear(prefix: PrefixCache, mine: Mine) -> PrefixReport:
-    """Drop all leaves and pages that are `mine`, but for pages that a request is given just now."""
+    """Drop all leaves and pages that are `mine`, except pages that are being restored."""
     return report(prefix, mine, prefix.clear(mine))
 
 
 def pin(prefix: PrefixCache, mine: Mine, session: str, seconds: float) -> PrefixReport:
-    """Keep the latest turn of a session before all else for so long; 0 ends that."""
+    """Pin the latest turn of a session for this time; 0 removes the pin."""
     for name in prefix.store.trie.namespaces:
         if mine(name):
             prefix.saving.pin(name, session, seconds)

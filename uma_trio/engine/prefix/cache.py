@@ -1,13 +1,13 @@
-"""The prefix cache: a request begins with what was computed before, and never answers otherwise.
+"""The prefix cache: a request uses a prefix that was computed before; its answer is the same.
 
-When a request gets a slot, the longest beginning that its own namespace knows is looked for, exact to
-the token. Cells that are in the KV cache (of a running request or a leaf) are shared at once. Saved
-pages are restored a slice at a time, between ticks. Who finds another that is about to compute
-what it needs waits for that one and shares then (a fork). Until then the request is *held*: it has
-its slot, and no plan has it. When a request ends, is cancelled or preempted, its cells become a leaf.
+When a request gets a slot, the cache looks for its longest prefix in its own namespace, exact to
+the token. Cells in the KV cache (of a running request or a leaf) are shared at once. Saved pages
+are restored in slices, between ticks. If another request is about to compute the prefix, the
+request waits for that one and then shares its cells (a fork). While it waits it is *held*: it has
+its slot and is in no plan. When a request ends, is cancelled or preempted, its cells become a leaf.
 
-Leaves are saved in slices, and leave the KV cache when they cost more than coming back would
-(:mod:`uma_trio.engine.prefix.room`). Any failure is a miss.
+Leaves are saved in slices, and leave the KV cache when they cost more than their return would
+(:mod:`uma_trio.engine.prefix.room`). Any failure counts as a miss.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class _Held:
 
 
 class PrefixCache:
-    """See the module. For the engine's thread; `clock` gives seconds.
+    """The prefix cache of one engine. For the engine's thread; `clock` gives seconds.
 
-    `budget` bytes may be taken by saved pages; without any, nothing is kept or looked up. `recount` is
-    called after cells have been shared or dropped, `note` for each request that something was
-    found for, once it can go on.
+    Saved pages take at most `budget` bytes; with 0 the cache is disabled. `recount` is called after
+    cells have been shared or dropped, `note` for each request with a hit, when the request can
+    continue.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PrefixCache:
     # --- a request comes ---
 
     def begin(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Found:
-        """Let a request that has just got its slot begin with all there is; return what was found."""
+        """Give a request with a new slot its cached prefix; return the result of the search."""
         if not self.on:
             return Found()
         found = search(sequence, self._leaders(running), self.leaves, self.store)
@@ -112,7 +112,11 @@ class PrefixCache:
             use.missed += PAGE * missed
 
     def shared_with(self, sequence: Sequence, running: Mapping[int, Sequence]) -> int:
-        """Return how many cells a waiting request would share with running ones."""
+        """Return the number of cells that a waiting request would share with running ones.
+
+        Requests that wait themselves are not counted: such a request may come to wait for this one,
+        if it is preempted and starts again, and both would wait for ever.
+        """
         return shared_with(sequence, running.values()) if self.on else 0
 
     def _waits(self, sequence: Sequence, found: Found) -> bool:
@@ -191,11 +195,11 @@ class PrefixCache:
     def advance(
         self, running: Mapping[int, Sequence], allowance_s: float, moving_s: float
     ) -> float:
-        """Go on with restores and forks, then with saving; return the seconds that it took.
+        """Continue restores and forks, then saving; return the seconds that it took.
 
-        Where streams are read, no more than `allowance_s` as far as can be foreseen. Where none is,
-        cells are moved down for no more than `moving_s`: somebody may wait for a first token. Where
-        nobody else has anything to compute, all restores are done at once.
+        While streams are read it takes at most `allowance_s`, by prediction. Otherwise cells are
+        moved down for at most `moving_s`, because a request may wait for its first token. If no
+        other request has work, all restores are done at once.
         """
         moving = self.saving.due or self.room.compaction.spans_a_gap
         if not (self.held or self._promoted or moving):
@@ -242,7 +246,7 @@ class PrefixCache:
         return took_s
 
     def idle(self, most_s: float = math.inf) -> bool:
-        """Save one page while nothing is computed; False if none is left that takes `most_s`."""
+        """Save one page while nothing is computed; False if no page takes at most `most_s`."""
         return self.on and self.saving.one(most_s)
 
     def _follow(self, held: _Held, running: Mapping[int, Sequence]) -> None:
@@ -334,23 +338,23 @@ class PrefixCache:
         self.saving.add(leaf)
 
     def keep(self, handle: int) -> None:
-        """Keep what a request has left for longer: its answer called a tool, and its result will come."""
+        """Keep a request's prefix for longer, because its answer called a tool."""
         for leaf in self.leaves:
             leaf.called = leaf.called or leaf.handle == handle
         self.saving.keep(handle)
 
     def take_spent(self) -> dict[int, float]:
-        """Return what saving, restoring and moving took since the last call, by the client it was for."""
+        """Return the time of saving, restoring and moving since the last call, by client."""
         spent = dict(self.saving.spent_s)
         self.saving.spent_s.clear()
         return spent
 
     def lane_set(self, handle: int) -> None:
-        """Note that somebody chose the lane of a request: it is its own from now on."""
+        """Note that a client chose the lane of a request; forks do not change it any more."""
         self._promoted.pop(handle, None)
 
     def figures(self) -> PrefixFigures:
-        """Return what is counted."""
+        """Return the counters."""
         failures = dict(self.failures)
         if self.saving.failures:
             failures["save"] = self.saving.failures
@@ -371,7 +375,7 @@ class PrefixCache:
         )
 
     def clear(self, mine: Callable[[str], bool]) -> int:
-        """Drop all leaves and pages of the namespaces that `mine` says; return how many tokens."""
+        """Drop the leaves and pages of namespaces for which `mine` is true; return their tokens."""
         n = 0
         for leaf in self.leaves:
             if mine(leaf.namespace):

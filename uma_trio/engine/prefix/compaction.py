@@ -1,10 +1,10 @@
-"""Moving cells down into free ones, so that decodes span fewer.
+"""Moving cells down into free ones, so that decodes span fewer cells.
 
-A decode spans all cells up to the highest one in use (:mod:`uma_trio.backend.cell_map`). Where leaves
-have left, what lies above them keeps that mark up, and each token pays for the free cells below it.
-When those have cost as much as moving would (ski rental, as with leaves), the highest cells are moved,
-a slice at a time, for as long as that takes no more than they have cost. The numbers in them stay the
-same.
+A decode spans all cells up to the highest used one (:mod:`uma_trio.backend.cell_map`). After a leaf
+is gone, the cells above it keep that mark up, and each token pays for the free cells below it. When
+these have cost as much as moving would (ski rental, as for leaves), the highest cells are moved in
+slices, for at most the time that the free cells have cost. The content of the cells does not
+change.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _SCATTERED: Final = 8  # runs of cells in a slice from which on it counts as sca
 
 @define(eq=False)
 class Compaction:
-    """Decides when cells are moved, and moves them. `moved` counts cells, `failures` moves.
+    """Decides when cells are moved, and moves them. `moved` counts cells, `failures` failed moves.
 
-    `under_way` says that it was decided and is not done. What moving takes is known only once some
-    cells were moved, so a slice that should take more than is left of what they have cost ends it.
-    Before that it is twice what saving takes (`saves`): cells go to host memory and back.
+    `under_way` is true from the decision to the end of the moves. The cost of moving is known only
+    after some cells were moved, so a slice that would take more than the remaining time ends the
+    moves. Before that it is estimated as twice the cost of saving (`saves`), since cells are copied
+    to host memory and back.
     """
 
     backend: Backend
@@ -45,12 +46,12 @@ class Compaction:
 
     @property
     def spans_a_gap(self) -> bool:
-        """Whether there is anything that moving might be good for."""
+        """Whether there are free cells that moving could remove."""
         return self.under_way or self.gap >= LEAST_GAP
 
     @property
     def gap(self) -> int:
-        """How many free cells a decode spans."""
+        """The number of free cells that a decode spans."""
         return self.backend.kv_high_water() - self.backend.kv_used()
 
     def has_cost(self, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""Beginnings whose cells are still in the KV cache although nobody computes there."""
+"""Leaves: prefixes whose cells are in the KV cache without a running request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from uma_trio.engine.prefix.pages import Page, common
 
 @define(eq=False)
 class Leaf:
-    """`tokens` whose cells the KV sequence `seq` holds, for a namespace and the client it was of.
+    """`tokens` whose cells the KV sequence `seq` holds, with their namespace and client.
 
-    The first `saved` of them are in pages, of which `page` is the last. `cells` is how many cells it
-    keeps: of one that n leaves hold each has 1/n, and one that a request holds too is nobody's.
-    `paid_s` is the rent that it has paid for each since it was used last, `ahead_s` what the requests
-    that began since will make it pay for each. `given_up` says that it is never saved, `again_s` what
-    computing it again takes, 0 if nobody asked. `handle` is the request that left it, `called` says
-    that its answer ended by calling a tool.
+    - The first `saved` tokens are in pages; `page` is the last of these.
+    - `cells` is the number of cells that it keeps: a cell held by n leaves counts 1/n, and a cell
+      that a request holds, too, counts 0.
+    - `paid_s` is the rent paid for each cell since its last use. `ahead_s` is the rent that the
+      requests which began since will add.
+    - `given_up` says that it is never saved. `again_s` is the time to compute it again, 0 if
+      unknown.
+    - `handle` is the request that left it. `called` says that its answer ended with a tool call.
     """
 
     seq: int
@@ -41,18 +43,18 @@ class Leaf:
 
     @property
     def unsaved(self) -> int:
-        """How many of its tokens are in no page."""
+        """The number of its tokens that are in no page."""
         return len(self.tokens) - self.saved
 
     @property
     def to_save(self) -> int:
-        """How many of its tokens are still to be saved."""
+        """The number of its tokens that are still to be saved."""
         return 0 if self.given_up else self.unsaved
 
 
 @define(eq=False)
 class Leaves:
-    """All leaves of one backend, the one that was used longest ago first."""
+    """All leaves of one backend, least recently used first."""
 
     backend: Backend
     _leaves: dict[int, Leaf] = field(factory=dict)
@@ -82,11 +84,11 @@ class Leaves:
         return True
 
     def recount(self) -> None:
-        """Note that cells were shared or dropped; what each leaf keeps is counted when it is needed."""
+        """Note that cells were shared or dropped; `cells` of each leaf is counted when needed."""
         self._counted = False
 
     def count(self) -> None:
-        """Bring the `cells` of all leaves up to date. Takes work only after :meth:`recount`."""
+        """Update the `cells` of all leaves. Does work only after :meth:`recount`."""
         if self._counted:
             return
         self._counted = True
@@ -95,12 +97,12 @@ class Leaves:
             leaf.cells = cells
 
     def use(self, leaf: Leaf, now: float) -> None:
-        """Note that a request began with it."""
+        """Note that a request used it."""
         self._leaves[leaf.seq] = self._leaves.pop(leaf.seq)
         leaf.used_at, leaf.paid_s, leaf.ahead_s, leaf.leaving = now, 0.0, 0.0, False
 
     def drop(self, leaf: Leaf) -> None:
-        """Give its cells up; what is in pages stays there."""
+        """Free its cells. Its saved pages stay."""
         del self._leaves[leaf.seq]
         self.n_tokens -= len(leaf.tokens)
         self.backend.kv_remove(leaf.seq)
@@ -114,7 +116,7 @@ class Leaves:
         )
 
     def within(self, leaf: Leaf) -> list[Leaf]:
-        """Return the other leaves that are a beginning of `leaf`."""
+        """Return the other leaves that are a prefix of `leaf`."""
         return [
             other
             for other in self._leaves.values()

@@ -1,4 +1,4 @@
-"""What moving a token in or out of the KV cache takes on this machine, as far as it was measured."""
+"""The measured time of moving a token into or out of the KV cache on this machine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _SCATTERED: Final = 20.0  # times what cells take that lie together, on a CPU
 
 
 class Measured:
-    """Seconds a token, apart for cells that lie scattered and cells that do not.
+    """Seconds per token, separately for scattered and contiguous cells.
 
-    Until the first measurement it is a guess, which that one replaces: between a CPU and a GPU on a
-    bus lies a factor of ten.
+    Until the first measurement it is an estimate, which that measurement replaces: a CPU and a GPU
+    on a bus differ by a factor of ten.
     """
 
     @classmethod
     def of(cls, backend: Backend, together_s: float) -> Measured:
-        """Return a guess for a backend; on a device it is infinite, so that idle time is used to measure.
+        """Return an estimate for a backend; on a device it is infinite until it is measured.
 
-        There llama.cpp copies each run of cells in each layer by a call of its own, over a bus of
-        unknown speed: on an H200 a page of cells that lie together took 16 to 34 ms, and a request
-        waited 180 ms for scattered ones.
+        A device is therefore measured in idle time. There llama.cpp copies each run of cells in
+        each layer with a separate call, over a bus of unknown speed: on an H200 a page of
+        contiguous cells took 16 to 34 ms, and a request waited 180 ms for scattered ones.
         """
         if backend.traits.shape_costs:
             return cls(math.inf, math.inf)

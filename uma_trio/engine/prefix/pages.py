@@ -1,8 +1,8 @@
 """Saved pages of prompts and answers: a trie for each namespace, exact to the token.
 
-A node is a page of up to 64 tokens with its cells, below the page that comes before it. Pages and
-no edges of any length: a page is saved and restored in a bounded time, and nothing is ever split.
-Nobody sees another namespace's pages, nor whether there are any.
+A node is a page of up to 64 tokens with its cells, below the page before it. All edges have one
+page, so saving and restoring a page takes a bounded time, and nothing is ever split. A namespace
+cannot see the pages of another, nor whether there are any.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from uma_trio.policy.prefix import PAGE
 
 @define(eq=False)
 class Page:
-    """One saved page. `start` is the position of its first token; `cost_s` what computing it took.
+    """One saved page. `start` is the position of its first token; computing it took `cost_s`.
 
-    `uses` counts how often it was restored or found in the cache again. Until `pinned_until`
-    (engine's clock) it is evicted last. `locked` says how many restores still need it.
+    `uses` counts restores and hits in the KV cache. Until `pinned_until` (engine's clock) it is
+    evicted last. `locked` is the number of restores that still need it.
     """
 
     tokens: IntArray
@@ -41,17 +41,17 @@ class Page:
 
     @property
     def end(self) -> int:
-        """The position behind its last token."""
+        """The position after its last token."""
         return self.start + len(self.tokens)
 
     @property
     def n_bytes(self) -> int:
-        """What its cells and its tokens take."""
+        """The size of its cells and its tokens."""
         return (len(self.saved) if self.saved is not None else 0) + self.tokens.nbytes
 
     @property
     def namespace(self) -> str:
-        """Whose page it is."""
+        """Its namespace."""
         page = self
         while page.parent is not None:
             page = page.parent
@@ -69,7 +69,7 @@ class Page:
 
 
 def common(one: IntArray, two: IntArray) -> int:
-    """Return how many tokens two beginnings share."""
+    """Return the length of the common prefix of two token sequences."""
     n = min(len(one), len(two))
     if not n or one[0] != two[0]:
         return 0
@@ -79,7 +79,7 @@ def common(one: IntArray, two: IntArray) -> int:
 
 
 def digest(before: bytes, tokens: IntArray) -> bytes:
-    """Return a name for a page by its own tokens and all before them."""
+    """Return a name for a page, from its own tokens and all before them."""
     return blake2b(before + tokens.tobytes(), digest_size=16).digest()
 
 
@@ -91,13 +91,13 @@ class PageTrie:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Whose pages there are."""
+        """The namespaces with pages."""
         return tuple(self._roots)
 
     def match(self, namespace: str, tokens: IntArray) -> tuple[Page | None, int]:
-        """Return the page that the longest saved beginning of `tokens` ends in, and its length.
+        """Return the page in which the longest saved prefix of `tokens` ends, and its length.
 
-        It may end within that page.
+        The prefix may end within that page.
         """
         page = self._roots.get(namespace)
         found: tuple[Page | None, int] = (None, 0)
@@ -136,7 +136,7 @@ class PageTrie:
         return next((p for p in siblings if np.array_equal(p.tokens, tokens)), None)
 
     def beginnings(self, page: Page) -> list[Page]:
-        """Return the pages at the same place that are a beginning of `page`, and are shorter."""
+        """Return the shorter pages at the same place that are a prefix of `page`."""
         if page.parent is None:
             return []
         return [
@@ -147,7 +147,7 @@ class PageTrie:
         ]
 
     def remove(self, page: Page) -> None:
-        """Take out a page behind which there is none."""
+        """Remove a page that has no page after it."""
         above = page.parent
         if above is None or page.children:
             raise ValueError("only a page behind which there is none can go")
@@ -160,7 +160,7 @@ class PageTrie:
             del self._roots[above.digest.decode()]
 
     def pages(self, namespace: str) -> Iterator[Page]:
-        """Yield every page of a namespace, each before those behind it."""
+        """Yield every page of a namespace, each before the pages after it."""
         root = self._roots.get(namespace)
         left = [] if root is None else [root]
         while left:
@@ -171,7 +171,7 @@ class PageTrie:
                 left.extend(siblings)
 
     def absent(self, namespace: str, page: Page | None, tokens: IntArray) -> Iterator[bytes]:
-        """Yield the names of the full pages of `tokens` that are not saved behind `page`."""
+        """Yield the names of the full pages of `tokens` after `page` that are not saved."""
         before = page.digest if page is not None else namespace.encode()
         at = page.end if page is not None else 0
         while at + PAGE <= len(tokens):

@@ -1,7 +1,7 @@
-"""Room in the KV cache: leaves give theirs up when it is needed, or when they have cost too much.
+"""Room in the KV cache: leaves are dropped when it is needed, or when they have cost too much.
 
-A leaf pays rent while others compute, for what its cells make each of their tokens take longer. It
-leaves when that is as much as coming back would cost, and cells that then lie high are moved down.
+A leaf pays rent while other requests compute: the time that its cells add to each of their tokens.
+It leaves when its rent equals the cost of its return. The cells above it are then moved down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uma_trio.policy.prefix import Prices, moves_out, rent
 
 @define(eq=False)
 class Room:
-    """What leaves hold of the KV cache. `rent_s` is what all of them have cost."""
+    """The cells that leaves hold. `rent_s` is the rent of all leaves together."""
 
     backend: Backend
     leaves: Leaves
@@ -29,9 +29,10 @@ class Room:
     rent_s: float = 0.0
 
     def make(self, n_tokens: int) -> bool:
-        """Drop leaves until so many cells are free; False if none had to go.
+        """Drop leaves until `n_tokens` cells are free; False if none was dropped.
 
-        Saved ones go first, and none of which requests hold every cell, since that would free nothing.
+        Saved leaves are dropped first. A leaf whose cells are all held by requests stays, because
+        dropping it would free nothing.
         """
         most = self.backend.limits.n_ctx - n_tokens
         if not len(self.leaves) or self.backend.kv_used() <= most:
@@ -46,11 +47,11 @@ class Room:
         return len(order) > 0
 
     def drop_all(self) -> bool:
-        """Give up all leaves that keep cells, because a decode found no room; False if none does."""
+        """Drop all leaves with cells, after a decode found no room; False if there are none."""
         return self.make(self.backend.limits.n_ctx)
 
     def drop(self, leaf: Leaf) -> None:
-        """Take a leaf out of the KV cache."""
+        """Free a leaf's cells."""
         self.saving.forget(leaf)
         self.leaves.drop(leaf)
 
@@ -62,10 +63,10 @@ class Room:
         return len(self.leaves) > 0
 
     def charge(self, n_tokens: int, cost: CostModel | None) -> None:
-        """Let each leaf pay for a tick of `n_tokens`, and decide whether it has paid enough to go.
+        """Charge each leaf for a tick of `n_tokens`, and decide whether it leaves.
 
-        It goes with :meth:`let_go`: the next decode may be running, and where its cells lie was chosen
-        beside those of the leaf.
+        :meth:`let_go` drops it later: the next decode may be running, and the places of its cells
+        were chosen beside those of the leaf.
         """
         self.saving.cost = cost
         self.compaction.charge(self._cell_s(n_tokens))
@@ -89,11 +90,11 @@ class Room:
                 self.saving.earn(paid)
 
     def make_way(self, n_tokens: int, but_for: Leaf | None) -> None:
-        """Take leaves out before a request computes so many tokens, where they would go anyway.
+        """Take out leaves before a request computes `n_tokens`, if they would leave meanwhile.
 
-        What it computes then lies below where they were, and so does the high-water mark. One that
-        is not saved is saved first if the requests that begin would pay more for it, and given up
-        where it cannot be saved. `but_for` is what the request itself begins with.
+        The request's cells then use their places, and the high-water mark falls. An unsaved leaf is
+        saved first if the requests that begin would otherwise pay more for it; it is dropped if it
+        cannot be saved. The request itself uses `but_for`, which stays.
         """
         prices = self._prices()
         if prices is None:
@@ -116,7 +117,7 @@ class Room:
         self.let_go()
 
     def let_go(self) -> None:
-        """Drop the leaves that are to go, as soon as they are saved. To be called between decodes."""
+        """Drop the leaves that are to leave, as soon as they are saved. Call it between decodes."""
         for leaf in self.leaves:
             if leaf.leaving and not leaf.to_save:
                 self.drop(leaf)

@@ -1,4 +1,4 @@
-"""Saving leaves in pages, a slice at a time, and what it takes on this machine."""
+"""Saving leaves in pages, in slices, and the time that this takes on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Turn:
 
 
 class Saving:
-    """The leaves that are still to be saved, the next one first."""
+    """The queue of leaves to save."""
 
     def __init__(
         self, backend: Backend, store: PageStore, clock: Callable[[], float], session_ttl_s: float
@@ -68,17 +68,17 @@ class Saving:
 
     @property
     def due(self) -> bool:
-        """Whether there is anything to save."""
+        """Whether there is a leaf to save."""
         return bool(self._queue)
 
     @property
     def save_s(self) -> float:
-        """What saving a token takes that does not lie scattered."""
+        """The seconds to save a token of contiguous cells."""
         return self.save_takes[False]
 
     @property
     def token_s(self) -> float:
-        """What restoring a token takes."""
+        """The seconds to restore a token."""
         return self.restore_takes[False]
 
     def restore_s(self, page: Page) -> float:
@@ -86,9 +86,10 @@ class Saving:
         return self.token_s * len(page.tokens)
 
     def worth_restoring(self, pages: Sequence[Page]) -> bool:
-        """Whether restoring pages takes no longer than computing them, as far as that is known.
+        """Whether restoring pages takes no longer than computing them, as far as is known.
 
-        What saving takes stands for a restore that takes longer: the first one may have been slow.
+        If saving is faster than the measured restore, its time is used: the first restore may have
+        been slow.
         """
         if self.restore_takes.guessed(scattered=False):
             return True
@@ -102,7 +103,7 @@ class Saving:
         self.restore_takes.learn(scattered=False, token_s=took_s / len(page.tokens))
 
     def add(self, leaf: Leaf) -> None:
-        """Save a leaf in time, but for what is saved already."""
+        """Queue a leaf to be saved, without its saved part."""
         if not self._can:
             self.give_up(leaf)
             return
@@ -113,12 +114,12 @@ class Saving:
             self._whole(leaf)
 
     def give_up(self, leaf: Leaf) -> None:
-        """Note that a leaf is never saved; it goes when it has cost what it is worth."""
+        """Note that a leaf is never saved. It is dropped when it has cost what it is worth."""
         self.forget(leaf)
         leaf.given_up = True
 
     def again_s(self, leaf: Leaf) -> float:
-        """Return what computing a leaf again takes, as it was when somebody first asked."""
+        """Return the time to compute a leaf again, as estimated at the first call."""
         leaf.again_s = leaf.again_s or self.worth_s(len(leaf.tokens))
         return leaf.again_s
 
@@ -133,16 +134,16 @@ class Saving:
         return leaf in self._queue
 
     def forget(self, leaf: Leaf) -> None:
-        """Do not save what has gone."""
+        """Do not save a leaf that was dropped."""
         if leaf in self._queue:
             self._queue.remove(leaf)
 
     def earn(self, seconds: float) -> None:
-        """Allow so much more saving: it is what an unsaved leaf costs while it has to stay."""
+        """Allow additional saving time: the cost of an unsaved leaf while it has to stay."""
         self._earned_s += seconds
 
     def price_s(self, leaf: Leaf) -> float:
-        """Return what saving the rest of a leaf should take, by how scattered its cells lie."""
+        """Return the expected time to save the rest of a leaf, by how scattered its cells are."""
         n = leaf.unsaved
         runs = self._backend.kv_runs(leaf.seq, leaf.saved, len(leaf.tokens)) - 1
         share = min(1.0, runs * PAGE / (_SCATTERED * n)) if n else 0.0
@@ -150,9 +151,9 @@ class Saving:
         return n * (scattered_s + (1.0 - share) * self.save_takes[False])
 
     def some(self, most_s: float, *, share: bool = True) -> float:
-        """Save pages for as long as was earned, and for saving's `share` of the time since the last call.
+        """Save pages in the earned time, plus saving's `share` of the time since the last call.
 
-        No page that should take longer than `most_s`. Return the seconds that it took.
+        Pages that would take longer than `most_s` are skipped. Returns the seconds that it took.
         """
         now = self._clock()
         self._put_by_s = min(_MOST_S, self._put_by_s + SAVING_SHARE * (now - self._last))
@@ -170,7 +171,7 @@ class Saving:
         return took_s
 
     def one(self, most_s: float = math.inf) -> bool:
-        """Save a page; False if there is none that should take no longer than `most_s`."""
+        """Save a page; False if none would take at most `most_s`."""
         if self._queue and not self._next_s() <= most_s:
             quick = (leaf for leaf in self._queue if self._page_s(leaf) <= most_s)
             first = next(quick, None)
@@ -244,14 +245,14 @@ class Saving:
         ]
 
     def clear(self, mine: Callable[[str], bool]) -> None:
-        """Forget the sessions and latest answers of the namespaces that `mine` says."""
+        """Forget the sessions and latest answers of the namespaces for which `mine` is true."""
         for key in [key for key in self._sessions if mine(key[0])]:
             del self._sessions[key]
         for handle in [n for n, leaf in self._latest.items() if mine(leaf.namespace)]:
             del self._latest[handle]
 
     def pin(self, namespace: str, session: str, seconds: float) -> None:
-        """Keep the latest turn of a session before all else for so long; 0 ends that."""
+        """Pin the latest turn of a session for this time; 0 removes the pin."""
         turn = self._sessions.get((namespace, session))
         if turn is not None and turn.page.saved is not None:
             self._store.pin(turn.page.path, self._clock() + seconds if seconds else 0.0)
@@ -264,7 +265,7 @@ class Saving:
         self.pin_leaf(leaf)
 
     def keep(self, handle: int) -> None:
-        """Keep for longer what a request left, if it is saved; one that is not yet has it in its leaf."""
+        """Keep a request's saved prefix for longer; an unsaved one is marked in its leaf."""
         leaf = self._latest.get(handle)
         if leaf is not None:
             leaf.called = True

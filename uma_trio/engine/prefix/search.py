@@ -1,4 +1,4 @@
-"""Where the beginning of a request is: in the cells of another, in a leaf, or in saved pages."""
+"""Finds the prefix of a request: in another request's cells, in a leaf, or in saved pages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Source = Literal["running", "leaf", "saved", "fork"]
 
 @frozen(eq=False)
 class Found:
-    """What there is of a beginning, in tokens.
+    """The result of a search, in tokens.
 
-    `resident` are in the KV cache, in the cells of `seq`; `saved` in pages up to `page`. `leader` is
-    a request that will have computed `coming` of them. `other` is what the nearest beginning has
-    where the two part, after `apart` tokens: -1 where that one ends.
+    `resident` tokens are in the KV cache, in the cells of `seq`; `saved` tokens are in pages up to
+    `page`. `leader` is a request that will have computed `coming` of them. The nearest cached
+    prefix differs after `apart` tokens, where it has the token `other`, -1 if it ends there.
     """
 
     resident: int = 0
@@ -38,13 +38,13 @@ class Found:
 
     @property
     def pages(self) -> tuple[Page, ...]:
-        """The pages that are worth restoring behind what is resident."""
+        """The pages after the resident part that are worth restoring."""
         if self.page is None or self.saved - self.resident < LEAST_HIT:
             return ()
         return self.page.path[self.resident // PAGE :]
 
     def waits(self, n_tokens: int) -> bool:
-        """Whether it is worth waiting for the leader, for who needs `n_tokens` but for the last."""
+        """Whether a request that needs `n_tokens` without the last should wait for the leader."""
         there = max(self.resident, self.saved)
         gained = self.coming - there
         # Samples of one short prompt share all of it.
@@ -55,9 +55,10 @@ class Found:
 def search(
     sequence: Sequence, running: Iterable[Sequence], leaves: Leaves, store: PageStore
 ) -> Found:
-    """Return what there is of the tokens that `sequence` has to compute, but for the last.
+    """Return the cached part of the tokens that `sequence` has to compute, without the last token.
 
-    That one is always computed: its logits are in no cell. Only its own namespace is looked at.
+    The last token is always computed, because no cell has its logits. Only the request's own
+    namespace is searched.
     """
     namespace, tokens = sequence.submit.namespace, sequence.tokens[: sequence.known - 1]
     if namespace is None or not len(tokens):
@@ -88,7 +89,7 @@ def search(
 
 
 def shared_with(sequence: Sequence, running: Iterable[Sequence]) -> int:
-    """Return how many cells `sequence` would share with one that runs."""
+    """Return the number of cells that `sequence` would share with a running one."""
     namespace, tokens = sequence.submit.namespace, sequence.tokens[: sequence.known - 1]
     if namespace is None:
         return 0

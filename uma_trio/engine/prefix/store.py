@@ -1,9 +1,9 @@
-"""The saved pages within a budget of bytes: what is kept, what goes, what more would have saved.
+"""The saved pages within a budget of bytes: eviction, and what a larger budget would keep.
 
-Two segments, pages that were used once and pages that were used again; within each the page goes
-that saves least by the byte (GreedyDual: what it is worth counts from the level at which the last
-one went, so that what is not used again sinks). A client that holds more than its share loses first,
-pinned pages go last, and a page goes after all that come behind it.
+There are two segments: pages used once, and pages used again. Within each the page that saves the
+least time per byte is evicted (GreedyDual: its value counts from the level of the last eviction, so
+the value of unused pages falls). A client that holds more than its share loses pages first, pinned
+pages are evicted last, and a page is evicted after all pages that follow it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PageStore:
 
     @property
     def n_bytes(self) -> int:
-        """What everything takes: cells, tokens, ghosts, books."""
+        """The size of everything: cells, tokens, ghosts, bookkeeping."""
         pages = sum(segment.n_bytes for segment in self._segments)
         return pages + len(self._ghosts) * _GHOST_BYTES
 
@@ -104,7 +104,7 @@ class PageStore:
         return self.trie.match(namespace, tokens)
 
     def miss(self, namespace: str, page: Page | None, tokens: IntArray) -> int:
-        """Count the pages behind `page` that would have been there with twice the budget."""
+        """Count the pages after `page` that twice the budget would have kept."""
         missed = 0
         if self._ghosts:
             for name in self.trie.absent(namespace, page, tokens):
@@ -153,7 +153,7 @@ class PageStore:
         return page
 
     def used(self, pages: Iterable[Page]) -> None:
-        """Note that a hit went through these pages."""
+        """Note that a hit used these pages."""
         for page in pages:
             self._account(page, -1)
             page.uses += 1
@@ -161,7 +161,7 @@ class PageStore:
             self._rank(page)
 
     def pin(self, pages: Iterable[Page], until: float) -> None:
-        """Let pages be evicted last until then, as far as pinned ones may take room; or unpin them."""
+        """Pin pages until this time, as far as pinned pages may take room; or unpin them."""
         now = self._clock()
         for page in pages:
             was = page.pinned_until > 0.0

@@ -1,4 +1,4 @@
-"""What the prefix cache gave each namespace and client, and what a larger budget would have given."""
+"""The hits of each namespace and client, and the hits that a larger budget would have had."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LATEST: Final = 20
 
 @define(eq=False)
 class Use:
-    """Tokens of prompts that came, that were there, and that twice the budget would have had besides."""
+    """Prompt tokens: requested, cached, and cached only with twice the budget."""
 
     asked: int = 0
     there: int = 0
@@ -29,7 +29,7 @@ class Use:
 
 @define(eq=False)
 class Usage:
-    """How each namespace used the cache since the start, or since it was cleared."""
+    """The use of the cache by namespace, since the start or the last clear."""
 
     _by_namespace: OrderedDict[str, Use] = field(factory=OrderedDict)
 
@@ -61,7 +61,7 @@ class _Prompts:
 
 @define(eq=False)
 class Reuse:
-    """What part of a client's prompts was there when they came: as much is likely of what it leaves."""
+    """The share of a client's prompts that was cached: the expected use of what it leaves."""
 
     _by_client: OrderedDict[int, _Prompts] = field(factory=OrderedDict)
 

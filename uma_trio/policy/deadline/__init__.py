@@ -1,4 +1,4 @@
-"""Token deadlines: readers are served ahead of time, and what they are ahead is spent on the others."""
+"""The policy of token deadlines: readers are computed ahead, and other work uses their slack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ballast: rows that are computed and thrown away, where the staircase makes a larger tick quicker."""
+"""Ballast: rows that are computed and discarded, where a larger tick is faster."""
 
 from __future__ import annotations
 

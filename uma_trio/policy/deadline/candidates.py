@@ -1,7 +1,7 @@
-"""Best-effort candidates in the order of who is next, and what serving the first of them adds.
+"""The order of best-effort work, and the cost of adding the first of it to a tick.
 
-Background decoders that share a tick go on together for a burst: a batch of the same shape reuses its
-graph, and fewer answers are half done.
+Background decoders that share a tick continue together for a burst: a batch of the same shape uses
+its graph again, and fewer answers are incomplete at a time.
 """
 
 from __future__ import annotations

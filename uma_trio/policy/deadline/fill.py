@@ -1,12 +1,13 @@
-"""What rides along in a tick: newcomers, then everyone else in the size with the best rate.
+"""The work beside streams in a tick: newcomers, then other work in the size with the best rate.
 
-Readers gain slack in ticks of their own and spend it in mixed ones. In the long run a size gives its
-tokens, by what it makes a tick longer, times what readers gain. A thin tick that fits at once may
-give a tenth of what a larger one gives that fits a little later: then readers go on alone until it
-does. No tick is waited for that is longer than the slack can become.
+Readers gain slack in isolated ticks and spend it in mixed ones. The long-run rate of a size is its
+tokens divided by the time that it adds to a tick, times the readers' gain. A small tick that fits
+at once may have a tenth of the rate of a larger one that fits a little later; the policy then runs
+isolated ticks until the larger one fits. It never waits for a tick that is longer than the slack
+can become.
 
-Where a change of shape costs (CUDA graphs), slack is saved for several mixed ticks in a row, and a size is
-kept while they last.
+Where a change of shape costs time (CUDA graphs), slack is saved for several mixed ticks in a row,
+and the size is kept while it lasts.
 """
 
 from __future__ import annotations

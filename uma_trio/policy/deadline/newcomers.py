@@ -1,10 +1,12 @@
-"""What is done for newcomers, people who wait for a first word, where the slack of readers does not suffice.
+"""What newcomers may do where the readers' slack does not suffice.
 
-- A token may be shown `startup_cap` or `pause_cap` times solo after the one before it. Where newcomers use
-  much of the machine, or somebody has pasted a long text, it is `startup_cap` for all.
-- Readers have no deadline while somebody waits with a short prompt who came before their own first
-  token: prompts that wait together are computed together.
-- Where nobody reads and people ask, ticks are short: who asks next waits for the end of one.
+- A token may be shown `startup_cap` or `pause_cap` times solo after the one before it. If newcomers
+  use much of the machine, or somebody has pasted a long text, the limit is `startup_cap` for all
+  streams.
+- A reader has no deadline while a short prompt waits that arrived before the reader's first token:
+  prompts that wait together are computed together.
+- Without readers, ticks are short after an interactive request: the next newcomer waits for the end
+  of one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How quickly tokens are shown: evenly while somebody else has a use for the machine.
+"""The interval between shown tokens: even while other work can use the machine.
 
-Then each token of a stream is shown a step after the one before it, and what is computed sooner
-waits. So a reader is ahead when a long tick comes, and does not see it. With nobody else
-everything is shown at once.
+Each token of a stream is then shown a step after the one before it, and tokens computed earlier are
+held. A reader is therefore ahead when a long tick comes, and does not notice it. Without other work
+every token is shown at once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How much to add to a tick: which sizes fit, and which of them has the best rate.
+"""How much to add to a tick: the sizes that fit, and the one with the best rate.
 
-The staircase goes up and down, so a size is one that was measured, and each is looked at by itself. Of
-the sizes within :data:`~uma_trio.policy.cost.PLATEAU` of the best rate, in tokens a second, the
-smallest is taken, since shorter ticks delay everyone else less. A size in use is kept for small gains
-(hysteresis). Now and then a neighbour is tried, since only ticks of a size correct its step.
+The staircase is not monotonic, so only measured sizes are used, and each is evaluated by itself. Of
+the sizes within :data:`~uma_trio.policy.cost.PLATEAU` of the best rate, in tokens per second, the
+smallest is taken, because shorter ticks delay other work less. The current size is kept for small
+gains (hysteresis). Sometimes a neighbouring size is tried, because only ticks of a size correct its
+measurement.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""How long a tick may take: until the next token of a reader is due.
+"""The limit of a tick: the time until the next token of a reader is due.
 
-Each token of a stream is due one *step* after the token before it was shown: `latency_cap` times solo, or
-what its request asked for, and never so short that less than `background_floor` of the machine is left. A
-stream whose tokens are computed sooner is *ahead* of its reader. Its *slack* is the time until the first
-token that is not computed is due: what it is ahead, and a step. A tick may take as long as the least slack
-of all readers, less a margin for how far predictions are off.
+Each token of a stream is due one *step* after the token before it was shown. A step is
+`latency_cap` times solo, or the request's own target, and never so short that less than
+`background_floor` of the machine is left. A stream whose tokens are computed earlier is *ahead* of
+its reader. Its *slack* is the time until its first uncomputed token is due. A tick may take as long
+as the least slack of all readers, less a margin for prediction errors.
 
-Exceptions, in the order in which they are looked at:
+Exceptions, in this order:
 
 - an isolated tick, without other work, after many mixed ones: it measures solo;
 - more time for newcomers, or no limit at all (:mod:`uma_trio.policy.deadline.newcomers`);
-- a grant, where slack never sufficed for background work (:func:`~uma_trio.policy.accounting.owed_after`).
+- a grant, if slack never sufficed for background work
+  (:func:`~uma_trio.policy.accounting.owed_after`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keep the batch's shape (tokens, logits rows) from tick to tick, where a change means a recapture.
+"""Keeps the batch's shape (tokens, logits rows), where a change needs a new graph.
 
-A prompt asks for a logits row only in its last chunk, so each prompt that ends would change the shape
-twice. Instead every chunk asks for a row, as if the prompt ended there, and for as many rows as the tick
-before had, if that was of the same size.
+A prompt asks for a logits row only in its last chunk, so each prompt would change the shape twice
+at its end. Instead every chunk asks for a row, as if the prompt ended there, and for as many rows
+as the previous tick of the same size.
 """
 
 from __future__ import annotations
