@@ -112,7 +112,9 @@ def test_while_people_ask_ticks_that_nobody_reads_are_short() -> None:
     later = planned(batch(pending=900), cost=WIDE, people_at=NOW - AGAIN_S - 0.1)
     assert (unread.n_tokens, later.n_tokens) == (128, 512)
     assert unread.predicted_s <= WAITED_FOR * WIDE.computing(QUESTION)
-    assert unread.items[0].reason == "background: short, since people ask"
+    assert (
+        unread.items[0].reason == "background: a short tick, since somebody asked in the last 3 s"
+    )
 
 
 def test_where_no_tick_is_short_the_least_goes_on() -> None:

@@ -30,6 +30,7 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.lanes import Lane
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.deadline.fill import SAVING
+from uma_trio.policy.deadline.slack import PROMPTS_FIRST
 from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, encode
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
@@ -205,8 +206,8 @@ def shown(ticks: Iterable[TracedTick]) -> Counter[str]:
         found["granted"] += limit.grant
         found["paced"] += bool(plan.paces)
         found["a reader is ahead"] += limit.solo_s < limit.seconds < math.inf
-        found["begins together"] += "together" in limit.reason
-        found["people ask"] += "people ask" in limit.reason
+        found["begins together"] += limit.reason == PROMPTS_FIRST
+        found["people ask"] += "somebody asked" in limit.reason
         found["newcomer"] += any(item.reason.startswith("newcomer") for item in plan.items)
         found["trimmed for bandwidth"] += any("bandwidth" in item.reason for item in plan.items)
         found["saving"] += any(skip.reason == SAVING for skip in plan.skipped)

@@ -63,7 +63,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens_total", "counter", "tokens", "Tokens computed, including prompts."),
     Metric("tokens_by_lane_total", "counter", "tokens", "`tokens_total` by lane.", "lane"),
     Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens computed."),
-    Metric("tokens_generated_total", "counter", "tokens", "Tokens sampled."),
+    Metric(
+        "tokens_generated_total",
+        "counter",
+        "tokens",
+        "Tokens sampled. The token by which the model ends an answer is one of them; `usage` does "
+        "not count it.",
+    ),
     Metric("batch_calls_total", "counter", "calls", "Batches computed (one llama_decode each)."),
     Metric(
         "batch_sequences_total",

@@ -87,7 +87,8 @@ def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | No
     if cost is None or guard.people_at is None or state.now - guard.people_at > AGAIN_S:
         return NO_LIMIT
     brief_s = WAITED_FOR * cost.seconds(Work(QUESTION))
-    return evolve(NO_LIMIT, reason="short, since people ask", brief_s=brief_s)
+    reason = f"a short tick, since somebody asked in the last {AGAIN_S:.0f} s"
+    return evolve(NO_LIMIT, reason=reason, brief_s=brief_s)
 
 
 def _added(tick: MeasuredTick) -> float:

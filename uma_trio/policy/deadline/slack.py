@@ -35,6 +35,7 @@ from uma_trio.policy.state import (
 # Slack is spent on a tick that is longer by so many times the mean error of predictions, within bounds.
 # The margin costs little: what is left of it keeps readers ahead.
 MARGIN_ERRORS, LEAST_ERROR, MOST_ERROR = 4.0, 0.02, 0.25
+PROMPTS_FIRST = "no limit: short prompts that came together are computed first"
 
 
 def set_slack(state: SchedulerState, plan: Plan) -> Plan:
@@ -51,8 +52,7 @@ def set_slack(state: SchedulerState, plan: Plan) -> Plan:
         return _with(plan, Limit(solo, reason, solo, isolated=True), guard)
     bound = who_waits_for_nobody(state, readers)
     if not bound:
-        together = evolve(NO_LIMIT, reason="who came together begins together", solo_s=solo)
-        return _with(plan, together, guard)
+        return _with(plan, evolve(NO_LIMIT, reason=PROMPTS_FIRST, solo_s=solo), guard)
     latest, beside_newcomers = late_caps(state, guard, bound)
     limit = _limit(state, bound, solo, beside_newcomers * solo, margin(cost))
     if guard.owed_s >= (latest - 1.0) * solo:
