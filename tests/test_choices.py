@@ -182,7 +182,7 @@ async def test_more_choices_than_are_computed_at_once_are_refused(
         await client.ask(n=daemon.service.slots + 1)
         error = await client.until(Error)
         assert error.code == "E_PROTO_003"
-        assert error.message.startswith("n makes 9 answers, and this daemon computes 8")
+        assert error.message.startswith("n asks for 9 answers, but this daemon computes 8")
         assert not daemon.backend.computed
 
 

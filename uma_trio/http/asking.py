@@ -360,7 +360,7 @@ def wants_usage(body: Body) -> bool:
     if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool):
         raise invalid("stream_options", 'must be an object such as {"include_usage": true}')
     if not body.get("stream", False):
-        raise invalid("stream_options", "goes with stream only")
+        raise invalid("stream_options", "needs stream true")
     return options.get("include_usage", False) is True
 
 

@@ -118,7 +118,7 @@ def would_be_ignored(name: str) -> Fault:
     """Return the answer of a strict daemon to what changes nothing."""
     return invalid(
         name,
-        "would be ignored, and this daemon is strict about it",
+        "would be ignored; this daemon refuses such fields (--http-strict)",
         code="unsupported_parameter",
     )
 

@@ -66,7 +66,7 @@ def _asked(request: Request, shared: Shared) -> Generate:
     except RemoteProtocolError as error:
         raise invalid(None, error.message) from None
     if not isinstance(asked, Generate):
-        raise invalid("type", "must be generate, or left out")
+        raise invalid("type", "must be generate, or omitted")
     return asked
 
 

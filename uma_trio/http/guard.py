@@ -85,7 +85,7 @@ def _check_host(head: Head, settings: Settings) -> None:
     if name not in _LOOPBACK and name not in settings.hosts:
         raise Fault(
             403,
-            "this daemon is not called by that Host; use localhost, or start it with --http-host",
+            "the Host header does not name this daemon; use localhost, or start it with --http-host",
             code="host_not_allowed",
             closes=True,
         )
@@ -140,11 +140,11 @@ def _check_key(head: Head, settings: Settings) -> int | None:
 
 def _check_operator(head: Head, settings: Settings, *, by_socket: bool) -> None:
     if "origin" in head.headers:
-        raise Fault(403, "web pages may not do that", code="forbidden", closes=True)
+        raise Fault(403, "web pages may not use this endpoint", code="forbidden", closes=True)
     if not by_socket and not settings.keys:
         raise Fault(
             403,
-            "that needs a key (--http-key-file), or --http unix:PATH",
+            "this endpoint needs a key (--http-key-file), or --http unix:PATH",
             code="forbidden",
             closes=True,
         )

@@ -139,7 +139,7 @@ class ChatCompletions(Choices):
             top: int = self.body.get("top_logprobs", 0)
             return top
         if self.body.get("top_logprobs"):
-            raise invalid("top_logprobs", "goes with logprobs true only")
+            raise invalid("top_logprobs", "needs logprobs true")
         return None
 
 
@@ -151,7 +151,7 @@ def manner_of(body: Body) -> Manner:
         effort=effort_of("reasoning_effort", body.get("reasoning_effort")),
     )
     if body.get("add_generation_prompt") is manner.continue_final:
-        raise invalid("add_generation_prompt", "goes with the opposite of continue_final_message")
+        raise invalid("add_generation_prompt", "must be the opposite of continue_final_message")
     return manner
 
 

@@ -59,7 +59,7 @@ async def stored_response(exchange: Exchange, shared: Shared) -> Reply:
     """Answer 404: the daemon stores no responses."""
     raise Fault(
         404,
-        "responses are not kept here (store is answered false): send the whole input each time",
+        "the daemon stores no responses; send the whole input each time",
         code="response_not_found",
     )
 
@@ -243,5 +243,5 @@ class Responses(Api):
         if _LOGPROBS in self._includes:
             return top
         if top:
-            raise invalid("top_logprobs", f"goes with include {_LOGPROBS} only")
+            raise invalid("top_logprobs", f"needs include {_LOGPROBS}")
         return None

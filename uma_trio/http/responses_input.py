@@ -128,7 +128,9 @@ def _output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -
 
 def _reference(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     raise invalid(
-        path, "refers to an item, and none is kept here: send it whole", code="unsupported_content"
+        path,
+        "refers to a stored item, but the daemon stores none; send the item itself",
+        code="unsupported_content",
     )
 
 

@@ -60,14 +60,14 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
     if ask.model is not None and ask.model != bounds.model:
         raise Refusal(
             Code.E_MODEL_002,
-            f"this daemon serves {bounds.model}; leave model out, or name that",
+            f"this daemon serves {bounds.model}; omit model, or give that name",
             field="model",
         )
     field, n_bytes = _prompt_bytes(ask)
     if n_bytes > door.max_prompt_bytes:
         raise Refusal(
             Code.E_LIMIT_001,
-            f"the prompt is {n_bytes} bytes long, the daemon takes {door.max_prompt_bytes}; "
+            f"the prompt is {n_bytes} bytes long, the limit is {door.max_prompt_bytes}; "
             f"shorten it, or raise the daemon's {door.option}",
             field=field,
         )
@@ -86,7 +86,7 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
     if cap is not None and asked is not None and asked > cap and not ask.clamp:
         raise Refusal(
             Code.E_PROTO_003,
-            f"max_tokens is {asked}, the daemon gives at most {cap}",
+            f"max_tokens is {asked}, the daemon's limit is {cap}",
             field="max_tokens",
         )
 
@@ -101,7 +101,7 @@ def check_number(asks: Sequence[Ask], slots: int) -> None:
     if n > slots:
         raise Refusal(
             Code.E_PROTO_003,
-            f"n makes {n} answers, and this daemon computes {slots} at once; ask for fewer, or raise "
+            f"n asks for {n} answers, but this daemon computes {slots} at once; ask for fewer, or raise "
             "--parallel",
             field="n",
         )
@@ -133,7 +133,7 @@ def _check_shape(ask: Ask) -> None:
     if ask.shape is not None and tools:
         raise Refusal(
             Code.E_PROTO_003,
-            f"{ask.shape.field} cannot be combined with tools; leave one of them out, or set tool_choice none",
+            f"{ask.shape.field} cannot be combined with tools; omit one of them, or set tool_choice none",
             field=ask.shape.field,
         )
     if ask.shape is None and not tools:
@@ -146,7 +146,7 @@ def _check_shape(ask: Ask) -> None:
         if set_:
             raise Refusal(
                 Code.E_PROTO_003,
-                f"{field} cannot be combined with {named}, which say where the answer ends",
+                f"{field} cannot be combined with {named}, because these decide where the answer ends",
                 field=field,
             )
 
