@@ -279,6 +279,16 @@ def test_a_promise_is_published_only_where_it_is_kept(spec: str, keeps: bool) ->
     assert told == (Config().latency_cap if keeps else None)
 
 
+@pytest.mark.parametrize(("cap", "floor", "told"), [(1.5, 0.2, 1.5), (1.01, 0.2, 1.25)])
+def test_no_cap_is_promised_that_does_not_leave_the_floor(
+    cap: float, floor: float, told: float
+) -> None:
+    """Readers' tokens are as far apart as it takes, so that is what the metric says."""
+    config = Config(latency_cap=cap, background_floor=floor)
+    shown = _described(config, FakeBackend(), find_policy("deadline")).snapshot()
+    assert shown["latency_cap"] == told
+
+
 def test_a_policy_of_another_package_declares_what_it_keeps() -> None:
     """What says nothing promises nothing."""
 

@@ -35,6 +35,7 @@ from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
+from uma_trio.policy.state import Contract
 from uma_trio.service.service import Service, in_thread
 from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.listener import Listener, claim
@@ -293,6 +294,7 @@ class _Daemon:
 def _described(config: Config, backend: Backend, policy: Policy) -> Metrics:
     """Return metrics that know what is running, and what was promised if anything was."""
     metrics = Metrics()
+    contract = Contract(config.latency_cap, background_floor=config.background_floor)
     metrics.describe(
         model=backend.model.name,
         backend=backend.description,
@@ -300,7 +302,7 @@ def _described(config: Config, backend: Backend, policy: Policy) -> Metrics:
         version=__version__,
         n_ctx=backend.limits.n_ctx,
         n_slots=config.parallel,
-        latency_cap=config.latency_cap if keeps_latency_cap(policy) else None,
+        latency_cap=contract.promised_cap if keeps_latency_cap(policy) else None,
     )
     return metrics
 

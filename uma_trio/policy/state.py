@@ -174,6 +174,11 @@ class Contract:
     paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
     playout_s: float = 0.3
 
+    @property
+    def promised_cap(self) -> float:
+        """The cap that can be kept: a step leaves the floor to other work, whatever `latency_cap` is."""
+        return max(self.latency_cap, 1.0 / (1.0 - self.background_floor))
+
 
 @value
 class GuardMemory:
