@@ -2,7 +2,8 @@
 
 Simulated days: many clients, paced and not, over the socket and inside the daemon, that read, pause,
 cancel, close a half or vanish, on an engine that guesses ahead and runs out of cells. Some days end
-in the middle, as by a signal. `UMA_TOLD_REQUESTS=100000` plays so many requests (13 minutes).
+in the middle, as by a signal. `UMA_TOLD_REQUESTS=100000` plays so many requests (13 minutes; with
+`-o faulthandler_timeout=0`, or pytest shows a traceback after the first of them).
 """
 
 from __future__ import annotations
