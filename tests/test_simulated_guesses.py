@@ -15,7 +15,7 @@ from uma_trio.engine.trace import traced
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import Header, TracedTick
-from uma_trio.policy.state import SchedulerState, SequenceView
+from uma_trio.policy.state import Contract, SchedulerState, SequenceView
 from uma_trio.sim import validate
 from uma_trio.sim.guesses import NO_GUESSES, Guesses, any_of
 from uma_trio.sim.latency import gaps, itl
@@ -114,6 +114,42 @@ def test_guesses_that_are_right_make_an_answer_quicker_and_no_longer(machine: Pr
     assert took[True] < 0.75 * took[False]
     # Where graphs are captured a size is held, so that more rows have wrong guesses.
     assert 0.25 < world.machine.accepted / world.machine.drafted < 0.85
+
+
+def read_beside(guesses: Guesses, cap: float, clients: int) -> tuple[float, int]:
+    """Return the seconds of a reader's token beside so many endless prompts, and their tokens."""
+    world = Simulation(
+        find_policy("deadline"),
+        Contract(latency_cap=cap),
+        profile=CPU,
+        seed=3,
+        guesses=lambda _: guesses,
+    )
+    for client in range(clients):
+        world.storm(100 + client)
+    world.run(1.0)
+    reader = world.submit(20, 3000, client=1)
+    world.run(10.0)
+    shown = reader.token_times[len(reader.token_times) // 5 :]
+    others = sum(n for client, n in world.machine.tokens.items() if client >= 100)
+    return (shown[-1] - shown[0]) / (len(shown) - 1), others
+
+
+@pytest.mark.parametrize("cap", [1.2, 2.0])
+def test_a_reader_whose_guesses_are_right_keeps_its_pace_beside_others(cap: float) -> None:
+    """The cap is by what it takes alone with them, and the others get what such a reader leaves."""
+    alone_s, _ = read_beside(SEVEN, cap, 0)
+    beside_s, others = read_beside(SEVEN, cap, 3)
+    assert beside_s <= 1.1 * cap * alone_s
+    assert others > 1500
+
+
+def test_guesses_that_are_believed_and_wrong_bring_no_deadline_nearer() -> None:
+    """Or the others would starve for tokens that nobody gets sooner."""
+    wrong = Guesses((0.9,) * 400, (False,) * 400)
+    _, others = read_beside(wrong, 1.2, 3)
+    _, plainly = read_beside(NO_GUESSES, 1.2, 3)
+    assert others > 0.85 * plainly
 
 
 def test_guesses_that_are_believed_and_wrong_are_computed_and_change_nothing() -> None:

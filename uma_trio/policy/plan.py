@@ -45,6 +45,8 @@ class Limit:
     the tick to `newcomer_s`, but are not part of a `grant`. An `isolated` tick contains streams
     only. `reach_s` is the largest value of `seconds` that isolated ticks can reach. Without
     streams, a tick without newcomers takes at most `brief_s`, if some size of it is that short.
+    `step_s` is the least time between two due tokens of a stream. Alone, a token of that stream takes
+    `drafted_part` of its time without guesses.
     """
 
     seconds: float
@@ -56,6 +58,7 @@ class Limit:
     reach_s: float = math.inf
     step_s: float = 0.0
     brief_s: float = math.inf
+    drafted_part: float = 1.0
 
 
 NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")

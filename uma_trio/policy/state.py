@@ -254,6 +254,8 @@ class Memory:
     served: Served = field(factory=Served)
     held_drafts: HeldDrafts = NO_HELD_DRAFTS
     purses: Mapping[int, Purse] = field(factory=dict)  # of streams that had guesses, by key
+    # By key, what a token takes a reader alone with its guesses, as a part of the time without.
+    drafted_parts: Mapping[int, float] = field(factory=dict)
 
 
 @value

@@ -102,7 +102,7 @@ def _chosen(
     guesses = likeliest_first(state, plan, room)
     found = guesses if state.draft is None else [g for g in guesses if not g[1].modelled]
     plain_s = ballast_for(cost, work, state.spare_rows)[1]
-    offers = _offers(state, cost, work, found)
+    offers = offers_of(state, cost, work, found)
     free = max([n for n, (_, seconds) in offers.items() if seconds <= FREE * plain_s], default=0)
     gain, free_s = offers.get(free, (0.0, plain_s))
     if not state.contract.paid_drafts or plan.limit.isolated:
@@ -110,7 +110,7 @@ def _chosen(
     empty = {key for key, purse in purses.items() if purse.left <= 0}
     paying = [g for g in guesses if g[1].pays_for_drafts and g[1].key not in empty]
     if len(paying) < len(guesses) or len(found) < len(guesses):
-        offers = _offers(state, cost, work, paying)
+        offers = offers_of(state, cost, work, paying)
     streams = len(plan.items)
     longest = longest_s(state, plan, plain_s)
     best, rate = 0, WORTH * (plan.n_tokens + gain) / free_s
@@ -122,7 +122,7 @@ def _chosen(
     return paying[:best], streams * (offers[best][1] / free_s - 1.0)
 
 
-def _offers(
+def offers_of(
     state: SchedulerState, cost: CostModel, work: Work, guesses: list[Guess]
 ) -> dict[int, tuple[float, float]]:
     """Return by how many of `guesses` are taken the tokens that they give, and the tick's seconds.

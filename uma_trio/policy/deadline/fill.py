@@ -129,6 +129,7 @@ def _size(
     _, base_s = ballast_for(cost, line.tick, spare)
     in_use = state.memory.served.tokens - line.tick.tokens
     kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
+    base_s *= limit.drafted_part
     best = _best(took, base_s, limit.step_s, cost.recapture_s + cost.change_s, in_use, kept=kept)
     # The shape changes once more when readers are alone again.
     stays_s = 0.0 if state.before.repeats else cost.capture_s

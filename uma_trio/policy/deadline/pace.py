@@ -26,5 +26,6 @@ def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
         plan = evolve(plan, memory=evolve(plan.memory, guard=guard))
     if guard.company_at is None or state.now - guard.company_at > LINGER_S or solo_s <= 0:
         return plan
-    contract = state.contract
-    return evolve(plan, paces={v.key: step_s(v, contract, solo_s) for v in reading(state)})
+    contract, parts = state.contract, plan.memory.drafted_parts
+    paces = {v.key: step_s(v, contract, parts.get(v.key, 1.0) * solo_s) for v in reading(state)}
+    return evolve(plan, paces=paces)

@@ -2,7 +2,8 @@
 
 Each token of a stream is due one *step* after the token before it was shown. A step is
 `latency_cap` times solo, or the request's own target, and never so short that less than
-`background_floor` of the machine is left. A stream whose tokens are computed earlier is *ahead* of
+`background_floor` of the machine is left. For a reader whose drafts are right, solo includes them
+(:mod:`uma_trio.policy.deadline.own_drafts`). A stream whose tokens are computed earlier is *ahead* of
 its reader. Its *slack* is the time until its first uncomputed token is due. A tick may take as long
 as the least slack of all readers, less a margin for prediction errors.
 
@@ -17,10 +18,11 @@ Exceptions, in this order:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline.newcomers import late_caps, unread_limit, who_waits_for_nobody
+from uma_trio.policy.deadline.own_drafts import parts_with_drafts
 from uma_trio.policy.deadline.solo import alone_s, next_turn, room_alone
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
@@ -50,11 +52,14 @@ def set_slack(state: SchedulerState, plan: Plan) -> Plan:
     if isolated:
         reason = "alone: to measure what the streams cost by themselves"
         return _with(plan, Limit(solo, reason, solo, isolated=True), guard)
+    parts = parts_with_drafts(state, plan, cost)
+    if parts != plan.memory.drafted_parts:
+        plan = evolve(plan, memory=evolve(plan.memory, drafted_parts=parts))
     bound = who_waits_for_nobody(state, readers)
     if not bound:
         return _with(plan, evolve(NO_LIMIT, reason=PROMPTS_FIRST, solo_s=solo), guard)
     latest, beside_newcomers = late_caps(state, guard, bound)
-    limit = _limit(state, bound, solo, beside_newcomers * solo, margin(cost))
+    limit = _limit(state, bound, parts, solo, beside_newcomers * solo, margin(cost))
     if guard.owed_s >= (latest - 1.0) * solo:
         granted_s = min([_ahead_s(view, state.now) for view in bound]) + latest * solo
         if limit.seconds < granted_s:
@@ -88,6 +93,7 @@ def margin(cost: CostModel) -> float:
 def _limit(
     state: SchedulerState,
     readers: Sequence[SequenceView],
+    parts: Mapping[int, float],
     solo_s: float,
     welcome_s: float,
     careful: float,
@@ -95,9 +101,13 @@ def _limit(
     """Return the limit of a tick that no reader notices, and that of one for newcomers."""
     now, contract = state.now, state.contract
     slack = reach = newcomer = least = math.inf
+    shortest = 1.0
     for view in readers:
-        ahead, step = _ahead_s(view, now), step_s(view, contract, solo_s)
-        slack, least = min(slack, ahead + step), min(least, step)
+        part = parts.get(view.key, 1.0)
+        ahead, step = _ahead_s(view, now), step_s(view, contract, part * solo_s)
+        slack = min(slack, ahead + step)
+        if step < least:
+            least, shortest = step, part
         room = max(ahead, 0.0) + max(view.credit - PLACES_IN_FLIGHT, 0) * step
         reach = min(reach, min(contract.playout_s, room) + step)
         asked = view.target_itl_s is not None
@@ -111,6 +121,7 @@ def _limit(
         newcomer_s=max(seconds, newcomer),
         reach_s=reach / careful,
         step_s=least,
+        drafted_part=shortest,
     )
 
 
