@@ -140,6 +140,23 @@ def test_another_shape_than_the_tick_before_costs_extra_where_graphs_are_capture
     assert model.seconds(Work(4, 2)) == pytest.approx(0.0111)
 
 
+@pytest.mark.parametrize("after", [(1, 1), (4, 1)], ids=["recapture_s", "capture_s"])
+def test_a_price_of_changes_that_is_far_too_high_comes_down(after: tuple[int, int]) -> None:
+    """A tick that takes a third of what was expected is no accident."""
+    model = CostModel(STAIRS, recapture_s=0.03, capture_s=0.03)
+    work = Work(4, 1, after=after, settled=False)
+    for _ in range(200):
+        model = model.learn_change(work, 0.0111 + 0.002)
+    other_s, extra_s = 0.03, 0.002
+    assert model.change_s == pytest.approx(other_s + extra_s, rel=0.01)
+
+
+def test_a_change_that_took_many_times_as_long_once_teaches_nothing() -> None:
+    """A frozen machine is not what changes cost."""
+    model = CostModel(STAIRS, recapture_s=0.002, capture_s=0.003)
+    assert model.learn_change(Work(4, 1, after=(1, 1)), 1.0) == model
+
+
 def test_what_depth_costs_is_learnt_from_ticks_that_are_deep() -> None:
     """A prior that is three times too high comes down, until depths in between are predicted."""
     truth, model = CostModel(STAIRS, context_cell_s=1e-6), CostModel(STAIRS, context_cell_s=3e-6)

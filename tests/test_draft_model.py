@@ -239,6 +239,15 @@ def test_rests_double_up_to_an_hour_until_it_works_for_as_long() -> None:
     assert failures.total == 2 * PATIENCE + 8
 
 
+def test_what_fails_during_a_rest_makes_it_no_longer() -> None:
+    """One failure may be followed by one of each sequence that is dropped, all in the same moment."""
+    failures = Failures()
+    rests = [failures.note(0.0) for _ in range(PATIENCE + 8)]
+    assert rests == [0.0] * (PATIENCE - 1) + [FIRST_REST_S] * 9
+    assert failures.note(FIRST_REST_S) == 2 * FIRST_REST_S
+    assert failures.total == PATIENCE + 9
+
+
 def test_prepared_ticks_are_not_given_up_for_a_model_that_has_failed() -> None:
     """Nobody asks it, so no guess is to be expected of it."""
     draft = drafter_of(0, faults={n: Fault(DecodeStatus.COMPUTE_FAILED) for n in range(1000)})

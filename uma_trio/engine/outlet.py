@@ -26,9 +26,11 @@ class Outlet:
         self._post = post
 
     def deliver(self, items: Sequence[tuple[Sink, StreamItem]], calls: Sequence[Call] = ()) -> None:
-        """Put each item into its stream, have them read, then run each of `calls`.
+        """Put each item into its stream, flush these streams, then run each of `calls`.
 
-        All on trio's thread, in order: what is read by several streams is read once. Called on the engine's thread. Nothing is woken when there is nothing to deliver.
+        Called on the engine's thread; the rest happens on trio's thread, in this order. The items are
+        all in their streams before the first flush, so a reader of several streams takes them in one
+        call. Without items and calls trio's thread is not woken.
         """
         if not items and not calls:
             return

@@ -314,7 +314,8 @@ class CostModel:
         plain_s = self._by(self.computing, evolve(work, after=None))
         if not (self.recapture_s and 0 < decode_s < math.inf):
             return self
-        if abs(math.log(took_s / (plain_s + self.change_s))) >= OUTLIER:
+        # As in `learn`, only a tick that took too long may have done so by chance.
+        if math.log(took_s / (plain_s + self.change_s)) >= OUTLIER:
             return self
         # Never nothing, or graphs would count as not captured.
         extra_s = max(took_s - plain_s, LEAST_CHANGE * plain_s)

@@ -50,8 +50,9 @@ class Answers:
     The answers are listed in the directory as soon as the object exists, so it must be entered or
     closed::
 
-    async with service.generate([ask], origin) as answers: while not answers.finished: await
-    answers.read(tell) ...
+        async with service.generate([ask], origin) as answers:
+            while not answers.finished:
+                await answers.read(tell)
 
     Entering the block checks, tokenises and submits the whole request, or refuses it. Leaving the
     block, or cancelling the task in it, ends the answers that still run.

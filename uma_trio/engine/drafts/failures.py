@@ -29,7 +29,13 @@ class Failures:
     _latest: float = -math.inf
 
     def note(self, now: float) -> float:
-        """Count a failure; return how long to rest from `now` on, or 0."""
+        """Count a failure; return how long to rest from `now` on, or 0.
+
+        Failures during a rest, such as those of cleaning up behind the one before it, make it no longer.
+        """
+        if now < self.rests_until:
+            self.total += 1
+            return self.rests_until - now
         if now - max(self._latest, self.rests_until) >= self._rest_s:
             self._left, self._rest_s = PATIENCE, FIRST_REST_S
         self.total += 1
