@@ -1,9 +1,10 @@
-"""How much quicker readers would be alone by their own guesses.
+"""How much quicker readers would be alone by their own drafts.
 
-A deadline is a multiple of what a stream takes alone, and with guesses that are right it takes less. So its
-deadlines are closer together, and others get what such a stream leaves. It is smoothed, since a text is
-copied now and then, and only looked at while others have work. Where graphs are captured guesses are computed only while nobody else has work, so
-there it counts for nothing.
+A deadline is a multiple of what a stream takes alone, and with drafts that are right it takes less.
+The deadlines of such a stream are therefore closer together, and others get what it leaves. The
+figure is smoothed, because a text is copied now and then, and looked at only while others have
+work. Where graphs are captured drafts are computed only while nobody else has work, so there it
+counts for nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from collections.abc import Mapping
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
-from uma_trio.policy.deadline.drafts import MOST_DRAFTS, WORTH, likeliest_first, offers_of
+from uma_trio.policy.deadline.drafts import (
+    MOST_DRAFTS,
+    WORTH,
+    likeliest_first,
+    longest_s,
+    offers_of,
+)
 from uma_trio.policy.deadline.purses import left_of
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
@@ -23,9 +30,9 @@ GONE = 0.99  # from this part on nothing is remembered
 
 
 def parts_with_drafts(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, float]:
-    """Return by key the time that a token takes a reader alone, as a part of that without guesses.
+    """Return by key the time that a token takes a reader alone, as a part of that without drafts.
 
-    `plan` has the readers' steps and nothing else. Whoever is not named takes the whole.
+    `plan` has the readers' steps and nothing else. A reader that is not named takes the whole.
     """
     known = plan.memory.drafted_parts
     if cost.recapture_s or not state.best_effort or not (known or state.drafting):
@@ -52,10 +59,10 @@ def _told(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, fl
         if left_of(purses, guess[1].key) > 0
     ]
     plain_s = ballast_for(cost, work, state.spare_rows)[1]
-    streams, longest_s = len(plan.items), state.contract.pause_cap * plain_s
+    streams, most_s = len(plan.items), longest_s(state, plan, plain_s)
     best, took_s, rate = 0, plain_s, WORTH * streams / plain_s
     for n, (more, seconds) in offers_of(state, cost, work, guesses).items():
-        if seconds <= longest_s and (streams + more) / seconds > rate:
+        if seconds <= most_s and (streams + more) / seconds > rate:
             best, took_s, rate = n, seconds, (streams + more) / seconds
     gains = dict.fromkeys([item.key for item in plan.items], 1.0)
     for chance, view in guesses[:best]:
