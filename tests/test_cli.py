@@ -80,6 +80,8 @@ async def test_help_names_every_option_once() -> None:
     assert "--no-http-strict" in words
     assert words[words.index("--threads") + 1] == "N"
     assert words[words.index("--model") + 1] == "PATH"
+    assert words[words.index("--flash-attention") + 1] == "CHOICE"
+    assert "Takes auto, on or off." in " ".join(word for word in words if word != "│")
     assert "Takes 1 to 256 slots." in " ".join(word for word in words if word != "│")
 
 
@@ -89,7 +91,7 @@ async def test_help_names_every_option_once() -> None:
         ("uma-trio", ["serv"], 'Did you mean "serve"?'),
         ("uma-trio", ["serve", "--n-ct", "3"], "Did you mean --n-ctx?"),
         ("uma-trio", ["serve", "--n-ctx", "3"], "--n-ctx: 3 is out of range"),
-        ("uma-trio", ["serve", "some model"], "Nothing takes 'some model'."),
+        ("uma-trio", ["serve", "some model"], "Unexpected argument: 'some model'."),
         ("umad", ["--n-ctx"], "--n-ctx"),
         ("umad", ["serve", "--kv-type", "q6"], "q8_0"),
         ("umad", ["--http", "on"], "PORT, HOST:PORT or unix:PATH"),
@@ -105,6 +107,7 @@ async def test_help_names_every_option_once() -> None:
         ("uma-cli", ["--tools", "pyproject.toml", "hi"], "pyproject.toml is not JSON"),
         ("uma-cli", ["--tools", "/dev/null", "hi"], "/dev/null is not JSON"),
         ("uma-cli", ["--raw", "--tools", "t.json", "hi"], "--tools needs --chat"),
+        ("uma-cli", ["--tool-choice", "required", "hi"], "--tool-choice required needs --tools"),
         ("uma-cli", ["--prompt", "a", "b"], "omit one of them"),
         ("uma-cli", ["--raw", "--system", "a", "b"], "--system needs --chat"),
         ("uma-cli", ["--metrics", "b"], "--metrics sends no prompt"),
@@ -278,9 +281,9 @@ async def test_run_prints_the_calls_of_tools_behind_the_text(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{}", "is not a list of tools"),
-        ("[]", "is not a list of tools"),
-        ('[{"type": "function"}]', "[0] is no function with a name"),
+        ("{}", "is not a list of tools: write [{"),
+        ("[]", "is not a list of tools: write [{"),
+        ('[{"type": "function"}]', "[0] is not a function with a name"),
         ('[{"name": "look", "parameters": 3}]', "parameters"),
     ],
 )

@@ -280,7 +280,7 @@ async def test_a_connection_that_breaks_is_said_to(autojump_clock: MockClock, pa
         generation = client.generate("hello", max_tokens=900)
         await anext(generation)
         daemon.server.end_connections()
-        with pytest.raises(ConnectionFailed, match="closed"):
+        with pytest.raises(ConnectionFailed, match="start it with `uma-trio serve`"):
             await generation.text()
 
 
@@ -308,6 +308,23 @@ async def test_with_reconnect_an_idle_client_is_not_too_old(
                 "again", 7
             )
             await trio.sleep(310)
+
+
+async def test_after_a_fatal_refusal_the_next_step_is_named(
+    autojump_clock: MockClock, path: Path
+) -> None:
+    """The refusal closes the connection; with ``reconnect`` the next generation dials again."""
+    async with served(path) as daemon:
+        async with connect(path) as client:
+            with pytest.raises(ServerError, match="E_LIMIT_004"):
+                await client.generate("hello", max_tokens=100_000).text()
+            with pytest.raises(ConnectionFailed, match=r"connect\(reconnect=True\)"):
+                await client.generate("hello", max_tokens=5).text()
+        async with connect(path, reconnect=True) as client:
+            with pytest.raises(ServerError, match="E_LIMIT_004"):
+                await client.generate("hello", max_tokens=100_000).text()
+            text = await client.generate("hello", max_tokens=5).text()
+            assert text == daemon.expected("hello", 5)
 
 
 async def test_with_reconnect_a_client_waits_for_the_daemon(

@@ -220,7 +220,10 @@ def test_bounds_are_numbers_as_they_are_typed() -> None:
         ({"idle_timeout": "0"}, "it must be more than 0"),
         ({"drain": "soon"}, "is not a duration (300, 300s, 5m, 500ms)"),
         ({"kv_type": "q6"}, "q6 exists for weights only"),
-        ({"kv_type": "f17"}, "is not one of f16, f32"),
+        (
+            {"kv_type": "f17"},
+            "is not a KV cache type: there is no KV type 'f17' (did you mean f16?)",
+        ),
         ({"log_level": "loud"}, "is not one of debug, info, warning, error"),
         ({"config": "/nowhere/at/all.yaml"}, "No such file or directory"),
         ({"http": "on"}, "PORT, HOST:PORT or unix:PATH"),

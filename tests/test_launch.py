@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from uma_trio.cli.check_http import check_http
-from uma_trio.cli.launch import environment, unreachable
+from uma_trio.cli.launch import environment, is_welcome, unreachable
 from uma_trio.cli.main import apart
 from uma_trio.cli.serve import _base_url
 from uma_trio.config.option import ConfigError
@@ -62,6 +64,32 @@ def test_nobody_at_a_port_is_noticed() -> None:
     why = unreachable(Address("127.0.0.1", port))
     assert why == f"nobody listens there. Start it: uma-trio serve --http {port}"
     assert "serve --http [::1]:9" in (unreachable(Address("::1", 9)) or "")
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """Answers 401 to all but one key, as the daemon does."""
+
+    def do_GET(self) -> None:
+        """Answer with a status and nothing else."""
+        welcome = self.headers["Authorization"] == "Bearer one"
+        self.send_response(200 if welcome else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_key_that_the_daemon_refuses_is_noticed_before_the_program_runs() -> None:
+    """The program would only report that it may not come in."""
+    with HTTPServer(("127.0.0.1", 0), Guarded) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        address = Address("127.0.0.1", server.server_port)
+        found = [is_welcome(address, key) for key in ("one", "none")]
+        server.shutdown()
+        thread.join()
+    assert found == [True, False]
+    assert is_welcome(address, "none"), "nobody is there, and another check reports that"
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_strangers_server_without_a_lock_is_not_robbed(path: Path) -> None:
 def test_what_is_no_socket_is_left_alone(path: Path, make: object) -> None:
     """A path typed wrongly costs nobody a file."""
     make(path)  # type: ignore[operator]
-    with pytest.raises(SocketUnusable, match="not a socket"):
+    with pytest.raises(SocketUnusable, match="not a socket; choose another path with --socket"):
         claim(path)
     assert path.exists()
 

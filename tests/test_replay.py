@@ -462,9 +462,9 @@ def test_a_trace_that_was_cut_off_is_replayed_as_far_as_it_goes(
     ("content", "said"),
     [
         (None, "No such file"),
-        (b"", "it is no trace, which `uma-trio serve --trace FILE` writes"),
-        (b"t,interval_s\n1,5\n", "it is no trace"),
-        (encode(Footer(0, 0)), "it is no trace"),
+        (b"", "this is not a trace; name a file that `uma-trio serve --trace` wrote"),
+        (b"t,interval_s\n1,5\n", "this is not a trace"),
+        (encode(Footer(0, 0)), "this is not a trace"),
         (encode(evolve(HEADER, format=99)), "line 1: its format is 99"),
         (encode(HEADER) + b"{}\n", "line 2: it is not a line of a trace"),
         (encode(evolve(HEADER, policy="luck")), "no policy is called 'luck'; there are: "),

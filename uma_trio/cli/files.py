@@ -8,6 +8,8 @@ from typing import Any
 
 from uma_trio.config.option import ConfigError
 
+_TOOLS = '[{"name": ..., "description": ..., "parameters": a JSON Schema}, ...]'
+
 
 def text_of(file: Path) -> str:
     """Return what a file says. Raises :class:`ConfigError`."""
@@ -35,13 +37,15 @@ def tools_of(file: Path) -> tuple[dict[str, Any], ...]:
     """
     found = json_of(file)
     if not isinstance(found, list) or not found:
-        raise ConfigError(f"{file} is not a list of tools")
+        raise ConfigError(f"{file} is not a list of tools: write {_TOOLS}")
     return tuple(_tool(file, place, tool) for place, tool in enumerate(found))
 
 
 def _tool(file: Path, place: int, tool: Any) -> dict[str, Any]:
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ConfigError(f"{file}: [{place}] is no function with a name")
+        raise ConfigError(
+            f"{file}: [{place}] is not a function with a name: write it as in {_TOOLS}"
+        )
     names = ("name", "description", "parameters", "strict")
     return {name: function[name] for name in names if function.get(name) is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -61,7 +62,12 @@ def launch(
     if shutil.which(program[0]) is None:
         complain(f"There is no program {program[0]}; check its name and PATH.")
         return USAGE
-    return _become(program, environment(address, config.http_key_file))
+    more = environment(address, config.http_key_file)
+    if not is_welcome(address, more["OPENAI_API_KEY"]):
+        what = "another key" if config.http_key_file else "a key"
+        complain(f"The daemon at {address.url} requires {what}: name its file by --http-key-file.")
+        return USAGE
+    return _become(program, more)
 
 
 def _become(program: tuple[str, ...], more: dict[str, str]) -> NoReturn:
@@ -105,6 +111,18 @@ def unreachable(address: Address) -> str | None:
     if status in (200, 503):
         return None
     return f"something else answers there, /health with {status}. Choose another --http."
+
+
+def is_welcome(address: Address, key: str) -> bool:
+    """Whether the daemon takes this key; also if it cannot be asked, since the program will tell."""
+    connection = HTTPConnection(address.host, address.port, timeout=_PATIENCE_S)
+    try:
+        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+        return connection.getresponse().status != HTTPStatus.UNAUTHORIZED
+    except (OSError, HTTPException):
+        return True
+    finally:
+        connection.close()
 
 
 def _typed(address: Address) -> str:

@@ -116,7 +116,7 @@ def answer(app: App, arguments: Sequence[str]) -> int:
 def _usage(error: CycloptsError, name: str) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, UnusedCliTokensError):
-        text = f"Nothing takes {shlex.join(error.unused_tokens or ())}."
+        text = f"Unexpected argument: {shlex.join(error.unused_tokens or ())}."
     verb = " ".join([name, *(error.command_chain or ())])
     return f"{text} See {verb} --help."
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DIFFERENT = 1
 TROUBLE = 2  # nothing was compared; the same statuses as diff's
-_NO_TRACE = "it is no trace, which `uma-trio serve --trace FILE` writes"
+_NO_TRACE = "this is not a trace; name a file that `uma-trio serve --trace` wrote"
 
 
 def replay(

@@ -317,6 +317,8 @@ def _contradiction(words: tuple[str, ...], chat: bool | None, asking: Asking) ->
         return "The prompt is given twice, as words and by --prompt; omit one of them."
     if asking.tools is not None and chat is False:
         return "--tools needs --chat: a raw prompt has no place for them."
+    if asking.tools is None and asking.tool_choice == "required":
+        return "--tool-choice required needs --tools: without them the model has nothing to call."
     if chat is False and asking.system is not None:
         return "--system needs --chat: a raw prompt has no place for it."
     return ""

@@ -172,7 +172,7 @@ def _parameter(item: Option, group: Group) -> inspect.Parameter:
         shape = Parameter(
             name=item.flag,
             help=" ".join(about),
-            metavar=item.metavar or "N",
+            metavar=item.metavar or ("CHOICE" if item.choices else "N"),
             allow_leading_hyphen=True,
             group=group,
         )

@@ -104,7 +104,7 @@ def parsed(protocol: uma_protocol.Connection) -> Event | None:
     except RemoteProtocolError as exc:
         raise ConnectionFailed(f"{_CLOSED} or broke the protocol: {exc.message}") from exc
     if isinstance(event, ConnectionClosed):
-        raise ConnectionFailed(_CLOSED)
+        raise ConnectionFailed(f"{_CLOSED}; if it has ended, start it with `uma-trio serve`")
     if isinstance(event, Pause):
         return None
     return event  # type: ignore[return-value]  # a client never gets requests

@@ -54,7 +54,8 @@ async def connect(
         socket_path: the daemon's socket; default ``$UMA_SOCK``, or ``/tmp/uma.sock``.
         reconnect: try again a few times, with growing and jittered pauses, if the daemon cannot be
             reached, the connection is lost or the daemon answers "retry later". A generation is
-            repeated only if no token of it has arrived.
+            repeated only if no token of it has arrived. Without it a client is of no further use
+            after a fatal error, such as a prompt that is too long.
 
     Raises:
         ConnectionFailed: no daemon serves there, or another user's process does.
@@ -246,7 +247,10 @@ class Client:
             await self.leave(before)
         if self._link is None or self._link.broken:
             if not self._reconnect:
-                raise ConnectionFailed("the connection is closed; connect again")
+                raise ConnectionFailed(
+                    "the connection is closed, as after each fatal error; connect again, "
+                    "or use connect(reconnect=True)"
+                )
             self._link = await Link.dial(self._path)
         self._run = run
         await self._link.send(run.request)

@@ -67,7 +67,10 @@ class Option:
 
     @property
     def bounds(self) -> str:
-        """What numbers it takes and in which unit, such as ``1 to 256 slots``; "" if any word."""
+        """What it takes, such as ``1 to 256 slots`` or ``auto, on or off``; "" if any word."""
+        if self.choices:
+            *others, last = self.choices
+            return f"{', '.join(others)} or {last}"
         low = self.minimum if self.minimum is not None else self.above
         if low is None or self.maximum is None:
             return self.unit if low is None else f"more than {show(low)} {self.unit}".strip()

@@ -35,7 +35,7 @@ def _kv_type(raw: object) -> object:
     try:
         return kv_type_name(text)
     except ValueError as error:
-        raise ValueError(f"one of {', '.join(KV_TYPES)}, or a pair: {error}") from None
+        raise ValueError(f"a KV cache type: {error}") from None
 
 
 def _bandwidth(raw: object) -> object:

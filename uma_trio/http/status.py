@@ -59,6 +59,6 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
         if running.handle == handle or running.origin.name == name
     ]
     if not [one for one in wanted if service.move(one, body.get("priority"))]:
-        why = "that request does not run, or not any more; GET /slots lists those that do"
+        why = "that request is not running; GET /slots lists those that are"
         raise Fault(404, why, code="request_not_found")
     return Reply(200, msgspec.json.encode({"ok": True, "moved": len(wanted)}))

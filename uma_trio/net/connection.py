@@ -268,7 +268,7 @@ class Connection:
             if self._running is not None:
                 self._running.move_to(request.priority)
         if not moved:
-            why = "that request does not run, or not any more; `sessions` (uma-trio ps) lists those that do"
+            why = "that request is not running; `sessions` (uma-trio ps) lists those that are"
             self._say(error_event(Code.E_PROTO_005, why))
             return
         self._say(Ok(id=request.id))

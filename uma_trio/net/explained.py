@@ -74,7 +74,7 @@ def told(
     if request.request is not None and not recorded.requests:
         return error_event(
             Code.E_PROTO_005,
-            "nothing is known of that request, or not any more; `explain` without one lists them",
+            "no record of that request is kept; `explain` without a request lists the recorded ones",
         )
     room = MAX_BYTES
     timelines: list[StoryInfo] = []

@@ -223,9 +223,9 @@ def _remove_stale(path: str, flag: str) -> None:
     except OSError as exc:
         raise SocketUnusable(f"cannot look at {path}: {exc.strerror}") from exc
     if not stat.S_ISSOCK(info.st_mode):
-        raise SocketUnusable(f"{path} exists and is not a socket; it was left alone")
+        raise SocketUnusable(f"{path} exists and is not a socket; {_elsewhere(flag)}")
     if info.st_uid != os.geteuid():
-        raise SocketUnusable(f"{path} belongs to user {info.st_uid}; it was left alone")
+        raise SocketUnusable(f"{path} belongs to user {info.st_uid}; {_elsewhere(flag)}")
     _refuse_if_answered(path, flag)
     os.unlink(path)
 
