@@ -351,6 +351,19 @@ def test_infeasible_promises_are_counted() -> None:
     assert simulation.metrics.snapshot()["guard_infeasible_total"] > 0  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(("floor", "infeasible"), [(0.1, True), (0.4, False)])
+def test_the_cap_of_infeasible_ticks_is_the_one_that_is_promised(
+    floor: float, infeasible: bool
+) -> None:
+    """With a floor of 0.4 a reader has its tokens 1.67 times solo apart, whatever the cap."""
+    contract = Contract(background_floor=floor)
+    simulation = Simulation(deadline, contract, profile=built_in("q4_0", gaussian(0.12)))
+    simulation.submit(20, 2000, client=1)
+    simulation.run(10.0)
+    counted = simulation.metrics.snapshot()["guard_infeasible_total"]
+    assert (counted > 0) is infeasible  # type: ignore[operator]
+
+
 def test_a_request_that_asks_for_shorter_gaps_gets_them_where_possible() -> None:
     """An application's own target tightens the limit of every tick it is part of."""
     simulation = Simulation(deadline, Contract(latency_cap=5.0))
