@@ -151,6 +151,12 @@ def test_a_price_of_changes_that_is_far_too_high_comes_down(after: tuple[int, in
     assert model.change_s == pytest.approx(other_s + extra_s, rel=0.01)
 
 
+def test_what_a_change_costs_is_told_with_the_scale_factor() -> None:
+    """As every other time that is compared with what a tick may take."""
+    model = CostModel(STAIRS, recapture_s=0.002, capture_s=0.003)
+    assert evolve(model, scale=2.0).change_s == model.times(2.0).change_s == pytest.approx(0.01)
+
+
 def test_a_change_that_took_many_times_as_long_once_teaches_nothing() -> None:
     """A frozen machine is not what changes cost."""
     model = CostModel(STAIRS, recapture_s=0.002, capture_s=0.003)

@@ -248,6 +248,26 @@ def test_where_graphs_are_captured_streams_run_alone_for_a_while_and_less_often(
 CHANGES = evolve(COST, recapture_s=0.002, capture_s=0.003)
 
 
+@pytest.mark.parametrize("owed_s", [0.0, 9.0])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_machine_that_is_slower_today_pays_more_for_a_change_too(
+    owed_s: float, mixed: bool
+) -> None:
+    """Twice the scale factor is the same as a table that says twice as much."""
+    changing = evolve(COST, recapture_s=0.01, capture_s=0.02)
+    guard, served = GuardMemory(owed_s=owed_s, mixed=mixed), Served(tokens=16 if mixed else 0)
+    sizes: list[list[int]] = []
+    for cost in (evolve(changing, scale=2.0), changing.times(2.0)):
+        memory = Memory(cost=cost, guard=guard, served=served)
+        sizes.append([])
+        for ahead in range(60):
+            views = (stream(shown_at=100 + 0.005 * ahead), prompt(2, 500, lane="background"))
+            now = captured_situation(*views, memory=memory, n_batch=512)
+            sizes[-1].append(deadline(now).n_tokens)
+    assert len(set(sizes[0])) > 1
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("settled", [False, True])
 def test_the_first_ticks_of_a_captured_shape_teach_nothing(settled: bool) -> None:
     """Neither the model nor the unrest of the machine; elsewhere every tick does."""

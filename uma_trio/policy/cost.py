@@ -212,8 +212,8 @@ class CostModel:
 
     @property
     def change_s(self) -> float:
-        """The additional time of the first two ticks of a shape."""
-        return self.recapture_s + self.capture_s
+        """The additional time of the first two ticks of a shape, with the scale factor."""
+        return self.scale * (self.recapture_s + self.capture_s)
 
     def cell_s(self, tokens: int) -> float:
         """Return what a cell adds to a tick of so many tokens that spans it, whosever it is."""
@@ -315,7 +315,7 @@ class CostModel:
         if not (self.recapture_s and 0 < decode_s < math.inf):
             return self
         # As in `learn`, only a tick that took too long may have done so by chance.
-        if math.log(took_s / (plain_s + self.change_s)) >= OUTLIER:
+        if math.log(took_s / (plain_s + self.recapture_s + self.capture_s)) >= OUTLIER:
             return self
         # Never nothing, or graphs would count as not captured.
         extra_s = max(took_s - plain_s, LEAST_CHANGE * plain_s)

@@ -134,7 +134,7 @@ class Room:
         cost = self.saving.cost
         if cost is None or not cost.recapture_s:
             return False
-        return self.compaction.has_cost(cost.scale * cost.change_s)
+        return self.compaction.has_cost(cost.change_s)
 
     def _prices(self) -> Prices | None:
         """Return what a leaf costs, None if there is none or it costs nothing."""

@@ -116,24 +116,25 @@ def _size(
         if not took and not newcomers:  # somebody has to go on
             took = dict([*fitting(cost, line, most, math.inf, spare).items()][:1])
         return sweet_spot(state, took, line.tick.tokens), "does not fit into this tick"
+    recapture_s, capture_s = cost.scale * cost.recapture_s, cost.scale * cost.capture_s
     if limit.grant:
-        granted_s = limit.seconds - cost.recapture_s
+        granted_s = limit.seconds - recapture_s
         return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG
     begun, full = state.memory.guard.mixed, limit.seconds >= FULL * limit.reach_s
-    if cost.recapture_s and not begun and limit.seconds < WORTH_A_CHANGE * limit.reach_s:
+    if recapture_s and not begun and limit.seconds < WORTH_A_CHANGE * limit.reach_s:
         return 0, SAVING
     seconds = limit.seconds if full else max(limit.seconds, limit.reach_s)
-    took = fitting(cost, line, most, seconds - cost.recapture_s, spare)
+    took = fitting(cost, line, most, seconds - recapture_s, spare)
     if not took:
         return 0, TOO_LONG
     _, base_s = ballast_for(cost, line.tick, spare)
     in_use = state.memory.served.tokens - line.tick.tokens
     kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
     base_s *= limit.drafted_part
-    best = _best(took, base_s, limit.step_s, cost.recapture_s + cost.change_s, in_use, kept=kept)
+    best = _best(took, base_s, limit.step_s, recapture_s + cost.change_s, in_use, kept=kept)
     # The shape changes once more when readers are alone again.
-    stays_s = 0.0 if state.before.repeats else cost.capture_s
-    changes_s = cost.change_s + (stays_s if kept and best == in_use else cost.recapture_s)
+    stays_s = 0.0 if state.before.repeats else capture_s
+    changes_s = cost.change_s + (stays_s if kept and best == in_use else recapture_s)
     return (best if took[best] + changes_s <= limit.seconds else 0), SAVING
 
 
