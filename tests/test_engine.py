@@ -1132,6 +1132,31 @@ def test_the_high_water_mark_is_lowered_in_company_once_it_has_cost_a_change(cel
     assert bench.backend.lowered is (cell_s > 0)
 
 
+def test_a_high_water_mark_that_cannot_fall_is_not_given_up_for_good() -> None:
+    """Cells below one that is used stay free; what they cost lowers the mark once for each change."""
+
+    class Counting(OnDevice):
+        lowerings = 0
+
+        def kv_lower_high_water(self) -> None:
+            self.lowerings += 1
+            super().kv_lower_high_water()
+
+    cost = CostModel(
+        Staircase((1, 512), (0.01, 0.1)), spanned_cell_s=2e-6, recapture_s=0.003, capture_s=0.004
+    )
+    backend = Counting(n_ctx=4096)
+    bench = Bench(backend, settings=EngineSettings(cost=cost))
+    bench.submit("x" * 600, max_tokens=5, lane="background")
+    bench.ticks(2)
+    bench.submit(max_tokens=60, lane="background")
+    bench.ticks(10)
+    before = backend.lowerings
+    bench.ticks(40)
+    assert backend.kv_high_water() - backend.kv_used() > 256
+    assert 2 <= backend.lowerings - before <= 10
+
+
 def test_where_no_graphs_are_captured_the_high_water_mark_is_always_lowered() -> None:
     """There a smaller cache costs nothing, and a larger one is looked through by every token."""
     bench = Bench()

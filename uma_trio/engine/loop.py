@@ -173,6 +173,7 @@ class Engine:
         company = tick is not None and (tick.state.best_effort or tick.state.before.contended)
         if not company or self.prefix.room.mark_costs():
             self._kv.lower_high_water()
+            self.prefix.room.mark_fell()
         if tick is None:
             self.publish()
             self._idle = True

@@ -39,7 +39,8 @@ class Compaction:
     moved: int = 0
     failures: int = 0
     under_way: bool = False
-    _paid_s: float = 0.0  # what free cells below the mark have cost since they last were few
+    mark_s: float = 0.0  # what free cells below the mark have cost since it was lowered
+    _paid_s: float = 0.0  # the same since they last were few
     _left_s: float = 0.0  # of what moving may take
     _need_s: float = 0.0  # what the slice takes that was too dear
     _takes: Measured = field(factory=lambda: Measured(0.0, 0.0))
@@ -54,17 +55,14 @@ class Compaction:
         """The number of free cells that a decode spans."""
         return self.backend.kv_high_water() - self.backend.kv_used()
 
-    def has_cost(self, seconds: float) -> bool:
-        """Whether free cells below the mark have cost so much since they last were few."""
-        return self._paid_s >= seconds
-
     def charge(self, cell_s: float) -> None:
         """Note a tick, which pays `cell_s` for every cell that it spans."""
         gap = self.gap
         if gap >= LEAST_GAP:
             self._paid_s += cell_s * gap
+            self.mark_s += cell_s * gap
         else:
-            self._paid_s = self._need_s = 0.0
+            self._paid_s = self._need_s = self.mark_s = 0.0
 
     def due(self, cell_s: float) -> bool:
         """Whether moving pays for itself, before work that pays `cell_s` for every cell."""

@@ -134,7 +134,11 @@ class Room:
         cost = self.saving.cost
         if cost is None or not cost.recapture_s:
             return False
-        return self.compaction.has_cost(cost.change_s)
+        return self.compaction.mark_s >= cost.change_s
+
+    def mark_fell(self) -> None:
+        """Note that the mark was lowered. Free cells that are left below it cost anew from here on."""
+        self.compaction.mark_s = 0.0
 
     def _prices(self) -> Prices | None:
         """Return what a leaf costs, None if there is none or it costs nothing."""
