@@ -80,7 +80,7 @@ PLANNING: tuple[Metric, ...] = (
         "guard_infeasible_total",
         "counter",
         "ticks",
-        "Ticks with interactive streams only that took longer than the cap times `solo_ms`. "
+        "Ticks with interactive streams only that took longer than `latency_cap` times `solo_ms`. "
         "Only tokens that are computed ahead can hide such a delay.",
     ),
     Metric(

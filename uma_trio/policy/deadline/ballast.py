@@ -10,8 +10,9 @@ from uma_trio.policy.state import SchedulerState
 
 MOST_BALLAST = 3
 WORTH = 0.97  # below this part of the time without; measuring is no finer
-# One tick in so many goes without, or a step that was measured too high would never be corrected; a mixed one
-# only where no reader notices. Amid mixed ticks only isolated ones tell what streams take alone: half of them go without, so many ticks in turn.
+# One tick in so many goes without ballast, or a step that was measured too high would never be corrected. A
+# mixed one does so only where no reader notices. Isolated ticks, which measure what streams take alone, go
+# with ballast and without in turn, so many ticks each.
 TRY_WITHOUT, ISOLATED_IN_TURN = 256, 8
 
 

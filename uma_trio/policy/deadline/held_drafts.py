@@ -4,11 +4,11 @@ Where graphs are captured, a tick of another shape is slow. So ticks with drafts
 that there is no guess for are ballast. A tick with drafts is not prepared beside the one before
 it, either: how many guesses are right is known too late.
 
-A change of the size costs two changes of shape, there and back. For each size, none among them, the
-stage adds up what it would have saved on the same tokens since the last change; what it would have lost is taken off. The size is
-changed once that is worth the price. What a held size saved is known from the tokens that came. After
-one that was not worth its price the next has to promise twice as much, so that guesses which are
-believed and wrong cost little.
+A change of the size costs two changes of shape, there and back. For each size, and for no drafts at
+all, the stage adds up what it would have saved on the same tokens since the last change, less what it
+would have lost. The size is changed once that is worth the price. What a held size saved is known from
+the tokens that came. After one that was not worth its price the next has to promise twice as much, so
+that guesses which are believed and wrong cost little.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _savings(
 ) -> Mapping[int, float]:
     """Return by the size of the tick the seconds that it saves beside one without drafts.
 
-    All for as many tokens as the size that is `held` gives: how long ticks without drafts would need for them, less
-    what ticks of that size would. Those with drafts wait `waits_s` for the host.
+    All for as many tokens as the size that is `held` gives: how long ticks without drafts would need for
+    them, less what ticks of that size would. Those with drafts wait `waits_s` for the host.
     """
     work, plain = planned_work(state, plan, captured=True), plan.n_tokens
     plain_s = cost.seconds(work)
