@@ -269,8 +269,8 @@ def test_a_machine_that_is_slower_today_pays_more_for_a_change_too(
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_the_first_ticks_of_a_captured_shape_teach_nothing(settled: bool) -> None:
-    """Neither the model nor the unrest of the machine; elsewhere every tick does."""
+def test_the_first_ticks_of_a_captured_shape_correct_no_step(settled: bool) -> None:
+    """They are longer for another reason; where no graphs are captured every tick corrects its step."""
     last = MeasuredTick(0.012, 0.0, Work(1, 1, after=(1, 1), settled=settled))
     for cost in (CHANGES, COST):
         now = after(evolve(state(stream()), memory=Memory(cost=cost)), last)

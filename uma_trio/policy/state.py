@@ -167,9 +167,7 @@ class Contract:
     startup_s: float = 3.0
     background_floor: float = 0.05
     newcomer_tokens: int = 512
-    interactive_weight: float = (
-        10.0  # what that lane gets of what streams leave, for 1 of the other
-    )
+    interactive_weight: float = 10.0  # that lane's part of what streams leave, for 1 of the other
     bmt_budget: float | None = None  # bytes per second; None is no limit
     paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
     playout_s: float = 0.3
@@ -279,9 +277,8 @@ class SchedulerState:
     n_rows: int = sys.maxsize  # logits rows that a batch may ask for, ballast included
     spare_rows: int = 0  # those of them that nobody can ask for: ballast may
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
-    high_water: int | None = (
-        None  # cells that a tick spans, where these sequences hold fewer or more
-    )
+    # Cells that a tick spans, where these sequences hold fewer or more.
+    high_water: int | None = None
     before: Work = NO_WORK  # the tick before this one, measured or not
     measured: tuple[MeasuredTick, ...] = ()
     charges: tuple[tuple[int, float], ...] = ()

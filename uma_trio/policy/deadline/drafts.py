@@ -35,9 +35,8 @@ LEAST_GAIN = 0.1  # tokens: to compute and to check guesses for less costs more 
 LEAST_CHANCE = 0.05  # a guess that is right once in twenty times is not worth being looked at
 WORTH = 1.05  # so much must paid rows gain: predictions are no finer
 
-Guess = tuple[
-    float, SequenceView
-]  # the chance that it and all before it are right, and whose it is
+Guess = tuple[float, SequenceView]
+"""The chance that a guess and all before it are right, and whose it is."""
 
 
 def add_drafts(state: SchedulerState, plan: Plan) -> Plan:
