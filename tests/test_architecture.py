@@ -102,6 +102,7 @@ ALLOWED = {
     },
 }
 UNBOUND = (
+    "uma_trio.__main__",
     "uma_trio.cli",
     "uma_trio.daemon",
     "uma_trio.wiring",

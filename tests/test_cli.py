@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import trio
 from cli_kit import PATIENCE_S, answer, command, double, environment, eos, refusal, run
 
 from uma_protocol import Generate, SetPriority, Token, Tool, ToolCall
+from uma_trio import __version__
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
@@ -66,6 +68,13 @@ async def test_help_is_answered(arguments: Sequence[str]) -> None:
     status, out, _ = await run("uma-trio", *arguments)
     assert status == 0
     assert out
+
+
+async def test_python_runs_the_package_as_the_command() -> None:
+    """As ``python -m uma_trio``, for who has no uma-trio on the PATH."""
+    words = [sys.executable, "-m", "uma_trio", "--version"]
+    done = await trio.run_process(words, capture_stdout=True, env=environment())
+    assert done.stdout.decode().strip() == __version__
 
 
 async def test_help_names_every_option_once() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from uma_protocol import SessionInfo
-from uma_trio.cli import demo_view, doctor, metrics, ps
+from uma_trio.cli import demo_view, doctor, metrics, ps, simulate
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import console
 from uma_trio.telemetry.metrics import Metrics
@@ -44,7 +46,7 @@ class Window:
         screen = Console(
             file=self._file, width=width, force_terminal=True, color_system=None, highlight=False
         )
-        for module in (doctor, metrics, ps):
+        for module in (doctor, metrics, ps, simulate):
             monkeypatch.setattr(module, "console", lambda: screen)
 
     def lines(self) -> list[str]:
@@ -117,6 +119,7 @@ def test_ps_cuts_no_figure_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     for word in ("1234", "prefill", "interactive", "16000/16800", "1234.5", "98.0 s", "TOKENS/S"):
         assert word in shown
     assert row.count("…") == 1
+    assert "PROCESS" not in heading
     assert max(len(heading), len(row)) <= 80
 
 
@@ -150,3 +153,28 @@ def test_a_pipe_has_no_edge(capsys: pytest.CaptureFixture[str]) -> None:
     """What is not a terminal gets every line whole."""
     console().print("word " * 100)
     assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_ps_shows_a_usual_label_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """At 80 columns the name of the process makes room for it; its id stays."""
+    window = Window(monkeypatch, width)
+    usual = {"app": "uma-trio", "prompt_tokens": 120, "computed_tokens": 120, "pid": os.getpid()}
+    ps._table((msgspec.structs.replace(SESSION, **usual),))
+    heading, row = window.lines()
+    assert "uma-trio" in row
+    assert str(os.getpid()) in row
+    assert ("PROCESS" in heading) == (width == 120)
+    assert "…" not in row
+
+
+@pytest.mark.parametrize(("width", "tables"), [(40, 4), (80, 2), (92, 1)])
+def test_simulate_cuts_no_figure(monkeypatch: pytest.MonkeyPatch, width: int, tables: int) -> None:
+    """Columns without room go into a table below, which begins with the case again."""
+    window = Window(monkeypatch, width)
+    figures = [f"{1000 + i}.25" for i in range(8)]
+    simulate._print(("CASE", *(f"FIGURE {i}" for i in range(8))), [["deadline 1.2", *figures]])
+    lines = window.lines()
+    assert " ".join(lines[1::2]).replace("deadline 1.2", "").split() == figures
+    assert [line.split()[0] for line in lines] == ["CASE", "deadline"] * tables
+    assert all(len(line) <= width for line in lines)

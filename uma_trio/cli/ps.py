@@ -54,7 +54,11 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
     ahead = any(info.ahead_ms for info in sessions)
     several = any(info.choice for info in sessions)
     more = (*(_AHEAD if ahead else ()), *(_CHOICE if several else ()))
+    # A narrow window has no room for two names: the label stays, and the process has its id.
+    left_out = {"PROCESS"} if console().width < _ROOMY else set()
     for heading, side in (*_COLUMNS, *more):
+        if heading in left_out:
+            continue
         # In a narrow window the names are cut, so that no figure is.
         whole = heading not in {"APP", "PROCESS"}
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=whole)
@@ -64,7 +68,12 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
             cells.append(f"{info.ahead_ms:.0f} ms")
         if several:
             cells.append(str(info.choice))
-        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
+        shown = [
+            Text(cell, no_wrap=True, overflow="ellipsis")
+            for (heading, _), cell in zip((*_COLUMNS, *more), cells, strict=True)
+            if heading not in left_out
+        ]
+        table.add_row(*shown)
     console().print(table)
 
 
@@ -80,6 +89,7 @@ _COLUMNS = (
     ("TOKENS/S", "right"),
     ("AGE", "right"),
 )
+_ROOMY = 100  # columns in which every heading fits beside two names of eight characters
 _AHEAD = (("AHEAD", "right"),)  # of what their readers are shown; only where somebody is
 _CHOICE = (("CHOICE", "right"),)  # only where a request has several answers
 

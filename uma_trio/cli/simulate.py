@@ -39,6 +39,7 @@ _FIGURES = (
     ("of these right", "accepted", 1.0),
 )  # fmt: skip
 
+_GAP = 2  # blanks between two columns
 
 _WORKLOADS = "desk, storm, paste, fairness, or module:name; default: the first four."
 _MACHINES = "q4_0 (the default), q4_0-slow, q8_0, q4_k_m or h200."
@@ -221,7 +222,7 @@ def _validate(trace: Path | None, seeds: range, *, closed: bool, as_json: bool) 
     from uma_trio.sim.validate import compare
 
     if trace is None:
-        raise _Refused("--validate holds the simulation against a trace: name it by --trace")
+        raise _Refused("--validate compares the simulation with a trace: name it by --trace")
     recording = read(trace)
     found = compare(recording, seeds, closed=closed)
     if as_json:
@@ -260,12 +261,26 @@ def _off(share: float) -> str:
 def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    screen = console()
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for band in _bands(widths, screen.width):
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for i in band:
+            table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[i] for i in band))
+        screen.print(table)
+
+
+def _bands(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Return the columns of each table, so that no figure is cut; each begins with the first column."""
+    bands = [[0]]
+    for i in range(1, len(widths)):
+        used = sum(widths[j] + _GAP for j in bands[-1])
+        if len(bands[-1]) > 1 and used + widths[i] > room:
+            bands.append([0])
+        bands[-1].append(i)
+    return bands
 
 
 def _cell(value: Any, digits: int) -> str:
