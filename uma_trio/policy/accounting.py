@@ -116,8 +116,8 @@ def owed_after(state: SchedulerState, solo_s: float, tick_s: float, background: 
     - ticks take so much longer than predicted that readers never get ahead.
 
     Background work that is ready is therefore owed half of its floor of each tick, less the time
-    that it got. The tick takes `tick_s`; `background` is background work's part of the time beyond
-    `solo_s`.
+    that it got, and never more than a grant can give. The tick takes `tick_s`; `background` is
+    background work's part of the time beyond `solo_s`.
     """
     contract, most = state.contract, state.contract.newcomer_tokens
     # Readers who leave the floor need `playout_s` over the floor to get as far ahead as they can.
@@ -126,4 +126,5 @@ def owed_after(state: SchedulerState, solo_s: float, tick_s: float, background: 
         return nothing_s
     owed_s = contract.background_floor / 2 * tick_s
     had_s = max(0.0, tick_s - solo_s) * background
-    return max(state.memory.guard.owed_s + owed_s - had_s, nothing_s)
+    after_s = state.memory.guard.owed_s + owed_s - had_s
+    return min(max(after_s, nothing_s), contract.pause_cap * solo_s)
