@@ -732,7 +732,7 @@ async def test_a_request_is_moved_to_another_lane(autojump_clock: MockClock) -> 
         assert running.report.lane == "background"
         answer = await daemon.ask("POST", "/priority", {**move, "id": "other"}, **key)
         assert answer.status == 404
-        assert answer.json["error"]["message"].endswith("GET /slots lists those that do")
+        assert answer.json["error"]["message"].endswith("GET /slots lists those that are")
         busy.close()
 
 
