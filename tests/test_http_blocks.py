@@ -155,7 +155,7 @@ def test_the_growth_of_a_message_is_the_whole_of_it(script: list[list[Event]]) -
 
 def test_what_is_cut_off_says_so() -> None:
     """A text, and a call whose arguments are no JSON then; what was whole before stays whole."""
-    call: list[Event] = [CallStart(0, "c", "look"), Arguments(0, '{"a'), CallEnd(0)]
+    call: list[Event] = [CallStart(0, "c", "look"), Arguments(0, '{"a'), CallEnd(0, cut=True)]
     events = response([[Content("so "), *call[:2]], call[2:]], "length")
     text, cut = events[-1]["response"]["output"]
     assert (text["status"], cut["status"]) == ("completed", "incomplete")

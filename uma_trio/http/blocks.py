@@ -81,13 +81,8 @@ class Blocks:
     def end(self, finished: Finished) -> list[Change]:
         """Return what changes with the end of the answer."""
         changes = self._changes(self._reading.end(finished))
-        cut = finished.reason != "stop"
         if self._open is not None:
-            changes.append(self._close(cut=cut))
-        elif (cut or self._reading.cut_call) and changes and isinstance(changes[-1], Closed):
-            # The reader closes a call that the end cuts off; the block has to say that it was.
-            last = changes[-1]
-            changes[-1] = self.done[-1] = Closed(last.block, last.text, last.tokens, cut=True)
+            changes.append(self._close(cut=finished.reason != "stop"))
         return changes
 
     def _changes(self, events: Iterable[Event]) -> list[Change]:
@@ -102,7 +97,7 @@ class Blocks:
             elif isinstance(event, Arguments):
                 self._grow("call", event.text, changes)
             else:
-                changes.append(self._close())
+                changes.append(self._close(cut=event.cut))
         return changes
 
     def _begin(self, kind: Kind, changes: list[Change], call_id: str = "", name: str = "") -> Block:

@@ -78,17 +78,18 @@ def _block(closed: Closed) -> dict[str, Any]:
         return {"type": "text", "text": closed.text, "citations": None}
     if block.kind == "thought":
         return {"type": "thinking", "thinking": closed.text, "signature": _SIGNATURE}
-    return {**_use(block), "input": _input(closed.text)}
+    return {**_use(block), "input": _input(closed)}
 
 
 def _use(block: Block) -> dict[str, Any]:
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
 
 
-def _input(arguments: str) -> dict[str, Any]:
+def _input(closed: Closed) -> dict[str, Any]:
     """Return the arguments of a call; what is no object, as when it was cut off, stands in one."""
+    arguments = closed.text or ("" if closed.cut else "{}")
     try:
-        found = msgspec.json.decode(arguments or "{}")
+        found = msgspec.json.decode(arguments)
     except msgspec.DecodeError:
         found = None
     return found if isinstance(found, dict) else {"arguments": arguments}

@@ -23,7 +23,7 @@ class Reading:
         self._parser = parser
         #: The tools whose arguments are not held to their whole schema.
         self.loosened = loosened
-        #: Whether a stop string ended the answer inside a call.
+        #: Whether the answer ended inside a call.
         self.cut_call = False
         #: How many calls have begun.
         self.n_calls: int = 0
@@ -50,10 +50,9 @@ class Reading:
         if self._parser is None:
             return [Content(finished.text)] if finished.text else []
         events = self._parser.feed(finished.text)
-        rest = self._parser.finish()
-        # Of a whole call the end is said before that of the answer.
-        self.cut_call = finished.stop is not None and any(isinstance(e, CallEnd) for e in rest)
-        events += rest
+        cut = finished.reason != "stop" or finished.stop is not None
+        events += self._parser.finish(cut=cut)
+        self.cut_call = any(isinstance(event, CallEnd) and event.cut for event in events)
         self._count(events)
         return events
 

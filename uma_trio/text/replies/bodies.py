@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.replies.literals import TEXT, json_of
 from uma_trio.text.replies.maker import Maker
 from uma_trio.text.replies.source import Source, Steps, compact, fits
 
@@ -52,7 +53,8 @@ class Calls:
         # A line end beside a value is the marker's where the template writes one there.
         self._line_before = syntax.key_close[-1:].isspace()
         self._line_behind = "\n" if syntax.value_close[:1].isspace() else ""
-        self._behind_value = [compact(syntax.key_open), *self._close[:1]]
+        self._behind_value = [compact(syntax.key_open), *self._close]
+        self._cut = False  # whether the arguments of the latest call are not whole
         self._body = {"object": self._object, "named": self._named, "tagged": self._tagged}[
             syntax.style
         ]
@@ -61,15 +63,17 @@ class Calls:
         """Read calls from the trigger on; what turns out to be none is text.
 
         Where the first markers are missing, and inside the reasoning, only a tool that there is makes
-        it a call: a model may write about calls there.
+        it a call: a model may write about calls there. If the reply is cut off before that is certain,
+        what there is of a call is dropped.
         """
         source, syntax, maker = self._source, self.syntax, self._maker
         source.keep()
         n_calls = 0
+        source.short = False
         whole = yield from source.take(self._section)
         self._known_only = syntax.bare or maker.thinking or not whole
-        while (yield from self._opened(first=not n_calls)) and (yield from self._body()):
-            maker.end()
+        while (yield from self._next(first=not n_calls)):
+            maker.end(cut=self._cut)
             n_calls += 1
             yield from self._skip(self._close)
             source.keep()
@@ -79,6 +83,10 @@ class Calls:
                 break
             if self._section_close and (yield from self._source.stands(self._section_close[0])):
                 break
+        if source.short and source.cut:
+            source.drop_rest()
+            source.kept = False
+            return
         if not n_calls and not source.pos:
             yield from source.peek()
             source.pos += 1  # or it would be found again
@@ -88,6 +96,11 @@ class Calls:
             yield from source.peek()
             text = text.strip()
         maker.text(text)
+
+    def _next(self, *, first: bool) -> Steps[bool]:
+        """Read a call, if one stands here."""
+        opened = yield from self._opened(first=first)
+        return opened and (yield from self._body())
 
     def _opened(self, *, first: bool) -> Steps[bool]:
         """Skip what goes before a call; before the first one, some of it may be missing."""
@@ -125,6 +138,8 @@ class Calls:
                 if value is None:
                     return started
                 members.setdefault(key, value)
+                if key == self.syntax.name_key and not self._name_of(members):
+                    return started
             if (yield from source.peek()) == ",":
                 source.pos += 1
         name = self._name_of(members)
@@ -134,6 +149,7 @@ class Calls:
         source.pos += 1
         self._begin(name, self._id_of(members))
         self._maker.arguments(_unwrapped(members.get(self.syntax.arguments_key, "")))
+        self._cut = False
         return True
 
     def _is_expected(self, key: str) -> bool:
@@ -154,7 +170,11 @@ class Calls:
         return _text_of(members.get(self.syntax.id_key, '""'))
 
     def _begin(self, name: str, id_: str) -> None:
-        """Begin a call: what was read of it is an event and need not be kept. It ends the reasoning."""
+        """Begin a call: what was read of it is an event and need not be kept. It ends the reasoning.
+
+        Whoever has read its arguments to their end clears `_cut`.
+        """
+        self._cut = True
         self._maker.thinking = False
         self._maker.start(name, id_)
         self._source.kept = False
@@ -162,11 +182,12 @@ class Calls:
     def _arguments(self) -> Steps[None]:
         """Pass arguments on as they come; those that are written as a string, once it is whole."""
         if (yield from self._source.peek()) in ("{", "["):
-            yield from self._source.value(self._maker.arguments)
+            self._cut = not (yield from self._source.value(self._maker.arguments))
             return
-        parts: list[str] = []
-        yield from self._source.value(parts.append)
-        self._maker.arguments(_unwrapped("".join(parts)))
+        value = yield from self._whole()
+        if value is not None:
+            self._cut = False
+            self._maker.arguments(_unwrapped(value))
 
     def _key(self) -> Steps[str | None]:
         """Read a key and the colon behind it; None if that is not what stands here."""
@@ -194,11 +215,12 @@ class Calls:
         first = yield from source.peek()
         if first == "{":
             self._begin(name, id_)
-            yield from source.value(self._maker.arguments)
+            self._cut = not (yield from source.value(self._maker.arguments))
             return True
         if self._close and (yield from self._source.stands(self._close[0])):
             self._begin(name, id_)
             self._maker.arguments("{}")
+            self._cut = False
             return True
         return False
 
@@ -220,46 +242,70 @@ class Calls:
             return False
         opener, closer = compact(syntax.key_open), compact(syntax.key_close)
         other = compact(syntax.key_close_json)
-        if not (yield from self._source.stands(opener)) and not (
-            self._close and (yield from self._source.stands(self._close[0]))
-        ):
+        if not (yield from source.stands(opener)) and not (yield from self._closes()):
             return False
         self._begin(name, "")
-        before = "{"
+        maker.arguments("{")
+        before = ""
         behind_key = re.compile(f"[{re.escape(closer[0] + other[:1])}]")
         while (yield from source.take(opener)):
             key = yield from source.until(behind_key, _MAX_KEY)
-            if key is None:
-                break
+            plain = key is not None and (yield from source.take(closer))
+            if key is None or (not plain and not (other and (yield from source.take(other)))):
+                return self._broken_off()
             key = key.strip()
-            is_text = maker.is_text(name, key)
-            plain = yield from source.take(closer)
-            if not plain and not (other and (yield from source.take(other))):
-                break
+            kinds = maker.kinds(name, key)
             maker.arguments(f"{before}{_quoted(key)}: ")
             before = ", "
-            yield from self._value(plain if other else is_text)
-        maker.arguments("{}" if before == "{" else "}")
+            if other:
+                kinds = TEXT if plain else kinds - TEXT
+            if not (yield from self._value(kinds)):
+                return self._broken_off()
+        if not (yield from self._closes()):
+            return self._broken_off()
+        maker.arguments("}")
+        self._cut = False
         return True
 
-    def _value(self, is_text: bool | None) -> Steps[None]:
-        """Read a value up to its closing tag: the first one behind which something goes on."""
+    def _closes(self) -> Steps[bool]:
+        """Whether a call ends here: by its marker, or with the reply, if the model ended that."""
+        for marker in self._close:
+            if (yield from self._source.stands(marker)):
+                return True
+        source = self._source
+        return (source.ended and not source.cut) or not (self._close or source.short)
+
+    def _broken_off(self) -> bool:
+        """Leave a call that has begun open. What there is of the next marker or key is no text."""
+        if self._source.short:
+            self._source.drop_rest()
+        return True
+
+    def _value(self, kinds: frozenset[str]) -> Steps[bool]:
+        """Read a value up to its closing tag: the first one behind which something goes on.
+
+        False if the reply ended in it; then its JSON is left open.
+        """
         source, maker = self._source, self._maker
         if self._line_before and (source.pos < len(source.text) or (yield from source.more())):
             source.pos += source.text.startswith("\n", source.pos)
         closer = self.syntax.value_close.strip()
-        if is_text:
+        if kinds == TEXT:
             maker.arguments('"')
-            yield from self._up_to(closer, lambda text: maker.arguments(_quoted(text)[1:-1]))
-            maker.arguments('"')
-            return
+            whole = yield from self._up_to(closer, lambda text: maker.arguments(_inside(text)))
+            maker.arguments('"' if whole else "")
+            return whole
         parts: list[str] = []
-        yield from self._up_to(closer, parts.append)
+        whole = yield from self._up_to(closer, parts.append)
         text = "".join(parts)
-        maker.arguments(text if _is_json(text) else _quoted(text))
+        maker.arguments(json_of(text, kinds) if whole else f'"{_inside(text)}')
+        return whole
 
-    def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[None]:
-        """Pass a text on up to its closing tag, without the one line end before that."""
+    def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
+        """Pass a text on up to its closing tag, without the one line end before that.
+
+        False if the reply ended before it.
+        """
         source = self._source
         while True:
             text, at = source.text, source.pos
@@ -269,21 +315,23 @@ class Calls:
             if place >= 0 and goes_on:
                 _give(out, text[at:place].removesuffix(self._line_behind))
                 source.pos = place + len(closer)
-                return
+                return True
             safe = len(text) - _begun(text, closer) if place < 0 else place
             safe -= safe > at and text[safe - 1] == self._line_behind
             _give(out, text[at:safe])
             source.pos = safe
             if not (yield from source.more()):
-                _give(out, source.text[safe:])
-                source.pos = len(source.text)
-                return
+                if place >= 0:  # and what has begun behind it may be what goes on there
+                    source.pos = place + len(closer)
+                elif not source.cut:
+                    _give(out, source.text[safe:])
+                return place >= 0
 
     def _goes_on(self, place: int) -> bool | None:
         """Whether what may follow a value follows at `place`; None if that is not certain yet."""
         source = self._source
         found = [fits(source.text, place, marker) for marker in self._behind_value]
-        if any(end is not None and end >= 0 for end in found) or source.ended:
+        if any(end is not None and end >= 0 for end in found):
             return True
         return None if None in found else False
 
@@ -303,12 +351,9 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _inside(text: str) -> str:
+    """Return a text as it stands inside a JSON string."""
+    return _quoted(text)[1:-1]
 
 
 def _text_of(value: str) -> str:

@@ -42,9 +42,10 @@ class Arguments:
 
 @frozen
 class CallEnd:
-    """The arguments of a call are whole, or the reply ended inside them."""
+    """The arguments of a call are whole, or with `cut` the reply ended inside them."""
 
     index: int
+    cut: bool = False
 
 
 Event = Content | Reasoning | CallStart | Arguments | CallEnd

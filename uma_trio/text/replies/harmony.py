@@ -17,6 +17,7 @@ from uma_trio.text.replies.source import Source, Steps
 _MESSAGE: Final = "<|message|>"
 _CHANNEL: Final = "<|channel|>"
 _START: Final = "<|start|>"
+_BEGINNINGS: Final = (_CHANNEL, _START, "to=")
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", _START)
 _HEADER_END: Final = re.compile(re.escape(_MESSAGE))
 _RECIPIENT: Final = re.compile(r"to=(?:functions\.)?([^\s<]+)")
@@ -28,30 +29,36 @@ def harmony(source: Source, maker: Maker, *, calls: bool = True) -> Steps[None]:
     """Read one reply. Without `calls`, a recipient means nothing."""
     yield
     while True:
-        first = yield from source.first()
-        if first == "<" or (first == "t" and (yield from _is_recipient(source))):
+        if (yield from _begins(source)):
             source.keep()
+            source.short = False
             header = yield from source.until(_HEADER_END, _MAX_HEADER)
             if header is not None and _CHANNEL in header:
                 source.kept = False
                 source.pos += len(_MESSAGE)
                 yield from _body(source, maker, header, calls=calls)
             else:
+                lost = source.short and source.cut
                 source.pos = len(source.text) if header is None else source.pos + len(_MESSAGE)
-                maker.content(source.kept_text())
+                text = source.kept_text()
+                maker.content("" if lost else text)
         end = yield from pass_on(source, maker, (_START, _CHANNEL), trims=False)
         if not end:
             return
 
 
-def _is_recipient(source: Source) -> Steps[bool]:
-    """Whether the reply goes on with a recipient; nothing is read."""
+def _begins(source: Source) -> Steps[bool]:
+    """Whether the reply goes on like a header, as far as it goes on; nothing but space is read."""
     while True:
         text = source.text[source.pos :].lstrip()
-        if len(text) >= len("to="):
-            return text.startswith("to=")
+        if text and not any(map(text.startswith, _BEGINNINGS)):
+            half = any(beginning.startswith(text) for beginning in _BEGINNINGS)
+            if not half:
+                return False
+        elif text:
+            return True
         if not (yield from source.more()):
-            return False
+            return bool(text)
 
 
 def _body(source: Source, maker: Maker, header: str, *, calls: bool) -> Steps[None]:
@@ -62,11 +69,12 @@ def _body(source: Source, maker: Maker, header: str, *, calls: bool) -> Steps[No
     channel = [*_NAME.findall(header), ""][-2:][0]
     if recipient is not None:
         maker.start(recipient[1])
-        if (yield from source.peek()) == "{":
-            yield from source.value(maker.arguments)
-        elif not source.ended:
+        whole = (yield from source.peek()) != ""
+        if whole and source.text[source.pos] == "{":
+            whole = yield from source.value(maker.arguments)
+        elif whole:
             maker.arguments("{}")
-        maker.end()
+        maker.end(cut=not whole)
     maker.thinking = recipient is None and channel == "analysis"
     end = yield from pass_on(source, maker, _ENDS, trims=maker.thinking)
     if end and end != _START:

@@ -16,6 +16,7 @@ from uma_trio.text.replies.events import (
     Event,
     Reasoning,
 )
+from uma_trio.text.replies.literals import kinds_of
 from uma_trio.text.replies.source import Source, Steps
 
 
@@ -58,22 +59,20 @@ class Maker:
         if text:
             self.events.append(Arguments(self._n, text))
 
-    def end(self) -> None:
-        """End it."""
-        self.events.append(CallEnd(self._n))
+    def end(self, *, cut: bool) -> None:
+        """End it; `cut` says that its arguments are not whole."""
+        self.events.append(CallEnd(self._n, cut))
         self._n += 1
 
     def knows(self, name: str) -> bool:
         """Whether there is such a tool."""
         return name in self._tools
 
-    def is_text(self, name: str, key: str) -> bool | None:
-        """Whether an argument is a text by its tool's schema; None if the schema does not say."""
+    def kinds(self, name: str, key: str) -> frozenset[str]:
+        """Return the types that an argument may have by its tool's schema; none if that does not say."""
         tool = self._tools.get(name)
         properties: Any = {} if tool is None else tool.parameters.get("properties")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        kind = schema.get("type") if isinstance(schema, dict) else None
-        return None if kind is None else bool(kind == "string")
+        return kinds_of(properties.get(key)) if isinstance(properties, dict) else frozenset()
 
 
 def pass_on(
@@ -81,7 +80,8 @@ def pass_on(
 ) -> Steps[str]:
     """Pass text on up to one of `triggers`, and return it; "" at the end of the reply.
 
-    The trigger is not read yet. With `trims` neither is the white space before it.
+    The trigger is not read yet. With `trims` neither is the white space before it. What may be the
+    beginning of a trigger is text if the model ended the reply there, and dropped if it was cut off.
     """
     pattern = _before(triggers, trims)
     firsts = "".join({trigger[0] for trigger in triggers})
@@ -111,8 +111,10 @@ def pass_on(
         maker.text(text[at:end])
         source.pos = end
         if not (yield from source.more()):
-            maker.text(source.text[source.pos :])
-            source.pos = len(source.text)
+            rest = source.text[source.pos :]
+            if not source.cut or rest.isspace():
+                maker.text(rest)
+            source.drop_rest()
             return ""
 
 

@@ -25,7 +25,7 @@ class ReplyParser:
     How the text is cut into pieces changes nothing but how the events are cut. Text that is not what
     the format expects comes back as :class:`Content`: nothing is lost but markers and the white
     space around them, and nothing is raised. Once a call has begun, what follows up to its end is its
-    arguments, JSON or not. `thinking` says that the prompt opened the reasoning already. `tools`
+    arguments, JSON or not. Arguments whose end has not come are never whole JSON. `thinking` says that the prompt opened the reasoning already. `tools`
     are those of the request: they tell texts from other values where calls are tagged. Without
     `calls`, markers of calls are text.
     """
@@ -65,9 +65,14 @@ class ReplyParser:
         next(self._run)
         return self._maker.taken()
 
-    def finish(self) -> list[Event]:
-        """Return what was held back; the reply is over, and nothing may be fed behind it."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """Return what was held back; the reply is over, and nothing may be fed behind it.
+
+        If it was `cut`, by a bound or a stop string, what has begun like a call or a marker is dropped:
+        it would have become one. If the model ended it, that is text.
+        """
         self._source.ended = True
+        self._source.cut = cut
         next(self._run, None)
         return self._maker.taken()
 

@@ -24,16 +24,20 @@ class Source:
     """What has come of a reply: `text` from `pos` on is not read yet.
 
     Text before `pos` is dropped with the next piece, unless it is `kept` because it may have to be
-    read in another way.
+    read in another way. `ended` says that there is no more, `cut` that something other than the model
+    ended it, so that a half marker at the end is one. `short` is set where a reader asked for more
+    than there is; readers clear it.
     """
 
-    __slots__ = ("ended", "kept", "pos", "text")
+    __slots__ = ("cut", "ended", "kept", "pos", "short", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.pos = 0
         self.kept = False
         self.ended = False
+        self.cut = False
+        self.short = False
 
     def feed(self, piece: str) -> None:
         """Take the next piece."""
@@ -60,10 +64,14 @@ class Source:
 
     def more(self) -> Steps[bool]:
         """Wait for another piece; false if there is none."""
-        if self.ended:
-            return False
-        yield
+        if not self.ended:
+            yield
+        self.short |= self.ended
         return not self.ended
+
+    def drop_rest(self) -> None:
+        """Read everything that is left; it is nobody's text."""
+        self.pos = len(self.text)
 
     def first(self) -> Steps[str]:
         """Return the next character that is no white space, "" at the end; nothing is read."""
@@ -86,7 +94,10 @@ class Source:
                 return ""
 
     def take(self, marker: str) -> Steps[bool]:
-        """Skip a compact `marker`, with any white space before and in it, if it stands here."""
+        """Skip a compact `marker`, with any white space before and in it, if it stands here.
+
+        What there is of a marker that the reply was cut off in is skipped, too.
+        """
         while True:
             end = fits(self.text, self.pos, marker)
             if end is not None:
@@ -94,6 +105,8 @@ class Source:
                     self.pos = end
                 return end >= 0
             if not (yield from self.more()):
+                if self.cut:
+                    self.drop_rest()
                 return False
 
     def stands(self, marker: str) -> Steps[bool]:
