@@ -27,9 +27,14 @@ setup-checks:
 demo: setup
 	@$(BIN)/uma-trio demo
 
+# And with the client packages of the HTTP APIs, whose sessions are tests.
+.PHONY: setup-test
+setup-test:
+	@sh scripts/setup.sh --sdk
+
 .PHONY: test
-test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup-test
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 .PHONY: check
 check: setup-checks

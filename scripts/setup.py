@@ -1,6 +1,6 @@
 """Make `.venv` ready to run uma-trio: packages, llama.cpp, and nothing that is there already.
 
-    python scripts/setup.py [--no-llama]
+    python scripts/setup.py [--no-llama] [--sdk]
 
 Standard library only. Uses uv where it is on PATH and pip where not. llama-cpp-python comes as
 source, so its wheel is compiled once for this machine and kept outside the checkout, keyed by
@@ -34,6 +34,8 @@ from watched import Failed, watched
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+NODE = VENV / "node"  # tests/test_http_sdk.py looks for node_modules there
+NODE_PACKAGE = "openai@^7"
 STAMP = VENV / "uma-trio-setup.json"
 LLAMA = "llama-cpp-python"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uma-trio"
@@ -48,10 +50,17 @@ def main() -> int:
     """Bring `.venv` up to date; return the exit status."""
     parser = argparse.ArgumentParser(description="Make .venv ready to run uma-trio.")
     parser.add_argument("--no-llama", action="store_true", help="leave llama.cpp out, for checks")
-    llama = not parser.parse_args().no_llama
+    parser.add_argument("--sdk", action="store_true", help="with the clients that tests run")
+    given = parser.parse_args()
+    llama = not given.no_llama
     stamp = read_stamp()
     packages, engine = packages_key(), wheel_key() if llama else None
-    if stamp.get("packages") == packages and (not llama or stamp.get("llama") == engine):
+    wanted = {"packages": packages}
+    if llama:
+        wanted["llama"] = str(engine)
+    if given.sdk:
+        wanted["sdk"] = packages
+    if wanted.items() <= stamp.items():
         return 0
     problems = missing(llama=llama and not cached_wheel(engine))
     if problems:
@@ -66,7 +75,11 @@ def main() -> int:
             write_stamp(stamp)
         if llama and engine and stamp.get("llama") != engine:
             install_llama(engine)
-            write_stamp({**stamp, "llama": engine})
+            stamp = {**stamp, "llama": engine}
+            write_stamp(stamp)
+        if given.sdk and stamp.get("sdk") != packages:
+            install_sdk()
+            write_stamp({**stamp, "sdk": packages})
     except Failed as failure:
         say(str(failure))
         return 1
@@ -174,6 +187,14 @@ def install_packages() -> None:
     watched("Installing Python packages", [*installer(), *wanted])
     ours = ["--no-deps", "--no-build-isolation", "-e", str(ROOT / "protocol"), "-e", str(ROOT)]
     watched("Installing uma-trio itself", [*installer(), *ours])
+
+
+def install_sdk() -> None:
+    """Install the client packages that tests run, and OpenAI's for Node where npm is."""
+    watched("Installing client packages", [*installer(), *requirements(extra="sdk")])
+    if shutil.which("node") and shutil.which("npm"):
+        command = ["npm", "install", "--prefix", str(NODE), "--ignore-scripts", "--no-fund"]
+        watched("Installing openai for Node", [*command, "--no-audit", NODE_PACKAGE])
 
 
 def installer() -> list[str]:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Finds a Python that is new enough and hands over to setup.py, which does the work.
-# Usage: scripts/setup.sh [--no-llama]      PYTHON=/path/to/python picks the interpreter.
+# Usage: scripts/setup.sh [--no-llama] [--sdk]      PYTHON=/path/to/python picks the interpreter.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -49,7 +49,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
             n_ctx=N_CTX,
             n_slots=N_SLOTS,
             n_batch=N_BATCH,
-            threads=2,
+            threads=1,
             holds_extent=request.param != "llama",
         )
     yield made

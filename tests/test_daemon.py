@@ -32,7 +32,7 @@ from uma_trio.client import Client, ConnectionFailed, ServerError, connect, gene
 pytestmark = pytest.mark.daemon
 
 HERE = Path(__file__).parent
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 QUICK_START = HERE / "data" / "quick_start_client.txt"
 
 
@@ -388,15 +388,13 @@ def test_a_second_signal_does_not_wait_for_a_long_tick() -> None:
         assert not Path(running.path).exists()
 
 
-def test_an_idle_daemon_leaves_at_once() -> None:
-    """With clients connected that say nothing."""
-    with daemon() as running:
+def test_an_idle_daemon_does_not_drain() -> None:
+    """With clients connected that say nothing: a drain would outlast every limit of this test."""
+    with daemon(f"drain_s={100 * PATIENCE_S}") as running:
         with running.dial() as sock:
-            began = time.monotonic()
             running.signal()
             assert receive(sock) == {}
         assert running.exit_code() == 0
-        assert time.monotonic() - began < 5
 
 
 def test_a_dead_engine_tells_everybody_and_ends_loudly() -> None:

@@ -1,7 +1,8 @@
 """The real clients of OpenAI's and Anthropic's APIs against a real daemon process, as far as they are installed.
 
-The packages come with ``pip install '.[sdk]'``. Other versions: ``UMA_SDK_PYTHONS`` names interpreters
-beside which another openai is installed, ``UMA_SDK_NODE`` a folder in which npm has installed it.
+``make test`` installs them: the packages of the extra ``sdk``, and openai for Node where npm is. Other
+versions: ``UMA_SDK_PYTHONS`` names interpreters beside which another openai is installed,
+``UMA_SDK_NODE`` a folder in which npm has installed it.
 ``UMA_SDK_CODEX`` and ``UMA_SDK_CLAUDE`` name the agents' programs, which npm installs, too
 (@openai/codex, @anthropic-ai/claude-code).
 """
@@ -100,9 +101,9 @@ def test_the_anthropic_package_for_python(base_url: str, python: str) -> None:
 
 def test_the_openai_package_for_node(base_url: str) -> None:
     """Its streaming helper is the strictest of all."""
-    folder = os.environ.get("UMA_SDK_NODE")
-    if folder is None or shutil.which("node") is None:
-        pytest.skip("UMA_SDK_NODE names no folder with node_modules/openai, or there is no node")
+    folder = os.environ.get("UMA_SDK_NODE") or Path(sys.prefix) / "node"
+    if shutil.which("node") is None or not Path(folder, "node_modules", "openai").exists():
+        pytest.skip("there is no node, or no openai for it (make test installs it where npm is)")
     assert run("node", HERE / "sdk_client.mjs", base_url, cwd=folder) == "ok\n"
 
 
@@ -168,6 +169,20 @@ def test_pydantic_ai(base_url: str, python: str) -> None:
         "print(repr(Agent(model).run_sync('hello', model_settings={'max_tokens': 8, 'seed': 1}).output))\n"
     )
     run(python, "-c", code, base_url)
+
+
+def test_llm(base_url: str, tmp_path: Path) -> None:
+    """The command `llm` with our daemon as one of its models."""
+    having("llm", sys.executable)
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f'- model_id: local\n  model_name: local\n  api_base: "{base_url}"\n'
+    )
+    command = [sys.executable, "-m", "llm", "--no-log", "--key", "none", "-m", "local"]
+    command += ["-o", "max_tokens", "8"]
+    env = {"LLM_USER_PATH": str(tmp_path), "HOME": str(tmp_path)}
+    streamed = run(*command, "-o", "seed", "1", "hello", env=env)
+    assert streamed.strip()
+    assert run(*command, "-o", "seed", "1", "--no-stream", "hello", env=env) == streamed
 
 
 def agent(name: str) -> str:
