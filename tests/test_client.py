@@ -30,6 +30,7 @@ from uma_trio.client import (
     generate_sync,
 )
 from uma_trio.client.link import Link, connect_to
+from uma_trio.client.request import build_request
 from uma_trio.config.options import Config
 from uma_trio.sockets.listener import claim
 
@@ -554,3 +555,10 @@ async def test_a_conversation_goes_on_behind_a_call(autojump_clock: MockClock, p
         )
         text = await again.text()
         assert text.endswith("</tool_call>")
+
+
+def test_several_answers_are_sampled_unless_told_otherwise() -> None:
+    """A request for several names a temperature; one for a single answer is greedy."""
+    asked = {"n": 3}, {"n": 3, "temperature": 0.0}, {"n": 1}, {}
+    found = [build_request("hi", None, each).temperature for each in asked]
+    assert found == [0.8, 0.0, 0.0, 0.0]

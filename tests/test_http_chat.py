@@ -102,6 +102,35 @@ async def test_several_answers_differ_by_their_seeds(autojump_clock: MockClock) 
         assert streamed.events[-1] == "[DONE]"
 
 
+async def test_an_empty_stop_string_stops_nothing(autojump_clock: MockClock) -> None:
+    """As for llama-server, in every API; the others beside it count."""
+    async with http_house() as daemon:
+        for path, name, asked in (
+            (CHAT, "stop", HELLO),
+            ("/v1/completions", "stop", TEXT),
+            ("/completion", "stop", {"prompt": "hello", "temperature": 0, "n_predict": 8}),
+            ("/v1/responses", "stop", {"input": "hello", "temperature": 0, "max_output_tokens": 8}),
+            ("/v1/messages", "stop_sequences", HELLO),
+        ):
+            free = await daemon.ask("POST", path, asked)
+            for stops in ("", [""], ["", "\x00never"]):
+                found = await daemon.ask("POST", path, {**asked, name: stops})
+                assert found.status == 200, found.body
+                assert said(found.json) == said(free.json)
+
+
+def said(document: dict[str, Any]) -> Any:
+    """Return what an answer says, in any API."""
+    for name in ("choices", "content", "output"):
+        if name in document:
+            whole = document[name]
+            break
+    return [
+        {k: v for k, v in part.items() if k != "id"} if isinstance(part, dict) else part
+        for part in whole
+    ]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_several_answers_cost_one_prompt(autojump_clock: MockClock, stream: bool) -> None:
     """But for its last token, whose logits each of them needs."""
@@ -187,7 +216,7 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"n": 100}, "n"),
-        ({"stop": [""]}, "stop[0]"),
+        ({"stop": [1]}, "stop[0]"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"logit_bias": {"x": "1"}}, "logit_bias.text"),
         ({"logit_bias": {"1": True}}, "logit_bias.1"),

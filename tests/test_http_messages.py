@@ -159,7 +159,7 @@ async def test_the_tokens_of_a_conversation_are_counted(autojump_clock: MockCloc
         ({"output_config": {"effort": "some"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"stop_sequences": [1]}, "stop_sequences[0]"),
     ],
     ids=str,
 )

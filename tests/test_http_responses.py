@@ -150,10 +150,15 @@ async def test_an_answer_may_take_all_the_room_there_is(autojump_clock: MockCloc
         for path, asked in (
             (PATH, {"input": "hello"}),
             ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
         ):
             answer = await daemon.ask("POST", path, {**asked, "ignore_eos": True})
             usage = answer.json["usage"]
-            assert usage["input_tokens"] + usage["output_tokens"] == 600
+            asked_, answered = (
+                usage.get(f"{a}_tokens", usage.get(f"{b}_tokens"))
+                for a, b in (("input", "prompt"), ("output", "completion"))
+            )
+            assert asked_ + answered == 600
 
 
 async def test_how_much_is_thought_and_whose_turn_it_is(autojump_clock: MockClock) -> None:

@@ -57,12 +57,13 @@ class Asking:
         ),
     ] = None
     temperature: Annotated[
-        float,
+        float | None,
         Parameter(
             name=("--temperature", "--temp"),
-            help="The sampling temperature. 0, the default, always takes the most likely token.",
+            help="The sampling temperature. 0, the default, always takes the most likely token; with "
+            "--n the default is 0.8, because the answers would be equal.",
         ),
-    ] = 0.0
+    ] = None
     top_p: Annotated[
         float,
         Parameter(
@@ -181,7 +182,7 @@ class Asking:
         """
         return {
             "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
+            "temperature": self._temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "min_p": self.min_p,
@@ -204,6 +205,12 @@ class Asking:
             "app": self.app,
             **self._calling,
         }
+
+    @property
+    def _temperature(self) -> float:
+        from uma_trio.client.request import temperature_of
+
+        return temperature_of(self.n) if self.temperature is None else self.temperature
 
     @property
     def _calling(self) -> dict[str, Any]:

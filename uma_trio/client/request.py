@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from uma_protocol import (
     Effort,
@@ -75,14 +75,29 @@ class Params(TypedDict, total=False):
     metadata: dict[str, Any] | None
 
 
+SEVERAL_TEMPERATURE: Final = 0.8
+"""The temperature of a request for several answers that names none: at 0 all of them are equal.
+
+llama.cpp's default, see tools/server/README.md there.
+"""
+
+
+def temperature_of(n: int) -> float:
+    """Return the temperature of a request for `n` answers that names none."""
+    return SEVERAL_TEMPERATURE if n > 1 else 0.0
+
+
 def build_request(prompt: str | None, messages: Chat | None, params: Params) -> Generate:
-    """Return the request, with a new id if it has none.
+    """Return the request, with a new id if it has none; several answers are sampled.
 
     Raises:
         TypeError: a parameter does not exist.
         uma_protocol.LocalProtocolError: the protocol does not allow a value.
     """
     fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
+    several = fields.get("n", 1)
+    if "temperature" not in fields and isinstance(several, int):
+        fields["temperature"] = temperature_of(several)
     for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
         if name in fields:
             fields[name] = tuple(fields[name])

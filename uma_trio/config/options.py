@@ -154,7 +154,9 @@ class Config(HttpConfig):
         maximum=1 << 24,
         unit="tokens",
         since="0.1",
-        help="The max_tokens of a request that gives none; reduced to the free room in the context.",
+        help="The max_tokens of a request on the socket, and of a llama-server completion, that "
+        "gives none; reduced to the free room in the context. Chats over HTTP have no limit but "
+        "the room.",
     )
     max_tokens_cap: int | None = option(
         None,

@@ -73,8 +73,8 @@ class Anything:
         return None
 
 
-_STOP = Text(1, _STOP_BYTES)
-STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of 1 to {_STOP_BYTES} bytes"))
+_STOP = Text(0, _STOP_BYTES)
+STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of at most {_STOP_BYTES} bytes"))
 _PENALTY = Number(-2, 2)
 
 PROMPT = honoured(
@@ -95,7 +95,11 @@ SAMPLING: tuple[Field, ...] = (
         Integer(-MAX_INT64, MAX_INT64),
         "the same seed gives the same draws; below 0: a random seed",
     ),
-    honoured("stop", STOPS, "the answer ends before the first occurrence of one of these strings"),
+    honoured(
+        "stop",
+        STOPS,
+        "the answer ends before the first occurrence of one of these strings; empty ones are ignored",
+    ),
     honoured(
         "presence_penalty",
         _PENALTY,
@@ -311,10 +315,11 @@ def text_of(ask: Ask, service: Service) -> str:
     return service.detokenize(ask.prompt.tolist()).decode("utf-8", "replace")
 
 
-def stops_of(body: Body) -> tuple[str, ...]:
-    """Return the stop strings."""
-    stop = body.get("stop", ())
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def stops_of(body: Body, name: str = "stop") -> tuple[str, ...]:
+    """Return the stop strings in a field; empty ones stop nothing."""
+    stop = body.get(name, ())
+    every = (stop,) if isinstance(stop, str) else stop
+    return tuple(each for each in every if each)
 
 
 def lane_of(body: Body, head: Head) -> Lane:

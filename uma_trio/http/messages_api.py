@@ -21,6 +21,7 @@ from uma_trio.http.asking import (
     STOPS,
     Anything,
     effort_of,
+    stops_of,
 )
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.errors import invalid
@@ -103,7 +104,8 @@ class Messages(Api):
         honoured(
             "stop_sequences",
             STOPS,
-            "the answer ends before the first occurrence of one of these strings",
+            "the answer ends before the first occurrence of one of these strings; empty ones are "
+            "ignored",
         ),
         *SAMPLING,
         LANE,
@@ -132,8 +134,7 @@ class Messages(Api):
         tools = tools_of(body.get("tools"), self.set_aside)
         chat = Chat(messages, manner, tools, choice_of(body.get("tool_choice")))
         ask = self.ask(chat, max_tokens=body.get("max_tokens", self.room))
-        stops = body.get("stop_sequences", ())
-        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        stops = stops_of(body, "stop_sequences")
         return [evolve(ask, stop=(*ask.stop, *stops), reasoning_budget=self._budget)]
 
     def shape(self) -> Shape | None:

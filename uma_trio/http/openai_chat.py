@@ -70,6 +70,7 @@ class ChatCompletions(Choices):
             "max_completion_tokens",
             Integer(1, MAX_INT32),
             "limited to the free room in the context",
+            default="the room",
         ),
         honoured(
             "max_tokens",
@@ -102,7 +103,7 @@ class ChatCompletions(Choices):
         body = self.body
         tools = tools_of(body.get("tools", []))
         chat = Chat(messages_of(body.get("messages")), manner_of(body), tools, choice_of(body))
-        first = self.ask(chat, max_tokens=self.max_tokens(), logprobs=self._logprobs())
+        first = self.ask(chat, max_tokens=self._most(), logprobs=self._logprobs())
         return [evolve(first, reasoning_budget=budget_of(body))]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
@@ -132,6 +133,11 @@ class ChatCompletions(Choices):
             message["tool_calls"] = [call_of(call) for call in said.calls]
             message["content"] = said.content or None
         return message
+
+    def _most(self) -> int:
+        """Return how long an answer may be: nothing but the room bounds one of which nobody says."""
+        most = self.max_tokens()
+        return self.room if most is None else most
 
     def _logprobs(self) -> int | None:
         """Return how many alternatives each token comes with; None for no probabilities."""
