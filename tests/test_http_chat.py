@@ -374,8 +374,8 @@ async def test_the_prompt_is_echoed_where_that_was_asked_for(autojump_clock: Moc
     [
         ({"prompt": []}, "prompt"),
         ({"prompt": 7}, "prompt"),
-        ({"prompt": ["a", 7]}, "prompt[1]"),
-        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": ["a", 1.5]}, "prompt[1]"),
+        ({"prompt": [[1], "a", {}]}, "prompt[2]"),
         ({"prompt": [999_999]}, "prompt"),
         ({"prompt": ["a"] * 99}, "prompt"),
         ({"prompt": ["a"] * 3, "n": 2}, "n"),
@@ -661,6 +661,48 @@ async def test_llama_servers_completion_answers_several_prompts(autojump_clock: 
             own = [chunk for chunk in chunks if chunk["index"] == index]
             assert "".join(chunk["content"] for chunk in own) == text
             assert [chunk["tokens_predicted"] for chunk in own] == [1, 2, 3, 4, 5, 6, 6]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+async def test_tokens_and_texts_mixed_are_one_prompt(autojump_clock: MockClock, path: str) -> None:
+    """The texts become tokens where they stand; beside it in a list stand other prompts."""
+    async with http_house() as daemon:
+        text = {"content": "hello there", "add_special": True}
+        tokens = (await daemon.ask("POST", "/tokenize", text)).json["tokens"]
+        cut = len(tokens) - len(" there")  # the fake vocabulary has one token for each byte
+        mixed = [*tokens[:cut], " the", *tokens[cut + 4 : -1], "e"]
+        sizes = {"n_predict": 6} if path == "/completion" else {"max_tokens": 6}
+        asked = {"prompt": [mixed, "bye", ["hello", *tokens[cut:]]], "temperature": 0, **sizes}
+        found = (await daemon.ask("POST", path, asked)).json
+        told = found if path == "/completion" else found["choices"]
+        texts = [one["content"] if "content" in one else one["text"] for one in told]
+        expected = [daemon.inner.expected(text, 6) for text in ("hello there", "bye")]
+        assert texts == [expected[0], expected[1], expected[0]]
+        one = (await daemon.ask("POST", path, {**asked, "prompt": mixed})).json
+        assert one["content" if path == "/completion" else "choices"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([1, "a", None], "prompt"),
+        ([1, "a", 2.5], "prompt"),
+        ([1, "a", [2]], "prompt"),
+        (["a", True, 1], "prompt"),
+        (["a", 1 << 70], "prompt"),
+        (["a", -1], "prompt"),
+        (["x", [1, "a", -(1 << 40)]], "prompt[1]"),
+        (["a", *[1] * 5000], "prompt"),
+        (["a" * 5_000_000, 1], "prompt"),
+    ],
+)
+async def test_a_mixed_prompt_at_fault_is_named(
+    autojump_clock: MockClock, prompt: list[Any], param: str
+) -> None:
+    """What is neither text nor token, no token of the model's, or too long."""
+    async with http_house(backend=FakeBackend(n_ctx=4096)) as daemon:
+        error = await refused(daemon, "/v1/completions", {"prompt": prompt})
+        assert error["param"] == param
 
 
 async def test_the_tokens_of_a_chat_are_counted_without_an_answer(

@@ -96,6 +96,25 @@ async def test_a_response_is_streamed_as_it_grows(autojump_clock: MockClock) -> 
         assert whole.json["output"][0]["content"] == item["content"]
 
 
+async def test_each_delta_of_a_response_may_have_the_timings(autojump_clock: MockClock) -> None:
+    """Beside the delta, as the last event and a whole response always have them."""
+    async with http_house() as daemon:
+        plain = await events(daemon, HELLO)
+        timed = await events(daemon, {**HELLO, "timings_per_token": True, "return_progress": True})
+        assert ["timings" in event for event in plain] == [False] * (len(plain) - 1) + [True]
+        deltas = [event for event in timed if event["type"] == "response.output_text.delta"]
+        counts = [event["timings"]["predicted_n"] for event in deltas]
+        assert counts == sorted(set(counts))
+        assert counts[-1] <= 8 == timed[-1]["timings"]["predicted_n"]
+        progress = [event for event in timed if "prompt_progress" in event]
+        assert progress
+        assert {event["timings"]["predicted_n"] for event in progress} == {0}
+        bare = [event["delta"] for event in plain if event["type"] == deltas[0]["type"]]
+        assert [event["delta"] for event in deltas] == bare
+        whole = (await daemon.ask("POST", PATH, HELLO)).json
+        assert whole["timings"]["predicted_n"] == 8
+
+
 async def test_a_silent_stream_says_where_it_is(autojump_clock: MockClock) -> None:
     """Clients count events: a comment would not keep them waiting."""
     backend = FakeBackend(cost=linear_cost(12.0, 0))

@@ -103,6 +103,15 @@ class Api(ABC):
             raise would_be_ignored(name)
         self._set_aside.append(name)
 
+    @classmethod
+    async def tokenised(cls, body: Body, shared: Shared) -> Body:
+        """Return the body with tokens in place of the texts that stand for them.
+
+        Raises:
+            Fault: these texts are too many or too long.
+        """
+        return await by_token(body, shared)
+
     @abstractmethod
     def asks(self) -> Sequence[Ask]:
         """Return what is asked of the service; an ask with `n` has so many answers.
@@ -247,7 +256,7 @@ async def _read(
     """Return a request as its API reads it. Raises :class:`Fault`."""
     document = document_of(request.body) if document is None else document
     body = decode(api.fields, document, strict=shared.settings.strict)
-    return api(await by_token(body, shared), request, shared)
+    return api(await api.tokenised(body, shared), request, shared)
 
 
 @asynccontextmanager

@@ -77,10 +77,6 @@ _STOP = Text(0, _STOP_BYTES)
 STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of at most {_STOP_BYTES} bytes"))
 _PENALTY = Number(-2, 2)
 
-PROMPT = honoured(
-    "prompt", Anything("a text, tokens, or a list of these"), "each text is answered", required=True
-)
-
 MODEL = honoured(
     "model", _LABEL, "any name is accepted and repeated in the answer; see --http-strict"
 )

@@ -20,7 +20,6 @@ from uma_trio.http.asking import (
     NOT_HERE,
     PACE,
     PROGRESS,
-    PROMPT,
     SAMPLING,
     SPECULATION,
     TIMINGS,
@@ -28,11 +27,12 @@ from uma_trio.http.asking import (
     text_of,
 )
 from uma_trio.http.errors import Fault
-from uma_trio.http.fields import document_of, honoured, ignored
+from uma_trio.http.fields import Body, document_of, honoured, ignored
 from uma_trio.http.llama_settings import only
 from uma_trio.http.logprobs import probabilities
 from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.openai_completions import Completions, prompts_of
+from uma_trio.http.openai_completions import Completions
+from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all, without_answer
@@ -118,16 +118,22 @@ class Completion(Api):
         *ignored("lora", note="llama-server's"),
     )
 
+    @classmethod
+    async def tokenised(cls, body: Body, shared: Shared) -> Body:
+        """Return the body with its prompts in a list."""
+        return await with_prompts(await super().tokenised(body, shared), shared)
+
     def asks(self) -> list[Ask]:
         """Return what is asked, once for each prompt."""
-        body, shared = self.body, self.shared
-        prompts = prompts_of(body.get("prompt"), shared)
+        body = self.body
         asked: int | None = body.get("n_predict", body.get("max_tokens"))
         if asked is not None and asked < 0:
-            asked = shared.service.bounds.n_ctx_seq
+            asked = self.shared.service.bounds.n_ctx_seq
         n_probs = body.get("n_probs") or None
         most = 1 if asked == 0 else asked
-        asks = [self.ask(prompt, max_tokens=most, logprobs=n_probs) for prompt in prompts]
+        asks = [
+            self.ask(prompt, max_tokens=most, logprobs=n_probs) for prompt in body.get("prompt")
+        ]
         return [
             evolve(ask, sampling=evolve(ask.sampling, post_sampling=self.post_sampling))
             for ask in asks

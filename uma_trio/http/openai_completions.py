@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf
+from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.asking import (
@@ -18,25 +17,23 @@ from uma_trio.http.asking import (
     NO_TOOLS,
     NOT_HERE,
     PACE,
-    PROMPT,
     SAMPLING,
     SPECULATION,
     STREAM,
     URGENCY,
     text_of,
 )
-from uma_trio.http.errors import invalid
-from uma_trio.http.fields import honoured, refused
+from uma_trio.http.fields import Body, honoured, refused
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
 from uma_trio.http.openai import Choices, Chunks
+from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, without_answer
-from uma_trio.service.ask import Ask, Prompt
+from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
 _DEFAULT_TOKENS = 16  # the API's own
-_TOKENS = ListOf(1, 1 << 24, Integer(0, MAX_INT32), "token ids")
 
 
 class Completions(Choices):
@@ -75,10 +72,14 @@ class Completions(Choices):
         *NO_MATTER,
     )
 
+    @classmethod
+    async def tokenised(cls, body: Body, shared: Shared) -> Body:
+        """Return the body with its prompts in a list."""
+        return await with_prompts(await super().tokenised(body, shared), shared)
+
     def asks(self) -> list[Ask]:
         """Return what is asked of each prompt."""
         body = self.body
-        prompts = prompts_of(body.get("prompt"), self.shared)
         max_tokens = 1 if self.only_prompt else self.max_tokens()
         logprobs = body.get("logprobs")
         first = self.ask(
@@ -87,7 +88,7 @@ class Completions(Choices):
             logprobs=logprobs,
             prompt_logprobs=logprobs if self.echoes else None,
         )
-        return [evolve(first, prompt=prompt) for prompt in prompts]
+        return [evolve(first, prompt=prompt) for prompt in body.get("prompt")]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the texts in parts."""
@@ -121,34 +122,6 @@ class Completions(Choices):
     def echo(self, ask: Ask) -> str:
         """Return what goes before an answer: nothing, or its prompt."""
         return text_of(ask, self.shared.service) if self.echoes else ""
-
-
-def prompts_of(value: Any, shared: Shared) -> list[Prompt]:
-    """Return each prompt: texts as they are, tokens as an array.
-
-    Raises:
-        Fault: it is neither, or more prompts than are computed at once.
-    """
-    if not isinstance(value, list) or (value and type(value[0]) is int):
-        value = [value]
-    most = shared.service.slots
-    if not 0 < len(value) <= most:
-        raise invalid(
-            "prompt", f"must be a text, a list of tokens, or a list of 1 to {most} of these"
-        )
-    several = len(value) > 1
-    return [_prompt(item, f"prompt[{i}]" if several else "prompt") for i, item in enumerate(value)]
-
-
-def _prompt(value: Any, path: str) -> Prompt:
-    if isinstance(value, dict) and value.keys() == {"prompt_string"}:
-        value, path = value["prompt_string"], f"{path}.prompt_string"  # llama-server's long form
-    if isinstance(value, str):
-        return value
-    fault = _TOKENS.check(path, value)
-    if fault is not None:
-        raise invalid(fault.field, fault.problem)
-    return np.array(value, np.int32)
 
 
 class _Chunks(Chunks):

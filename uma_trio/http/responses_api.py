@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
+from uma_trio.http.accounts import timings
 from uma_trio.http.api import Api, answered, counted
 from uma_trio.http.asking import (
     CACHE,
@@ -91,6 +92,12 @@ class Responses(Api):
             "with stream: `response.in_progress` with `prompt_progress` while the prompt is computed",
             default="false",
         ),
+        honoured(
+            "timings_per_token",
+            Flag(),
+            "with stream: each delta contains the timings",
+            default="false",
+        ),
         honoured("tools", Anything("a list of tools"), "functions; other tools are ignored"),
         honoured(
             "tool_choice",
@@ -152,7 +159,7 @@ class Responses(Api):
     def encoder(self, generations: Sequence[Generation]) -> Events:
         """Return what writes the items as they grow."""
         (generation,) = generations
-        return Events(self.form, generation.reading)
+        return Events(self.form, generation, each_timed=self.body.get("timings_per_token", False))
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[Answer]
@@ -160,7 +167,8 @@ class Responses(Api):
         """Return the response with its items."""
         (generation,), (answer,) = generations, answers
         done = blocks_of(answer, generation.reading)
-        return self.form.ended(done, answer.end, generation.reading)
+        response = self.form.ended(done, answer.end, generation.reading)
+        return {**response, "timings": timings(answer.end)}
 
     # --- what the response says of itself ---
 

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from uma_trio.engine.messages import Finished, PromptProgress, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.accounts import progress
+from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from uma_trio.http.errors import Fault
 from uma_trio.http.responses_items import Form
 from uma_trio.http.streams import Encoder
-from uma_trio.service.reading import Reading
+from uma_trio.service.generation import Generation
 
 # What clients know of codes; everything else is a fault of the server.
 _CODES: Final = {
@@ -27,14 +27,18 @@ _NO_MORE: Final[Mapping[str, Any]] = {}
 class Events(Encoder):
     """Writes one response. A long silence is broken by the state that it is in.
 
-    Clients such as Codex count events, and take a stream of comments for dead.
+    Clients such as Codex count events, and take a stream of comments for dead. The last event has the
+    timings beside the response; with `each_timed` every event of growth has those of its answer, too.
     """
 
-    def __init__(self, form: Form, reading: Reading) -> None:
+    def __init__(self, form: Form, generation: Generation, *, each_timed: bool = False) -> None:
         self._form = form
         self._items = form.items
-        self._reading = reading
-        self._blocks = Blocks(reading)
+        self._generation = generation
+        self._reading = generation.reading
+        self._blocks = Blocks(self._reading)
+        self._each_timed = each_timed
+        self._n = 0  # tokens of the answer
         self._number = 0
         self._at: dict[str, Any] = {}  # where the open block is
         self._deltas: sse.Frame | None = None
@@ -47,17 +51,21 @@ class Events(Encoder):
     def progress(self, index: int, item: PromptProgress) -> bytes:
         """Return the state of the response, with how much of the prompt is computed."""
         more = {"prompt_progress": progress(item)}
+        if self._each_timed:
+            more["timings"] = timings_until(item)
         return self._response("in_progress", self._form.begun([]), more)
 
     def token(self, index: int, item: TokenOut) -> bytes:
         """Return what changes with a token."""
+        self._n += 1
         return b"".join([self._changed(change) for change in self._blocks.token(item)])
 
     def end(self, index: int, finished: Finished) -> bytes:
         """Return the end of the last item, and the whole response."""
         last = [self._changed(change) for change in self._blocks.end(finished)]
         response = self._form.ended(self._blocks.done, finished, self._reading)
-        return b"".join([*last, self._response(response["status"], response)])
+        more = {"timings": timings(finished)}
+        return b"".join([*last, self._response(response["status"], response, more)])
 
     def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
         """Return that the response has failed, with the items that were whole."""
@@ -94,9 +102,12 @@ class Events(Encoder):
         return added + self._event(f"{self._part_name(block)}.added", part)
 
     def _grown(self, grown: Grown) -> bytes:
-        if grown.tokens or self._deltas is None:
-            logprobs = self._items.logprobs(grown.tokens)
-            more = {**self._part_of(grown.block), "delta": grown.text, "logprobs": logprobs}
+        if grown.tokens or self._each_timed or self._deltas is None:
+            more = {**self._part_of(grown.block), "delta": grown.text}
+            if grown.block.kind == "text":
+                more["logprobs"] = self._items.logprobs(grown.tokens)
+            if self._each_timed:
+                more["timings"] = timings(self._generation.so_far(self._n))
             return self._event(f"{self._name_of(grown.block)}.delta", {**self._at, **more})
         self._number += 1
         return self._deltas.fill(grown.text, self._number - 1)

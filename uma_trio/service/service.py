@@ -216,6 +216,18 @@ class Service:
         tokenize = partial(self._front_end.tokenize, add_special=False, parse_special=False)
         return await self._run_blocking(lambda: [tokenize(text).tolist() for text in texts])
 
+    async def tokens_of_mixed(self, parts: Sequence[str | int], field: str) -> IntArray:
+        """Return the tokens (int32) of a prompt of texts and token ids, made in a helper thread.
+
+        Raises:
+            Refusal: a token is not in the vocabulary; `field` names the prompt.
+        """
+        ids = [part for part in parts if not isinstance(part, str)]
+        n_vocab = self.bounds.n_vocab
+        ends = [max(min(ids), -1), min(max(ids), n_vocab)]  # which may be too large for an array
+        check_vocabulary(np.array(ends), self.bounds, field)
+        return await self._run_blocking(lambda: self._front_end.prepare_mixed(parts))
+
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the bytes of tokens. They may end inside a character.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -99,6 +99,20 @@ class FrontEnd:
         What looks like a special token in `text` stays text.
         """
         return self._finished(self._plain(text))
+
+    def prepare_mixed(self, parts: Sequence[str | int]) -> IntArray:
+        """Return the tokens of a prompt whose `parts` are texts and tokens, one or more.
+
+        The model's first token goes in front of a text only: tokens are taken as they are.
+        """
+        found: list[IntArray] = []
+        for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
+            if is_text:
+                found += [self._plain(str(text)) for text in run]
+            else:
+                found.append(np.array([*run], np.int32))
+        tokens = np.concatenate(found)
+        return self._finished(tokens) if isinstance(parts[0], str) else tokens
 
     def prepare_messages(
         self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
