@@ -1,6 +1,6 @@
 """What must hold of the HTTP side for every stream of bytes: an answer or an end, whole or in pieces.
 
-The connection is the real one, over a socket pair; behind it stand two paths that need no engine.
+The connection is the real one, over a socket pair; behind it stand two paths that need no engine: one reads a body as every text endpoint does.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from collections.abc import Callable
 from itertools import count, pairwise
 from typing import Any
 
@@ -15,9 +16,14 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
-from uma_trio.http import chats, messages_input, responses_input
+from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.inbox import Inbox
+from uma_trio.http import messages_input, responses_input
+from uma_trio.http.api import Api
+from uma_trio.http.bias import by_token
 from uma_trio.http.connection import Connection
 from uma_trio.http.fields import decode, document_of
+from uma_trio.http.llama_completion import Completion
 from uma_trio.http.message import Caller, Exchange, Reply
 from uma_trio.http.messages_api import Messages
 from uma_trio.http.openai_chat import ChatCompletions
@@ -25,8 +31,13 @@ from uma_trio.http.openai_completions import Completions
 from uma_trio.http.responses_api import Responses
 from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import Bodies, Settings, Shared
+from uma_trio.service.checks import Bounds
+from uma_trio.service.service import Answer, Service
 from uma_trio.sockets.transport import Transport
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.text.frontend import FrontEnd
 
+_APIS: tuple[type[Api], ...] = (ChatCompletions, Completions, Completion, Responses, Messages)
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _MAX_BYTES = 1 << 16
 
@@ -42,22 +53,15 @@ class _Faults:
 
 
 async def _echo(exchange: Exchange, shared: Shared) -> Reply:
-    """Read a body as the text endpoints do, as far as that goes without an engine."""
+    """Read a body as the text endpoints do, up to what is asked of the engine."""
     document = document_of(exchange.request.body)
-    for api in (ChatCompletions, Completions, Responses, Messages):
-        body = decode(
-            api.fields, {"messages": 1, "prompt": 1, "input": 1, **document}, strict=False
-        )
-        if "messages" in document and api is ChatCompletions:
-            chats.messages_of(body.get("messages"))
-        elif "messages" in document and api is Messages:
-            messages_input.messages_of(body.get("system"), body.get("messages"), _aside)
-            messages_input.tools_of(body.get("tools"), _aside)
-            messages_input.choice_of(body.get("tool_choice"))
-        elif "input" in document and api is Responses:
-            responses_input.messages_of(body.get("instructions"), body.get("input"), _aside)
-            responses_input.tools_of(body.get("tools"), _aside)
-            responses_input.choice_of(body.get("tool_choice"), parallel=True)
+    for api in _APIS:
+        needed = {field.name: "x" for field in api.fields if field.required}
+        body = decode(api.fields, needed | document, strict=False)
+        api(await by_token(body, shared), exchange.request, shared).asks()
+    if "tools" in document:
+        messages_input.tools_of(document["tools"], _aside)
+        responses_input.tools_of(document["tools"], _aside)
     return Reply(200, b"{}")
 
 
@@ -72,6 +76,29 @@ async def _well(exchange: Exchange, shared: Shared) -> Reply:
     return Reply(200, b"{}")
 
 
+async def _at_once(function: Callable[[], Answer], /) -> Answer:
+    """Tokenise without a thread."""
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
+def _service() -> Service:
+    """Return a service that reads requests; nobody computes them."""
+    backend = FakeBackend()
+    limits, vocabulary = backend.limits, backend.model.n_vocab
+    return Service(
+        model=backend.model,
+        slots=limits.n_slots,
+        bounds=Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=vocabulary),
+        front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+        inbox=Inbox(8),
+        telemetry=Metrics(),
+        clock=trio.current_time,
+        run_blocking=_at_once,
+    )
+
+
+_SERVICE = _service()
 _ROUTER = Router((Route("POST", "/echo", _echo), Route("GET", "/health", _well, access="open")))
 
 
@@ -103,7 +130,7 @@ async def _converse(pieces: list[bytes]) -> bytes:
     settings = Settings(max_prompt_bytes=4096)
     shared = Shared(
         settings=settings,
-        service=None,  # type: ignore[arg-type]  # these paths have no use for one
+        service=_SERVICE,
         log=_Faults(),
         name="fuzz",
         bodies=Bodies(settings.all_bodies_bytes),
@@ -154,6 +181,8 @@ _BODIES = st.sampled_from(
         b'{"messages": [{"role": "user", "content": "hi"}], "stop": ["a"], "seed": 1e400}',
         b'{"prompt": "hi", "temperature": NaN}',
         b'{"n": 1.0, "logit_bias": {"1": 1}, "user": "x"}',
+        b'{"prompt": [[1, 2], "x"], "logit_bias": [], "stop": "", "max_tokens": -1}',
+        b'{"logit_bias": [[1, false], {"token": "x", "bias": null}], "grammar": "", "seed": -1}',
         b'{"input": [{"type": "reasoning", "summary": []}, {"role": "user", "content": "hi"}]}',
         b'{"input": "hi", "tools": [{"type": "x\\n"}, {"type": "function", "name": "f"}]}',
         b'{"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "system": []}',
@@ -171,6 +200,7 @@ _HEADERS = st.lists(
             b"Transfer-Encoding: chunked\r\n",
             b"Expect: 100-continue\r\n",
             b"Origin: null\r\n",
+            b"Access-Control-Request-Headers: \xe9, x\r\n",
             b"Connection: close\r\n",
             b"X: " + b"a" * 300 + b"\r\n",
             b": \r\n",
@@ -180,12 +210,17 @@ _HEADERS = st.lists(
     max_size=5,
 ).map(b"".join)
 
+_PATHS = [
+    *(b"/health", b"/v1/echo", b"/", b"/x y", b"*", b"/%00%zz?a=b&c", b"/health?" + b"&" * 40),
+    *(b"http://localhost/health", b"http://evil", b"https://?&"),
+]
+
 
 @st.composite
 def _request(draw: st.DrawFn) -> bytes:
     """A request that is mostly sound."""
     method = draw(st.sampled_from([b"GET", b"POST", b"HEAD", b"OPTIONS", b"PUT", b"G\0T"]))
-    path = draw(st.sampled_from([b"/health", b"/v1/echo", b"/", b"/x y", b"*", b"/%00%zz?a=b&c"]))
+    path = draw(st.sampled_from(_PATHS))
     head = method + b" " + path + b" HTTP/1.1\r\n"
     if draw(st.booleans()):
         body = draw(_BODIES)

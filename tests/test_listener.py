@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 
+from uma_trio.http.listener import TcpListener
 from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.listener import SocketTaken, SocketUnusable, claim
 from uma_trio.sockets.peers import peer_of
@@ -349,3 +350,65 @@ async def test_the_loop_survives_a_lack_of_descriptors(
     assert [failure.errno for failure in failures] == [errno.EMFILE, errno.ENFILE]
     assert len(got) == 1
     got[0].close()
+
+
+# What accept(2) lists, and what trio's SocketListener passes over.
+OF_ONE_CLIENT = [
+    number
+    for name in [
+        "EPERM",
+        "ECONNABORTED",
+        "EPROTO",
+        "ENETDOWN",
+        "ENOPROTOOPT",
+        "EHOSTDOWN",
+        "ENONET",
+        "EHOSTUNREACH",
+        "EOPNOTSUPP",
+        "ENETUNREACH",
+        "ENOSR",
+        "ESOCKTNOSUPPORT",
+        "EPROTONOSUPPORT",
+        "ETIMEDOUT",
+        "ECONNRESET",
+    ]
+    if (number := getattr(errno, name, None)) is not None
+]
+
+
+async def test_an_error_of_one_client_does_not_end_the_loop(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Neither on a Unix socket nor on a port; the next client is accepted, and no lack is told."""
+    got: list[socket.socket] = []
+    failures: list[OSError] = []
+    port = socket.create_server(("127.0.0.1", 0))
+    with claim(path) as mine, mine.listen() as unix, TcpListener(port) as tcp, trio.fail_after(5):
+        port.setblocking(False)
+        for listener, where in ((unix, str(path)), (tcp, port.getsockname())):
+            failing = Exhausted(listener._sock)
+            failing.failures = list(OF_ONE_CLIENT)
+            listener._sock = failing  # type: ignore[assignment]
+            with socket.socket(failing._sock.family) as client:
+                client.connect(where)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(listener.accept_forever, got.append, failures.append)
+                    await trio.sleep(1)
+                    nursery.cancel_scope.cancel()
+            assert failing.failures == []
+    assert not failures
+    assert len(got) == 2
+    for sock in got:
+        sock.close()
+
+
+async def test_a_listening_socket_that_is_broken_is_told(path: Path) -> None:
+    """An error of the socket itself is not passed over: it would come again for ever."""
+    with claim(path) as mine, mine.listen() as listener:
+        failing = Exhausted(listener._sock)
+        failing.failures = [errno.EINVAL]
+        listener._sock = failing  # type: ignore[assignment]
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            with pytest.raises(OSError, match="too many"):
+                await listener.accept_forever(lambda _: None, lambda _: None)

@@ -36,6 +36,7 @@ from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
+from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.service import Service, in_thread
 from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.listener import Listener, claim
@@ -165,8 +166,7 @@ class _Daemon:
             timer=finest_timer(time.monotonic),
             give_memory_back=give_memory_back,
         )
-        shared = Shared(settings=net_settings(config), service=self._service, log=log.get("net"))
-        self._server = Server(shared)
+        self._server = Server(_shared(config, self._service))
         self._port = port
         self._http = None if port is None else http_server(config, self._service)
         self._stopping = trio.Event()
@@ -305,6 +305,11 @@ def _described(config: Config, backend: Backend, policy: Policy) -> Metrics:
         latency_cap=contract.promised_cap if keeps_latency_cap(policy) else None,
     )
     return metrics
+
+
+def _shared(config: Config, service: Service) -> Shared:
+    """Return what the connections of the socket have in common."""
+    return Shared(settings=net_settings(config), service=service, log=FaultLog(log.get("net")))
 
 
 def _connections(config: Config) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
+from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.service import Service
 from uma_trio.telemetry import log
 
@@ -57,7 +58,7 @@ def http_server(config: Config, service: Service) -> HttpServer:
     shared = Shared(
         settings=settings,
         service=service,
-        log=log.get("http"),
+        log=FaultLog(log.get("http")),
         name=secrets.token_hex(4),
         bodies=Bodies(settings.all_bodies_bytes),
         started=int(time.time()),

@@ -32,7 +32,7 @@ class Biases:
     text = (
         f"at most {MOST} biases, by token id or by text, as an object such as "
         '{"15043": -1, " sea": false} or as pairs such as [[15043, -1], [" sea", false]]; '
-        f"each is {_NUMBER.text}, or false"
+        f"each is {_NUMBER.text}, or false; a pair may be an object of `token` and `bias`, too"
     )
 
     def check(self, path: str, value: Any) -> Fault | None:
@@ -44,9 +44,9 @@ class Biases:
         else:
             found = (
                 _check(f"{path}[{i}]", *pair)
-                if isinstance(pair, list) and len(pair) == 2
+                if (pair := _pair_of(each)) is not None
                 else Fault(f"{path}[{i}]", "must be a pair such as [15043, -1]")
-                for i, pair in enumerate(value)
+                for i, each in enumerate(value)
             )
         return next((fault for fault in found if fault is not None), None)
 
@@ -60,10 +60,14 @@ async def by_token(body: Body, shared: Shared) -> Body:
         Fault: the texts have too many tokens.
     """
     given = body.get(FIELD)
-    if not given:
+    if given is None:
         return body
     named = isinstance(given, dict)  # an object has no names but texts: digits are an id
-    pairs = [(_id_or_text(k), v) for k, v in given.items()] if named else given
+    pairs = (
+        [(_id_or_text(k), v) for k, v in given.items()]
+        if named
+        else [pair for each in given if (pair := _pair_of(each)) is not None]
+    )
     keys = [key for key, _ in pairs]
     texts = iter(await shared.service.tokenize_each([key for key in keys if isinstance(key, str)]))
     total: defaultdict[int, float] = defaultdict(float)
@@ -83,6 +87,14 @@ def _check(path: str, key: Any, bias: Any) -> Fault | None:
     if isinstance(key, str) and _ID.fullmatch(key) and int(key) > MAX_INT32:
         return Fault(path, f"must be of a token id of at most {MAX_INT32}")
     return None if bias is False else _NUMBER.check(path, bias)
+
+
+def _pair_of(value: Any) -> tuple[Any, Any] | None:
+    """Return a bias of a list; None if it is none. An answer's settings tell theirs as objects."""
+    if isinstance(value, dict) and value.keys() == {"token", "bias"}:
+        bias = value["bias"]
+        return value["token"], False if bias is None else bias
+    return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else None
 
 
 def _id_or_text(name: str) -> int | str:

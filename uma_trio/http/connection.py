@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
-from urllib.parse import parse_qsl, unquote
 
 import h11
 import trio
@@ -22,6 +21,7 @@ import trio
 from uma_trio.http import guard
 from uma_trio.http.errors import ErrorForm, Fault, fault_of_refusal, openai_error
 from uma_trio.http.exchange import Answering
+from uma_trio.http.heads import head_of, is_ambiguous
 from uma_trio.http.message import Caller, Head, Headers, Reply, Request
 from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import Shared
@@ -30,7 +30,6 @@ from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
 
 _READ_BYTES = 16_384
-_VERSIONS = (b"1.0", b"1.1")
 # No other request can be read behind it. One that asks for another protocol, as Java's client does, is
 # whole: it is declined.
 _LAST = (h11.IDLE, h11.SEND_BODY, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
@@ -105,6 +104,7 @@ class Connection:
     # --- one request after the other ---
 
     async def _serve(self) -> None:
+        """Answer every request whose head is there; what is no request is told why."""
         while not self._last:
             try:
                 head = await self._read_head()
@@ -112,6 +112,9 @@ class Connection:
                     return
                 self._answering = True
                 await self._exchange(head)
+            except Fault as fault:
+                self._refuse(fault)
+                return
             except h11.RemoteProtocolError as error:
                 why, _, _ = str(error).partition(": bytearray(")  # and what was sent
                 self._refuse(
@@ -122,6 +125,10 @@ class Connection:
                         closes=True,
                     )
                 )
+                return
+            except Exception:
+                self._shared.log.exception("request ended by a fault")
+                self._refuse(_sorry())
                 return
             await self._writer.flushed()
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
@@ -134,6 +141,7 @@ class Connection:
         number = self._shared.next_number()
         headers: Headers = (("X-Request-Id", f"{self._shared.name}-{number}"),)
         form: ErrorForm = openai_error
+        self._last = self._last or is_ambiguous(head)
         try:
             cors = guard.enter(head, self._settings, by_socket=self._by_socket)
             headers = (*headers, *cors)
@@ -169,7 +177,8 @@ class Connection:
     async def _answer(self, route: Route, request: Request, headers: Headers) -> None:
         """Let the handler answer, and end it when its client leaves."""
         settings = self._settings
-        exchange = Answering(request, self._http, self._writer, headers, settings.keep_alive_s)
+        streamed = (*headers, ("Connection", "close")) if self._last else headers
+        exchange = Answering(request, self._http, self._writer, streamed, settings.keep_alive_s)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(exchange.keep_alive)
@@ -188,10 +197,11 @@ class Connection:
             nursery.cancel_scope.cancel()
 
     def _fail(self, fault: Fault, exchange: Answering, headers: Headers, route: Route) -> None:
-        if exchange.opened:
-            self._gone()  # half an answer is out: only its missing end can tell
-        else:
+        self._last = self._last or exchange.opened
+        if not exchange.opened:
             self._refuse(fault, headers, route.errors)
+        elif self._http.our_state is h11.SEND_BODY:
+            self._gone()  # half an answer is out: only its missing end can tell
 
     async def _watch(self) -> None:
         """Wait until the client has left. What it sends ahead is kept, as far as one read goes."""
@@ -218,7 +228,8 @@ class Connection:
         while True:
             event = self._http.next_event()
             if isinstance(event, h11.Request):
-                return self._head_of(event)
+                self._is_head = event.method == b"HEAD"
+                return head_of(event, self._settings.head_bytes)
             if event is not h11.NEED_DATA:
                 return None
             data = await self._receive(deadline)
@@ -229,29 +240,6 @@ class Connection:
             if data and not begun:
                 begun = True
                 deadline = trio.current_time() + self._settings.head_timeout_s
-
-    def _head_of(self, event: h11.Request) -> Head:
-        self._is_head = event.method == b"HEAD"
-        headers: dict[str, str] = {}
-        size = len(event.target)
-        for raw_name, raw_value in event.headers:
-            name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
-            size += len(name) + len(value) + 4
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        if size > self._settings.head_bytes:
-            raise h11.RemoteProtocolError("its head is too long", 431)
-        if event.http_version not in _VERSIONS:
-            version = event.http_version.decode("ascii")
-            raise h11.RemoteProtocolError(f"its version is {version}; send HTTP/1.1", 505)
-        target = event.target.decode("latin-1")
-        path, _, query = target.partition("?")
-        return Head(
-            method=event.method.decode("ascii"),
-            path=unquote(path) if path.startswith("/") else f"/{path}",
-            query=dict(parse_qsl(query, keep_blank_values=True, max_num_fields=32)),
-            headers=headers,
-            version=event.http_version.decode("ascii"),
-        )
 
     @contextmanager
     def _holding_body(self) -> Iterator[None]:

@@ -17,10 +17,13 @@ from uma_trio.http.settings import Settings, matching
 Access = Literal["open", "key", "admin"]
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HOST = re.compile(r"([^:\[\]]*|\[[^\[\]]*\])(:[0-9]*)?")
 _LOCAL_PAGES = "localhost"  # in place of an origin: a page of this machine, at any port
 _LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _MAX_AGE_S = "600"
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+_MOST_NAMED = 64
 
 
 def enter(head: Head, settings: Settings, *, by_socket: bool) -> Headers:
@@ -63,7 +66,7 @@ def preflight(head: Head, settings: Settings) -> Headers:
     Raises:
         Fault: the page may not.
     """
-    asked = head.headers.get("access-control-request-headers", "")
+    asked = _names_in(head.headers.get("access-control-request-headers", ""))
     headers = _check_page(head, settings)
     if not headers:
         return ()
@@ -91,10 +94,16 @@ def _check_host(head: Head, settings: Settings) -> None:
         )
 
 
+def _names_in(listed: str) -> str:
+    """Return those of a list that can be names of headers: what a client sends is not echoed as it is."""
+    names = (name.strip() for name in listed.split(",", _MOST_NAMED)[:_MOST_NAMED])
+    return ", ".join(name for name in names if _HEADER_NAME.fullmatch(name))
+
+
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[: host.find("]") + 1]
-    return host.partition(":")[0]
+    """Return the name in a Host header; all of it where it is no name with or without a port."""
+    found = _HOST.fullmatch(host)
+    return host if found is None else found[1]
 
 
 def _check_page(head: Head, settings: Settings) -> Headers:

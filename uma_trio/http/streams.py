@@ -8,6 +8,7 @@ from typing import assert_never
 
 from attrs import evolve, frozen
 
+from uma_protocol.errors import Code
 from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
@@ -16,6 +17,8 @@ from uma_trio.http.settings import Shared
 from uma_trio.service.answers import Answers, Burst
 from uma_trio.service.reading import Reading
 from uma_trio.text.replies import Said, collect
+
+_FAULT, _OURS = Code.E_RUNTIME_006.value, "a fault of the daemon's; its log says more"
 
 
 @frozen
@@ -71,9 +74,28 @@ class Encoder(ABC):
 async def stream(
     exchange: Exchange, shared: Shared, answers: Answers, encoder: Encoder, headers: Headers
 ) -> None:
-    """Send the answers as events, to the end. The requests are accepted, so the head goes first."""
+    """Send the answers as events, to the end. The requests are accepted, so the head goes first.
+
+    If it raises, a fault of ours, the stream has ended with an error event as far as that can be told.
+    """
     exchange.open(headers, encoder.keep_alive, encoder.opening())
     ends: dict[int, Finished] = {}
+    try:
+        last = await _told(exchange, shared, answers, encoder, ends)
+    except Exception:
+        await exchange.close(_broken_off(answers, encoder, ends))
+        raise
+    await exchange.close(last)
+
+
+async def _told(
+    exchange: Exchange,
+    shared: Shared,
+    answers: Answers,
+    encoder: Encoder,
+    ends: dict[int, Finished],
+) -> bytes:
+    """Send all but the last part of the stream, and return that; fill `ends`."""
     write_token = encoder.token
     parts: list[bytes] = []
 
@@ -104,7 +126,23 @@ async def stream(
         await exchange.sent()
         answers.reader_was_behind()
     every = [ends[index] for index in range(len(ends))]
-    await exchange.close(b"".join([*parts, encoder.closing(every)]))
+    return b"".join([*parts, encoder.closing(every)])
+
+
+def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -> bytes:
+    """Return the events that end a stream that we cannot continue; none if they fail, too."""
+    parts: list[bytes] = []
+    try:
+        for index, generation in enumerate(answers.generations):
+            end = ends.get(index)
+            if end is None or end.code is None:
+                end = evolve(generation.so_far(0), reason="error", code=_FAULT, message=_OURS)
+                parts.append(encoder.failure(index, fault_of(_FAULT, _OURS), end))
+            ends[index] = end
+        parts.append(encoder.closing([ends[index] for index in range(len(ends))]))
+    except Exception:  # the fault that is told is the first one
+        return b"".join(parts)
+    return b"".join(parts)
 
 
 async def whole(shared: Shared, answers: Answers) -> list[Answer]:

@@ -72,7 +72,7 @@ class Front(ABC, Generic[S]):
             self._nursery = nursery
             with self._accepting:
                 task_status.started()
-                await listener.accept_forever(self.welcome, self._accept_failed)
+                await listener.accept_forever(self._welcome, self._accept_failed)
             listener.stop()
 
     async def attend(
@@ -96,6 +96,14 @@ class Front(ABC, Generic[S]):
     @abstractmethod
     def welcome(self, sock: socket.socket) -> None:
         """Take a client's socket: accept or refuse the client. Never blocks."""
+
+    def _welcome(self, sock: socket.socket) -> None:
+        """Welcome a client; a fault of ours ends its connection and not the daemon."""
+        try:
+            self.welcome(sock)
+        except Exception:
+            self._log.exception("a client was not let in, by a fault")
+            sock.close()
 
     def _let_in(self, session: S, left: Callable[[], None] = lambda: None) -> None:
         """Run a task for a client; `left` is called when it is gone, however it ends."""

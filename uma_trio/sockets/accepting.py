@@ -9,7 +9,19 @@ from collections.abc import Callable
 import trio
 
 BACKLOG = 128
-# The accept errors that say "not now" rather than "never"; trio.serve_listeners has the same.
+# The accept errors that are those of one client, which is gone, and not of the listening socket:
+# accept(2), "Error handling", and BSDs; trio's SocketListener.accept passes over the same. Not every
+# platform has all of these names.
+_OF_ONE_CLIENT = {
+    number
+    for name in (
+        *("EPERM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET"),
+        *("EHOSTUNREACH", "EOPNOTSUPP", "ENETUNREACH", "ENOSR", "ESOCKTNOSUPPORT"),
+        *("EPROTONOSUPPORT", "ETIMEDOUT", "ECONNRESET"),
+    )
+    if (number := getattr(errno, name, None)) is not None
+}
+# Those that say "not now" rather than "never"; trio.serve_listeners has the same.
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _PAUSE_S = 0.1
 
@@ -22,15 +34,21 @@ async def accept_forever(
     """Hand each new client of `listening` to `handle`, which must not block; never returns.
 
     Out of descriptors or memory, it tells `failed`, leaves the client in the backlog and tries
-    again a little later: those who are connected are not disturbed.
+    again a little later: those who are connected are not disturbed. A client whose connection failed
+    before it was accepted is passed over.
+
+    Raises:
+        OSError: the listening socket itself cannot accept any more.
     """
     while True:
         await trio.lowlevel.wait_readable(listening)
         try:
             client, _ = listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+        except (BlockingIOError, InterruptedError):
             continue  # the client gave up before we came
         except OSError as exc:
+            if exc.errno in _OF_ONE_CLIENT:
+                continue
             if exc.errno not in _OUT_OF_RESOURCES:
                 raise
             failed(exc)
