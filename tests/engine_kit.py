@@ -178,6 +178,7 @@ class Bench:
         settings: EngineSettings | None = None,
         masks: Masks = AT_ONCE,
         drafter: Drafting | None = None,
+        readers_s: Callable[[], float] | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -196,6 +197,7 @@ class Bench:
             recorder=recorder,
             masks=masks,
             drafter=drafter,
+            readers_s=readers_s,
         )
         self.handles = count(1)
 

@@ -11,6 +11,7 @@ from uma_trio.policy.admission import (
     MAX_PASSED_OVER,
     MOST_PASSED_OVER,
     admit,
+    gives_back,
     gives_place,
     makes_way,
 )
@@ -151,10 +152,46 @@ def way(*requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, floa
 
 
 def test_who_is_parked_for_long_makes_way_for_another_client() -> None:
-    """Of either lane, and the one first of which least has to be computed again."""
+    """The one first of which least has to be computed again."""
     assert way(waiting(9, client=2), held={3: AWAY_S, 2: AWAY_S, 1: 0.0}) == [2]
-    assert way(waiting(9, client=2, lane="background"), held={3: AWAY_S}) == [3]
     assert way(waiting(9, client=2, cells=90), held={3: AWAY_S, 2: AWAY_S}) == [2, 3]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Holder,
+            key=st.integers(0, 99),
+            lane=st.sampled_from(["interactive", "background"]),
+            client=st.integers(0, 2),
+            cells=st.integers(1, 60),
+            computed=st.integers(0, 50),
+            passed_over=st.integers(0, 10),
+            parked_s=st.sampled_from([0.0, 5 * AWAY_S]),
+        ),
+        max_size=6,
+        unique_by=lambda held: held.key,
+    ),
+    st.integers(0, 40),
+)
+def test_a_person_who_reads_slowly_loses_nothing_to_a_batch_job(
+    running: list[Holder], cells: int
+) -> None:
+    """Whatever is parked, for however long: a background request takes background requests' places."""
+    state = AdmissionState((waiting(100, client=9, lane="background"),), tuple(running), 0, cells)
+    lanes = {held.key: held.lane for held in running}
+    assert all(lanes[key] == "background" for key in makes_way(state))
+
+
+def test_who_is_back_gets_the_cells_that_it_lent_from_batch_jobs() -> None:
+    """As few of them as it takes, those first that lose least, and none in vain."""
+    running = tuple(
+        Holder(key, "background" if key else "interactive", 1, 20, key, 0) for key in range(4)
+    )
+    state = AdmissionState((), running, 0, 5)
+    assert gives_back(state, 5) == ()
+    assert gives_back(state, 30) == (1, 2)
+    assert gives_back(state, 66) == ()
 
 
 def test_nobody_makes_way_in_vain_or_at_once() -> None:

@@ -117,6 +117,55 @@ def test_a_clients_own_request_waits_for_its_readers() -> None:
     assert own.tokens == []
 
 
+def test_nobody_is_away_while_credit_could_not_be_given_back() -> None:
+    """Trio's loop stood still for a minute: that says nothing about the readers."""
+    now, loop = 0.0, 0.0
+    bench = Bench(FakeBackend(n_ctx=200, n_slots=2), clock=lambda: now, readers_s=lambda: loop)
+    readers = [bench.submit([65 + n] * n, 70, client=1, credit=4) for n in (10, 20)]
+    bench.run()
+    _, other = bench.submit([70] * 5, 5, client=2)
+    now = 60.0
+    bench.run()
+    assert other.tokens == []
+    for handle, sink in readers:
+        bench.credit(handle, 1000)
+        bench.run()
+        assert sink.end.reason == "length"
+    assert bench.metrics.snapshot()["preemptions_total"] == 0
+    assert other.end.reason == "length"
+
+
+def test_the_time_in_which_a_loop_ran_is_counted() -> None:
+    """A reader that has been behind for that long is away."""
+    now, loop = 0.0, 0.0
+    bench = Bench(FakeBackend(n_ctx=200, n_slots=1), clock=lambda: now, readers_s=lambda: loop)
+    bench.submit([65] * 10, 90, client=1, credit=4)
+    bench.run()
+    _, other = bench.submit([70] * 5, 5, client=2)
+    loop = AWAY_S
+    bench.run()
+    assert other.end.reason == "length"
+
+
+def test_a_person_who_is_back_goes_on_at_once_beside_a_batch_job() -> None:
+    """It lent its cells to the background; they are its again, and nothing of it is computed anew."""
+    now = 0.0
+    bench = Bench(FakeBackend(n_ctx=200, n_slots=8), clock=lambda: now)
+    handle, sink = bench.submit([65] * 10, 150, client=1, credit=4)
+    bench.run()
+    job, job_sink = bench.submit([70] * 50, 100, client=2, lane="background", credit=4)
+    now = 2 * AWAY_S
+    bench.run()
+    assert job_sink.tokens, "what a person does not use is there for batch jobs"
+    bench.credit(handle, 1000)
+    bench.run()
+    assert sink.end.reason == "length"
+    assert next(r for r in bench.explain(handle).requests).preemptions == 0
+    bench.credit(job, 1000)
+    bench.run()
+    assert job_sink.end.reason == "length"
+
+
 def test_an_engine_that_rests_looks_again_while_readers_are_away() -> None:
     """Nothing but time makes them be away, so it is not slept through."""
 

@@ -37,6 +37,7 @@ from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
 from uma_trio.service.fault_log import FaultLog
+from uma_trio.service.presence import Presence
 from uma_trio.service.service import Service, in_thread
 from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.listener import Listener, claim
@@ -141,19 +142,6 @@ class _Daemon:
         metrics = _described(config, backend, policy)
         self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
         self._inbox = Inbox(config.max_queue)
-        outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
-        self._engine = Engine(
-            backend,
-            policy,
-            self._inbox,
-            outlet,
-            metrics,
-            time.monotonic,
-            settings=drafts.settings,
-            recorder=recorder,
-            masks=MaskThreads(),
-            drafter=drafts.drafter,
-        )
         self._service = Service(
             model=backend.model,
             slots=config.parallel,
@@ -166,6 +154,8 @@ class _Daemon:
             timer=finest_timer(time.monotonic),
             give_memory_back=give_memory_back,
         )
+        self._presence = Presence(time.monotonic, self._service.directory)
+        self._engine = self._make_engine(policy, drafts, recorder, metrics)
         self._server = Server(_shared(config, self._service))
         self._port = port
         self._http = None if port is None else http_server(config, self._service)
@@ -182,6 +172,7 @@ class _Daemon:
             nursery.start_soon(self._compute)
             nursery.start_soon(self._scorekeeper.run)
             nursery.start_soon(self._service.playout.run)
+            nursery.start_soon(self._presence.run)
             nursery.start_soon(self._watch_name, listener)
             await nursery.start(self._obey_signals, listener)
             with self._clients:
@@ -207,6 +198,24 @@ class _Daemon:
             raise self._died
         if self._forced:
             raise SystemExit(FORCED_EXIT)
+
+    def _make_engine(
+        self, policy: Policy, drafts: Drafts, recorder: Recorder, metrics: Metrics
+    ) -> Engine:
+        outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
+        return Engine(
+            self._backend,
+            policy,
+            self._inbox,
+            outlet,
+            metrics,
+            time.monotonic,
+            settings=drafts.settings,
+            recorder=recorder,
+            masks=MaskThreads(),
+            drafter=drafts.drafter,
+            readers_s=self._presence,
+        )
 
     def _front_end(self) -> FrontEnd:
         front_end = FrontEnd(

@@ -89,6 +89,7 @@ class Engine:
         recorder: Recorder | None = None,
         drafter: Drafting | None = None,
         masks: Masks = AT_ONCE,
+        readers_s: Callable[[], float] | None = None,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -110,7 +111,7 @@ class Engine:
             session_ttl_s=settings.session_ttl_s,
         )
         self.registry = Registry(
-            self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix
+            self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix, readers_s
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._planner = Planner(backend, policy, self.registry, self._recovery, settings, masks)
@@ -401,22 +402,22 @@ class Engine:
     def _admit(self, now: float) -> None:
         registry = self.registry
         made_room = self._recovery.just_made_room()
-        if not registry.to_be_asked(now):
+        if not registry.to_be_asked:
             return
         # Admission right after room was made would undo it, unless there is nobody it was for.
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
-        state = registry.admission(now)
+        state = registry.admission()
         chosen = admit(state)
-        if not chosen and registry.lend(now):
-            state = registry.admission(now)
+        if not chosen and registry.lend():
+            state = registry.admission()
             chosen = admit(state)
         for making_room, reason in ((makes_way, AWAY), (gives_place, NEEDED)):
             places = () if chosen else making_room(state)
             for place in places:
                 registry.preempt(place, reason)
             if places:
-                state = registry.admission(now)
+                state = registry.admission()
                 chosen = admit(state)
         registry.admit(chosen, now)
 

@@ -22,12 +22,12 @@ from uma_trio.engine.publisher import (
     Refused,
     Scored,
 )
-from uma_trio.engine.recorder import AWAY, Recorder
+from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.engine.step import Outcome
 from uma_trio.lanes import Lane
-from uma_trio.policy.admission import is_away
-from uma_trio.policy.state import AdmissionState
+from uma_trio.policy.admission import gives_back, is_away
+from uma_trio.policy.state import AdmissionState, Holder
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 
@@ -35,7 +35,8 @@ from uma_trio.telemetry.metrics import Metrics
 class Registry:
     """The requests of one engine.
 
-    Other modules read `waiting` and `running`; only this one changes them.
+    Other modules read `waiting` and `running`; only this one changes them. `readers_s` counts the seconds in
+    which readers could give credit back (:class:`uma_trio.service.presence.Presence`); without it, all are.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Registry:
         recorder: Recorder,
         clock: Callable[[], float],
         prefix: PrefixCache,
+        readers_s: Callable[[], float] | None = None,
     ) -> None:
         self.kv = kv
         self.prefix = prefix
@@ -55,6 +57,7 @@ class Registry:
         self._metrics = metrics
         self._recorder = recorder
         self._clock = clock
+        self._readers_s = clock if readers_s is None else readers_s
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self._declined = False  # admission took nobody, and nothing has happened since
@@ -112,13 +115,14 @@ class Registry:
         held = any(sequence.lane == "background" for sequence in self.running.values())
         return held and any(sequence.lane == "interactive" for sequence in self._in_line())
 
-    def obstructed(self, now: float) -> bool:
+    @property
+    def obstructed(self) -> bool:
         """Whether somebody waits while a request whose reader is away holds a slot and cells."""
-        away = any(is_away(sequence.holder(now)) for sequence in self.running.values())
-        return away and any(self._in_line())
+        return any(self._in_line()) and any(map(is_away, self._holders()))
 
-    def to_be_asked(self, now: float) -> bool:
-        """Whether somebody waits who might get a place at the time `now`.
+    @property
+    def to_be_asked(self) -> bool:
+        """Whether somebody waits who might get a place now.
 
         Tokens only take room, so where nobody was taken nobody will be until something else happens;
         where somebody was, others were passed over once more, and may be next by that. Whether a
@@ -129,9 +133,9 @@ class Registry:
             return False
         if self.kv.free_slots > 0 and not self._declined:
             return True
-        return self.beside_others or self.obstructed(now)
+        return self.beside_others or self.obstructed
 
-    def admission(self, now: float) -> AdmissionState:
+    def admission(self) -> AdmissionState:
         """Return what admission may see. Who was preempted and is still parked is not in line.
 
         What a request would share with running ones is looked for only where it does not fit.
@@ -146,7 +150,7 @@ class Registry:
                 )
                 for sequence in self._in_line()
             ),
-            running=tuple(sequence.holder(now) for sequence in self.running.values()),
+            running=tuple(self._holders()),
             free_slots=self.kv.free_slots,
             free_cells=free_cells,
         )
@@ -163,15 +167,15 @@ class Registry:
             if parked and sequence.credit > 0:
                 self._resume(sequence)
 
-    def lend(self, now: float) -> bool:
+    def lend(self) -> bool:
         """Free what requests have reserved beyond their tokens whose readers are away; tell whether.
 
         They take it back when their readers are, or go to the queue if it is not free then.
         """
-        lent = False
+        lent, readers_s = False, self._readers_s()
         for sequence in self.running.values():
             spare = sequence.reserved - sequence.known
-            if spare > 0 and is_away(sequence.holder(now)):
+            if spare > 0 and is_away(sequence.holder(readers_s)):
                 self._reserve(sequence, sequence.known)
                 sequence.lent, lent = spare, True
         return lent
@@ -274,7 +278,7 @@ class Registry:
             view = sequence.view
             self._recorder.sampled(view.key, delivery.gap_s, delivery.held_s)
             if view.credit <= 0:
-                sequence.parked_since = now
+                sequence.parked_since = self._readers_s()
                 self._recorder.parked(view.key, now)
             if view.computed + view.pending > sequence.reserved:
                 self._reserve(sequence, sequence.known)
@@ -345,6 +349,11 @@ class Registry:
         sequence.slot = NO_SLOT
         sequence.reserved = sequence.lent = 0
 
+    def _holders(self) -> Iterator[Holder]:
+        """Yield what admission may know of those that have a slot."""
+        readers_s = self._readers_s()
+        return (sequence.holder(readers_s) for sequence in self.running.values())
+
     def _in_line(self) -> Iterator[Sequence]:
         """Yield those that wait for a slot and could use one."""
         return (sequence for sequence in self.waiting.values() if sequence.credit > 0)
@@ -356,6 +365,9 @@ class Registry:
         self._recorder.resumed(sequence.handle, self._clock())
         if not sequence.lent:
             return
+        if sequence.lane == "interactive":
+            for key in gives_back(self.admission(), sequence.lent):
+                self.preempt(key, NEEDED)
         if sequence.lent > self.kv.free_cells:
             self.preempt(sequence.handle, AWAY)
         else:

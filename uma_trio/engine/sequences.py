@@ -124,7 +124,7 @@ class Sequence:
         self.reserved = 0
         # Cells that it had reserved besides, which are there for others while it is parked.
         self.lent = 0
-        self.parked_since: float | None = None
+        self.parked_since: float | None = None  # on the clock of readers, see :class:`Registry`
         self.passed_over = 0
         self.forgiven = 0  # how often it had been passed over when it had its last token
         self.preempted = False
@@ -339,8 +339,8 @@ class Sequence:
             arrived=self.submit.submitted,
         )
 
-    def holder(self, now: float) -> Holder:
-        """Return its record for admission while it has a slot."""
+    def holder(self, readers_s: float) -> Holder:
+        """Return its record for admission while it has a slot; `readers_s` is on the clock of `parked_since`."""
         return Holder(
             key=self.submit.handle,
             lane=self.lane,
@@ -348,7 +348,7 @@ class Sequence:
             cells=self.reserved,
             computed=self.computed,
             passed_over=self.passed_over - self.forgiven,
-            parked_s=0.0 if self.parked_since is None else now - self.parked_since,
+            parked_s=0.0 if self.parked_since is None else readers_s - self.parked_since,
         )
 
     def report(self, now: float) -> SequenceReport:

@@ -82,14 +82,40 @@ def makes_way(state: AdmissionState) -> tuple[int, ...]:
     """Return the parked requests to preempt for another client's, if `admit` found nobody.
 
     Only requests whose readers have been away for `AWAY_S`, in the order of :func:`gives_place`. A
-    client's request does not make way for another request of the same client.
+    client's request does not make way for another request of the same client, and an interactive one
+    not for a background one.
     """
 
     def others(going: Sequence[Holder]) -> Sequence[Waiting]:
         clients = {held.client for held in going}
-        return [waiting for waiting in state.waiting if waiting.client not in clients]
+        person = any(held.lane == "interactive" for held in going)
+        return [
+            waiting
+            for waiting in state.waiting
+            if waiting.client not in clients and not (person and waiting.lane == "background")
+        ]
 
     return _making_room(state, [held for held in state.running if is_away(held)], others)
+
+
+def gives_back(state: AdmissionState, cells: int) -> tuple[int, ...]:
+    """Return the background requests to preempt so that `cells` are free; empty if these cannot be.
+
+    An interactive request whose reader is back gets the cells that it lent. In the order of
+    :func:`gives_place`, and nobody whose cells the others' make unnecessary.
+    """
+    could = sorted(
+        (held for held in state.running if held.lane == "background"),
+        key=lambda held: (held.computed, -held.key),
+    )
+    going: list[int] = []
+    free = state.free_cells
+    for held in could:
+        if free >= cells:
+            break
+        going.append(held.key)
+        free += held.cells
+    return tuple(going) if free >= cells else ()
 
 
 def is_away(held: Holder) -> bool:

@@ -56,6 +56,7 @@ class Directory:
         self._running: dict[int, Request] = {}
         self._past: dict[int, Named] = {}
         self._empty: trio.Event | None = None
+        self._first: trio.Event | None = None
 
     def __iter__(self) -> Iterator[Request]:
         return iter(tuple(self._running.values()))
@@ -66,6 +67,9 @@ class Directory:
     def add(self, request: Request) -> None:
         """Add a request."""
         self._running[request.handle] = request
+        if self._first is not None:
+            self._first.set()
+            self._first = None
 
     def remove(self, request: Request) -> None:
         """Remove a request whose reader has finished. Idempotent."""
@@ -94,3 +98,10 @@ class Directory:
             if self._empty is None:
                 self._empty = trio.Event()
             await self._empty.wait()
+
+    async def wait_until_any(self) -> None:
+        """Wait until a request runs."""
+        while not self._running:
+            if self._first is None:
+                self._first = trio.Event()
+            await self._first.wait()
