@@ -258,6 +258,8 @@ DRY = {
     "throughput": "--k 2 --gen-tokens 12",
     "speculation": "--n 1 2",
     "overhead": "--k 1 --gen-tokens 8",
+    "agents": "--agents 2 --person",
+    "bursts": "--sizes 2 --answer 8",
 }
 TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}
 

@@ -1,0 +1,252 @@
+"""Agents that share a machine: how long all of them take, and who waits for a first token.
+
+    python -m benches agents                       4 agents x 4 steps, prompts of 210 tokens (8 minutes)
+    python -m benches agents --large               4 agents x 6 steps, prompts of 5,200 (for a GPU)
+    python -m benches agents --large --agents 8 --person    beside a person who asks short questions
+    python -m benches agents --caps 1.2 3          the daemon at several latency caps
+
+All agents begin at the same moment with a prompt whose first `--shared` tokens are the same for all.
+An agent sends its next step as soon as it has the whole answer: the prompt before, and `--adds`
+tokens that no server has seen. All requests are interactive and greedy. *makespan* is the time until
+the last agent is done. *first TTFT* is that of an agent's first step, *step TTFT* that of its
+later steps. With `--person` one more client sends questions of 64 tokens, one after another, and
+reads answers of 100; *gap* is the time between two of its tokens. llama-server has a slot for each client,
+one KV cache, and runs once with each set of `--peer-flags`: compare with its best setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, pairwise
+
+from benches import clients, contest, servers
+from benches.clients import Answer, Job
+from benches.contest import Medians, Row
+from benches.driver import Comparison, Here, Table, scene
+from benches.live import Endless, Live, Stream
+from benches.report import cell
+from uma_trio.sim.latency import median, percentile
+
+PEER_FLAGS = ("", "-cram 0")
+PATIENCE_S = 600.0
+_TABLE = Table("", (
+    ("makespan s", "makespan_s", 2),
+    ("first TTFT p50 ms", "first_ttft_ms", 0), ("worst ms", "first_ttft_worst_ms", 0),
+    ("step TTFT p50 ms", "step_ttft_ms", 0), ("worst ms", "step_ttft_worst_ms", 0),
+    ("agents' t/s", "tokens_s", 1),
+    ("person's gap p50 ms", "gap_p50_ms", 1), ("p99 ms", "gap_p99_ms", 1),
+    ("worst ms", "gap_worst_ms", 0), ("person's TTFT p50 ms", "person_ttft_ms", 0),
+    ("others %", "others_pct", 0), ("spin ms", "spin_ms", 1),
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Script:
+    """The agents and the person beside them. Tokens."""
+
+    agents: int = 4
+    steps: int = 4
+    shared: int = 150
+    own: int = 60
+    adds: int = 20
+    answer: int = 40
+    person: bool = False
+    question: int = 64
+
+    @property
+    def slots(self) -> int:
+        """One for each client."""
+        return self.agents + self.person
+
+    @property
+    def cells(self) -> int:
+        """A context in which the last step of everybody has room."""
+        last = self.shared + self.own + (self.steps - 1) * self.adds + self.answer + 64
+        return -(-(self.slots * last) // 1024) * 1024
+
+
+LARGE = Script(steps=6, shared=3250, own=1950, adds=390, answer=100)
+
+
+class Agent:
+    """One client that takes step after step."""
+
+    def __init__(self, live: Live, script: Script, seed: str, number: int) -> None:
+        shared, draw = random.Random(f"{seed}/shared"), random.Random(f"{seed}/{number}")
+        self._live, self._script, self._draw, self._number = live, script, draw, number
+        self._words = shared.choices(clients.WORDS, k=script.shared)
+        self._words += draw.choices(clients.WORDS, k=script.own)
+        self.steps: list[Stream] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether its last step was answered."""
+        return len(self.steps) == self._script.steps and self.steps[-1].over
+
+    def step(self) -> None:
+        """Send the next step, and the one after it when it is answered."""
+        name = f"agent{self._number}-{len(self.steps)}"
+        job = Job(name, " ".join(self._words), self._script.answer, "interactive")
+        self.steps.append(self._live.start(job, self._next))
+
+    def _next(self, _before: Stream) -> None:
+        if len(self.steps) < self._script.steps:
+            self._words += self._draw.choices(clients.WORDS, k=self._script.adds)
+            self.step()
+
+
+def play(script: Script, running: servers.Running, seed: str) -> Row:
+    """Run all agents once; return the figures."""
+    warm = clients.jobs(script.slots, 16, 2, f"{seed}/warm")
+    with Live(running.wire) as live:
+        for job in warm:
+            live.start(job)
+        live.run(PATIENCE_S, lambda: all(stream.over for stream in live.streams))
+        clients.checked(live.answers(live.streams))
+    numbers = count()
+
+    def ask() -> Job:
+        (job,) = clients.jobs(1, script.question, 100, f"{seed}/question/{next(numbers)}")
+        return replace(job, priority="interactive")
+
+    with Live(running.wire) as live:
+        person = Endless(live, ask)
+        if script.person:
+            person.send()
+            live.run(20.0, lambda: len(person.streams) > 1)
+        began = live.now
+        agents = [Agent(live, script, seed, number) for number in range(script.agents)]
+        for agent in agents:
+            agent.step()
+        live.run(PATIENCE_S, lambda: all(agent.done for agent in agents))
+        ended = live.now
+    answers = [clients.checked(live.answers(agent.steps)) for agent in agents]
+    asked = live.answers([stream for stream in person.streams if stream.sent >= began])
+    return figures(answers, ended - began) | heard(asked)
+
+
+def figures(answers: Sequence[Sequence[Answer]], seconds: float) -> Row:
+    """Return what the agents had, by agent and step."""
+    first = [1e3 * a[0].ttft_s for a in answers if a[0].ttft_s is not None]
+    later = [1e3 * t for a in answers for step in a[1:] if (t := step.ttft_s) is not None]
+    row: Row = {
+        "makespan_s": seconds,
+        "first_ttft_ms": median(first),
+        "first_ttft_worst_ms": max(first),
+        "tokens_s": sum(len(step.times) for a in answers for step in a) / seconds,
+    }
+    if later:
+        row |= {"step_ttft_ms": median(later), "step_ttft_worst_ms": max(later)}
+    return row
+
+
+def heard(answers: Sequence[Answer]) -> Row:
+    """Return the gaps between the tokens that the person read, and the waits for first ones."""
+    gaps = [1e3 * (b - a) for answer in answers for a, b in pairwise(answer.times)]
+    waits = [1e3 * t for answer in answers if (t := answer.ttft_s) is not None]
+    if not gaps or not waits:
+        return {}
+    return {
+        "gap_p50_ms": median(gaps),
+        "gap_p99_ms": percentile(gaps, 99),
+        "gap_worst_ms": max(gaps),
+        "person_ttft_ms": median(waits),
+    }
+
+
+def verdicts(medians: Medians) -> Iterator[str]:
+    """Yield how each of our settings stands beside llama-server's best for that figure."""
+    for figure, text in (
+        ("makespan_s", "makespan"),
+        ("first_ttft_worst_ms", "worst first TTFT"),
+        ("gap_p99_ms", "the person's p99 gap"),
+    ):
+        peers = [
+            v for s in medians.systems if s.family == contest.PEER and (v := medians(s, figure))
+        ]
+        for system in medians.systems:
+            value = medians(system, figure)
+            if system.family == contest.OURS and value is not None and peers:
+                best = min(peers)
+                yield f"{system.name}: {text} by llama-server's best {cell(best, 2)}: {value / best:.2f}"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--large", action="store_true", help="the workload for a GPU: prompts of 5,200 tokens")
+    add("--agents", type=int, metavar="N", help="how many (4)")
+    add("--steps", type=int, metavar="N", help="of each agent (4; --large: 6)")
+    add("--shared", type=int, metavar="N", help="tokens that begin all prompts (150; 3,250)")
+    add("--own", type=int, metavar="N", help="tokens of each agent's own behind them (60; 1,950)")
+    add("--adds", type=int, metavar="N", help="new tokens of each later step (20; 390)")
+    add("--answer", type=int, metavar="N", help="tokens that each step generates (40; 100)")
+    add("--person", action="store_true", help="one more client asks short questions")
+    add("--n-ctx", type=int, metavar="N", help="the KV cache (as many as all of them need)")
+    caps_argument(parser)
+    peer_arguments(parser)
+
+
+def caps_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the daemon's settings."""
+    parser.add_argument("--caps", type=float, nargs="*", default=[], metavar="X",
+                        help="the daemon also with these values of --latency-cap")  # fmt: skip
+
+
+def peer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names llama-server's settings."""
+    parser.add_argument("--peer-flags", nargs="*", default=[*PEER_FLAGS], metavar="FLAGS",
+                        help="llama-server once with each, beside -np and -kvu; '' is none")  # fmt: skip
+
+
+def systems(
+    given: argparse.Namespace, here: Here, setup: servers.Setup, once: contest.Play, case: str = ""
+) -> list[contest.System]:
+    """Return the daemon at its default and at each cap, and llama-server with each set of flags."""
+    knobs = [(), *(("--latency-cap", f"{cap:g}") for cap in given.caps)]
+    compared = [
+        contest.serving(
+            contest.OURS,
+            " ".join(knob).replace("--latency-cap", "cap"),
+            partial(servers.ours, setup, *knob),
+            once,
+            case,
+        )
+        for knob in knobs
+    ]
+    shared = servers.server_flags("np-kvu", setup.slots)
+    flags = [(*shared, *each.split()) for each in given.peer_flags]
+    return compared + contest.llama_servers(here.peers, setup, flags, once, case)
+
+
+def script_of(given: argparse.Namespace) -> Script:
+    """Return the script that the options ask for."""
+    script = LARGE if given.large else Script()
+    if given.quick or given.dry_run:
+        script = replace(script, steps=2)
+    names = ("agents", "steps", "shared", "own", "adds", "answer")
+    asked = {name: value for name in names if (value := getattr(given, name)) is not None}
+    return replace(script, person=given.person, **asked)
+
+
+@scene(arguments)
+def agents(given: argparse.Namespace, here: Here) -> Comparison:
+    """Compare the daemon with llama-server."""
+    script = script_of(given)
+    setup = servers.Setup(here.model, here.threads, given.n_ctx or script.cells, script.slots)
+    return Comparison(
+        systems(given, here, setup, partial(play, script)),
+        seconds=45,
+        minutes=60,
+        tables=[_TABLE],
+        facts={"script": f"{script}, context {setup.n_ctx}"},
+        progress=lambda row: (
+            f"makespan {cell(row.get('makespan_s'), 2)} s, "
+            f"worst first TTFT {cell(row.get('first_ttft_worst_ms'), 0)} ms"
+        ),
+        verdicts=verdicts,
+    )
