@@ -54,7 +54,8 @@ class _Faults:
 
 async def _echo(exchange: Exchange, shared: Shared) -> Reply:
     """Read a body as the text endpoints do, up to what is asked of the engine."""
-    document = document_of(exchange.request.body)
+    with exchange.body() as data:
+        document = document_of(data, shared.limits())
     for api in _APIS:
         needed = {field.name: "x" for field in api.fields if field.required}
         body = decode(api.fields, needed | document, strict=False)
@@ -135,6 +136,7 @@ async def _converse(pieces: list[bytes]) -> bytes:
         name="fuzz",
         bodies=Bodies(settings.all_bodies_bytes),
         started=0,
+        run_blocking=_at_once,
     )
     connection = Connection(
         Transport(theirs), shared, _ROUTER, lambda *_: Caller(-1), by_socket=True

@@ -12,7 +12,7 @@ from typing import Any
 import h11
 import trio
 from attrs import Factory, define, fields
-from net_kit import House, house
+from net_kit import House, at_once, house
 
 from uma_trio.http.routes import router
 from uma_trio.http.server import Server
@@ -147,6 +147,7 @@ class HttpHouse:
 
     inner: House
     server: Server
+    bodies: Bodies
     clients: list[Client] = Factory(list)
 
     def connect(self, *, by_socket: bool = False) -> Client:
@@ -186,8 +187,9 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
             name="test",
             bodies=Bodies(settings.all_bodies_bytes),
             started=1_700_000_000,
+            run_blocking=options.get("run_blocking", at_once),
         )
-        daemon = HttpHouse(inner, Server(shared, router(), os.geteuid()))
+        daemon = HttpHouse(inner, Server(shared, router(), os.geteuid()), shared.bodies)
         await inner.nursery.start(daemon.server.attend)
         try:
             yield daemon

@@ -12,9 +12,10 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Finished
-from uma_trio.http import api, llama_completion
+from uma_trio.http import intake
 from uma_trio.http.accounts import timings
 from uma_trio.http.fields import document_of
+from uma_trio.http.pieces import Limits
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {
@@ -479,12 +480,11 @@ async def test_a_body_is_decoded_once_whoever_it_is_for(
     """A prompt may have megabytes, and nothing else runs while it is decoded."""
     decoded: list[bytes] = []
 
-    def counting(body: bytes) -> dict[str, Any]:
+    def counting(body: bytes, limits: Limits) -> dict[str, Any]:
         decoded.append(body)
-        return document_of(body)
+        return document_of(body, limits)
 
-    for module in (api, llama_completion):
-        monkeypatch.setattr(module, "document_of", counting)
+    monkeypatch.setattr(intake, "document_of", counting)
     async with http_house() as daemon:
         await daemon.ask("POST", "/completions", {**TEXT, **more})
     assert len(decoded) == 1

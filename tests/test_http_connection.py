@@ -165,9 +165,9 @@ async def test_no_part_of_a_stream_ends_it_but_the_last(autojump_clock: MockCloc
     server = h11.Connection(h11.SERVER)
     server.receive_data(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     server.next_event()
-    request = Request(Head("GET", "/", {}, {}), b"", Caller(1), 1)
+    request = Request(Head("GET", "/", {}, {}), Caller(1), 1)
     writer = Writer(transport, stall_timeout_s=1, lost=lambda: None, stalled=lambda: None)
-    exchange = Answering(request, server, writer, (), 15)
+    exchange = Answering(request, b"", lambda: None, server, writer, (), 15)
     client = Client(ours)
     await client.send_bytes(
         client.http.send(h11.Request(method="GET", target="/", headers=[("Host", "localhost")]))

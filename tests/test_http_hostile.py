@@ -287,18 +287,29 @@ async def test_a_body_may_take_its_time_if_it_is_long(autojump_clock: MockClock)
 async def test_the_memory_for_all_bodies_is_bounded(autojump_clock: MockClock) -> None:
     """What does not fit is told to come back; what fits is served, and nothing stays held."""
     async with http_house(max_prompt_bytes=1000) as daemon:
-        holders = [daemon.connect() for _ in range(2)]
+        holders = [daemon.connect() for _ in range(4)]
         for holder in holders:
-            await holder.send_bytes(post(b"Content-Length: 8000\r\n", b" " * 7900))
+            await holder.send_bytes(post(b"Content-Length: 4000\r\n", b" " * 3900))
         await trio.sleep(1)
         client = daemon.connect()
-        await client.send("POST", "/v1/chat/completions", BODY + b" " * 900)
+        await client.send("POST", "/v1/chat/completions", BODY + b" " * 400)
         answer = await client.answer()
         assert (answer.status, answer.error["code"]) == (503, "overloaded")
         for holder in holders:
             holder.close()
         await trio.sleep(1)
         assert (await daemon.ask("POST", "/v1/chat/completions", CHAT)).status == 200
+
+
+async def test_a_body_gives_its_place_back_once_it_is_decoded(autojump_clock: MockClock) -> None:
+    """Its answer may take hours, in which others send bodies of their own."""
+    async with http_house(max_prompt_bytes=1000) as daemon:
+        padded = {**CHAT, "stream": True, "max_tokens": 5, "user": "x" * 3000}
+        clients = [daemon.connect() for _ in range(8)]
+        for client in clients:
+            await client.send("POST", "/v1/chat/completions", padded)
+            assert (await client.head()).status == 200
+        assert daemon.bodies.held == 0
 
 
 async def test_one_connection_too_many_is_told_and_closed(autojump_clock: MockClock) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.service.fault_log import FaultLog
-from uma_trio.service.service import Service
+from uma_trio.service.service import Service, in_thread
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def http_server(config: Config, service: Service) -> HttpServer:
         name=secrets.token_hex(4),
         bodies=Bodies(settings.all_bodies_bytes),
         started=int(time.time()),
+        run_blocking=in_thread(2),
     )
     return Server(shared, router(), os.geteuid())
 

@@ -4,7 +4,14 @@
 errors, chats, stories, events, states, frames, rules, fields, codec, connection, testing.
 """
 
-from .codec import decode_event, decode_request, encode_event, encode_request
+from .codec import (
+    MAX_DEPTH,
+    decode_event,
+    decode_request,
+    encode_event,
+    encode_request,
+    request_of,
+)
 from .connection import NEED_DATA, PAUSED, Connection, Pause
 from .errors import (
     CODES,
@@ -68,6 +75,7 @@ from .states import ClientState, Input, Role, ServerState
 __all__ = [
     "CODES",
     "DEFAULT_MAX_FRAME_BYTES",
+    "MAX_DEPTH",
     "NEED_DATA",
     "PAUSED",
     "Admin",
@@ -133,4 +141,5 @@ __all__ = [
     "encode_event",
     "encode_request",
     "frame",
+    "request_of",
 ]

@@ -112,7 +112,17 @@ def decode_request(payload: bytes) -> Request:
             is not a valid request, `E_PROTO_007` if its type is unknown. `request_id` is set if the
             document has a valid id. `fatal` is false; the connection decides whether it is fatal.
     """
-    document = _parse(payload)
+    return request_of(_parse(payload))
+
+
+def request_of(document: dict[str, Any]) -> Request:
+    """Return the request in a document that was parsed elsewhere. The document is used up.
+
+    Its depth, its number of values and names that occur twice are the caller's business.
+
+    Raises:
+        RemoteProtocolError: as :func:`decode_request` does of what is not a valid request.
+    """
     kind = _take_type(document)
     fault = check_request(kind, document)
     if fault is not None:

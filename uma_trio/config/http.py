@@ -84,7 +84,7 @@ class HttpConfig(DraftConfig):
         help="The name of the field for the model's reasoning in answers of /v1/chat/completions.",
     )
     http_max_prompt_bytes: int = option(
-        4 * _MIB,
+        2 * _MIB,
         flag="--http-max-prompt-bytes",
         yaml=("http_api.max_prompt_bytes",),
         minimum=1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
@@ -32,10 +32,10 @@ from uma_trio.http.fields import (
     Body,
     Field,
     decode,
-    document_of,
     ignored_header,
     would_be_ignored,
 )
+from uma_trio.http.intake import aside, take
 from uma_trio.http.llama_settings import generation_settings
 from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
@@ -45,23 +45,22 @@ from uma_trio.http.tools import loosened_header
 from uma_trio.service.ask import Ask, Chat, Prompt, Refusal, Shape
 from uma_trio.service.generation import Generation
 
-Document = Mapping[str, Any]
-"""A body as it was decoded, before its fields are looked at."""
-
 
 class Api(ABC):
     """One request to an endpoint that gives text.
 
     `fields` is what its body may have, `prefix` what its ids begin with, `defaults` how tokens are
     chosen where nothing is said, and `names` what it calls the fields that the service knows by
-    another name. :meth:`asks` is called first, and finds everything that a
-    client can get wrong; the answers are in the order of what it returns.
+    another name. `takes_ids` is whether its prompts may be token ids. :meth:`asks` is called first,
+    and finds everything that a client can get wrong; the answers are in the order of what it returns.
+    It and the constructor may run in a helper thread; everything else runs on trio's.
     """
 
     fields: ClassVar[tuple[Field, ...]]
     prefix: ClassVar[str]
     defaults: ClassVar[SamplingParams] = SamplingParams(temperature=1.0)
     names: ClassVar[Mapping[str, str]] = {}
+    takes_ids: ClassVar[bool] = False
 
     def __init__(self, body: Body, request: Request, shared: Shared) -> None:
         self.body = body
@@ -207,20 +206,22 @@ class Api(ABC):
         )
 
 
+Choose = Callable[[Mapping[str, Any]], type[Api]]
+"""Says which API a document is for, where several have the same path."""
+
+
 async def answered(
-    api: type[Api], exchange: Exchange, shared: Shared, document: Document | None = None
+    api: type[Api], exchange: Exchange, shared: Shared, choose: Choose | None = None
 ) -> Reply | None:
-    """Answer a request as `api` does, whole or as a stream. `document` is its body if that was read.
+    """Answer a request as `api` does, or as what `choose` returns; whole or as a stream.
 
     Raises:
         Fault: the request is wrong, or its answer failed before any of it was sent.
         Refusal: the service does not take it.
     """
-    request = exchange.request
-    asked = await _read(api, request, shared, document)
-    asks = asked.asks()
-    origin = origin_of(request, shared, asked.id)
-    async with _renaming(api), shared.service.generate(asks, origin) as found:
+    asked, asks = await _read(api, exchange, shared, choose)
+    origin = origin_of(exchange.request, shared, asked.id)
+    async with _renaming(type(asked)), shared.service.generate(asks, origin) as found:
         generations = found.generations
         await asked.look_closer(asks[0])
         headers = (*asked.headers, *loosened_header(generations))
@@ -242,21 +243,31 @@ async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: st
         Fault: the request is wrong.
         Refusal: the service would not take it.
     """
-    request = exchange.request
-    asked = await _read(api, request, shared)
+    asked, asks = await _read(api, exchange, shared)
     async with _renaming(api):
-        origin = origin_of(request, shared, asked.id)
-        n = await shared.service.count_tokens(asked.asks()[0], origin)
+        origin = origin_of(exchange.request, shared, asked.id)
+        n = await shared.service.count_tokens(asks[0], origin)
     return Reply(200, msgspec.json.encode({**said, "input_tokens": n}), headers=asked.headers)
 
 
 async def _read(
-    api: type[Api], request: Request, shared: Shared, document: Document | None = None
-) -> Api:
-    """Return a request as its API reads it. Raises :class:`Fault`."""
-    document = document_of(request.body) if document is None else document
-    body = decode(api.fields, document, strict=shared.settings.strict)
-    return api(await api.tokenised(body, shared), request, shared)
+    api: type[Api], exchange: Exchange, shared: Shared, choose: Choose | None = None
+) -> tuple[Api, Sequence[Ask]]:
+    """Return a request as its API reads it, and what is asked. Raises :class:`Fault`."""
+
+    def read(document: Mapping[str, Any]) -> tuple[type[Api], Body]:
+        chosen = api if choose is None else choose(document)
+        return chosen, decode(chosen.fields, document, strict=shared.settings.strict)
+
+    taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
+    chosen, body = taken.value
+    body = await chosen.tokenised(body, shared)
+
+    def build() -> tuple[Api, Sequence[Ask]]:
+        asked = chosen(body, exchange.request, shared)
+        return asked, asked.asks()
+
+    return await aside(shared, build, apart=taken.apart)
 
 
 @asynccontextmanager

@@ -154,9 +154,10 @@ class Connection:
             form = route.errors
             key = guard.admit(head, self._settings, route.access, by_socket=self._by_socket)
             with self._holding_body():
-                body = await self._read_body(head)
-                request = Request(head, body, self._identify(head, key), number)
-                await self._answer(route, request, headers)
+                request = Request(head, self._identify(head, key), number)
+                # No variable here or in a caller holds the body: it is freed once it is decoded.
+                exchange = self._exchanged(request, await self._read_body(head), headers)
+                await self._answer(route, exchange, headers)
         except Fault as fault:
             if not fault.closes:
                 await self._skip_body(head)
@@ -174,11 +175,19 @@ class Connection:
         except Fault:
             return  # too long: the connection ends after the answer
 
-    async def _answer(self, route: Route, request: Request, headers: Headers) -> None:
+    def _exchanged(self, request: Request, body: bytes, headers: Headers) -> Answering:
+        return Answering(
+            request,
+            body,
+            self._give_body_back,
+            self._http,
+            self._writer,
+            (*headers, ("Connection", "close")) if self._last else headers,
+            self._settings.keep_alive_s,
+        )
+
+    async def _answer(self, route: Route, exchange: Answering, headers: Headers) -> None:
         """Let the handler answer, and end it when its client leaves."""
-        settings = self._settings
-        streamed = (*headers, ("Connection", "close")) if self._last else headers
-        exchange = Answering(request, self._http, self._writer, streamed, settings.keep_alive_s)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(exchange.keep_alive)
@@ -247,8 +256,11 @@ class Connection:
         try:
             yield
         finally:
-            self._shared.bodies.give(self._body_bytes)
-            self._body_bytes = 0
+            self._give_body_back()
+
+    def _give_body_back(self) -> None:
+        self._shared.bodies.give(self._body_bytes)
+        self._body_bytes = 0
 
     async def _read_body(self, head: Head) -> bytes:
         settings = self._settings

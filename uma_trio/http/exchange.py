@@ -1,4 +1,4 @@
-"""The way back of one request: an event stream, a piece at a time, over h11 and the writer.
+"""One request and the way back: its body, once, and an event stream, a piece at a time, over h11 and the writer.
 
 h11 writes the head and the end of the answer. The chunks between them are written here: h11 takes
 2.5 µs for one, which is more than all else that a token costs in Python, and keeps no account of
@@ -7,7 +7,8 @@ them. What is sent as a chunk leaves h11 in its state SEND_BODY.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.utils import formatdate
 
 import h11
@@ -30,6 +31,8 @@ class Answering:
     def __init__(
         self,
         request: Request,
+        body: bytes,
+        give_back: Callable[[], None],
         http: h11.Connection,
         writer: Writer,
         headers: Headers,
@@ -37,6 +40,8 @@ class Answering:
     ) -> None:
         self.request = request
         self.opened = False
+        self._body = body
+        self._give_back = give_back
         self._http = http
         self._writer = writer
         self._headers = headers
@@ -46,6 +51,16 @@ class Answering:
         self._sign_of_life: Callable[[], bytes] = bytes
         # A client of HTTP/1.0 reads to the end of the connection instead.
         self._chunked = request.head.version == "1.1"
+
+    @contextmanager
+    def body(self) -> Iterator[bytes]:
+        """Return the body, once; then give back its memory and its place among all bodies."""
+        data, self._body = self._body, b""
+        try:
+            yield data
+        finally:
+            del data
+            self._give_back()
 
     def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
         """Send the head of an event stream and its first part.

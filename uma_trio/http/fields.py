@@ -11,11 +11,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
 from attrs import frozen
 
 from uma_protocol.rules import Rule, shown
 from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.pieces import (
+    USUAL,
+    Excessive,
+    Limits,
+    NotJson,
+    TooDeep,
+    TooLong,
+    decoded,
+    is_blank,
+)
 
 Treatment = Literal["honoured", "refused", "ignored"]
 
@@ -68,18 +77,25 @@ def ignored(*names: str, note: str) -> tuple[Field, ...]:
     return tuple(Field(name, "ignored", note) for name in names)
 
 
-def document_of(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body.
+def document_of(body: bytes, limits: Limits = USUAL) -> dict[str, Any]:
+    """Return the JSON object in a body, decoded in pieces.
 
     Raises:
-        Fault: it is no JSON, or no object.
+        Fault: it is no JSON, or no object, or exceeds `limits`.
     """
-    if not body.strip():
+    if is_blank(body):
         raise invalid(None, "the body is empty; send a JSON object", code="invalid_json")
     try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        document = decoded(body, limits)
+    except NotJson as error:
         raise invalid(None, f"the body is not JSON: {error}", code="invalid_json") from None
+    except TooDeep as error:
+        raise invalid(None, f"the body {error}; simplify it", code="invalid_json") from None
+    except TooLong as error:
+        why = f"the body {error}; shorten it, or raise the daemon's --http-max-prompt-bytes"
+        raise Fault(413, why, code="prompt_too_large") from None
+    except Excessive as error:
+        raise Fault(413, f"the body {error}; send less at once", code="body_too_large") from None
     if not isinstance(document, dict):
         raise invalid(None, "the body must be a JSON object", code="invalid_json")
     return document

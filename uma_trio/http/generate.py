@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from attrs import evolve
 
 from uma_protocol import (
+    MAX_DEPTH,
     Generate,
     RemoteProtocolError,
-    decode_request,
     encode_event,
+    request_of,
 )
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.asking import origin_of
 from uma_trio.http.errors import Fault, invalid
-from uma_trio.http.fields import document_of
-from uma_trio.http.message import Exchange, Reply, Request
+from uma_trio.http.intake import take
+from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.settings import Shared
 from uma_trio.http.streams import Answer, Encoder, stream, whole
 from uma_trio.service.answers import Answers, together
@@ -28,7 +30,9 @@ from uma_trio.wire import Telling, ask_of, eos_event
 async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     """Answer a `generate` request of the protocol; it streams by default."""
     request = exchange.request
-    asked = _asked(request, shared)
+    limits = evolve(shared.limits(), depth=MAX_DEPTH)
+    name = f"generate-{shared.name}-{request.number}"
+    asked = (await take(exchange, shared, lambda found: _asked(found, name), limits)).value
     origin = origin_of(request, shared, asked.id)
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
@@ -58,11 +62,10 @@ def _document(
     return msgspec.json.encode(document)
 
 
-def _asked(request: Request, shared: Shared) -> Generate:
-    document = document_of(request.body)
-    document.setdefault("id", f"generate-{shared.name}-{request.number}")
+def _asked(document: dict[str, Any], name: str) -> Generate:
+    """Return the request in a document, which is called `name` if it has no id of its own."""
     try:
-        asked = decode_request(msgspec.json.encode(document))
+        asked = request_of({"id": name, **document})
     except RemoteProtocolError as error:
         raise invalid(None, error.message) from None
     if not isinstance(asked, Generate):

@@ -27,7 +27,7 @@ from uma_trio.http.asking import (
     text_of,
 )
 from uma_trio.http.errors import Fault
-from uma_trio.http.fields import Body, document_of, honoured, ignored
+from uma_trio.http.fields import Body, honoured, ignored
 from uma_trio.http.llama_settings import only
 from uma_trio.http.logprobs import probabilities
 from uma_trio.http.message import Exchange, Reply
@@ -53,20 +53,20 @@ async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
 
 async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
     """Continue texts, whole or as a stream."""
-    request, document = exchange.request, None
-    api: type[Api] = Completions
-    if request.head.path == _BARE:
-        document = document_of(request.body)
-        # OpenAI's API requires a model, and knows no n_predict.
-        if "model" not in document or "n_predict" in document:
-            api = Completion
-    return await answered(api, exchange, shared, document)
+    choose = _whose if exchange.request.head.path == _BARE else None
+    return await answered(Completions, exchange, shared, choose)
+
+
+def _whose(document: Mapping[str, Any]) -> type[Api]:
+    """Return the API of a body: OpenAI's requires a model, and knows no n_predict."""
+    return Completion if "model" not in document or "n_predict" in document else Completions
 
 
 class Completion(Api):
     """A text that is continued."""
 
     prefix = "completion-"
+    takes_ids = True
     # What llama-server takes where nothing is said.
     defaults = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     fields = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -11,7 +12,8 @@ from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
 from uma_trio import __version__
 from uma_trio.http.asking import TEMPLATE, Anything
 from uma_trio.http.chats import messages_of
-from uma_trio.http.fields import Field, decode, document_of, honoured
+from uma_trio.http.fields import Field, decode, honoured
+from uma_trio.http.intake import fields_of, take
 from uma_trio.http.llama_completion import Completion
 from uma_trio.http.llama_settings import generation_settings
 from uma_trio.http.message import Exchange, Reply
@@ -110,7 +112,7 @@ async def slots(exchange: Exchange, shared: Shared) -> Reply:
 
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
-    body = decode(TOKENIZE, document_of(exchange.request.body), strict=shared.settings.strict)
+    body = await fields_of(exchange, shared, TOKENIZE)
     tokens = await shared.service.tokenize(
         body.get("content"),
         add_special=body.get("add_special", False),
@@ -123,15 +125,20 @@ async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
 
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
-    body = decode(DETOKENIZE, document_of(exchange.request.body), strict=shared.settings.strict)
+    body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
     text = shared.service.detokenize(body.get("tokens")).decode("utf-8", "replace")
     return _json({"content": text})
 
 
 async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
     """Return a chat as the model's chat template renders it."""
-    body = decode(APPLY_TEMPLATE, document_of(exchange.request.body), strict=shared.settings.strict)
-    chat = Chat(messages_of(body.get("messages")), manner_of(body), tools_of(body.get("tools", [])))
+
+    def read(document: Mapping[str, Any]) -> Chat:
+        body = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
+        tools = tools_of(body.get("tools", []))
+        return Chat(messages_of(body.get("messages")), manner_of(body), tools)
+
+    chat = (await take(exchange, shared, read)).value
     return _json({"prompt": await shared.service.render(chat)})
 
 

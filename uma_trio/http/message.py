@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from attrs import field, frozen
@@ -38,10 +39,9 @@ class Caller:
 
 @frozen
 class Request:
-    """A whole request that passed the guard. `number` is unique for the life of the daemon."""
+    """A request that passed the guard, without its body. `number` is unique for the daemon's life."""
 
     head: Head
-    body: bytes
     caller: Caller
     number: int
 
@@ -60,6 +60,12 @@ class Exchange(Protocol):
     """One request and the way back. A handler either returns a reply or streams, not both."""
 
     request: Request
+
+    def body(self) -> AbstractContextManager[bytes]:
+        """Return the body, once. Behind the block its place among all bodies is given back.
+
+        Whoever enters the block must not keep the body: an answer may take hours.
+        """
 
     def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
         """Send the head of an event stream and its first part.

@@ -40,6 +40,7 @@ class Completions(Choices):
     """Texts that are continued."""
 
     prefix = "cmpl-"
+    takes_ids = True
     kind = chunk = "text_completion"
     fields = (
         MODEL,

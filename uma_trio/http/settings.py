@@ -11,12 +11,14 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from uma_trio.http.pieces import Limits
 from uma_trio.service.ask import Door
-from uma_trio.service.service import Service
+from uma_trio.service.service import RunBlocking, Service
 from uma_trio.service.telemetry import Log
 
 MIB = 1 << 20
 _MAX_KEYS = 256
+_MAX_IDS = MIB
 
 
 @frozen(kw_only=True)
@@ -35,14 +37,15 @@ class Settings:
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     strict: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
-    max_prompt_bytes: int = 4 * MIB
+    max_prompt_bytes: int = 2 * MIB
     max_connections: int = 256
     max_per_host: int = 64
     head_bytes: int = 16_384
     head_timeout_s: float = 10.0
-    # A prompt of nothing but quotes and line ends is twice as long in JSON, one of control
-    # characters six times.
-    body_factor: int = 8
+    # A prompt of nothing but quotes and line ends is twice as long in JSON; one of Cyrillic three
+    # times, where a client escapes all that is not ASCII, as Python does.
+    body_factor: int = 4
+    body_values: int = 32_768
     body_grace_s: float = 10.0
     body_bytes_per_s: int = 16_384
     idle_timeout_s: float = 75.0
@@ -60,7 +63,7 @@ class Settings:
     @property
     def all_bodies_bytes(self) -> int:
         """How much of the bodies of all requests together is held in memory."""
-        return 2 * self.max_body_bytes
+        return 4 * self.max_body_bytes
 
 
 class Bodies:
@@ -96,7 +99,17 @@ class Shared:
     name: str
     bodies: Bodies
     started: int  # seconds since the epoch
+    #: For bodies: no flood of them keeps other requests from being tokenised.
+    run_blocking: RunBlocking
     _numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
+
+    def limits(self, *, with_ids: bool = False) -> Limits:
+        """Return what a body may hold; `with_ids`: besides as many token ids as have a place."""
+        context = self.service.bounds.n_ctx_seq * self.service.slots if with_ids else 0
+        settings = self.settings
+        return Limits(
+            values=settings.body_values + min(context, _MAX_IDS), text=settings.max_prompt_bytes
+        )
 
     def next_number(self) -> int:
         """Return a number that no other request of this daemon's life has."""

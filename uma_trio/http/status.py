@@ -7,7 +7,8 @@ import msgspec
 from uma_protocol.errors import Code
 from uma_protocol.rules import MAX_INT64, Choice, Integer, Text
 from uma_trio.http.errors import Fault, fault_of, invalid
-from uma_trio.http.fields import Field, decode, document_of, honoured
+from uma_trio.http.fields import Field, honoured
+from uma_trio.http.intake import fields_of
 from uma_trio.http.llama_metrics import llama_metrics
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.settings import Shared
@@ -48,7 +49,7 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
 
 async def priority(exchange: Exchange, shared: Shared) -> Reply:
     """Move a request to another lane."""
-    body = decode(PRIORITY, document_of(exchange.request.body), strict=shared.settings.strict)
+    body = await fields_of(exchange, shared, PRIORITY)
     handle, name = body.get("request"), body.get("id")
     if (handle is None) is (name is None):
         raise invalid("request", "or id must be given, exactly one of them")
