@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from datetime import datetime
 
 import pytest
 
-from uma_trio.text.chat import Message
+from uma_trio.text.chat import Message, Tool
 from uma_trio.text.sandbox import CPU_SECONDS
 from uma_trio.text.template import ChatTemplate, Manner, problem_of
 from uma_trio.text.veil import Part, Unrenderable
@@ -290,20 +291,30 @@ def test_arguments_are_variables_of_the_template() -> None:
     assert whole(template.render([Message("user", "x")], manner)) == "[x]high2"
 
 
+def test_a_template_is_told_the_date_if_it_names_it() -> None:
+    """As Llama 3's do, and FireFunction's; a request may say another one."""
+    source = around("m.content") + "{% if date_string is not defined %}26 Jul 2024{% endif %}"
+    source += "{{ date_string }}, {{ datetime }}"
+    template = ChatTemplate(source, now=lambda: datetime(2026, 3, 4, 5, 6))
+    asked = [Message("user", "x")]
+    assert whole(template.render(asked)) == "[x]04 Mar 2026, Mar 04 2026"
+    told = Manner(arguments={"date_string": "today"})
+    assert whole(template.render(asked, told)) == "[x]today, Mar 04 2026"
+
+
 @pytest.mark.parametrize(
-    ("manner", "expected"),
+    ("written", "expected"),
     [
-        (Manner(), "-,-"),
-        (Manner(effort="high"), "high,-"),
-        (Manner(effort="none"), "none,False"),
-        (Manner(effort="none", arguments={"enable_thinking": True}), "none,True"),
-        (Manner(effort="low", arguments={"reasoning_effort": "max"}), "max,-"),
+        ("{{ functions }}", '"description": "Say \\"hi\\"."'),
+        ("{{ functions | tojson }}", '"description": "Say \\"hi\\"."'),
+        ("{% for f in functions %}{{ f.description }}{% endfor %}", 'Say "hi".'),
     ],
 )
-def test_the_effort_is_told_to_templates_that_know_it(manner: Manner, expected: str) -> None:
-    """By name, and as no thinking at all where it is none; what is told outright goes first."""
-    source = around("m.content") + "{{ reasoning_effort or '-' }},{{ enable_thinking | d('-') }}"
-    assert whole(ChatTemplate(source).render([Message("user", "x")], manner)) == f"[x]{expected}"
+def test_tools_are_functions_where_a_template_calls_them_so(written: str, expected: str) -> None:
+    """Written out as JSON, or one by one; nobody's words become the template's own."""
+    template = ChatTemplate(around("m.content") + f"{{% if functions %}}{written}{{% endif %}}")
+    tool = Tool("greet", 'Say "hi".', {"type": "object", "properties": {}})
+    assert expected in whole(template.render([Message("user", "x")], tools=[tool]))
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,19 @@ def about(source: str) -> dict[str, Any]:
         "arguments": "as text" if found.habits.arguments_as_text else "as an object",
         "ids": found.habits.ids,
         "reasoning_of_earlier_turns": found.habits.reasoning_key or "left out",
+        "reasoning_is_turned_on_by": ", ".join(found.efforts.switches) or "nothing",
+        "reasoning_by_default": _by_default(found),
+        "words_for_effort": found.efforts.words,
         "rendered_call": rendered,
         "read_back": _read_back(found, rendered),
     }
+
+
+def _by_default(found: Derivation) -> str:
+    """Return what the template does about reasoning where a request says nothing."""
+    if found.efforts.by_default is None:
+        return "up to the model"
+    return "on" if found.efforts.by_default else "off"
 
 
 def _rendered(template: ChatTemplate, found: Derivation) -> str:

@@ -195,12 +195,14 @@ class Messages(Api):
     def _manner(self, *, continue_final: bool) -> Manner:
         """Return how the chat is rendered. Without a word on thinking there is none, by the API."""
         effort = effort_of("output_config.effort", self._config.get("effort"))
-        if self._thinking == "disabled" or (self._thinking is None and effort is None):
-            effort = "none"
+        thinks = self._thinking in ("enabled", "adaptive")
+        if self._thinking is None and effort is not None:
+            thinks = effort != "none"
         return Manner(
             continue_final=continue_final,
             arguments=self.body.get("chat_template_kwargs", {}),
-            effort=effort,
+            effort=effort if thinks else "none",
+            thinks=thinks,
         )
 
 

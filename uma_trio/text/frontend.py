@@ -188,6 +188,17 @@ class FrontEnd:
     def _parts(
         self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
     ) -> list[Part]:
+        found = self.replies.found
+        manner = found.efforts.told(manner)
+        parts = self._rendered(messages, manner, tools)
+        if manner.reasons is False and not manner.continue_final:
+            parts += self.replies.closing(parts)
+        return parts
+
+    def _rendered(
+        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
+    ) -> list[Part]:
+        """Render the messages, with what the template has no place for told in words."""
         if self._template is None:
             raise Unrenderable(self.chat_problem or "the model has no chat template")
         found = self.replies.found

@@ -14,18 +14,19 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from uma_trio.backend.base import Vocabulary
 from uma_trio.text.chat import Message, Tool, ToolChoice
 from uma_trio.text.documents import NO_HABITS, Habits
+from uma_trio.text.effort import Efforts, efforts_of
 from uma_trio.text.replies import ReplyFormat, ReplyParser
 from uma_trio.text.replies.derive import derive
 from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_harmony, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import Shape, Unconstrainable
-from uma_trio.text.template import ChatTemplate
+from uma_trio.text.template import ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
@@ -61,12 +62,14 @@ NOTHING_LOOSENED: Final = Loosened((), ())
 class Derivation:
     """What was found out from a model's template: how it writes replies, and what it wants.
 
-    `tells_tools` says whether the template shows tools to the model.
+    `tells_tools` says whether the template shows tools to the model, `efforts` how it is told whether the
+    model should reason.
     """
 
     format: ReplyFormat = PLAIN
     habits: Habits = NO_HABITS
     tells_tools: bool = False
+    efforts: Efforts = field(factory=Efforts)
 
     @classmethod
     def of(cls, template: ChatTemplate, source: str) -> Derivation:
@@ -78,7 +81,12 @@ class Derivation:
 
         derived = derive(render, source, Unrenderable)
         made, ids = format_of(derived, source)
-        return cls(made, evolve(derived.habits, ids=ids), derived.tells_tools)
+        efforts = efforts_of(
+            lambda arguments: _prompt(template, arguments),
+            source,
+            harmony=made.name == "harmony",
+        )
+        return cls(made, evolve(derived.habits, ids=ids), derived.tells_tools, efforts)
 
     @property
     def in_words(self) -> bool:
@@ -123,6 +131,17 @@ class Replies:
         if thought is None or not parts or parts[-1].is_content:
             return False
         return parts[-1].text.rstrip().endswith(thought.open)
+
+    def closing(self, parts: Sequence[Part]) -> list[Part]:
+        """Return what ends the reasoning that a rendered prompt has opened; nothing if it has not.
+
+        Some templates always open it. A thought that is empty is how models are kept from reasoning.
+        """
+        thought = self.format.thought
+        if thought is None or not self.opens_thought(parts):
+            return []
+        line = "\n" if parts[-1].text.endswith("\n") else ""
+        return [Part(f"{line}{thought.close}{line * 2}", is_content=False)]
 
     @cached_property
     def pieces(self) -> Sequence[bytes]:
@@ -289,6 +308,15 @@ class Replies:
             tokens(thought.close.encode()),
             self._vocabulary.end_tokens,
         )
+
+
+def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
+    """Return a first prompt as a template writes it with these variables; "" if it refuses them."""
+    try:
+        parts = template.render([Message("user", "Hello")], Manner(arguments=arguments))
+    except Unrenderable:
+        return ""
+    return "".join([part.text for part in parts])
 
 
 def _problem(grammarian: Grammarian, shape: Shape) -> str | None:

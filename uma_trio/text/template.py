@@ -25,8 +25,10 @@ with: letters, digits, and marks of plain prose.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -41,6 +43,11 @@ MAX_SOURCE: Final = 256 << 10  # characters; the longest published template has 
 
 # What the template is told by others than the request.
 _OURS: Final = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""The variables of templates that turn the reasoning on and off."""
+# What some templates are told of today, if they name it: Llama 3's, and those of FireFunction. Without
+# the time of day, which would change every prompt.
+_DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 _SANDBOX: Final = Sandbox()
@@ -52,23 +59,25 @@ class Manner:
 
     With `continue_final` the rendered text ends inside the last message, which has to be the
     assistant's, so that the model goes on with it. `arguments` are variables of the template;
-    `problem_of` says which are allowed. `effort` is how much the model should think: the template's
-    variable ``reasoning_effort``, and for "none" also ``enable_thinking``, false. Templates
-    that know neither ignore them; `arguments` of the same names go first.
+    `problem_of` says which are allowed. `effort` is how much the model should reason, and `thinks`
+    whether it should at all, where that is said by itself; :mod:`uma_trio.text.effort` makes arguments
+    of both.
     """
 
     continue_final: bool = False
     arguments: Mapping[str, Any] = field(factory=dict)
     effort: str | None = None
+    thinks: bool | None = None
 
-    def variables(self) -> dict[str, Any]:
-        """Return what the template is told."""
-        told: dict[str, Any] = {}
-        if self.effort is not None:
-            told["reasoning_effort"] = self.effort
-        if self.effort == "none":
-            told["enable_thinking"] = False
-        return {**told, **self.arguments}
+    @property
+    def reasons(self) -> bool | None:
+        """Whether the model should reason; None where nothing says."""
+        for name in SWITCHES:
+            if isinstance(said := self.arguments.get(name), bool):
+                return said
+        if self.thinks is not None:
+            return self.thinks
+        return None if self.effort is None else self.effort != "none"
 
 
 PLAINLY: Final = Manner()
@@ -98,14 +107,30 @@ def _is_prose(value: Any) -> bool:
 class ChatTemplate:
     """One template, compiled and tried. Safe to render from several threads at a time."""
 
-    def __init__(self, source: str, *, bos_text: str = "", eos_text: str = "") -> None:
-        """Compile `source` and render a first conversation. Raises :class:`Unrenderable`."""
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_text: str = "",
+        eos_text: str = "",
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile `source` and render a first conversation. Raises :class:`Unrenderable`.
+
+        `now` is the clock that templates are told the date by.
+        """
         if len(source) > MAX_SOURCE:
             raise Unrenderable(f"it is longer than {MAX_SOURCE:,} characters")
         if VT in source:
             raise Unrenderable("it contains a vertical tab")
         self._bos_text = bos_text
         self._eos_text = eos_text
+        self._now = now
+        self._dates = {n: d for n, d in _DATES.items() if re.search(rf"\b{n}\b", source)}
+        self._wants_functions = re.search(r"\bfunctions\b", source) is not None
+        self._writes_functions = (
+            re.search(r"{{-?\s*functions\s*(-?}}|\|\s*trim)", source) is not None
+        )
         try:
             self._template: Template = _SANDBOX.from_string(source)
         except Exception as error:  # a compiler of foreign code; it may raise anything
@@ -168,7 +193,9 @@ class ChatTemplate:
         try:
             return self._template.render(
                 {
-                    **manner.variables(),
+                    **self._of_today(),
+                    **manner.arguments,
+                    **self._functions_of(tools),
                     "messages": messages,
                     "bos_token": self._bos_text,
                     "eos_token": self._eos_text,
@@ -179,6 +206,25 @@ class ChatTemplate:
             )
         except Exception as error:  # foreign code; it may raise anything
             raise Unrenderable(_one_line(error)) from error
+
+    def _functions_of(self, tools: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the tools under the older name, if the template names it and there are any."""
+        if not tools or not self._wants_functions:
+            return {}
+        return {"functions": _functions(tools, as_text=self._writes_functions)}
+
+    def _of_today(self) -> dict[str, str]:
+        """Return what the template wants to know of the date."""
+        if not self._dates:
+            return {}
+        today = self._now()
+        return {name: today.strftime(layout) for name, layout in self._dates.items()}
+
+
+def _functions(tools: Sequence[Mapping[str, Any]], *, as_text: bool) -> Any:
+    """Return tools as older templates know them: functions, one by one or written out as JSON."""
+    functions = [tool["function"] for tool in tools]
+    return json.dumps(functions, ensure_ascii=False, indent=2) if as_text else functions
 
 
 def _can_go_on(messages: Sequence[Message]) -> bool:

@@ -1,0 +1,87 @@
+"""How a template is told whether, and how much, the model should reason.
+
+Templates call it by different names, take different words, and differ in what they do where nothing is
+said: some then turn the reasoning on, some off. What a template understands is found out by rendering a
+prompt with each name and word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import evolve, field, frozen
+
+from uma_trio.text.template import SWITCHES, Manner
+
+_MEASURES: Final = ("reasoning_effort", "thinking_effort")
+_WORDS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# A template in harmony writes any word; the model knows these.
+# https://cookbook.openai.com/articles/openai-harmony
+_HARMONY: Final = ("low", "medium", "high")
+
+Render = Callable[[Mapping[str, Any]], str]
+"""Renders a prompt with these variables; "" if the template refuses them."""
+
+
+@frozen
+class Efforts:
+    """What a template understands of reasoning.
+
+    `switches` are the variables that turn it on and off, and `by_default` says which of the two it is
+    without them (None: there is no switch, or neither). `words` are, for each variable that says how
+    much, the words that the template takes for those of a request.
+    """
+
+    switches: tuple[str, ...] = ()
+    by_default: bool | None = None
+    words: Mapping[str, Mapping[str, str]] = field(factory=dict)
+
+    def told(self, manner: Manner) -> Manner:
+        """Return a manner whose arguments say all of it; those of the request go first."""
+        told: dict[str, Any] = {}
+        if manner.reasons is not None:
+            told |= dict.fromkeys(self.switches, manner.reasons)
+        word = "none" if manner.effort is None and manner.thinks is False else manner.effort
+        for name, words in self.words.items():
+            if word is not None and word in words:
+                told[name] = words[word]
+        return evolve(manner, arguments={**told, **manner.arguments})
+
+
+def efforts_of(render: Render, source: str, *, harmony: bool) -> Efforts:
+    """Try a template that has this source. Renders at most 19 prompts."""
+    plain = render({})
+    switches: list[str] = []
+    by_default: bool | None = None
+    for name in _named(SWITCHES, source):
+        on, off = render({name: True}), render({name: False})
+        if on and off and on != off:
+            switches.append(name)
+            by_default = {on: True, off: False}.get(plain, by_default)
+    words: dict[str, Mapping[str, str]] = {}
+    for name in _named(_MEASURES, source):
+        turned_on = dict.fromkeys(switches, True)
+        taken = _HARMONY if harmony else [w for w in _WORDS if render({**turned_on, name: w})]
+        words[name] = _nearest(taken, switched=bool(switches))
+    return Efforts(tuple(switches), by_default, words)
+
+
+def _named(names: Sequence[str], source: str) -> list[str]:
+    return [name for name in names if re.search(rf"\b{name}\b", source)]
+
+
+def _nearest(taken: Sequence[str], *, switched: bool) -> dict[str, str]:
+    """Return for each word the one of those `taken` that comes nearest, of two the larger one.
+
+    No word but "none" becomes "none". "none" has no other word where a switch says it.
+    """
+    places = [_WORDS.index(word) for word in taken if word != "none"]
+    found: dict[str, str] = {}
+    for place, word in enumerate(_WORDS):
+        if word in taken:
+            found[word] = word
+        elif places and (word != "none" or not switched):
+            found[word] = _WORDS[min(places, key=lambda other: (abs(other - place), -other))]
+    return found
