@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
+from drafts_kit import FLAT
 from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
 
 from uma_trio.backend.base import Overlap, nothing
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.drafts import Drafter
+from uma_trio.engine.drafts.contained import Contained
+from uma_trio.engine.drafts.failures import PATIENCE
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import InboxMessage, SetLane
+from uma_trio.engine.planner import EngineSettings
+from uma_trio.policy.deadline import deadline
 
 BROKEN = "E_RUNTIME_006"
 
@@ -133,3 +141,64 @@ def test_a_stop_string_keeps_no_prepared_tick_waiting() -> None:
     assert sink.end.reason == "stop"
     assert expected.startswith(sink.text)
     assert expected[20:23] not in sink.text
+
+
+class _Raising(Drafter):
+    """Finds drafts, and fails at what `fails` names."""
+
+    def __init__(self, fails: str, kind: type[Exception] = MemoryError) -> None:
+        super().__init__()
+
+        def raises(*_: object) -> NoReturn:
+            raise kind(fails)
+
+        setattr(self, fails, raises)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", ["propose", "make", "index", "expects", "learn", "keep"])
+def test_drafts_that_fail_end_nothing(kind: type[FakeBackend], fails: str) -> None:
+    """Every answer is whole, and the failures are counted and not repeated for ever."""
+    backend = kind(n_slots=5, n_ctx=4000, n_rows=24)
+    given = EngineSettings(cost=FLAT, scratch_slots=1)
+    bench = Bench(backend, deadline, settings=given, drafter=_Raising(fails))
+    texts = [f"aaaa bbbb {n} " * 6 for n in range(4)]
+    for _ in range(PATIENCE):
+        sinks = [bench.submit(text, 40, namespace="x")[1] for text in texts]
+        bench.run()
+        for text, sink in zip(texts, sinks, strict=True):
+            assert sink.end.code is None
+            assert sink.tokens == bench.expected(text, 40)
+    if not (fails in ("index", "expects") and kind is FakeBackend):  # where nothing is prepared
+        assert bench.metrics.draft_failures == PATIENCE
+    bench.engine.registry.kv.check()
+
+
+def test_drafts_may_be_forgotten_during_a_rest() -> None:
+    """What a user clears is gone, whatever failed before."""
+    forgotten: list[bool] = []
+    inner = _Raising("keep")
+    inner.forget = lambda mine: forgotten.append(mine("x"))  # type: ignore[method-assign]
+    drafter = Contained(inner, clock=lambda: 0.0)
+    for _ in range(5):
+        drafter.keep(None)  # type: ignore[arg-type]
+    drafter.forget(lambda _: True)
+    assert forgotten == [True]
+    assert drafter.failures == PATIENCE
+
+
+def test_what_fails_behind_an_end_takes_nobodys_items() -> None:
+    """The items of that publish are out, ends and last tokens, before the engine ends."""
+    bench = Bench()
+    sinks = [bench.submit(f"request {n}", 3)[1] for n in range(3)]
+
+    def fails(*_: object) -> NoReturn:
+        raise MemoryError
+
+    bench.engine._publisher._ended = fails
+    with pytest.raises(MemoryError):
+        bench.run()
+    bench.engine.fail_all("E_RUNTIME_004", "gone")
+    for n, sink in enumerate(sinks):
+        assert sink.end.code is None
+        assert sink.tokens == bench.expected(f"request {n}", 3)

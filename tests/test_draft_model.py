@@ -13,7 +13,14 @@ from engine_kit import KINDS, Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_trio.backend.base import Backend, DecodeStatus, IntArray, ModelError, Overlap
+from uma_trio.backend.base import (
+    Backend,
+    DecodeStatus,
+    FloatArray,
+    IntArray,
+    ModelError,
+    Overlap,
+)
 from uma_trio.backend.fake import FakeBackend, FakeVocabulary, Fault
 from uma_trio.cli.draft import agreement, show_draft, verdict
 from uma_trio.config.options import Config
@@ -546,3 +553,19 @@ def test_what_its_decodes_take_follows_what_is_seen() -> None:
         model.guess(wanted)
     # Each decode is read four times by this clock, and more with what surrounds it.
     assert model.took(1) > 2 * CHEAP(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_whose_logits_cannot_be_read_ends_nothing(kind: type[FakeBackend]) -> None:
+    """Its answers are whole, and it is left alone as after a decode that failed."""
+
+    class Unreadable(Wavering):
+        def logits(self, n_rows: int) -> FloatArray:
+            raise OSError("the device is gone")
+
+    draft = Unreadable(n_slots=4, n_ctx=4000)
+    bench = talking(draft, kind=kind)
+    _, sink = bench.submit("hello", 60)
+    bench.run()
+    assert sink.tokens == bench.expected("hello", 60)
+    assert bench.metrics.snapshot()["draft_failures_total"] == PATIENCE

@@ -125,28 +125,35 @@ class Publisher:
         self._queue.append(publication)
 
     def publish(self) -> None:
-        """Publish in order: all streams with one wake of trio, then metrics and trace."""
+        """Publish in order: all streams with one wake of trio, then metrics and trace.
+
+        What cannot be published of one request ends that request, and no item of another is lost.
+        """
         queue, self._queue = self._queue, []
         items: list[tuple[Sink, StreamItem]] = []
         calls: list[Callable[[], None]] = []
+        ended: list[tuple[Sequence, Finished]] = []
         for publication in queue:
             match publication:
                 case Delivery():
                     self._add_items(publication, items)
-                case Scored(sequence, step, scores):
-                    self._note(sequence, step, scores)
+                case Scored():
+                    self._note(publication)
                 case Progress(sequence, item):
                     if sequence.handle not in self._broken:
                         items.append((sequence.submit.sink, item))
                 case Ending(sequence, finished):
                     terminal = self._terminal(sequence, finished)
                     items.append((sequence.submit.sink, terminal))
-                    self._ended(sequence, terminal)
+                    ended.append((sequence, terminal))
                 case Refused(sink, finished):
                     items.append((sink, finished))
                 case Answer(call):
                     calls.append(call)
         self._outlet.deliver(items, calls)
+        # From here on whatever raises ends the engine, and takes nobody's items with it.
+        for sequence, terminal in ended:
+            self._ended(sequence, terminal)
         self._measure(queue)
 
     def _add_items(self, delivery: Delivery, items: list[tuple[Sink, StreamItem]]) -> None:
@@ -155,9 +162,9 @@ class Publisher:
         if self._broken and sequence.handle in self._broken:
             return
         sink = sequence.submit.sink
-        if delivery.first:
-            items.append((sink, _prompt_done(delivery)))
         try:
+            if delivery.first:
+                items.append((sink, _prompt_done(delivery)))
             for n, (token, row, described) in enumerate(delivery.tokens):
                 text = sequence.text.push(token) if texts is None else texts[n]
                 logprobs = described.get(row) if described else None
@@ -169,14 +176,18 @@ class Publisher:
             self._broken.add(sequence.handle)
             self._failed(sequence.handle, error)
 
-    def _note(self, sequence: Sequence, step: Step, scores: Mapping[int, TokenLogprobs]) -> None:
+    def _note(self, scored: Scored) -> None:
         """Keep what the model thought of a part of a prompt until all of it is computed."""
-        found = [scores[step.first_row + n] for n in range(step.n_scored)]
-        # What was computed before it was preempted is there already.
-        sequence.scores[step.start : step.start + step.n_scored] = found
-        if any(math.isnan(one.logprob) for one in found):
+        sequence, step, scores = scored.sequence, scored.step, scored.scores
+        try:
+            found = [scores[step.first_row + n] for n in range(step.n_scored)]
+            # What was computed before it was preempted is there already.
+            sequence.scores[step.start : step.start + step.n_scored] = found
+            if any(math.isnan(one.logprob) for one in found):
+                raise NonFinite("the prompt has logits that are not numbers")
+        except Exception as error:
             self._broken.add(sequence.handle)
-            self._failed(sequence.handle, NonFinite("the prompt has logits that are not numbers"))
+            self._failed(sequence.handle, error)
 
     def _terminal(self, sequence: Sequence, finished: Finished) -> Finished:
         """Return the terminal item with the text that was held back: an error if text is missing."""
@@ -185,8 +196,9 @@ class Publisher:
         except Exception as error:
             self._broken.add(sequence.handle)
             self._failed(sequence.handle, error)
-        if sequence.handle not in self._broken:
-            return evolve(finished, text=text, stop=sequence.text.stopped)
+        else:
+            if sequence.handle not in self._broken:
+                return evolve(finished, text=text, stop=sequence.text.stopped)
         self._broken.discard(sequence.handle)
         return evolve(finished, reason="error", code=FAILED_CODE, message=FAILED_AT)
 

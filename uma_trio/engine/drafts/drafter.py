@@ -7,6 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from uma_trio.backend.base import Limits
+from uma_trio.engine.drafts.contained import Contained
 from uma_trio.engine.drafts.drafting import Drafting, NoDrafts
 from uma_trio.engine.drafts.lookup import Lookup
 from uma_trio.engine.drafts.model import DraftModel
@@ -313,7 +314,7 @@ def drafter_for(limits: Limits, given: Drafting | None, *, wanted: bool) -> Draf
     Guesses have to be `wanted`, and a backend with these limits has to be able to check them.
     """
     if wanted and limits.n_rows > limits.n_slots and limits.can_go_back:
-        return given or Drafter()
+        return Contained(given or Drafter())
     return NoDrafts()
 
 

@@ -140,9 +140,11 @@ class DraftModel:
         parts = self._unseen(sequence for sequence, _ in wanted.values())
         began = self._clock()
         while parts and self._compute(parts, want=True):
-            likeliest = self._backend.logits(len(parts))[:, : self._n_vocab].argmax(axis=1)
+            likeliest = self._likeliest(len(parts))
+            if likeliest is None:
+                break
             going: list[_Part] = []
-            for (seen, sequence, _), token in zip(parts, likeliest.tolist(), strict=True):
+            for (seen, sequence, _), token in zip(parts, likeliest, strict=True):
                 seen.held = sequence.known
                 if token in self._ends:
                     continue
@@ -234,6 +236,16 @@ class DraftModel:
             return True
         self._failed(why)
         return False
+
+    def _likeliest(self, n_rows: int) -> list[int] | None:
+        """Return the likeliest token of each row; None if the logits cannot be read."""
+        try:
+            logits = self._backend.logits(n_rows)[:, : self._n_vocab]
+            tokens: list[int] = logits.argmax(axis=1).tolist()
+        except Exception as error:
+            self._failed(error)
+            return None
+        return tokens
 
     def _fill(self, parts: Sequence[_Part], *, want: bool) -> int:
         """Write the batch; return how many rows it has."""

@@ -1,0 +1,99 @@
+"""Drafts may fail and harm nobody: what a drafter raises stays here, and it rests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+from typing import TypeVar
+
+from uma_trio.engine.drafts.drafting import Drafting
+from uma_trio.engine.drafts.failures import Failures
+from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.step import NO_DRAFT, PROMISED, Outcome
+from uma_trio.policy.cost import Staircase
+from uma_trio.policy.plan import Plan
+from uma_trio.telemetry import log
+
+T = TypeVar("T")
+NO_GUESS = 0  # a token that stands where no guess was made: it is verified like any other
+
+
+class Contained:
+    """Calls `inner` for an engine, and raises nothing.
+
+    After a failure nothing is drafted in that tick; after several the drafter rests, for a minute at
+    first (:class:`Failures`). Answers do not change: drafts are verified.
+    """
+
+    def __init__(self, inner: Drafting, clock: Callable[[], float] = monotonic) -> None:
+        self.inner = inner
+        self._clock = clock
+        self._failed = Failures()
+
+    @property
+    def took(self) -> Staircase | None:
+        """What a decode of the draft model takes, if there is one."""
+        return self.inner.took
+
+    @property
+    def failures(self) -> int:
+        """How often a draft model failed, or what looks for drafts."""
+        return self.inner.failures + self._failed.total
+
+    def propose(self, running: Mapping[int, Sequence]) -> None:
+        """Draft for each sequence that decodes and whose request allows it."""
+        before = self._failed.total
+        self._guarded(lambda: self.inner.propose(running), default=None)
+        if self._failed.total > before or self._rests:
+            for sequence in running.values():
+                sequence.guess(NO_DRAFT)
+
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+        """Make the guesses of `plan` that were only promised; return the seconds by client."""
+        nothing: Mapping[int, float] = {}
+        spent = self._guarded(lambda: self.inner.make(plan, running), default=nothing)
+        for item in plan.items:
+            draft = running[item.key].draft
+            if item.n_drafts and PROMISED in draft.tokens[: item.n_drafts]:
+                running[item.key].keep_promise((NO_GUESS,) * len(draft.tokens))
+        return spent
+
+    def index(self, running: Mapping[int, Sequence]) -> None:
+        """Prepare, while a tick is computed that nobody was drafted for."""
+        self._guarded(lambda: self.inner.index(running), default=None)
+
+    def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
+        """Whether a likely draft follows what was just sampled; see :class:`Drafting`."""
+        return self._guarded(lambda: self.inner.expects(outcomes, running), default=False)
+
+    def learn(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Note what became of a step of `sequence`."""
+        self._guarded(lambda: self.inner.learn(sequence, outcome), default=None)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Take note of a sequence whose answer is whole, and has ended."""
+        self._guarded(lambda: self.inner.keep(sequence), default=None)
+
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Drop what was kept of answers of the namespaces that are `mine`, also during a rest."""
+        self._guarded(lambda: self.inner.forget(mine), default=None, rests=False)
+
+    @property
+    def _rests(self) -> bool:
+        return self._clock() < self._failed.rests_until
+
+    def _guarded(self, act: Callable[[], T], *, default: T, rests: bool = True) -> T:
+        """Return what `act` returns; `default` if it raises, or if the drafter rests."""
+        if rests and self._rests:
+            return default
+        try:
+            return act()
+        except Exception as error:
+            rest_s = self._failed.note(self._clock())
+            log.get("drafts").warning(
+                "drafts failed; nothing is lost",
+                why=f"{type(error).__name__}: {error}",
+                asked_again_in_s=rest_s,
+                exc_info=error,
+            )
+            return default
