@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from uma_trio.policy.bounds import implausible
 from uma_trio.policy.cost import FURTHEST, CostModel, Staircase, Work
+from uma_trio.policy.deadline.learning import ALONE_RATES, MIXED_RATES
 
 # Milliseconds of one decode by tokens: a 0.5B Q4_0 model on two AVX-512 cores.
 MEASURED = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 8: 18.8, 16: 25.9, 64: 93.5, 128: 192.0}
@@ -296,6 +297,24 @@ def test_a_quick_tick_takes_a_slow_spell_back_first() -> None:
     after = slow.learn(Work(4), TRUE.seconds(Work(4)), 0.0)
     assert after.scale == pytest.approx(1.0)
     assert after.computing(4) == pytest.approx(TRUE.computing(4))
+
+
+@pytest.mark.parametrize("rates", [{}, ALONE_RATES, MIXED_RATES], ids=["both", "alone", "mixed"])
+@pytest.mark.parametrize("used", [(1,), (1, 4), (1, 4, 8)], ids=str)
+def test_steps_that_are_not_used_stay_while_the_machine_comes_and_goes(
+    rates: dict[str, float], used: tuple[int, ...]
+) -> None:
+    """Forty spells in which it is 3 to 10 times slower: when it is back, all steps are what they were."""
+    draw, model = random.Random(1), CostModel(STAIRS)
+    for _ in range(40):
+        for slower in (draw.uniform(3.0, 10.0), 1.0):
+            for _ in range(300):
+                n = draw.choice(used)
+                took = STAIRS(n) * slower * draw.lognormvariate(0.0, 0.02)
+                model = model.learn(Work(n), took, None, **rates)
+    stored = model.for_storage()
+    for n in STAIRS.at:
+        assert stored.computing(n) == pytest.approx(STAIRS(n), rel=0.1), n
 
 
 def test_rows_never_cost_less_than_nothing() -> None:

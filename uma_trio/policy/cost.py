@@ -42,7 +42,10 @@ SCALE_RATE, STEP_RATE, ERROR_RATE = 0.1, 0.05, 0.05
 # A term takes its share of the blame: where looking back is half of a tick, half of this.
 DEPTH_RATE = 0.2
 WIDE_ROWS = 64  # from here on attention works in tiles (ggml-cpu/ops.cpp, GGML_FA_TILE_Q)
-SCALE_BOUNDS = (0.5, 3.0)
+# A machine that is slower or quicker than this is not followed: its ticks are off, and the model says so. What
+# the scale factor cannot take must not end in the one step that is in use: when the machine is back,
+# correcting that would move all others.
+SCALE_BOUNDS = (1 / 8, 8.0)
 # One tick that took three times what we thought was not slow by its own doing (a page fault, a
 # frozen machine) and must not teach the model anything, unless it happens all the time. One that
 # took a third was no accident: nothing makes a machine quicker by chance.
@@ -107,6 +110,11 @@ class Staircase:
         table = dict(zip(self.at, self.seconds, strict=True)) | {n: seconds}
         at = tuple(sorted(table))
         return Staircase(at, tuple(table[i] for i in at))
+
+    def lowered(self, factor: float, least: Staircase) -> Staircase:
+        """Return a staircase that is multiplied by `factor`, at most 1, where it stays above `least`."""
+        above = zip(self.seconds, map(least, self.at), strict=True)
+        return Staircase(self.at, tuple([max(s * factor, min(s, low)) for s, low in above]))
 
     def corrected(self, n: int, factor: float, measured: Staircase) -> Staircase:
         """Return a staircase whose steps at or around `n` are multiplied by `factor`.
@@ -280,9 +288,12 @@ class CostModel:
         error = _smoothed(self.error, miss)
         table_error = _smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
         if abs(miss) >= OUTLIER and self.trusted:
-            model = self if miss > 0 else self._quicker(math.exp(miss))
+            model = self if miss > 0 else self._quicker(math.exp(miss), work.tokens)
             return evolve(model, error=error, table_error=table_error)
         low, high = SCALE_BOUNDS
+        scale = min(max(self.scale * math.exp(scale_rate * miss), low), high)
+        if scale in SCALE_BOUNDS and (miss > 0) == (scale > 1.0):
+            step_rate = 0.0
         wide = work.tokens >= WIDE_ROWS
         context_cell_s = self.wide_context_cell_s if wide else self.context_cell_s
         blame = (
@@ -303,7 +314,7 @@ class CostModel:
             wide_context_cell_s=self.wide_context_cell_s * (deeper if wide else 1.0),
             used_cell_s=self.used_cell_s * deeper,
             spanned_cell_s=self.spanned_cell_s * deeper,
-            scale=min(max(self.scale * math.exp(scale_rate * miss), low), high),
+            scale=scale,
             host_s=self.host_s if work.contended else between_s,
             contended_host_s=between_s if work.contended else self.contended_host_s,
         )
@@ -323,16 +334,21 @@ class CostModel:
             return evolve(self, capture_s=self.capture_s + STEP_RATE * (extra_s - self.capture_s))
         return evolve(self, recapture_s=self.recapture_s + STEP_RATE * (extra_s - self.recapture_s))
 
-    def _quicker(self, factor: float) -> CostModel:
+    def _quicker(self, factor: float, n: int) -> CostModel:
         """Return the model of a machine that takes this part of the time, or 1 / `FURTHEST` of it.
 
-        What the scale factor is above 1 goes first: it stands for a machine that was slow.
+        What ticks of `n` tokens had come to take longer than measured goes first, and as much of what other
+        steps had; then what the scale factor is above 1. Both stand for a machine that was slow. Only the rest
+        moves all steps, used or not.
         """
         factor = max(factor, 1.0 / FURTHEST)
+        risen = self.computing(n) / max(self.measured(n), sys.float_info.min)
+        own = max(factor, 1.0 / max(1.0, risen))
+        model = evolve(self, computing=self.computing.lowered(own, self.measured))
         if self.scale <= 1.0:
-            return self.times(factor)
-        scale = self.scale * factor
-        return evolve(self.times(min(1.0, scale)), scale=max(1.0, scale))
+            return model.times(factor / own)
+        scale = self.scale * factor / own
+        return evolve(model.times(min(1.0, scale)), scale=max(1.0, scale))
 
     def times(self, factor: float) -> CostModel:
         """Return a model by which every decode takes `factor` times as long."""
