@@ -20,6 +20,8 @@ _PING: Final = sse.named({"type": "ping"})
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # Clients send a thought back only if it is signed. It is not secret here, and nothing is checked.
 _SIGNATURE: Final = "dW1hLXRyaW8="
+# What a hosted service says of a message's usage, and clients with strict types read.
+_NOWHERE: Final = {"cache_creation": None, "inference_geo": None, "speed": "standard"}
 
 
 @frozen
@@ -32,13 +34,14 @@ class Form:
 
     def begun(self) -> dict[str, Any]:
         """Return the message before anything is said."""
-        usage = _usage(self.prompt_tokens, 0, 0)
-        return {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
+        usage = {**_usage(self.prompt_tokens, 0, 0, None), **_NOWHERE}
+        return {**self._message([]), **_ending(None), "usage": usage}
 
     def whole(self, done: Sequence[Closed], end: Finished, reading: Reading) -> dict[str, Any]:
         """Return the message when its answer is at its end."""
         content = [_block(block) for block in done]
-        return {**self._message(content), **ending(end, reading), "usage": usage_of(end)}
+        usage = {**usage_of(end, reading), **_NOWHERE}
+        return {**self._message(content), **ending(end, reading), "usage": usage}
 
     def _message(self, content: list[Any]) -> dict[str, Any]:
         return {
@@ -47,27 +50,41 @@ class Form:
             "role": "assistant",
             "model": self.model,
             "content": content,
+            "diagnostics": None,
         }
 
 
 def ending(end: Finished, reading: Reading) -> dict[str, Any]:
     """Return why an answer ended."""
     if end.stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
-    return {"stop_reason": _REASONS[reading.reason(end)], "stop_sequence": None}
+        return _ending("stop_sequence", end.stop)
+    return _ending(_REASONS[reading.reason(end)])
 
 
-def usage_of(end: Finished) -> dict[str, Any]:
+def _ending(reason: str | None, sequence: str | None = None) -> dict[str, Any]:
+    # Clients with strict types read these members, also where they are null.
+    return {
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "stop_details": None,
+        "container": None,
+    }
+
+
+def usage_of(end: Finished, reading: Reading) -> dict[str, Any]:
     """Return what an answer took."""
-    return _usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens)
+    thinking = reading.reasoning_tokens
+    return _usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, thinking)
 
 
-def _usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
+def _usage(prompt: int, cached: int, output: int, thinking: int | None) -> dict[str, Any]:
     return {
         "input_tokens": prompt - cached,  # the API counts what was cached apart
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": output,
+        "output_tokens_details": None if thinking is None else {"thinking_tokens": thinking},
+        "server_tool_use": None,
         "service_tier": "standard",
     }
 
@@ -82,7 +99,13 @@ def _block(closed: Closed) -> dict[str, Any]:
 
 
 def _use(block: Block) -> dict[str, Any]:
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+    return {
+        "type": "tool_use",
+        "id": block.call_id,
+        "name": block.name,
+        "input": {},
+        "caller": {"type": "direct"},
+    }
 
 
 def _input(closed: Closed) -> dict[str, Any]:
@@ -118,7 +141,7 @@ class Events(Encoder):
         delta = {
             "type": "message_delta",
             "delta": ending(finished, self._reading),
-            "usage": usage_of(finished),
+            "usage": usage_of(finished, self._reading),
         }
         return b"".join([*last, sse.named(delta), sse.named({"type": "message_stop"})])
 

@@ -60,6 +60,11 @@ def _entry(shared: Shared, name: str) -> dict[str, Any]:
         "created_at": created,
         "max_input_tokens": context,
         "max_tokens": context,
+        "capabilities": None,
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
     }
 
 

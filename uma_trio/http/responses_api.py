@@ -159,7 +159,8 @@ class Responses(Api):
     def encoder(self, generations: Sequence[Generation]) -> Events:
         """Return what writes the items as they grow."""
         (generation,) = generations
-        return Events(self.form, generation, each_timed=self.body.get("timings_per_token", False))
+        timed = self.body.get("timings_per_token", False)
+        return Events(self.form, generation.reading, generation.so_far if timed else None)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[Answer]
@@ -194,11 +195,13 @@ class Responses(Api):
         return {
             "id": self.id,
             "object": "response",
+            "access_programs": None,
             "created_at": self.created,
             "status": "in_progress",
             "completed_at": None,
             "background": False,
             "error": None,
+            "frequency_penalty": body.get("frequency_penalty", 0),
             "incomplete_details": None,
             "instructions": body.get("instructions"),
             "max_output_tokens": body.get("max_output_tokens"),
@@ -207,6 +210,7 @@ class Responses(Api):
             "model": self.model,
             "output": [],
             "parallel_tool_calls": body.get("parallel_tool_calls", True),
+            "presence_penalty": body.get("presence_penalty", 0),
             "previous_response_id": None,
             "prompt_cache_key": body.get("prompt_cache_key"),
             "reasoning": {"effort": None, "summary": None, **self._reasoning},
@@ -216,7 +220,7 @@ class Responses(Api):
             "temperature": body.get("temperature", self.defaults.temperature),
             "text": {"format": {"type": "text"}, **self._text},
             "tool_choice": body.get("tool_choice", "auto"),
-            "tools": body.get("tools", []),
+            "tools": [_repeated_tool(tool) for tool in body.get("tools", [])],
             "top_logprobs": body.get("top_logprobs", 0),
             "top_p": body.get("top_p", self.defaults.top_p),
             "truncation": "disabled",
@@ -253,3 +257,10 @@ class Responses(Api):
         if top:
             raise invalid("top_logprobs", f"needs include {_LOGPROBS}")
         return None
+
+
+def _repeated_tool(tool: Any) -> Any:
+    """Return a tool as it was sent, a function with the members that clients with strict types read."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": False, **tool}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from uma_trio.engine.messages import Finished, PromptProgress, TokenOut
@@ -12,7 +12,7 @@ from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from uma_trio.http.errors import Fault
 from uma_trio.http.responses_items import Form
 from uma_trio.http.streams import Encoder
-from uma_trio.service.generation import Generation
+from uma_trio.service.reading import Reading
 
 # What clients know of codes; everything else is a fault of the server.
 _CODES: Final = {
@@ -28,16 +28,18 @@ class Events(Encoder):
     """Writes one response. A long silence is broken by the state that it is in.
 
     Clients such as Codex count events, and take a stream of comments for dead. The last event has the
-    timings beside the response; with `each_timed` every event of growth has those of its answer, too.
+    timings beside the response. Every event of growth has them, too, if `so_far` is given, which returns
+    an answer as if it ended with so many tokens.
     """
 
-    def __init__(self, form: Form, generation: Generation, *, each_timed: bool = False) -> None:
+    def __init__(
+        self, form: Form, reading: Reading, so_far: Callable[[int], Finished] | None = None
+    ) -> None:
         self._form = form
         self._items = form.items
-        self._generation = generation
-        self._reading = generation.reading
-        self._blocks = Blocks(self._reading)
-        self._each_timed = each_timed
+        self._reading = reading
+        self._blocks = Blocks(reading)
+        self._so_far = so_far
         self._n = 0  # tokens of the answer
         self._number = 0
         self._at: dict[str, Any] = {}  # where the open block is
@@ -51,7 +53,7 @@ class Events(Encoder):
     def progress(self, index: int, item: PromptProgress) -> bytes:
         """Return the state of the response, with how much of the prompt is computed."""
         more = {"prompt_progress": progress(item)}
-        if self._each_timed:
+        if self._so_far is not None:
             more["timings"] = timings_until(item)
         return self._response("in_progress", self._form.begun([]), more)
 
@@ -102,12 +104,12 @@ class Events(Encoder):
         return added + self._event(f"{self._part_name(block)}.added", part)
 
     def _grown(self, grown: Grown) -> bytes:
-        if grown.tokens or self._each_timed or self._deltas is None:
+        if grown.tokens or self._so_far is not None or self._deltas is None:
             more = {**self._part_of(grown.block), "delta": grown.text}
             if grown.block.kind == "text":
                 more["logprobs"] = self._items.logprobs(grown.tokens)
-            if self._each_timed:
-                more["timings"] = timings(self._generation.so_far(self._n))
+            if self._so_far is not None:
+                more["timings"] = timings(self._so_far(self._n))
             return self._event(f"{self._name_of(grown.block)}.delta", {**self._at, **more})
         self._number += 1
         return self._deltas.fill(grown.text, self._number - 1)
