@@ -175,6 +175,21 @@ async def test_an_unusable_model_exits_with_2(folder: Path) -> None:
     assert not (folder / "uma.sock").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "why"), [(None, "No such file"), ("{% if %}", "it does not compile")]
+)
+async def test_an_unusable_template_exits_with_1(folder: Path, text: str | None, why: str) -> None:
+    """Before the model is loaded; names may be given several times."""
+    file = folder / "chat.jinja"
+    if text is not None:
+        file.write_text(text)
+    flags = ["--chat-template-file", str(file), "--alias=a", "--alias", "b"]
+    status, _, errors = await run("umad", *flags, "--socket", str(folder / "uma.sock"))
+    assert status == 1
+    assert f"--chat-template-file {file}" in errors
+    assert why in errors
+
+
 async def test_uma_cli_streams_text_and_nothing_else(folder: Path) -> None:
     """Standard output is the answer, byte for byte; a pipe on standard error stays empty."""
     async with double(folder, answer("Once ", "upon", " a ✓")) as daemon:

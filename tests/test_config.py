@@ -336,3 +336,24 @@ def test_every_option_is_under_one_heading() -> None:
     """The help and CONFIG.md show them by heading; one without would not be shown."""
     shown = [item.name for items in grouped(OPTIONS).values() for item in items]
     assert sorted(shown) == sorted(item.name for item in OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"alias": ("a", "b")}, {"alias": "a, b"}, {"alias": ("a", "b,a")}],
+    ids=["repeated", "with commas", "twice"],
+)
+def test_a_model_may_have_several_names(flags: dict[str, object], tmp_path: Path) -> None:
+    """By flags, or as a list in YAML."""
+    assert load(flags, {}).alias == ("a", "b")
+    file = tmp_path / "c.yaml"
+    for text in ("alias: [a, b]", "alias: a, b"):
+        file.write_text(text)
+        assert load({"config": str(file)}, {}).alias == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["", "a,,b", "a\nb", "x" * 257])
+def test_a_name_that_no_request_could_have_is_refused(name: str) -> None:
+    """With what it should be."""
+    with pytest.raises(ConfigError, match="a name of 1 to 256 printable characters"):
+        load({"alias": name}, {})

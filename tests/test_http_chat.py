@@ -754,6 +754,26 @@ async def test_the_model_is_described_to_all_who_ask(autojump_clock: MockClock) 
         assert "/" not in props["model_path"]
 
 
+async def test_the_model_goes_by_every_name_that_it_was_given(autojump_clock: MockClock) -> None:
+    """Each is listed; a strict daemon takes them, and that of the file, and no other."""
+    async with http_house(model="first", aliases=("second", "file"), strict=True) as daemon:
+        listed = (await daemon.ask("GET", "/v1/models")).json["data"]
+        assert [(model["id"], model["aliases"]) for model in listed] == [
+            ("first", ["second", "file"]),
+            ("second", ["first", "file"]),
+        ]
+        entries = await daemon.ask("GET", "/v1/models", **{"anthropic-version": "2023-06-01"})
+        assert [model["id"] for model in entries.json["data"]] == ["first", "second"]
+        for name in ("first", "second", "file"):
+            assert (await daemon.ask("GET", f"/v1/models/{name}")).json["id"] == name
+            answer = await daemon.ask("POST", CHAT, {**HELLO, "model": name})
+            assert (answer.status, answer.json["model"]) == (200, name)
+        unnamed = {key: value for key, value in HELLO.items() if key != "model"}
+        assert (await daemon.ask("POST", CHAT, unnamed)).json["model"] == "first"
+        assert (await daemon.ask("POST", CHAT, {**HELLO, "model": "other"})).status == 404
+        assert (await daemon.ask("GET", "/v1/models/other")).status == 404
+
+
 async def test_slots_tell_who_is_computed(autojump_clock: MockClock) -> None:
     """Without a word of what anybody wrote."""
     async with http_house() as daemon:

@@ -49,9 +49,11 @@ from uma_trio.text.frontend import FrontEnd
 from uma_trio.wiring import (
     Progress,
     bounds,
+    chat_template,
     chosen_policy,
     engine_settings,
     load_backend,
+    model_info,
     net_settings,
     recorder,
     reply_format,
@@ -106,6 +108,7 @@ async def serve(
     """
     policy = chosen_policy(config)
     _check_trace(config)
+    chat_template(config)  # refused before anything is loaded
     with claim(config.socket) as name, scorecard_file(config) as table, http_port(config) as port:
         if backend is None:
             backend = await trio.to_thread.run_sync(
@@ -138,12 +141,13 @@ class _Daemon:
     ) -> None:
         self._config = config
         self._backend = backend
+        self._model = model_info(config, backend)
         self._log = log.get("daemon")
         metrics = _described(config, backend, policy)
         self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
         self._inbox = Inbox(config.max_queue)
         self._service = Service(
-            model=backend.model,
+            model=self._model,
             slots=config.parallel,
             bounds=bounds(config, backend),
             front_end=self._front_end(),
@@ -220,7 +224,7 @@ class _Daemon:
     def _front_end(self) -> FrontEnd:
         front_end = FrontEnd(
             self._backend.vocabulary,
-            self._backend.model.chat_template,
+            self._model.chat_template,
             reply_format(self._config),
         )
         if front_end.chat_problem is not None:

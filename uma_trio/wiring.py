@@ -36,6 +36,8 @@ from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replies.files import format_from
+from uma_trio.text.template import MAX_SOURCE, ChatTemplate
+from uma_trio.text.veil import Unrenderable
 
 Progress = Callable[[float], None]
 
@@ -216,10 +218,34 @@ def reply_format(config: Config) -> ReplyFormat | None:
         raise ConfigError(f"{config.source('reply_format')} {path}: {why}") from error
 
 
+def chat_template(config: Config) -> str | None:
+    """Return the template that is given instead of the model's. Raises :class:`ConfigError`."""
+    path = config.chat_template_file
+    if path is None:
+        return None
+    try:
+        with path.open(encoding="utf-8") as file:
+            source = file.read(MAX_SOURCE + 1)
+        ChatTemplate(source)
+    except (OSError, ValueError, Unrenderable) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{config.source('chat_template_file')} {path}: {why}") from error
+    return source
+
+
+def model_info(config: Config, backend: Backend) -> ModelInfo:
+    """Return what is loaded, with the template that it is used with. Raises :class:`ConfigError`."""
+    given = chat_template(config)
+    return backend.model if given is None else evolve(backend.model, chat_template=given)
+
+
 def bounds(config: Config, backend: Backend) -> Bounds:
     """Put the options into the words of the service."""
+    file = backend.model.name
+    names = config.alias or (file,)
     return Bounds(
-        model=backend.model.name,
+        model=names[0],
+        aliases=tuple(dict.fromkeys([*names, file]))[1:],
         n_ctx_seq=backend.limits.n_ctx_seq,
         n_vocab=backend.model.n_vocab,
         max_tokens=config.max_tokens,

@@ -163,7 +163,9 @@ def _parameter(item: Option, group: Group) -> inspect.Parameter:
         about.append(f"Takes {item.bounds}.")
     if item.env:
         about.append(f"Environment: {', '.join(item.env)}.")
-    kind = bool | None if item.is_switch else str | None
+    kind: Any = bool | None if item.is_switch else str | None
+    if item.repeats:
+        kind = tuple[str, ...] | None
     name = settings.flag_key(item.flag)
     if item.is_switch:
         negative = f"--no-{item.flag.removeprefix('--')}"
@@ -174,6 +176,7 @@ def _parameter(item: Option, group: Group) -> inspect.Parameter:
             help=" ".join(about),
             metavar=item.metavar or ("CHOICE" if item.choices else "N"),
             allow_leading_hyphen=True,
+            negative="",
             group=group,
         )
     return _keyword(name, Annotated[kind, shape])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import attrs
 from attrs import frozen
@@ -83,6 +83,11 @@ class Option:
     def is_switch(self) -> bool:
         """Whether it is on or off, so that its flag takes no value."""
         return self.type_ is bool
+
+    @property
+    def repeats(self) -> bool:
+        """Whether its flag may be given several times."""
+        return get_origin(self.type_) is tuple
 
     def value(self, raw: object, source: str) -> object:
         """Return `raw` structured and within bounds, or raise naming `source`."""

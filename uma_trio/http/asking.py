@@ -78,7 +78,9 @@ STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of at most {_STOP_BY
 _PENALTY = Number(-2, 2)
 
 MODEL = honoured(
-    "model", _LABEL, "any name is accepted and repeated in the answer; see --http-strict"
+    "model",
+    _LABEL,
+    "any name is accepted and repeated in the answer; see --http-strict and --alias",
 )
 
 SAMPLING: tuple[Field, ...] = (

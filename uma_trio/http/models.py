@@ -13,24 +13,26 @@ from uma_trio.http.settings import Shared
 
 
 async def models(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded model."""
+    """List the loaded model, once under each name that the operator gave it."""
     if _is_anthropics(exchange):
-        name = shared.service.bounds.model
-        listed = {"data": [_entry(shared, name)], "first_id": name, "last_id": name}
-        return _json({**listed, "has_more": False})
-    return _json({"object": "list", "data": [_model(shared)], "models": [_native(shared)]})
+        names = _listed(shared)
+        listed = [_entry(shared, name) for name in names]
+        ends = {"first_id": names[0], "last_id": names[-1]}
+        return _json({"data": listed, **ends, "has_more": False})
+    models = [_model(shared, name) for name in _listed(shared)]
+    return _json({"object": "list", "data": models, "models": [_native(shared)]})
 
 
 async def model(exchange: Exchange, shared: Shared) -> Reply:
     """Describe the loaded model, under any name; a strict daemon answers 404 to other names."""
     _, _, name = exchange.request.head.path.partition("/models/")
-    known = shared.service.bounds.model
-    if name != known and shared.settings.strict:
-        problem = f"this daemon serves {known} and nothing else"
+    bounds = shared.service.bounds
+    if shared.settings.strict and not bounds.names(name):
+        problem = f"this daemon serves {bounds.model} and nothing else"
         raise Fault(404, problem, code="model_not_found", param="model")
     if _is_anthropics(exchange):
         return _json(_entry(shared, name))
-    return _json({**_model(shared), "id": name})
+    return _json(_model(shared, name))
 
 
 async def not_served(exchange: Exchange, shared: Shared) -> Reply:
@@ -68,15 +70,25 @@ def _entry(shared: Shared, name: str) -> dict[str, Any]:
     }
 
 
-def _model(shared: Shared) -> dict[str, Any]:
+def _listed(shared: Shared) -> list[str]:
+    """Return the names to list: those given by the operator, or that of the model's file.
+
+    The last of all names is that of the file.
+    """
+    bounds = shared.service.bounds
+    return [bounds.model, *bounds.aliases[:-1]]
+
+
+def _model(shared: Shared, name: str) -> dict[str, Any]:
     service = shared.service
     info = service.model
+    every = (service.bounds.model, *service.bounds.aliases)
     return {
-        "id": service.bounds.model,
+        "id": name,
         "object": "model",
         "created": shared.started,
         "owned_by": "uma-trio",
-        "aliases": [],
+        "aliases": [other for other in every if other != name],
         "max_model_len": service.bounds.n_ctx_seq,
         "meta": {
             "n_ctx": service.bounds.n_ctx_seq,

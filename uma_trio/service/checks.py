@@ -25,6 +25,8 @@ MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take 
 class Bounds:
     """The limits of a request. `n_ctx_seq` is the context of one request, in tokens.
 
+    `model` is what clients call the loaded model, and `aliases` are its other names.
+
     A reader that stops still gets `credit` tokens and the content of the kernel's buffer. A frame
     of 80 bytes takes about 768 bytes of that buffer, so with 8 KiB these are about twenty more.
     """
@@ -35,6 +37,11 @@ class Bounds:
     max_tokens: int = 512
     max_tokens_cap: int | None = None
     credit: int = 16
+    aliases: tuple[str, ...] = ()
+
+    def names(self, model: str) -> bool:
+        """Whether this is a name of the loaded model."""
+        return model == self.model or model in self.aliases
 
 
 @contextmanager
@@ -57,7 +64,7 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
         Refusal: another model, no prompt, one of too many bytes, more tokens than anybody may ask,
             tokens that do not exist, arguments that a template must not get.
     """
-    if ask.model is not None and ask.model != bounds.model:
+    if ask.model is not None and not bounds.names(ask.model):
         raise Refusal(
             Code.E_MODEL_002,
             f"this daemon serves {bounds.model}; omit model, or give that name",
