@@ -25,7 +25,8 @@ PAGE = Path(__file__).resolve().parent / "HTTP.md"
 _ACCESS = {
     "open": "everybody",
     "key": "a key, if keys are configured",
-    "admin": "a key or a Unix socket",
+    "own": "as above, and no web page; one's own requests, or an operator",
+    "operator": "an operator",
 }
 
 

@@ -24,7 +24,7 @@ from uma_trio.http.bias import by_token
 from uma_trio.http.connection import Connection
 from uma_trio.http.fields import decode, document_of
 from uma_trio.http.llama_completion import Completion
-from uma_trio.http.message import Caller, Exchange, Reply
+from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.messages_api import Messages
 from uma_trio.http.openai_chat import ChatCompletions
 from uma_trio.http.openai_completions import Completions
@@ -33,6 +33,7 @@ from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import Bodies, Settings, Shared
 from uma_trio.service.checks import Bounds
 from uma_trio.service.service import Answer, Service
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
@@ -139,7 +140,7 @@ async def _converse(pieces: list[bytes]) -> bytes:
         run_blocking=_at_once,
     )
     connection = Connection(
-        Transport(theirs), shared, _ROUTER, lambda *_: Caller(-1), by_socket=True
+        Transport(theirs), shared, _ROUTER, Principal(connection=1), by_socket=True
     )
     said = bytearray()
     async with trio.open_nursery() as nursery:

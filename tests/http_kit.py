@@ -11,12 +11,14 @@ from typing import Any
 
 import h11
 import trio
-from attrs import Factory, define, fields
+from attrs import Factory, define, evolve, fields
 from net_kit import House, at_once, house
 
 from uma_trio.http.routes import router
 from uma_trio.http.server import Server
 from uma_trio.http.settings import Bodies, Settings, Shared
+from uma_trio.sockets.peers import principal_of
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 
 
@@ -149,6 +151,15 @@ class HttpHouse:
     server: Server
     bodies: Bodies
     clients: list[Client] = Factory(list)
+    #: Whom the kernel is to name for the next connections; None: whom it does name.
+    peer: Principal | None = None
+
+    def who(self, sock: socket.socket, operator_uid: int) -> Principal:
+        """Return whom a connection belongs to."""
+        found = principal_of(sock, operator_uid)
+        if self.peer is None or sock.family == socket.AF_UNIX:
+            return found
+        return evolve(self.peer, connection=found.connection)
 
     def connect(self, *, by_socket: bool = False) -> Client:
         """Return a new client, over TCP or a Unix socket."""
@@ -189,7 +200,12 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
             started=1_700_000_000,
             run_blocking=options.get("run_blocking", at_once),
         )
-        daemon = HttpHouse(inner, Server(shared, router(), os.geteuid()), shared.bodies)
+
+        def who(sock: socket.socket, operator_uid: int) -> Principal:
+            return daemon.who(sock, operator_uid)
+
+        server = Server(shared, router(), os.geteuid(), who)
+        daemon = HttpHouse(inner, server, shared.bodies)
         await inner.nursery.start(daemon.server.attend)
         try:
             yield daemon

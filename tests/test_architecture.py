@@ -58,6 +58,7 @@ ALLOWED = {
     "uma_trio.engine.task": {"trio", "uma_trio.engine", "uma_trio.telemetry"},
     "uma_trio.sockets": {"attrs", "trio"},
     "uma_trio.service": {
+        "uma_trio.sockets.principal",
         *("uma_trio.lanes", "uma_trio.speculation"),
         *(
             "attrs",
@@ -74,7 +75,7 @@ ALLOWED = {
         "uma_protocol",
         "uma_trio.engine.messages",
         "uma_trio.service",
-        "uma_trio.sockets.peers",
+        "uma_trio.sockets.principal",
         "uma_trio.engine.records",
         "uma_trio.text.replies",
     },

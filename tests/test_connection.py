@@ -7,6 +7,7 @@ fake model takes 20 ms of it.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,9 @@ from uma_protocol import (
 )
 from uma_trio.backend.fake import EOS, FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Credit, Inspect
+from uma_trio.service.ask import Refusal
+from uma_trio.sockets.principal import Principal
+from uma_trio.wire import refusal_event
 
 LONG = "x" * 600
 """A prompt of several ticks."""
@@ -392,6 +396,26 @@ async def test_another_users_process_is_told_and_closed(autojump_clock: MockCloc
         (error,) = await client.rest()
         assert isinstance(error, Error)
         assert (error.code, error.fatal) == ("E_AUTH_001", True)
+
+
+async def test_another_users_request_is_neither_shown_nor_moved(autojump_clock: MockClock) -> None:
+    """Where two users are let in: one is told that there is a request, the daemon's own user everything."""
+    async with house() as daemon:
+        busy = daemon.connect()
+        await busy.ask(max_tokens=300, app="mine")
+        await busy.until(Token)
+        (running,) = await daemon.service.running()
+        stranger = Principal(connection=9, uid=os.geteuid() + 1)
+        (seen,) = await daemon.service.listed(stranger)
+        assert (seen.handle, seen.origin.app, seen.report.prompt_tokens) == (0, "another user", 0)
+        with pytest.raises(Refusal) as caught:
+            daemon.service.move(running.handle, "background", stranger)
+        assert caught.value.code == Code.E_AUTH_002
+        assert refusal_event(caught.value, None).fatal is False
+        admin = daemon.connect()
+        await admin.send(SetPriority(request=running.handle, priority="background"))
+        await admin.until(Ok)
+        busy.close()
 
 
 # --- cancel, in every state ---

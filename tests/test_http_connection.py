@@ -20,6 +20,7 @@ from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http import status
 from uma_trio.http.exchange import Answering
 from uma_trio.http.message import Caller, Head, Request
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
 
@@ -165,7 +166,7 @@ async def test_no_part_of_a_stream_ends_it_but_the_last(autojump_clock: MockCloc
     server = h11.Connection(h11.SERVER)
     server.receive_data(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     server.next_event()
-    request = Request(Head("GET", "/", {}, {}), Caller(1), 1)
+    request = Request(Head("GET", "/", {}, {}), Caller(Principal(connection=1)), 1)
     writer = Writer(transport, stall_timeout_s=1, lost=lambda: None, stalled=lambda: None)
     exchange = Answering(request, b"", lambda: None, server, writer, (), 15)
     client = Client(ours)

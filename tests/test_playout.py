@@ -30,6 +30,7 @@ from uma_trio.policy.state import PLACES_IN_FLIGHT, Contract, SchedulerState
 from uma_trio.service.ask import Ask, Door, Origin
 from uma_trio.service.playout import GRAIN_S, Playout
 from uma_trio.service.stream import Pipe, Reader
+from uma_trio.sockets.principal import Principal
 from uma_trio.wire import ask_of
 
 PLAYOUT_S = Contract().playout_s
@@ -49,7 +50,7 @@ def pacing(seconds: float, until: float = math.inf) -> Policy:
 
 def origin() -> Origin:
     """Return somebody."""
-    return Origin(client=7, door=DOOR, name="r")
+    return Origin(principal=Principal(connection=7), door=DOOR, name="r")
 
 
 # --- when a token is shown ---

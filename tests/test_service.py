@@ -17,13 +17,15 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.service.ask import Ask, Chat, Door, Message, Origin, Refusal
 from uma_trio.service.playout import Playout
 from uma_trio.service.stream import Pipe, Reader
+from uma_trio.sockets.principal import Principal
 
+SOMEBODY = Principal(connection=7, uid=1000, pid=7)
 DOOR = Door(max_prompt_bytes=100, option="--door-bytes")
 
 
 def origin(**fields: Any) -> Origin:
     """Return somebody."""
-    return Origin(**{"client": 7, "door": DOOR, "name": "r", **fields})
+    return Origin(**{"principal": SOMEBODY, "door": DOOR, "name": "r", **fields})
 
 
 async def answer(daemon: House, ask: Ask) -> tuple[str, Finished]:
@@ -186,7 +188,7 @@ async def test_cancelling_while_it_is_tokenised_submits_nothing(
 
                 async def cancel() -> None:
                     await trio.sleep(1)
-                    assert daemon.service.cancel(generation.handle)
+                    assert daemon.service.cancel(generation.handle, SOMEBODY)
 
                 nursery.start_soon(cancel)
                 async with generation as stream:
@@ -201,16 +203,16 @@ async def test_a_request_is_moved_and_cancelled_by_its_handle(autojump_clock: Mo
         service = daemon.service
         async with service.generate([Ask(prompt="hello", max_tokens=500)], origin()) as stream:
             await stream.burst()
-            assert service.move(stream.handle, "background")
+            assert service.move(stream.handle, "background", SOMEBODY)
             (running,) = await service.running()
             assert (running.handle, running.report.lane) == (stream.handle, "background")
             assert running.origin.name == "r"
-            service.cancel(stream.handle)
+            service.cancel(stream.handle, SOMEBODY)
             items = [item async for item in items_of(stream)]
         assert isinstance(items[-1], Finished)
         assert items[-1].reason == "cancelled"
-        assert not service.move(stream.handle, "interactive")
-        assert not service.cancel(stream.handle)
+        assert not service.move(stream.handle, "interactive", SOMEBODY)
+        assert not service.cancel(stream.handle, SOMEBODY)
 
 
 async def test_texts_are_looked_at_without_a_request(autojump_clock: MockClock) -> None:

@@ -33,7 +33,9 @@ from uma_trio.service.ask import (
     Message,
     Origin,
     Refusal,
+    Salt,
     Shape,
+    Sharing,
     Tool,
     ToolChoice,
     seeded,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from uma_protocol import Generate, Slo
     from uma_trio.service.generation import Generation
     from uma_trio.service.service import Running
-    from uma_trio.sockets.peers import Peer
+    from uma_trio.sockets.principal import Principal
 
 
 _DIGITS = 5  # of a logarithmic probability; what the logits tell is less
@@ -65,13 +67,19 @@ def ask_of(generate: Generate) -> Ask:
         targets=_targets(generate.slo),
         model=generate.model,
         session=generate.session,
-        cache=generate.cache,
+        cache=_sharing(generate.cache),
         reasoning_budget=generate.reasoning_budget,
         speculation=generate.speculation,
         pace=generate.pace,
         streamed=generate.stream,
         n=generate.n,
     )
+
+
+def _sharing(cache: str | None) -> Sharing:
+    if cache is None:
+        return "user"
+    return "private" if cache == "private" else Salt(cache)
 
 
 def _chat(generate: Generate) -> Chat:
@@ -221,19 +229,9 @@ def logprobs_of(found: TokenLogprobs | None, text_of: Callable[[int], str]) -> L
     )
 
 
-def origin_of(generate: Generate, peer: Peer, client: int, door: Door) -> Origin:
-    """Say who sent it. A process is one client, however many connections it opens.
-
-    `client` is the connection's own, for a peer whose process the system does not tell.
-    """
-    return Origin(
-        client=client if peer.pid is None else peer.pid,
-        door=door,
-        name=generate.id,
-        app=generate.app,
-        uid=peer.uid,
-        pid=peer.pid,
-    )
+def origin_of(generate: Generate, principal: Principal, door: Door) -> Origin:
+    """Say who sent it."""
+    return Origin(principal=principal, door=door, name=generate.id, app=generate.app)
 
 
 def error_event(
@@ -256,7 +254,7 @@ def error_event(
     )
 
 
-def refusal_event(refusal: Refusal, request_id: str) -> Error:
+def refusal_event(refusal: Refusal, request_id: str | None) -> Error:
     """Build the event that tells the client about a refusal."""
     return error_event(
         refusal.code, refusal.message, id=request_id, retry_after_s=refusal.retry_after_s
@@ -302,8 +300,8 @@ def session_info(running: Running) -> SessionInfo:
         request=running.handle,
         id=origin.name,
         app=origin.app,
-        pid=origin.pid,
-        uid=origin.uid,
+        pid=origin.principal.pid,
+        uid=origin.principal.uid,
         state=report.state,
         lane=report.lane,
         prompt_tokens=report.prompt_tokens,

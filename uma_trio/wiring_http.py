@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uma_trio.config.option import ConfigError
@@ -69,24 +70,32 @@ def http_server(config: Config, service: Service) -> HttpServer:
 
 def http_settings(config: Config) -> HttpSettings:
     """Put the options into the words of the HTTP side. Raises :class:`ConfigError`."""
-    from uma_trio.http.settings import KeyFileUnusable, Settings, read_keys
+    from uma_trio.http.settings import Settings
 
-    try:
-        keys = () if config.http_key_file is None else read_keys(config.http_key_file)
-    except KeyFileUnusable as error:
-        raise ConfigError(f"{config.source('http_key_file')}: {error}") from error
     address = config.http_address
     own = address.host if address is not None else ""
     return Settings(
         hosts=frozenset({own.lower(), *_listed(config.http_host)} - {""}),
         origins=frozenset(origin.rstrip("/") for origin in _listed(config.http_origin)),
-        keys=keys,
+        keys=_keys(config, "http_key_file", config.http_key_file),
+        admin_keys=_keys(config, "http_admin_key_file", config.http_admin_key_file),
         strict=config.http_strict,
         reasoning_fields=_REASONING_FIELDS.get(config.http_reasoning, (config.http_reasoning,)),
         max_prompt_bytes=config.http_max_prompt_bytes,
         max_connections=config.http_max_connections,
         idle_timeout_s=min(config.idle_timeout_s, Settings().idle_timeout_s),
     )
+
+
+def _keys(config: Config, option: str, path: Path | None) -> tuple[bytes, ...]:
+    from uma_trio.http.settings import KeyFileUnusable, read_keys
+
+    if path is None:
+        return ()
+    try:
+        return read_keys(path)
+    except KeyFileUnusable as error:
+        raise ConfigError(f"{config.source(option)}: {error}") from error
 
 
 def _listed(text: str | None) -> list[str]:

@@ -26,6 +26,7 @@ class Code(StrEnum):
     E_PROTO_006 = "E_PROTO_006"
     E_PROTO_007 = "E_PROTO_007"
     E_AUTH_001 = "E_AUTH_001"
+    E_AUTH_002 = "E_AUTH_002"
     E_LIMIT_001 = "E_LIMIT_001"
     E_LIMIT_002 = "E_LIMIT_002"
     E_LIMIT_003 = "E_LIMIT_003"
@@ -107,6 +108,12 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
         ),
         Code.E_AUTH_001: CodeInfo(
             "peer not allowed", _ALWAYS, False, "run client and daemon as the same user"
+        ),
+        Code.E_AUTH_002: CodeInfo(
+            "the request is another user's",
+            _NEVER,
+            False,
+            "ask as the user whose request it is, or as the user that runs the daemon",
         ),
         Code.E_LIMIT_001: CodeInfo(
             "prompt too large", _WHEN_IDLE, False, "shorten the prompt or raise the daemon's limit"

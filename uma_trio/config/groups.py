@@ -23,8 +23,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Speculative decoding": ("speculation", "draft_model"),
     "HTTP": (
-        "http", "http_key_file", "http_host", "http_origin", "http_strict", "http_reasoning",
-        "http_max_prompt_bytes", "http_max_connections",
+        "http", "http_key_file", "http_admin_key_file", "http_host", "http_origin", "http_strict",
+        "http_reasoning", "http_max_prompt_bytes", "http_max_connections",
     ),
     "Logs and records": ("log_level", "trace", "scorecard", "scorecard_interval_s"),
 }  # fmt: skip

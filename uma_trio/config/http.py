@@ -48,6 +48,17 @@ class HttpConfig(DraftConfig):
         help="A file with HTTP keys, one a line, readable by this user only. Without it HTTP "
         "requires no key; an address that other machines can reach requires one.",
     )
+    http_admin_key_file: Path | None = option(
+        None,
+        flag="--http-admin-key-file",
+        env=("UMA_HTTP_ADMIN_KEY_FILE",),
+        yaml=("http_api.admin_key_file",),
+        shown_default="none",
+        metavar="FILE",
+        since="0.1",
+        help="A file with HTTP keys, as of --http-key-file, whose holders may see and change the "
+        "requests of all users.",
+    )
     http_host: str | None = option(
         None,
         flag="--http-host",

@@ -63,7 +63,7 @@ def load(
         if item.name in sources
     }
     config = Config(**values, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
-    settings = ("socket", "model", "trace", "scorecard", "http_key_file")
+    settings = ("socket", "model", "trace", "scorecard", "http_key_file", "http_admin_key_file")
     named = {config.source(name): getattr(config, name) for name in settings}
     _refuse_one_file_twice({named_by: path, **named})
     return config

@@ -42,7 +42,7 @@ from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import Answer, Encoder, stream, whole
 from uma_trio.http.tools import loosened_header
-from uma_trio.service.ask import Ask, Chat, Prompt, Refusal, Shape
+from uma_trio.service.ask import Ask, Chat, Prompt, Refusal, Salt, Shape, Sharing
 from uma_trio.service.generation import Generation
 
 
@@ -196,7 +196,7 @@ class Api(ABC):
             targets=targets_of(head),
             model=self._required_model,
             session=session,
-            cache=body.get("cache_salt") if body.get("cache_prompt", True) else self.id,
+            cache=_sharing(body),
             speculation=body.get("speculation", "auto"),
             pace=body.get("pace", "smooth"),
             shape=self.shape(),
@@ -204,6 +204,14 @@ class Api(ABC):
             progress=self.streams and body.get("return_progress", False),
             n=body.get("n", 1),
         )
+
+
+def _sharing(body: Body) -> Sharing:
+    """Return who shares cached prefixes with a request; a salt is a text, whatever it says."""
+    if not body.get("cache_prompt", True):
+        return "none"
+    salt = body.get("cache_salt")
+    return "user" if salt is None else Salt(salt)
 
 
 Choose = Callable[[Mapping[str, Any]], type[Api]]

@@ -345,14 +345,7 @@ def targets_of(head: Head) -> Targets:
 def origin_of(request: Request, shared: Shared, name: str) -> Origin:
     """Say who asks; `name` is what the answer calls the request."""
     caller: Caller = request.caller
-    return Origin(
-        client=caller.client,
-        door=shared.door,
-        name=name,
-        app=caller.app,
-        uid=caller.uid,
-        pid=caller.pid,
-    )
+    return Origin(principal=caller.principal, door=shared.door, name=name, app=caller.app)
 
 
 def wants_usage(body: Body) -> bool:

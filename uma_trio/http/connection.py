@@ -11,7 +11,7 @@ the socket is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 
@@ -19,6 +19,7 @@ import h11
 import trio
 
 from uma_trio.http import guard
+from uma_trio.http.clients import label
 from uma_trio.http.errors import ErrorForm, Fault, fault_of_refusal, openai_error
 from uma_trio.http.exchange import Answering
 from uma_trio.http.heads import head_of, is_ambiguous
@@ -26,6 +27,7 @@ from uma_trio.http.message import Caller, Head, Headers, Reply, Request
 from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Refusal
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
 
@@ -39,8 +41,8 @@ _CONTINUE = h11.InformationalResponse(status_code=100, headers=[])
 class Connection:
     """A client that was let in. :meth:`run` closes the transport, however it ends.
 
-    `identify` says who sends a request, by its head and by which key it gave. `by_socket` is
-    whether this is a Unix socket.
+    `principal` is the user at the other end, as far as the kernel tells. `by_socket` is whether this
+    is a Unix socket.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Connection:
         transport: Transport,
         shared: Shared,
         router: Router,
-        identify: Callable[[Head, int | None], Caller],
+        principal: Principal,
         *,
         by_socket: bool,
     ) -> None:
@@ -58,7 +60,7 @@ class Connection:
         self._shared = shared
         self._settings = settings
         self._router = router
-        self._identify = identify
+        self._principal = principal
         self._by_socket = by_socket
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.head_bytes)
         self._writer = Writer(
@@ -152,9 +154,9 @@ class Connection:
                 return
             route = self._router.find(head)
             form = route.errors
-            key = guard.admit(head, self._settings, route.access, by_socket=self._by_socket)
+            principal = guard.admit(head, self._settings, route.access, self._principal)
             with self._holding_body():
-                request = Request(head, self._identify(head, key), number)
+                request = Request(head, Caller(principal, label(head)), number)
                 # No variable here or in a caller holds the body: it is freed once it is decoded.
                 exchange = self._exchanged(request, await self._read_body(head), headers)
                 await self._answer(route, exchange, headers)

@@ -13,8 +13,10 @@ from typing import Literal
 from uma_trio.http.errors import Fault
 from uma_trio.http.message import Head, Headers
 from uma_trio.http.settings import Settings, matching
+from uma_trio.sockets.principal import Principal
 
-Access = Literal["open", "key", "admin"]
+Access = Literal["open", "key", "own", "operator"]
+"""What a path asks for: nothing, a key if there are keys, the same but of no web page, an operator."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"([^:\[\]]*|\[[^\[\]]*\])(:[0-9]*)?")
@@ -44,20 +46,27 @@ def enter(head: Head, settings: Settings, *, by_socket: bool) -> Headers:
     return _check_page(head, settings)
 
 
-def admit(head: Head, settings: Settings, access: Access, *, by_socket: bool) -> int | None:
-    """Check the key and the kind of the body; return which key it was, by its place in the file.
+def admit(head: Head, settings: Settings, access: Access, peer: Principal) -> Principal:
+    """Check the key and the kind of the body; return whom the request is for.
 
-    `access` is what the path asks for: nothing, a key if there are keys, or an operator.
+    That is the key's principal if it gives one, else `peer`, whom the kernel names.
 
     Raises:
         Fault: it may not come in.
     """
-    key = None if access == "open" else _check_key(head, settings)
-    if access == "admin":
-        _check_operator(head, settings, by_socket=by_socket)
+    principal = peer if access == "open" else _check_key(head, settings, peer)
+    if access in ("own", "operator") and "origin" in head.headers:
+        raise Fault(403, "web pages may not use this endpoint", code="forbidden", closes=True)
+    if access == "operator" and not principal.is_operator:
+        raise Fault(
+            403,
+            "this endpoint needs an admin key (--http-admin-key-file), or the user that runs the daemon",
+            code="forbidden",
+            closes=True,
+        )
     if head.method == "POST":
         _check_kind(head)
-    return key
+    return principal
 
 
 def preflight(head: Head, settings: Settings) -> Headers:
@@ -129,13 +138,12 @@ def _is_listed(origin: str, origins: frozenset[str]) -> bool:
     return origin != _LOCAL_PAGES and origin in origins
 
 
-def _check_key(head: Head, settings: Settings) -> int | None:
-    if not settings.keys:
-        return None
+def _check_key(head: Head, settings: Settings, peer: Principal) -> Principal:
     scheme, _, token = head.headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else head.headers.get("x-api-key", "")
-    key = matching(settings.keys, given.encode("latin-1", "replace"))
-    if key is None:
+    every = (*settings.keys, *settings.admin_keys)
+    key = matching(every, given.encode("latin-1", "replace"))
+    if key is None and settings.keys:
         raise Fault(
             401,
             "a key of the daemon's --http-key-file is needed, as Authorization: Bearer or x-api-key",
@@ -144,19 +152,9 @@ def _check_key(head: Head, settings: Settings) -> int | None:
             headers=(("WWW-Authenticate", "Bearer"),),
             closes=True,
         )
-    return key
-
-
-def _check_operator(head: Head, settings: Settings, *, by_socket: bool) -> None:
-    if "origin" in head.headers:
-        raise Fault(403, "web pages may not use this endpoint", code="forbidden", closes=True)
-    if not by_socket and not settings.keys:
-        raise Fault(
-            403,
-            "this endpoint needs a key (--http-key-file), or --http unix:PATH",
-            code="forbidden",
-            closes=True,
-        )
+    if key is None:
+        return peer
+    return peer.holding(key, is_operator=key >= len(settings.keys))
 
 
 def _check_kind(head: Head) -> None:

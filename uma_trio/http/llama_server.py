@@ -89,9 +89,10 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
 
 
 async def slots(exchange: Exchange, shared: Shared) -> Reply:
-    """List the slots with their requests, without any text."""
+    """List the slots with their requests, without any text; of other users' only that there are some."""
     context = shared.service.bounds.n_ctx_seq
-    live = [one for one in await shared.service.running() if one.report.state != "queued"]
+    listed = await shared.service.listed(exchange.request.caller.principal)
+    live = [one for one in listed if one.report.state != "queued"]
     found: list[dict[str, Any]] = [
         {
             "id": index,

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from uma_trio.sockets.principal import Principal
+
 Headers = tuple[tuple[str, str], ...]
 
 
@@ -24,17 +26,10 @@ class Head:
 
 @frozen
 class Caller:
-    """Who sent a request.
+    """Who sent a request; `app` is what the program calls itself."""
 
-    `client` is what fairness counts as one, `uid` and `pid` are the kernel's word for a Unix
-    socket. `trusted` callers may use the admin verbs.
-    """
-
-    client: int
+    principal: Principal
     app: str | None = None
-    uid: int | None = None
-    pid: int | None = None
-    trusted: bool = False
 
 
 @frozen

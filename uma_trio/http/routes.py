@@ -37,9 +37,9 @@ ROUTES = (
     Route("POST", "/apply-template", apply_template, errors=native_error),
     Route("POST", "/generate", generate),
     Route("GET", "/metrics", metrics),
-    Route("POST", "/priority", priority, access="admin"),
-    Route("POST", "/load", not_served, access="admin"),
-    Route("POST", "/unload", not_served, access="admin"),
+    Route("POST", "/priority", priority, access="own"),
+    Route("POST", "/load", not_served, access="operator"),
+    Route("POST", "/unload", not_served, access="operator"),
 )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 
 import trio
 
-from uma_trio.http.clients import Clients
 from uma_trio.http.connection import Connection
 from uma_trio.http.router import Router
 from uma_trio.http.settings import Shared
 from uma_trio.service.front import Front
-from uma_trio.sockets.peers import Peer
+from uma_trio.sockets.peers import principal_of
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 
 _BUSY = (
@@ -26,16 +28,23 @@ _BUSY = (
 class Server(Front[Connection]):
     """Accepts clients and runs a task for each.
 
-    `allowed_uid` is the user let in on a Unix socket; None for a TCP port.
+    `allowed_uid` is the user let in on a Unix socket; None for a TCP port. `who` says whom a socket
+    belongs to, given the operator's uid.
     """
 
-    def __init__(self, shared: Shared, router: Router, allowed_uid: int | None = None) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        router: Router,
+        allowed_uid: int | None = None,
+        who: Callable[[socket.socket, int], Principal] = principal_of,
+    ) -> None:
         super().__init__(shared.service.telemetry, shared.log, "--http-max-connections")
         self._shared = shared
         self._router = router
         self._allowed_uid = allowed_uid
+        self._who = who
         self._per_host: Counter[str] = Counter()
-        self._clients = Clients(shared.service.new_client)
 
     def stop_accepting(self) -> None:
         """Let nobody else in; who is connected gets the answer that is under way, and the end."""
@@ -46,22 +55,25 @@ class Server(Front[Connection]):
         """Take over a client's socket: let it in or turn it away. Never blocks."""
         transport = Transport(sock)
         try:
-            host, peer = self._who(sock, transport)
+            principal = self._who(sock, os.geteuid())
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             transport.close()  # it is gone already
             return
+        host, by_socket = principal.host, sock.family == socket.AF_UNIX
         if self._is_full(host):
             self._turn_away(transport)
             return
-        if peer is not None and peer.uid != self._allowed_uid:
+        if by_socket and principal.uid != self._allowed_uid:
             transport.close()
             return
         connection = Connection(
             transport,
             self._shared,
             self._router,
-            self._clients.identifier(host, peer),
-            by_socket=peer is not None,
+            principal,
+            by_socket=by_socket,
         )
         self._per_host[host] += 1
         self._let_in(connection, lambda: self._left(host))
@@ -70,13 +82,6 @@ class Server(Front[Connection]):
         self._per_host[host] -= 1
         if not self._per_host[host]:
             del self._per_host[host]
-
-    def _who(self, sock: socket.socket, transport: Transport) -> tuple[str, Peer | None]:
-        """Return the address of the other end, and the process if the kernel attests one."""
-        if sock.family == socket.AF_UNIX:
-            return "", transport.peer
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return str(sock.getpeername()[0]), None
 
     def _is_full(self, host: str) -> bool:
         settings = self._shared.settings

@@ -27,7 +27,8 @@ class Settings:
 
     `hosts` are the names that a Host header may give besides the loopback's, in lower case and
     without a port; `origins` the web pages that may ask, "localhost" for all of this machine. `keys` are the secrets that open the
-    door; without any it is open to whoever can connect. With `strict` an unknown model is refused,
+    door; without any it is open to whoever can connect. `admin_keys` open it, too, and make an
+    operator. With `strict` an unknown model is refused,
     and so is a field that would be ignored. `reasoning_fields` are what a chat's answer calls the
     model's reasoning.
     """
@@ -35,6 +36,7 @@ class Settings:
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     keys: tuple[bytes, ...] = field(default=(), repr=False)
+    admin_keys: tuple[bytes, ...] = field(default=(), repr=False)
     strict: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     max_prompt_bytes: int = 2 * MIB

@@ -54,12 +54,16 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
     if (handle is None) is (name is None):
         raise invalid("request", "or id must be given, exactly one of them")
     service = shared.service
-    wanted = [
-        running.handle
+    found = [
+        running
         for running in service.directory
         if running.handle == handle or running.origin.name == name
     ]
-    if not [one for one in wanted if service.move(one, body.get("priority"))]:
+    principal = exchange.request.caller.principal
+    # Clients choose the ids of the protocol, so another user's request may have the same one.
+    mine = [running for running in found if principal.may_change(running.origin.principal)]
+    wanted = [running.handle for running in mine or found]
+    if not [one for one in wanted if service.move(one, body.get("priority"), principal)]:
         why = "that request is not running; GET /slots lists those that are"
         raise Fault(404, why, code="request_not_found")
     return Reply(200, msgspec.json.encode({"ok": True, "moved": len(wanted)}))

@@ -42,8 +42,8 @@ from uma_trio.net import explained
 from uma_trio.net.relay import relay
 from uma_trio.net.settings import Shared
 from uma_trio.service.answers import Answers
-from uma_trio.service.ask import Refusal, user_of
-from uma_trio.sockets.peers import Peer
+from uma_trio.service.ask import Refusal
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
 from uma_trio.wire import (
@@ -59,13 +59,12 @@ from uma_trio.wire import (
 class Connection:
     """A client that was let in. `run` closes the transport, however it ends."""
 
-    def __init__(self, transport: Transport, peer: Peer, shared: Shared) -> None:
+    def __init__(self, transport: Transport, principal: Principal, shared: Shared) -> None:
         settings = shared.settings
         transport.limit_send_buffer(settings.send_buffer_bytes)
-        self.peer = peer
+        self._principal = principal
         self._shared = shared
         self._service = shared.service
-        self._client = shared.service.new_client()
         self._settings = settings
         self._transport = transport
         self._protocol = uma_protocol.Connection(Role.SERVER)
@@ -251,7 +250,7 @@ class Connection:
     # --- what the client says ---
 
     def _on_generate(self, generate: Generate) -> None:
-        origin = origin_of(generate, self.peer, self._client, self._shared.door)
+        origin = origin_of(generate, self._principal, self._shared.door)
         self._running = self._service.generate([ask_of(generate)], origin)
         self._requests.send_nowait((generate, self._running))
 
@@ -262,7 +261,11 @@ class Connection:
 
     def _on_priority(self, request: SetPriority) -> None:
         if request.request is not None:
-            moved = self._service.move(request.request, request.priority)
+            try:
+                moved = self._service.move(request.request, request.priority, self._principal)
+            except Refusal as refusal:
+                self._say(refusal_event(refusal, request.id))
+                return
         else:  # the protocol lets only the id of the running request through
             moved = self._running is not None
             if self._running is not None:
@@ -277,10 +280,10 @@ class Connection:
         self._look(self._sessions)
 
     async def _sessions(self) -> Event:
-        return Sessions(tuple(map(session_info, await self._service.running())))
+        return Sessions(tuple(map(session_info, await self._service.listed(self._principal))))
 
     def _on_explain(self, request: Explain) -> None:
-        self._look(lambda: explained.answer(request, self._service, self.peer.uid))
+        self._look(lambda: explained.answer(request, self._service, self._principal))
 
     def _on_prefix(self, request: Prefix) -> None:
         if request.action == "pin" and request.session is None:
@@ -290,13 +293,12 @@ class Connection:
         self._look(lambda: self._prefixes(request))
 
     async def _prefixes(self, request: Prefix) -> Event:
-        user = user_of(self.peer.uid, self._client)
         pinned = request.session if request.action == "pin" else None
         seconds = 300 if request.seconds is None else request.seconds
         found = await self._service.prefixes(
-            user, clear=request.action == "clear", session=pinned, pin_s=seconds
+            self._principal, clear=request.action == "clear", session=pinned, pin_s=seconds
         )
-        return prefixes_event(found, user)
+        return prefixes_event(found, self._principal.shares_as)
 
     def _look(self, look: Callable[[], Awaitable[Event]]) -> None:
         """Answer a question to the engine as soon as it can; nothing is read until then."""

@@ -28,9 +28,9 @@ from uma_protocol import (
     TickInfo,
 )
 from uma_trio.engine.records import Drafted, Recorded, RequestRecord, Spent, TickRecord
-from uma_trio.service.ask import owns
 from uma_trio.service.directory import Directory
 from uma_trio.service.service import Service
+from uma_trio.sockets.principal import Principal
 from uma_trio.wire import error_event
 
 TICKS_OF_ONE_REQUEST = 15
@@ -38,10 +38,10 @@ MAX_BYTES = DEFAULT_MAX_FRAME_BYTES - (1 << 16)
 _MAX_REASON = 160  # characters; a policy may come from anybody
 
 
-async def answer(request: Explain, service: Service, uid: int | None) -> Explanation | Error:
-    """Ask the engine, and return what to tell the user `uid`; it fits into a frame."""
+async def answer(request: Explain, service: Service, viewer: Principal) -> Explanation | Error:
+    """Ask the engine, and return what to tell `viewer`; it fits into a frame."""
     recorded = await service.explain(request.request, ticks_for(request))
-    return told(request, recorded, service.directory, partial(_text, service, uid))
+    return told(request, recorded, service.directory, partial(_text, service, viewer))
 
 
 Text = Callable[[RequestRecord, int], str | None]
@@ -52,9 +52,9 @@ def untold(_record: RequestRecord, _token: int) -> None:
     """Return no text."""
 
 
-def _text(service: Service, uid: int | None, record: RequestRecord, token: int) -> str | None:
+def _text(service: Service, viewer: Principal, record: RequestRecord, token: int) -> str | None:
     namespace = record.namespace
-    if token < 0 or uid is None or namespace is None or not owns(f"uid {uid}", namespace):
+    if token < 0 or namespace is None or not viewer.owns(namespace):
         return None
     # A control token has no text.
     return service.detokenize([token]).decode("utf-8", "replace") or f"<token {token}>"

@@ -12,6 +12,7 @@ import uma_protocol
 from uma_protocol import Code, Role
 from uma_trio.net.connection import Connection
 from uma_trio.service.front import Front
+from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.transport import Transport
 from uma_trio.wire import error_event
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from uma_trio.net.settings import Shared
-    from uma_trio.sockets.peers import Peer
+    from uma_trio.sockets.principal import Principal
 
 # Clients being told that they cannot come in. More at once than this are just closed.
 _MAX_TURNED_AWAY = 64
@@ -38,19 +39,19 @@ class Server(Front[Connection]):
         """Take over a client's socket: let it in or turn it away. Never blocks."""
         transport = Transport(sock)
         try:
-            peer = transport.peer
+            principal = principal_of(sock, os.geteuid())
         except OSError:
             transport.close()  # it is gone already
             return
-        code, message = self._objection(peer)
+        code, message = self._objection(principal)
         if code is not None:
             self._nursery.start_soon(self._turn_away, transport, code, message)
             return
-        self._let_in(Connection(transport, peer, self._shared))
+        self._let_in(Connection(transport, principal, self._shared))
 
-    def _objection(self, peer: Peer) -> tuple[Code | None, str]:
-        if peer.uid not in self._allowed:
-            return Code.E_AUTH_001, f"user {peer.uid} may not use this daemon"
+    def _objection(self, principal: Principal) -> tuple[Code | None, str]:
+        if principal.uid not in self._allowed:
+            return Code.E_AUTH_001, f"user {principal.uid} may not use this daemon"
         most = self._shared.settings.max_sessions
         if self.n_connections >= most:
             return (

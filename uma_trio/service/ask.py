@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from hashlib import blake2b
+from typing import Literal
 
 from attrs import evolve, field, frozen
 
@@ -15,6 +16,7 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.lanes import Lane, Pace
+from uma_trio.sockets.principal import Principal
 from uma_trio.speculation import Speculation
 from uma_trio.text.chat import AUTO as AUTO  # these are words of the fronts, too
 from uma_trio.text.chat import Call as Call
@@ -45,6 +47,17 @@ Prompt = str | Chat | IntArray
 """Text, a conversation, or tokens (int32), which are taken as they are."""
 
 
+@frozen
+class Salt:
+    """A text; those of a principal's requests share cached prefixes that give the same one."""
+
+    text: str
+
+
+Sharing = Literal["user", "private", "none"] | Salt
+"""Who shares cached prefixes and drafts with a request, never beyond its principal: see `Ask.cache`."""
+
+
 @frozen(kw_only=True, eq=False)
 class Ask:
     """One request for text, unchecked; :meth:`Service.generate` checks it.
@@ -54,8 +67,9 @@ class Ask:
     - `model` None means the loaded model.
     - `shape` constrains the answer after its reasoning. `reasoning_budget` limits the reasoning
       (None: no separate limit).
-    - `cache` says who shares cached prefixes with this request: None, every process of the user;
-      "private", this client only; any other text, requests with the same text.
+    - `cache` says which of the principal's requests share cached prefixes with this one: "user",
+      all; "private", those of the same process (of the same connection where the process is
+      unknown); a salt, those with the same salt; "none", none, and it leaves nothing.
     - `speculation` restricts speculative decoding.
     - `streamed` says that tokens are passed on as they come, so the metrics count the times between
       them.
@@ -74,7 +88,7 @@ class Ask:
     targets: Targets = field(factory=Targets)
     model: str | None = None
     session: str | None = None
-    cache: str | None = None
+    cache: Sharing = "user"
     shape: Shape | None = None
     reasoning_budget: int | None = None
     speculation: Speculation = "auto"
@@ -94,46 +108,32 @@ class Door:
 
 @frozen(kw_only=True)
 class Origin:
-    """Who asks. `client` is the unit of fairness: a process, or the holder of a key.
+    """Who asks. All rights and shares come from `principal`.
 
-    `client` is the pid if there is one, and negative otherwise. `name` is the client's name for the
-    request and `app` its name for itself; both are labels for people and grant no rights. `uid` and
-    `pid` come from the kernel, None if it reports none.
+    `name` is the client's name for the request and `app` its name for itself. They are labels for
+    people; `app` also divides the machine time of the principal.
     """
 
-    client: int
+    principal: Principal
     door: Door
     name: str
     app: str | None = None
-    uid: int | None = None
-    pid: int | None = None
-
-
-def user_of(uid: int | None, client: int) -> str:
-    """Return the prefix of a user's namespaces: the kernel's user id, or else the client."""
-    return f"client {client}" if uid is None else f"uid {uid}"
-
-
-def owns(user: str, of: str) -> bool:
-    """Whether the namespace `of` belongs to the user."""
-    return f"{of}/".startswith(f"{user}/")
 
 
 def namespace(ask: Ask, origin: Origin) -> str | None:
     """Return the namespace of cached prefixes that a request reads and extends.
 
-    It is its user's, or narrower. None means that the cache is not used: if the prompt is scored,
-    because cached tokens have no logits. Requests without a user id from the kernel share with
-    their own client only.
+    It is its principal's, or narrower. None means that the cache is neither read nor written: if the
+    request says so, or if the prompt is scored, because cached tokens have no logits.
     """
-    if ask.sampling.prompt_logprobs is not None:
+    principal = origin.principal
+    if ask.cache == "none" or ask.sampling.prompt_logprobs is not None:
         return None
-    user = user_of(origin.uid, origin.client)
-    if ask.cache is None:
-        return user
+    if ask.cache == "user":
+        return principal.shares_as
     if ask.cache == "private":
-        return f"{user}/client {origin.client}"
-    return f"{user}/salt {ask.cache}"
+        return f"{principal.shares_as}/{principal.process}"
+    return f"{principal.shares_as}/salt {ask.cache.text}"
 
 
 class Refusal(Exception):

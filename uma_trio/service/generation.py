@@ -33,6 +33,7 @@ from uma_trio.service.checks import Bounds, max_tokens_for
 from uma_trio.service.directory import Directory
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
+from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.telemetry import Telemetry
 
@@ -45,6 +46,7 @@ class Host(Protocol):
     telemetry: Telemetry
     clock: Callable[[], float]
     directory: Directory
+    shares: Shares
     playout: Playout
 
 
@@ -122,7 +124,7 @@ class Generation:
             params=ask.sampling,
             stop=ask.stop,
             lane=self.lane,
-            client=self.origin.client,
+            client=service.shares.path(self.origin, ask.session)[1],
             credit=service.bounds.credit,
             sink=self.pipe,
             submitted=self._arrived,

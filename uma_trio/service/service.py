@@ -22,14 +22,16 @@ from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, Seque
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.service.answers import Answers
-from uma_trio.service.ask import Ask, Chat, Origin, Refusal, owns
+from uma_trio.service.ask import Ask, Chat, Origin, Refusal
 from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary, refusing_depth
-from uma_trio.service.directory import Directory
+from uma_trio.service.directory import Directory, Request
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
+from uma_trio.service.shares import Shares
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.timer import Timer
+from uma_trio.sockets.principal import Principal
 from uma_trio.text.chat import AUTO
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.replying import NOTHING_LOOSENED
@@ -40,6 +42,14 @@ from uma_trio.text.veil import Unrenderable
 Answer = TypeVar("Answer")
 
 COMPILE_S: Final = 10.0  # for a shape; the first one waits for half a second of preparation
+
+_NOT_YOURS = (
+    "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
+    "admin key (--http-admin-key-file)"
+)
+#: The app and the handle of another principal's request in a list.
+ANOTHER_USER: Final = "another user"
+HIDDEN: Final = 0
 
 _USE_PROMPT = "send the text as `prompt` instead of `messages`"
 
@@ -73,6 +83,20 @@ class Running:
     report: SequenceReport
 
 
+def shown_to(viewer: Principal, running: Running) -> Running:
+    """Return a live request as `viewer` may see it.
+
+    Of another principal's request only an operator sees more than that there is one.
+    """
+    origin, report = running.origin, running.report
+    if viewer.may_change(origin.principal):
+        return running
+    somebody = Principal(connection=0)
+    hidden = Origin(principal=somebody, door=origin.door, name="", app=ANOTHER_USER)
+    bare = SequenceReport(HIDDEN, report.state, report.lane, 0, 0, 0, 0.0, 0.0)
+    return Running(HIDDEN, hidden, 0, bare)
+
+
 class Service:
     """The shared service of all front ends. `clock` is the engine's clock. For trio's thread only.
 
@@ -102,6 +126,7 @@ class Service:
         self.telemetry = telemetry
         self.clock = clock
         self.directory = Directory()
+        self.shares = Shares()
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
         self.draining = False
@@ -109,7 +134,6 @@ class Service:
         self._run_blocking = run_blocking
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
-        self._clients = itertools.count(-1, -1)
 
     def generate(self, asks: Sequence[Ask], origin: Origin) -> Answers:
         """Accept a request; from now on it is listed and can be ended.
@@ -121,10 +145,6 @@ class Service:
     def new_handle(self) -> int:
         """Return a handle that is unique for the life of the daemon."""
         return next(self._handles)
-
-    def new_client(self) -> int:
-        """Return a unique `client` for an :class:`Origin` that is not a process."""
-        return next(self._clients)
 
     # --- text ---
 
@@ -285,16 +305,25 @@ class Service:
             if (generation := self.directory.get(report.handle)) is not None
         )
 
+    async def listed(self, viewer: Principal) -> tuple[Running, ...]:
+        """Return every live request as `viewer` may see it, as :meth:`running` does."""
+        return tuple(shown_to(viewer, running) for running in await self.running())
+
     async def explain(self, handle: int | None, ticks: int) -> Recorded:
         """Return how one request, or the latest ones, spent their time, with `ticks` ticks."""
         return await self._asked(lambda reply: Explain(reply, handle, ticks))
 
     async def prefixes(
-        self, user: str, *, clear: bool = False, session: str | None = None, pin_s: float = 0.0
+        self,
+        whose: Principal,
+        *,
+        clear: bool = False,
+        session: str | None = None,
+        pin_s: float = 0.0,
     ) -> PrefixReport:
-        """Return the cached prefixes of a user, after clearing them or pinning a session."""
+        """Return the cached prefixes of a principal, after clearing them or pinning a session."""
         found: PrefixReport = await self._asked(
-            lambda reply: Prefix(reply, partial(owns, user), clear, session, pin_s)
+            lambda reply: Prefix(reply, whose.owns, clear, session, pin_s)
         )
         if clear and self._give_memory_back is not None:
             await self._run_blocking(self._give_memory_back)
@@ -304,21 +333,33 @@ class Service:
         """Return every metric by name."""
         return self.telemetry.snapshot()
 
-    def move(self, handle: int, lane: Lane) -> bool:
-        """Move a request to a lane; False if the handle is unknown."""
-        generation = self.directory.get(handle)
-        if generation is None:
-            return False
-        generation.move_to(lane)
-        return True
+    def move(self, handle: int, lane: Lane, by: Principal) -> bool:
+        """Move a request to a lane; False if the handle is unknown.
 
-    def cancel(self, handle: int) -> bool:
-        """End a request; False if the handle is unknown."""
+        Raises:
+            Refusal: it is another principal's, and `by` is no operator.
+        """
+        generation = self._changeable(handle, by)
+        if generation is not None:
+            generation.move_to(lane)
+        return generation is not None
+
+    def cancel(self, handle: int, by: Principal) -> bool:
+        """End a request; False if the handle is unknown.
+
+        Raises:
+            Refusal: it is another principal's, and `by` is no operator.
+        """
+        generation = self._changeable(handle, by)
+        if generation is not None:
+            generation.end()
+        return generation is not None
+
+    def _changeable(self, handle: int, by: Principal) -> Request | None:
         generation = self.directory.get(handle)
-        if generation is None:
-            return False
-        generation.end()
-        return True
+        if generation is not None and not by.may_change(generation.origin.principal):
+            raise Refusal(Code.E_AUTH_002, _NOT_YOURS)
+        return generation
 
     async def _asked(
         self, question: Callable[[Callable[[Answer], None]], Inspect | Explain | Prefix]

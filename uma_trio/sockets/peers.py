@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, and whether anyone still is.
+"""Who is at the other end of a socket, and whether anyone still is.
 
 Knows sockets and the two platforms, nothing of frames, requests or tasks (but
 :func:`wait_until_gone`, which waits).
@@ -6,6 +6,7 @@ Knows sockets and the two platforms, nothing of frames, requests or tasks (but
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import struct
@@ -13,6 +14,9 @@ import sys
 
 import trio
 from attrs import frozen
+
+from uma_trio.sockets.principal import Principal
+from uma_trio.sockets.sock_diag import ends_of, uid_of
 
 # sys/un.h on macOS: level 0 is SOL_LOCAL; struct xucred begins with version and uid.
 _SOL_LOCAL = 0
@@ -22,6 +26,7 @@ _XUCRED_HEAD = struct.Struct("=II")
 _XUCRED_SIZE = 76
 
 _GONE_POLL_S = 0.1
+_connections = itertools.count(1)
 
 
 @frozen
@@ -60,6 +65,31 @@ def _peer_of_bsd(sock: socket.socket) -> Peer:
     except OSError:
         pid = None
     return Peer(uid, pid)
+
+
+def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
+    """Return whom the kernel says a client is, asked once when it connects. Never waits.
+
+    The same user is the same principal on a Unix socket and on a TCP port of this machine. Who has
+    `operator_uid`, the user that runs the daemon, is an operator.
+
+    Raises:
+        OSError: `sock` is not connected any more.
+    """
+    connection = next(_connections)
+    if sock.family == socket.AF_UNIX:
+        peer = peer_of(sock)
+        return Principal(
+            connection=connection,
+            uid=peer.uid,
+            pid=peer.pid,
+            is_operator=peer.uid == operator_uid,
+        )
+    ends = ends_of(sock)
+    uid = uid_of(ends)
+    return Principal(
+        connection=connection, host=str(ends.source), uid=uid, is_operator=uid == operator_uid
+    )
 
 
 def is_gone(sock: socket.socket) -> bool:

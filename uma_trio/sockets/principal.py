@@ -1,0 +1,60 @@
+"""Whom a request is for: the one value from which caches, fairness and rights are derived."""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+
+@frozen(kw_only=True)
+class Principal:
+    """A user of the daemon, as the kernel attests it or as an API key proves it.
+
+    Nothing that a client says about itself is part of it.
+
+    - `connection` is unique for the life of the process, `host` the address of the other end (""
+      for a Unix socket).
+    - `uid` and `pid` are the kernel's word for the process at the other end, None if it gives none.
+    - `key` is the place of the API key among those of the daemon, never its text.
+    - An operator may see and change the requests of everybody.
+    """
+
+    connection: int
+    host: str = ""
+    uid: int | None = None
+    pid: int | None = None
+    key: int | None = None
+    is_operator: bool = False
+
+    @property
+    def shares_as(self) -> str:
+        """Whose cached prefixes, drafts and requests it may use: the key's, the user's, or none but its own."""
+        if self.key is not None:
+            return f"key {self.key}"
+        return f"connection {self.connection}" if self.uid is None else f"uid {self.uid}"
+
+    @property
+    def counts_as(self) -> str:
+        """What fairness counts as one. Connections without an attested user count by address."""
+        if self.key is None and self.uid is None:
+            return f"address {self.host}"
+        return self.shares_as
+
+    @property
+    def process(self) -> str:
+        """The narrowest name of who asks: the process, or the connection if that is unknown."""
+        return f"connection {self.connection}" if self.pid is None else f"process {self.pid}"
+
+    def holding(self, key: int, *, is_operator: bool) -> Principal:
+        """Return the principal of a request that gave an API key: the key's, on any connection.
+
+        A key replaces the rights of the user: behind a proxy all clients have the proxy's uid.
+        """
+        return evolve(self, key=key, is_operator=is_operator)
+
+    def may_change(self, other: Principal) -> bool:
+        """Whether requests of `other` may be seen, moved and ended: its own, or everybody's."""
+        return self.is_operator or self.shares_as == other.shares_as
+
+    def owns(self, namespace: str) -> bool:
+        """Whether cached prefixes of this namespace are its own."""
+        return f"{namespace}/".startswith(f"{self.shares_as}/")

@@ -1,0 +1,155 @@
+"""The user at the other end of a TCP connection within this machine, asked of the Linux kernel.
+
+NETLINK_SOCK_DIAG (sock_diag(7)) looks up one socket by its addresses and ports, and tells the owner
+of its inode. It takes about 20 µs, whoever owns the socket and however many there are. The socket
+that is asked for is the client's: its source is our peer, its destination ourselves.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+# linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h
+_NETLINK_SOCK_DIAG: Final = 4
+_SOCK_DIAG_BY_FAMILY: Final = 20
+_NLM_F_REQUEST: Final = 1
+_NO_COOKIE: Final = 0xFFFFFFFF
+_HEAD: Final = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
+_REQUEST: Final = struct.Struct("=BBBBI")  # inet_diag_req_v2 up to its inet_diag_sockid
+_PORTS: Final = struct.Struct("!HH")
+_INTERFACE_AND_COOKIE: Final = struct.Struct("=III")
+# inet_diag_msg: family, state, timer, retransmissions; inet_diag_sockid of 48 bytes; expiry, two
+# queues, uid, inode.
+_ANSWER: Final = struct.Struct("=BBBB48sIIIII")
+_REPLY_BYTES: Final = 4096
+# include/net/tcp_states.h: established, and the two after the client ended its sending side.
+_CONNECTED: Final = frozenset({1, 4, 5})
+_EVERY_UID: Final = 0xFFFFFFFF  # the length of a user namespace's map that leaves nobody out
+_OVERFLOW_UID: Final = 65_534
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@frozen
+class Ends:
+    """The two ends of a connection, the client's first. IPv4 in IPv6 is written as IPv4."""
+
+    source: IpAddress
+    source_port: int
+    destination: IpAddress
+    destination_port: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the client's socket can only be one of this machine."""
+        return self.source.is_loopback or self.source == self.destination
+
+
+def ends_of(sock: socket.socket) -> Ends:
+    """Return the ends of a connected TCP socket of ours. Raises OSError if it is not connected."""
+    theirs, ours = sock.getpeername(), sock.getsockname()
+    return Ends(_address(theirs[0]), theirs[1], _address(ours[0]), ours[1])
+
+
+def _address(text: str) -> IpAddress:
+    return _unmapped(ipaddress.ip_address(text.partition("%")[0]))
+
+
+def _unmapped(address: IpAddress) -> IpAddress:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return address if mapped is None else mapped
+
+
+def ask_kernel(question: bytes) -> bytes:
+    """Put one question to the kernel, which answers before the call that sends it returns.
+
+    Raises:
+        OSError: the system has no such socket, forbids it, or does not answer.
+    """
+    if sys.platform != "linux":
+        raise OSError("sock_diag is Linux's")
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as asker:
+        asker.sendto(question, (0, 0))
+        return asker.recv(_REPLY_BYTES)
+
+
+def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None:
+    """Return the user who owns the client's end of a connection; None if the kernel does not tell.
+
+    Never waits. It does not tell for another machine's end, for a socket that was closed meanwhile,
+    for a user outside this process's user namespace, and on systems other than Linux.
+    """
+    if not ends.is_local:
+        return None
+    try:
+        reply = ask(question(ends))
+    except OSError:
+        return None
+    uid = owner_in(reply, ends)
+    return None if uid == _unmapped_uid() else uid
+
+
+def question(ends: Ends) -> bytes:
+    """Return the request for exactly one socket."""
+    family = socket.AF_INET if ends.source.version == 4 else socket.AF_INET6
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
+    body += _PORTS.pack(ends.source_port, ends.destination_port)
+    body += ends.source.packed.ljust(16, b"\0") + ends.destination.packed.ljust(16, b"\0")
+    body += _INTERFACE_AND_COOKIE.pack(0, _NO_COOKIE, _NO_COOKIE)
+    head = _HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
+    return head + body
+
+
+def owner_in(reply: bytes, ends: Ends) -> int | None:
+    """Return the owner in a reply about `ends`; None if it is about no live socket with these ends.
+
+    A socket that no process holds any more has no inode, and the kernel gives its owner as 0: without
+    this check a client that closes at once would pass for root.
+    """
+    if len(reply) < _HEAD.size + _ANSWER.size:
+        return None
+    _, kind, *_ = _HEAD.unpack_from(reply)
+    if kind != _SOCK_DIAG_BY_FAMILY:
+        return None  # an error: there is no such socket
+    family, state, _, _, raw, _, _, _, uid, inode = _ANSWER.unpack_from(reply, _HEAD.size)
+    if state not in _CONNECTED or not inode or _ends_in(raw, family) != ends:
+        return None
+    return int(uid)
+
+
+def _ends_in(raw: bytes, family: int) -> Ends:
+    """Return the ends in an inet_diag_sockid."""
+    source_port, destination_port = _PORTS.unpack_from(raw)
+    size = 4 if family == socket.AF_INET else 16
+    source, destination = raw[4 : 4 + size], raw[20 : 20 + size]
+    return Ends(
+        _unmapped(ipaddress.ip_address(source)),
+        source_port,
+        _unmapped(ipaddress.ip_address(destination)),
+        destination_port,
+    )
+
+
+@cache
+def _unmapped_uid() -> int | None:
+    """Return the uid that stands for all users outside this user namespace; None if there are none.
+
+    See user_namespaces(7). Two such users look alike, so that uid names nobody.
+    """
+    try:
+        lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return _OVERFLOW_UID
+    mapped = sum(int(line.split()[2]) for line in lines)
+    return None if mapped >= _EVERY_UID else overflow
