@@ -194,7 +194,7 @@ def test_a_row_behind_a_wrong_guess_is_neither_drawn_nor_described() -> None:
 
 
 def test_explain_tells_what_was_guessed_and_what_of_it_was_right() -> None:
-    """By tick with its source, and for the request; wrong guesses are no tokens of its answer."""
+    """By tick with its source, and for the request, whose end says it, too; wrong guesses are no tokens of its answer."""
     bench = speaking(drafts=True, kind=Babbler)
     handle, sink = bench.submit(PROMPT, 50)
     bench.run()
@@ -207,6 +207,8 @@ def test_explain_tells_what_was_guessed_and_what_of_it_was_right() -> None:
     assert spent.drafted == sum(one.n for one in drafted)
     assert spent.accepted == sum(one.right for one in drafted) > 0
     assert spent.tokens == len(sink.tokens) - 1
+    assert sink.end is not None
+    assert (sink.end.drafted_tokens, sink.end.accepted_tokens) == (spent.drafted, spent.accepted)
     shown = told_to_people(Explain(handle), recorded, Directory())
     assert isinstance(shown, Explanation)
     said = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]

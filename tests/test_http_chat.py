@@ -638,6 +638,16 @@ async def test_each_chunk_of_openais_may_have_the_timings(
             assert [c["choices"] for c in own] == choices
 
 
+async def test_an_answer_that_fills_the_context_is_truncated(autojump_clock: MockClock) -> None:
+    """As llama-server says it; one that its own limit ends is not."""
+    async with http_house(backend=FakeBackend(n_ctx=64)) as daemon:
+        asked = {"prompt": "hello", "ignore_eos": True}
+        for n_predict, truncated in ((20, False), (-1, True)):
+            answer = await daemon.ask("POST", "/completion", {**asked, "n_predict": n_predict})
+            assert answer.json["truncated"] is truncated
+        assert answer.json["tokens_predicted"] == 64 - answer.json["tokens_evaluated"]
+
+
 async def test_llama_servers_errors_have_a_number_for_a_code(autojump_clock: MockClock) -> None:
     """As its clients expect it."""
     async with http_house() as daemon:
@@ -724,6 +734,9 @@ def test_the_first_token_is_no_step_of_decoding() -> None:
     """One token has no rate; n tokens have that of n - 1."""
     end = Finished("length", "", 4, 1, 0, queue_s=0.5, ttft_s=1.0, total_s=1.0)
     assert timings(end)["predicted_per_second"] == timings(end)["predicted_per_token_ms"] == 0
+    assert "draft_n" not in timings(end)
+    drafted = timings(evolve(end, drafted_tokens=5, accepted_tokens=3))
+    assert (drafted["draft_n"], drafted["draft_n_accepted"]) == (5, 3)
     found = timings(evolve(end, completion_tokens=11, total_s=3.0))
     assert (found["predicted_n"], found["predicted_ms"]) == (11, 2000)
     assert (found["predicted_per_second"], found["predicted_per_token_ms"]) == (5, 200)

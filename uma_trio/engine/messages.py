@@ -278,7 +278,8 @@ class Finished:
     """The one terminal item. Times are in seconds; `ttft_s` is None if no token was sampled.
 
     `text` is the text that was held back. `stop` is the stop string that ended the answer, if one
-    did. `code` and `message` are set if `reason` is error.
+    did. `code` and `message` are set if `reason` is error. Of `drafted_tokens` guesses at the answer
+    `accepted_tokens` were right.
     """
 
     reason: FinishReason
@@ -292,6 +293,8 @@ class Finished:
     code: str | None = None
     message: str | None = None
     stop: str | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 StreamItem = PromptProgress | PromptDone | TokenOut | Finished

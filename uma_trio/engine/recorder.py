@@ -202,6 +202,11 @@ class Recorder:
         if timeline.missed:
             timeline.missed = Counter()
 
+    def drafts(self, handle: int) -> tuple[int, int]:
+        """Return how many guesses were computed for a live request, and how many were right."""
+        timeline = self._live.get(handle)
+        return (timeline.decode.drafted, timeline.decode.accepted) if timeline else (0, 0)
+
     def ended(self, sequence: Sequence, reason: str, now: float, code: str | None) -> None:
         """It got its terminal item."""
         timeline = self._live.pop(sequence.handle, None)

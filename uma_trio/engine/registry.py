@@ -390,6 +390,7 @@ class Registry:
         sequence.sampler.drop_mask()
         submitted, first = sequence.submit.submitted, sequence.first_token
         admitted = sequence.admitted if sequence.admitted is not None else now
+        drafted, accepted = self._recorder.drafts(sequence.handle)
         finished = Finished(
             reason=reason,
             text="",
@@ -401,6 +402,8 @@ class Registry:
             total_s=now - submitted,
             code=code,
             message=message,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
         )
         self._publisher.add(Ending(sequence, finished))
         self._recorder.ended(sequence, reason, now, code)

@@ -37,7 +37,9 @@ def timings(end: Finished) -> dict[str, Any]:
     predicted_ms = round(max(0.0, (end.total_s - (end.ttft_s or end.total_s)) * 1e3), 3)
     n = end.completion_tokens
     decoded = max(0, n - 1)  # the first token comes of the prompt
+    drafts = {"draft_n": end.drafted_tokens, "draft_n_accepted": end.accepted_tokens}
     return {
+        **(drafts if end.drafted_tokens else {}),
         "cache_n": end.cached_tokens,
         "prompt_n": computed,
         "prompt_ms": prompt_ms,

@@ -128,7 +128,7 @@ class Completion(Api):
         body = self.body
         asked: int | None = body.get("n_predict", body.get("max_tokens"))
         if asked is not None and asked < 0:
-            asked = self.shared.service.bounds.n_ctx_seq
+            asked = self.room
         n_probs = body.get("n_probs") or None
         most = 1 if asked == 0 else asked
         asks = [
@@ -199,7 +199,7 @@ class Completion(Api):
             "tokens_cached": end.cached_tokens,
             "generation_settings": self.settings(ask),
             "has_new_line": lines,
-            "truncated": False,
+            "truncated": self._is_full(end),
             "stop_type": _stop_type(end),
             "stopping_word": end.stop or "",
             "timings": timings(end),
@@ -209,6 +209,11 @@ class Completion(Api):
         fault = failure_of(end)
         error = {} if fault is None else fault.member(native=True)
         return {**only(wanted, {**document, **more}), **error}
+
+    def _is_full(self, end: Finished) -> bool:
+        """Whether the context ended the answer."""
+        used = end.prompt_tokens + end.completion_tokens
+        return end.reason == "length" and used >= self.room
 
     @property
     def _wanted(self) -> Sequence[str]:

@@ -33,6 +33,8 @@ def generation_settings(
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
+        "adaptive_target": -1.0,  # off: the daemon has no such sampler
+        "adaptive_decay": 0.9,
         "repeat_last_n": sampling.repeat_last_n,
         "repeat_penalty": sampling.repeat_penalty,
         "presence_penalty": sampling.presence_penalty,

@@ -237,4 +237,6 @@ def together(ends: Sequence[Finished]) -> Finished:
         queue_s=min(end.queue_s for end in ends),
         ttft_s=min((end.ttft_s for end in began if end.ttft_s is not None), default=None),
         total_s=max(end.total_s for end in ends),
+        drafted_tokens=sum(end.drafted_tokens for end in ends),
+        accepted_tokens=sum(end.accepted_tokens for end in ends),
     )
