@@ -703,7 +703,7 @@ async def test_tokens_and_texts_mixed_are_one_prompt(autojump_clock: MockClock, 
         (["a", -1], "prompt"),
         (["x", [1, "a", -(1 << 40)]], "prompt[1]"),
         (["a", *[1] * 5000], "prompt"),
-        (["a" * 5_000_000, 1], "prompt"),
+        (["a" * 1_500_000, "b" * 1_500_000, 1], "prompt"),
     ],
 )
 async def test_a_mixed_prompt_at_fault_is_named(

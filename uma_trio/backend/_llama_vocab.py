@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ _PIECE_ROOM: Final = 1024
 # of spaces of some 4,000 to 25,000 characters, depending on the model's pattern, ends the
 # process. No pattern goes on over a line end but for more white space.
 _LONGEST_LINE: Final = 1000
-_TOO_LONG: Final = re.compile(rf"[^\n]{{{_LONGEST_LINE}}}|\s{{{_LONGEST_LINE}}}")
+_SLICE: Final = 16_384  # characters that are encoded while the GIL is held
 
 
 class ModelHandle:
@@ -74,9 +73,10 @@ class LlamaVocabulary:
         Lines of more than 1000 characters are tokenised in parts, cut between words where
         there are any, which gives the same tokens unless the model joins words.
         """
-        if not self._uses_regex or _TOO_LONG.search(text) is None:
+        found = cut_long_lines(text) if self._uses_regex else [text]
+        if len(found) <= 1:
             return self._tokenize(text, add_special, parse_special)
-        parts = [self._tokenize(part, False, parse_special) for part in cut_long_lines(text)]
+        parts = [self._tokenize(part, False, parse_special) for part in found]
         if add_special:
             around = self._tokenize("", True, False)
             first = int(self.adds_bos and len(around) > 0)
@@ -84,7 +84,8 @@ class LlamaVocabulary:
         return np.concatenate(parts)
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> IntArray:
-        data = text.encode("utf-8", "replace")
+        slices = (text[at : at + _SLICE] for at in range(0, len(text), _SLICE))
+        data = b"".join(part.encode("utf-8", "replace") for part in slices)
         vocab, size = self._vocab, len(data)
         room = size + 8  # at most a token per byte, and the special ones around them
         while True:
@@ -128,6 +129,41 @@ class LlamaVocabulary:
         return tuple(pieces)
 
 
+class _LongRuns:
+    """The runs of 1000 characters of one kind in a text, found one after the other.
+
+    Only where half as many stand in one block is looked closer: a search for 1000 would begin again
+    at each character of a run of 999, and hold the GIL all the time.
+    """
+
+    def __init__(self, consists: Callable[[str], bool], text: str) -> None:
+        self._consists, self._text = consists, text
+        self._found: int | None = -1
+
+    def first(self, start: int) -> int | None:
+        """Return where the first one from `start` begins; `start` must not go back."""
+        if self._found is not None and self._found < start:
+            self._found = next(self._long(start), None)
+        return self._found
+
+    def _long(self, start: int) -> Iterator[int]:
+        half = _LONGEST_LINE // 2
+        text, consists = self._text, self._consists
+        for block in range(start + -start % half, len(text) - half + 1, half):
+            if not consists(text[block : block + half]):
+                continue
+            begin = block
+            while begin > start and consists(text[begin - 1]):
+                begin -= 1
+            run = text[begin : begin + _LONGEST_LINE]
+            if len(run) == _LONGEST_LINE and consists(run):
+                yield begin
+
+
+def _is_one_line(text: str) -> bool:
+    return "\n" not in text
+
+
 def cut_long_lines(text: str) -> list[str]:
     """Cut `text` into parts whose lines and runs of white space have at most 1000 characters.
 
@@ -136,8 +172,10 @@ def cut_long_lines(text: str) -> list[str]:
     """
     parts = []
     start = 0
-    while (long := _TOO_LONG.search(text, start)) is not None:
-        begin, end = long.span()
+    runs = [_LongRuns(_is_one_line, text), _LongRuns(str.isspace, text)]
+    while begins := [begin for run in runs if (begin := run.first(start)) is not None]:
+        begin = min(begins)
+        end = begin + _LONGEST_LINE
         cut = end
         for place in range(end - 1, begin + _LONGEST_LINE // 2, -1):
             if text[place] == " " and not text[place - 1].isspace():

@@ -6,7 +6,6 @@ threads; any number of them may.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, zip_longest
@@ -19,6 +18,7 @@ from uma_trio.text import telling
 from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
+from uma_trio.text.slices import Forgeable
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
@@ -46,13 +46,13 @@ def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
             yield Part(text, part.is_content)
 
 
-def _without_markers(parts: Iterable[Part], forgeable: re.Pattern[str] | None) -> Iterator[Part]:
+def _without_markers(parts: Iterable[Part], forgeable: Forgeable | None) -> Iterator[Part]:
     """Cut every marker in somebody's text behind its first character, so that it is no token."""
     for part in parts:
         if forgeable is None or not part.is_content:
             yield part
             continue
-        for text in forgeable.split(part.text):
+        for text in forgeable.cut(part.text):
             yield Part(text, is_content=True)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_harmony, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import Shape, Unconstrainable
+from uma_trio.text.slices import Forgeable
 from uma_trio.text.template import ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
@@ -154,7 +154,7 @@ class Replies:
         return tuple(pieces)
 
     @cached_property
-    def forgeable(self) -> re.Pattern[str] | None:
+    def forgeable(self) -> Forgeable | None:
         """What finds the middle of a marker that the vocabulary knows in anybody's text.
 
         Such tokens are ordinary ones to the vocabulary (`USER_DEFINED`), and special to the model.
@@ -165,10 +165,7 @@ class Replies:
             if len(marker) > 2
             and len(self._vocabulary.tokenize(marker, add_special=False, parse_special=False)) == 1
         ]
-        if not found:
-            return None
-        cut = [f"(?<={re.escape(m[0])})(?={re.escape(m[1:])})" for m in found]
-        return re.compile("|".join(cut))
+        return Forgeable(found) if found else None
 
     @cached_property
     def _marker_words(self) -> Sequence[str]:

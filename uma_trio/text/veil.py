@@ -13,12 +13,16 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from uma_trio.text.slices import consists_of, slices
+
 # Around a word: a line end, a white space that no template writes (vertical tab), a line end.
 # `strip()` takes all of it, `strip("\n")` the outer half. In the middle of a word stands a character
 # that nothing strips. JSON escapes all of these.
 VT: Final = "\x0b"
 _PAD: Final = "\n\x0b\n"
 _MIDDLE: Final = "\x0e"
+# What is longer is compared by no template, and would be searched for words with it.
+_LONGEST_SHOWN: Final = 16_384
 _PROSE: Final = re.compile(r"[\w .,:;!?'()+/\n-]*")
 
 
@@ -92,7 +96,9 @@ class Veil:
     def hide(self, value: Any) -> Any:
         """Hide every text in a JSON value that is no plain prose, keys included."""
         if isinstance(value, str):
-            return value if is_prose(value) else self._hidden(value)
+            return (
+                value if len(value) <= _LONGEST_SHOWN and is_prose(value) else self._hidden(value)
+            )
         if isinstance(value, dict):
             return {self.hide(key): self.hide(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -120,12 +126,13 @@ def _encodable(text: str) -> str:
     """Return `text` with U+FFFD for halves of characters, which JSON may write as an escape."""
     if text.isascii():
         return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    parts = (part.encode("utf-16-le", "surrogatepass") for part in slices(text))
+    return "".join(part.decode("utf-16-le", "replace") for part in parts)
 
 
 def is_prose(text: str) -> bool:
     """Whether a text is too plain to be part of a special token."""
-    return _PROSE.fullmatch(text) is not None
+    return consists_of(_PROSE, text)
 
 
 def escaped(text: str, level: int) -> str:
