@@ -8,21 +8,25 @@ from typing import Any
 
 import msgspec
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
+from uma_protocol.rules import Flag, Text
 from uma_trio import __version__
 from uma_trio.http.asking import TEMPLATE, Anything
 from uma_trio.http.chats import messages_of
+from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.fields import Field, decode, honoured
-from uma_trio.http.intake import fields_of, take
+from uma_trio.http.intake import aside, fields_of, take
 from uma_trio.http.llama_completion import Completion
 from uma_trio.http.llama_settings import generation_settings
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai_chat import manner_of
 from uma_trio.http.settings import Shared
+from uma_trio.http.tokens import MANY, ids_of, written_ids, written_pieces, written_text
 from uma_trio.http.tools import tools_of
 from uma_trio.service.ask import Chat
 from uma_trio.service.service import Derivation
+from uma_trio.text.slices import utf8_length
 
+_MAX_PIECES = 262_144
 _ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
 
 TOKENIZE: tuple[Field, ...] = (
@@ -34,10 +38,15 @@ TOKENIZE: tuple[Field, ...] = (
         "parses special tokens: `<|im_end|>` becomes a control token",
         default="true",
     ),
-    honoured("with_pieces", Flag(), "returns each token with its text", default="false"),
+    honoured(
+        "with_pieces",
+        Flag(),
+        f"returns each token with its text; takes a content of up to {_MAX_PIECES} bytes",
+        default="false",
+    ),
 )
 DETOKENIZE: tuple[Field, ...] = (
-    honoured("tokens", ListOf(0, 1 << 24, Integer(0, MAX_INT32), "token ids"), "", required=True),
+    honoured("tokens", Anything("a list of token ids"), "up to the context", required=True),
 )
 APPLY_TEMPLATE: tuple[Field, ...] = (
     honoured("messages", Anything("a list of messages"), "as in a chat", required=True),
@@ -114,21 +123,36 @@ async def slots(exchange: Exchange, shared: Shared) -> Reply:
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
     body = await fields_of(exchange, shared, TOKENIZE)
+    text, pieces = body.get("content"), body.get("with_pieces", False)
+    most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
+    if len(text) > most or utf8_length(text) > most:
+        why = f"has more than {most} bytes; send less at once"
+        raise Fault(413, f"content {why}", code="prompt_too_large", param="content")
     tokens = await shared.service.tokenize(
-        body.get("content"),
+        text,
         add_special=body.get("add_special", False),
         parse_special=body.get("parse_special", True),
     )
-    if not body.get("with_pieces", False):
-        return _json({"tokens": tokens})
-    return _json({"tokens": [{"id": token, "piece": _piece(token, shared)} for token in tokens]})
+
+    def write() -> bytes:
+        return written_pieces(tokens, shared.service) if pieces else written_ids(tokens)
+
+    return Reply(200, await aside(shared, write, apart=len(tokens) > (MANY if not pieces else 256)))
 
 
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
     body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
-    text = shared.service.detokenize(body.get("tokens")).decode("utf-8", "replace")
-    return _json({"content": text})
+    value, service = body.get("tokens"), shared.service
+    most = max(service.bounds.n_ctx_seq, shared.settings.body_values)
+    if isinstance(value, list) and len(value) > most:
+        raise invalid("tokens", f"has {len(value)} tokens; at most {most} are taken at once")
+
+    def write() -> bytes:
+        return written_text(ids_of(value, "tokens"), service, shared.settings.max_body_bytes)
+
+    many = isinstance(value, list) and len(value) > MANY
+    return Reply(200, await aside(shared, write, apart=many))
 
 
 async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
@@ -141,15 +165,6 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
 
     chat = (await take(exchange, shared, read)).value
     return _json({"prompt": await shared.service.render(chat)})
-
-
-def _piece(token: int, shared: Shared) -> object:
-    """Return the text of a token, or its bytes where they are no text."""
-    raw = shared.service.detokenize((token,))
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return list(raw)
 
 
 def _json(document: object) -> Reply:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Integer, ListOf
 from uma_trio.http.asking import Anything
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, honoured
+from uma_trio.http.intake import aside
 from uma_trio.http.settings import Shared
+from uma_trio.http.tokens import MANY, ids_of, kinds_of
 from uma_trio.service.ask import Prompt
+from uma_trio.service.checks import no_room
+from uma_trio.text.slices import utf8_length
 
 PROMPT = honoured(
     "prompt",
@@ -26,7 +28,6 @@ PROMPT = honoured(
     required=True,
 )
 
-_TOKENS = ListOf(1, 1 << 24, Integer(0, MAX_INT32), "token ids")
 _LONG: Final = (
     "prompt_string"  # llama-server's long form of a text, which may have images beside it
 )
@@ -39,9 +40,11 @@ async def with_prompts(body: Body, shared: Shared) -> Body:
         Fault: one is neither, or these are more prompts than are computed at once.
     """
     value = body.get("prompt")
+    most = shared.service.slots
+    if isinstance(value, list) and len(value) > most:
+        check_length(value, "prompt", shared)  # tokens, or too many prompts
     if not isinstance(value, list) or _holds_tokens(value):
         value = [value]
-    most = shared.service.slots
     if not 0 < len(value) <= most:
         raise invalid(
             "prompt",
@@ -55,8 +58,19 @@ async def with_prompts(body: Body, shared: Shared) -> Body:
     return evolve(body, given={**body.given, "prompt": prompts})
 
 
+def check_length(value: Sequence[Any], path: str, shared: Shared) -> None:
+    """Refuse what has more items than the context tokens, before any of them is looked at.
+
+    Raises:
+        Refusal: it has.
+    """
+    context = shared.service.bounds.n_ctx_seq
+    if len(value) > context:
+        raise no_room(len(value), context, path)
+
+
 def _holds_tokens(value: Sequence[Any]) -> bool:
-    return int in map(type, value)
+    return int in kinds_of(value)
 
 
 async def _prompt(value: Any, path: str, shared: Shared) -> Prompt:
@@ -64,22 +78,24 @@ async def _prompt(value: Any, path: str, shared: Shared) -> Prompt:
         value, path = value[_LONG], f"{path}.{_LONG}"
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and _holds_tokens(value) and str in map(type, value):
+    if not isinstance(value, list) or not value:
+        raise invalid(path, "must be a text or a list of tokens and texts")
+    check_length(value, path, shared)
+    if kinds_of(value) >= {int, str}:
         return await _mixed(value, path, shared)
-    fault = _TOKENS.check(path, value)
-    if fault is not None:
-        raise invalid(fault.field, fault.problem)
-    return np.array(value, np.int32)
+    return await aside(shared, lambda: ids_of(value, path), apart=len(value) > MANY)
 
 
 async def _mixed(value: Sequence[Any], path: str, shared: Shared) -> Prompt:
-    """Return the tokens of tokens and texts; as many items and bytes as a prompt may have at all."""
-    most, door = shared.service.bounds.n_ctx_seq, shared.door
-    if len(value) > most:
-        raise invalid(path, f"has {len(value)} items, but the context has room for {most} tokens")
-    if not {*map(type, value)} <= {int, str}:
+    """Return the tokens of tokens and texts, of as many bytes as a prompt may have at all."""
+    door = shared.door
+    if not kinds_of(value) <= {int, str}:
         raise invalid(path, "must have token ids and texts only")
-    n_bytes = sum(len(item.encode()) for item in value if type(item) is str)
+
+    def count() -> int:
+        return sum(utf8_length(item) for item in value if type(item) is str)
+
+    n_bytes = await aside(shared, count, apart=True)
     if n_bytes > door.max_prompt_bytes:
         limit = f"{door.max_prompt_bytes}; shorten them, or raise the daemon's {door.option}"
         raise invalid(path, f"has texts of {n_bytes} bytes, the limit is {limit}")

@@ -196,14 +196,7 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
     if n_prompt == 0:
         raise Refusal(Code.E_PROTO_003, "the prompt holds no tokens", field=field)
     if room < 1:
-        raise Refusal(
-            Code.E_LIMIT_004,
-            f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of "
-            f"{context}; shorten it to {context - 1} or fewer",
-            field=field,
-            prompt_tokens=n_prompt,
-            context=context,
-        )
+        raise no_room(n_prompt, context, field)
     if asked is None:
         return _above_least(ask, min(bounds.max_tokens, room))
     if ask.clamp:
@@ -218,6 +211,18 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
             context=context,
         )
     return _above_least(ask, asked)
+
+
+def no_room(n_prompt: int, context: int, field: str) -> Refusal:
+    """Return the refusal of a prompt that fills the context."""
+    return Refusal(
+        Code.E_LIMIT_004,
+        f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of "
+        f"{context}; shorten it to {context - 1} or fewer",
+        field=field,
+        prompt_tokens=n_prompt,
+        context=context,
+    )
 
 
 def _above_least(ask: Ask, max_tokens: int) -> int:

@@ -220,14 +220,13 @@ class Service:
                 why = str(error)
         raise Refusal(Code.E_PROTO_003, f"{field} {why}", field=field)
 
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text, made in a helper thread."""
-        tokens: IntArray = await self._run_blocking(
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
+        """Return the tokens (int32) of a text, made in a helper thread."""
+        return await self._run_blocking(
             lambda: self._front_end.tokenize(
                 text, add_special=add_special, parse_special=parse_special
             )
         )
-        return list(map(int, tokens))
 
     async def tokenize_each(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text, made in one thread. Control tokens are text."""
@@ -242,11 +241,15 @@ class Service:
         Raises:
             Refusal: a token is not in the vocabulary; `field` names the prompt.
         """
-        ids = [part for part in parts if not isinstance(part, str)]
-        n_vocab = self.bounds.n_vocab
-        ends = [max(min(ids), -1), min(max(ids), n_vocab)]  # which may be too large for an array
-        check_vocabulary(np.array(ends), self.bounds, field)
-        return await self._run_blocking(lambda: self._front_end.prepare_mixed(parts))
+
+        def prepare() -> IntArray:
+            ids = [part for part in parts if not isinstance(part, str)]
+            n_vocab = self.bounds.n_vocab
+            ends = [max(min(ids), -1), min(max(ids), n_vocab)]  # maybe too large for an array
+            check_vocabulary(np.array(ends), self.bounds, field)
+            return self._front_end.prepare_mixed(parts)
+
+        return await self._run_blocking(prepare)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the bytes of tokens. They may end inside a character.
