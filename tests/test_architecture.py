@@ -62,6 +62,7 @@ ALLOWED = {
         *("uma_trio.lanes", "uma_trio.speculation"),
         *(
             "attrs",
+            "msgspec",
             "numpy",
             "trio",
             "uma_protocol.errors",

@@ -23,8 +23,8 @@ from uma_trio.http.settings import Shared
 from uma_trio.http.tokens import MANY, ids_of, written_ids, written_pieces, written_text
 from uma_trio.http.tools import tools_of
 from uma_trio.service.ask import Chat
+from uma_trio.service.checks import utf8_length
 from uma_trio.service.service import Derivation
-from uma_trio.text.slices import utf8_length
 
 _MAX_PIECES = 262_144
 _ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request

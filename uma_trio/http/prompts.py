@@ -18,8 +18,7 @@ from uma_trio.http.intake import aside
 from uma_trio.http.settings import Shared
 from uma_trio.http.tokens import MANY, ids_of, kinds_of
 from uma_trio.service.ask import Prompt
-from uma_trio.service.checks import no_room
-from uma_trio.text.slices import utf8_length
+from uma_trio.service.checks import no_room, utf8_length
 
 PROMPT = honoured(
     "prompt",

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Integer
-from uma_trio.backend.base import IntArray
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.service.service import Service
 
@@ -21,7 +21,7 @@ _ID: Final = Integer(0, MAX_INT32)
 _encode: Final = msgspec.json.encode
 
 
-def ids_of(value: Any, path: str) -> IntArray:
+def ids_of(value: Any, path: str) -> NDArray[np.int32]:
     """Return a list of token ids as an array. How many there may be is the caller's business.
 
     Raises:
@@ -58,13 +58,13 @@ def _first_fault(part: Sequence[Any], path: str, at: int) -> Fault:
     return invalid(path, "must be a list of token ids")
 
 
-def written_ids(ids: IntArray) -> bytes:
+def written_ids(ids: NDArray[np.int32]) -> bytes:
     """Return ``{"tokens": [...]}``."""
     parts = (ids[at : at + MANY].tolist() for at in range(0, len(ids), MANY))
     return b'{"tokens":[' + b",".join(_encode(part)[1:-1] for part in parts) + b"]}"
 
 
-def written_pieces(ids: IntArray, service: Service) -> bytes:
+def written_pieces(ids: NDArray[np.int32], service: Service) -> bytes:
     """Return ``{"tokens": [{"id": ..., "piece": ...}, ...]}``: texts, or bytes where they are none."""
     parts = (
         _encode([{"id": id_, "piece": _piece(id_, service)} for id_ in ids[at : at + 512].tolist()])
@@ -73,7 +73,7 @@ def written_pieces(ids: IntArray, service: Service) -> bytes:
     return b'{"tokens":[' + b",".join(part[1:-1] for part in parts) + b"]}"
 
 
-def written_text(ids: IntArray, service: Service, most: int) -> bytes:
+def written_text(ids: NDArray[np.int32], service: Service, most: int) -> bytes:
     """Return ``{"content": ...}``: the text of tokens of the vocabulary.
 
     Raises:

@@ -17,8 +17,8 @@ from uma_protocol.errors import Code
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.messages import Finished, FinishReason, StreamItem
 from uma_trio.lanes import Lane
-from uma_trio.service.ask import Ask, Origin, Refusal, of_choice
-from uma_trio.service.checks import check_number, check_untokenised, refusing_depth
+from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
+from uma_trio.service.checks import check_number, refusing_depth
 from uma_trio.service.generation import Generation, Prepared
 from uma_trio.service.generation import Host as AnswerHost
 from uma_trio.service.stream import Reader
@@ -36,6 +36,9 @@ class Host(AnswerHost, Protocol):
 
     slots: int
     draining: bool
+
+    async def check(self, ask: Ask, door: Door) -> None:
+        """Check what can be checked without tokens. Raises :class:`Refusal`."""
 
     async def prepare(self, ask: Ask) -> list[Prepared]:
         """Return what each answer to `ask` needs. Raises :class:`Refusal`."""
@@ -175,12 +178,11 @@ class Answers:
             raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
         check_number(self._asks, service.slots)
         prepared: list[Prepared] = []
-        with refusing_depth():
+        with refusing_depth(), self._preparing:
             for ask in self._asks:
-                check_untokenised(ask, self._door, service.bounds)
-            with self._preparing:
-                for ask in self._asks:
-                    prepared += await service.prepare(ask)
+                await service.check(ask, self._door)
+            for ask in self._asks:
+                prepared += await service.prepare(ask)
         if self._preparing.cancel_called:
             self.end()  # one was ended before it was submitted, and so all are
             return

@@ -10,14 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
 from uma_protocol.errors import Code
 from uma_trio.service.ask import Ask, Chat, Door, Refusal
+from uma_trio.text.slices import utf8_length as utf8_length
 from uma_trio.text.template import problem_of
 
+_FEW: Final = 64  # messages
+_SHORT: Final = 65_536  # characters or tokens
 MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take six
 
 
@@ -175,7 +179,7 @@ def _check_tools(chat: Chat) -> None:
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Check the named arguments of the chat template. Raises :class:`Refusal`."""
     field = "chat_template_kwargs"
-    n_bytes = len(json.dumps(arguments)) if arguments else 0
+    n_bytes = _json_bytes(arguments) if arguments else 0
     problem = problem_of(arguments)
     if n_bytes > MAX_ARGUMENTS_BYTES:
         problem = f"takes {n_bytes} bytes of JSON, and {MAX_ARGUMENTS_BYTES} are allowed"
@@ -242,7 +246,7 @@ def _prompt_bytes(ask: Ask) -> tuple[str, int]:
     """Return the name of the prompt field and the number of its bytes."""
     prompt = ask.prompt
     if isinstance(prompt, str):
-        return "prompt", len(prompt.encode())
+        return "prompt", utf8_length(prompt)
     if isinstance(prompt, Chat):
         return "messages", _chat_bytes(prompt)
     return "prompt", prompt.nbytes
@@ -250,8 +254,29 @@ def _prompt_bytes(ask: Ask) -> tuple[str, int]:
 
 def _chat_bytes(chat: Chat) -> int:
     """Return the number of bytes of a conversation, including its tools."""
-    said = sum(len(text.encode()) for message in chat.messages for text in message.texts)
+    said = sum(utf8_length(text) for message in chat.messages for text in message.texts)
     return said + sum(
-        len(tool.name.encode()) + len(tool.description.encode()) + len(json.dumps(tool.parameters))
+        utf8_length(tool.name) + utf8_length(tool.description) + _json_bytes(tool.parameters)
         for tool in chat.tools
     )
+
+
+def _json_bytes(value: Any) -> int:
+    """Return the number of bytes of a value as JSON."""
+    try:
+        return len(msgspec.json.encode(value))
+    except (
+        OverflowError,
+        ValueError,
+        UnicodeEncodeError,
+    ):  # numbers and texts that only Python writes
+        return len(json.dumps(value))
+
+
+def is_large(ask: Ask) -> bool:
+    """Whether it may take more than a millisecond or two to check a request."""
+    prompt = ask.prompt
+    if isinstance(prompt, Chat):
+        texts = sum(len(message.content) for message in prompt.messages[:_FEW])
+        return len(prompt.messages) > _FEW or len(prompt.tools) > 16 or texts > _SHORT
+    return len(prompt) > _SHORT

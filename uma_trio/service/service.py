@@ -22,8 +22,14 @@ from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, Seque
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.service.answers import Answers
-from uma_trio.service.ask import Ask, Chat, Origin, Refusal
-from uma_trio.service.checks import Bounds, check_untokenised, check_vocabulary, refusing_depth
+from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal
+from uma_trio.service.checks import (
+    Bounds,
+    check_untokenised,
+    check_vocabulary,
+    is_large,
+    refusing_depth,
+)
 from uma_trio.service.directory import Directory, Request
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
@@ -200,14 +206,27 @@ class Service:
             )
         return prompt, False
 
+    async def check(self, ask: Ask, door: Door) -> None:
+        """Check what can be checked without tokens: a large request in a helper thread.
+
+        Raises:
+            Refusal: the request is not to be had, as :func:`check_untokenised` says.
+        """
+        check = partial(check_untokenised, ask, door, self.bounds)
+        with refusing_depth():
+            if is_large(ask):
+                await self._run_blocking(check)
+            else:
+                check()
+
     async def count_tokens(self, ask: Ask, origin: Origin) -> int:
         """Return the number of tokens of a request's prompt.
 
         Raises:
             Refusal: the request would be refused, whatever its number of tokens.
         """
+        await self.check(ask, origin.door)
         with refusing_depth():
-            check_untokenised(ask, origin.door, self.bounds)
             return len((await self._tokens_of(ask))[0])
 
     async def _compiled(self, field: str, compile_: Callable[[], Answer]) -> Answer:
