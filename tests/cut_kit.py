@@ -72,6 +72,7 @@ COMMAND_R: Final = CallSyntax(
     arguments_key="parameters",
     id_key="tool_call_id",
 )
+CHANNEL: Final = Thought("<|channel>thought", "<channel|>")
 _XML_CALLS: Final = (
     "<tool_call>\n<function=bash>\n<parameter=command>\nrm -rf /tmp/build.sh\n</parameter>\n"
     "<parameter=timeout>\n3\n</parameter>\n</function>\n</tool_call>\n"
@@ -228,5 +229,27 @@ REPLIES: Final = {
         f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{_HARMONY_CALL}<|call|>",
         "I look.",
         calls=(("bash", COMMAND),),
+    ),
+    "gemma": Reply(
+        ReplyFormat("gemma", thought=CHANNEL, calls=FORMATS["<|tool_call>call:"].calls),
+        "<|channel>thought\nWhy?\n<channel|>I look.\n<|tool_call>call:bash{command:"
+        '<|"|>rm -rf /tmp/build.sh<|"|>,timeout:3}<tool_call|><|tool_call>call:stop{}<tool_call|>',
+        "I look.",
+        "Why?",
+    ),
+    "functiongemma": Reply(
+        FORMATS["<start_function_call>"],
+        "<start_function_call>call:bash{command:<escape>rm -rf /tmp/build.sh<escape>,timeout:3}"
+        "<end_function_call><start_function_call>call:stop{}<end_function_call>",
+    ),
+    "lfm": Reply(
+        FORMATS["<|tool_call_start|>"],
+        'I look.<|tool_call_start|>[bash(command="rm -rf /tmp/build.sh", timeout=3), stop()]'
+        "<|tool_call_end|>",
+        "I look.",
+    ),
+    "pythonic": Reply(
+        FORMATS["[func_name1(params_name1="],
+        "[bash(command='rm -rf /tmp/build.sh', timeout=3), stop()]",
     ),
 }

@@ -11,7 +11,7 @@ from reply_kit import FORMATS, TYPED, XML, MarkedVocabulary
 from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import Tool, ToolChoice
 from uma_trio.text.constrain import JSON, Follower, Grammarian
-from uma_trio.text.replies import ReplyParser, collect
+from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.grammar import Offer, grammar_of
 from uma_trio.text.replies.part import part_of
@@ -26,6 +26,12 @@ class HarmonyVocabulary(MarkedVocabulary):
     """Its markers are gpt-oss's."""
 
     markers = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+
+
+class GemmaVocabulary(MarkedVocabulary):
+    """Its markers are Gemma 4's."""
+
+    markers = ("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +145,99 @@ def test_a_shape_is_that_of_the_final_message_in_harmony(
     parser = ReplyParser(harmony)
     said = collect([*parser.feed(thought + final + right), *parser.finish()])
     assert (said.content, said.reasoning) == (right, "w")
+
+
+MANY = {
+    "type": "object",
+    "properties": {
+        "what": {"type": "string"},
+        "n": {"type": ["integer", "null"]},
+        "how": {"enum": ["fast", None, 3, True]},
+        "where": {"type": "object", "properties": {"x": {"type": "number"}, "y": {}}},
+        "all": {"type": "array", "items": {"type": "boolean"}},
+    },
+    "required": ["n"],
+}
+LFM = FORMATS["<|tool_call_start|>"]
+GEMMA = FORMATS["<|tool_call>call:"]
+_SOME: dict[str, Any] = {"n": 3}
+_ALL: dict[str, Any] = {
+    "what": "x",
+    "n": None,
+    "how": "fast",
+    "where": {"x": -1.5, "y": [None, {"z": "a"}]},
+    "all": [True, False],
+}
+
+
+@pytest.mark.parametrize(
+    ("made", "written", "meant"),
+    [
+        (LFM, "[look(n=3)]", _SOME),
+        (
+            LFM,
+            "[look(what='x', n=None, how=\"fast\", where={'x': -1.5, 'y': [None, {'z': 'a'}]}, all=[True, False])]",
+            _ALL,
+        ),
+        (LFM, "[look(what='x')]", None),
+        (LFM, "[look(n='3')]", None),
+        (LFM, "[look(n=3, all=[1])]", None),
+        (LFM, "[look(n=3, other=1)]", None),
+        (LFM, "[look(n=3, how='slow')]", None),
+        (LFM, "[look(, n=3)]", None),
+        (GEMMA, "{n:3}", _SOME),
+        (
+            GEMMA,
+            '{what:<|"|>x<|"|>,n:null,how:<|"|>fast<|"|>,where:{x:-1.5,y:[null,{z:<|"|>a<|"|>}]},all:[true,false]}',
+            _ALL,
+        ),
+        (GEMMA, '{what:<|"|>x<|"|>}', None),
+        (GEMMA, "{n:x}", None),
+    ],
+)
+def test_literals_are_held_to_the_schema(
+    grammarian: Grammarian, made: ReplyFormat, written: str, meant: dict[str, Any] | None
+) -> None:
+    """In the words and quotes of the format, as the parser reads them."""
+    text = f"<|tool_call_start|>{written}<|tool_call_end|>"
+    if made is GEMMA:
+        text = f"<|tool_call>call:look{written}<tool_call|>"
+    assert made.calls is not None
+    assert takes(grammarian, made.calls, MANY, text) is (meant is not None)
+    if meant is not None:
+        parser = ReplyParser(made, tools=[Tool("look", "", MANY)])
+        (call,) = collect([*parser.feed(text), *parser.finish()]).calls
+        assert json.loads(call.arguments) == meant
+
+
+def test_literals_of_a_tool_that_takes_anything_may_be_anything(grammarian: Grammarian) -> None:
+    """As its schema says; one that takes nothing gets nothing."""
+    assert LFM.calls is not None
+    text = "<|tool_call_start|>[look({})]<|tool_call_end|>"
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    anything = {"type": "object"}
+    for schema, arguments, taken in (
+        (nothing, "", True),
+        (nothing, "a=1", False),
+        (anything, "", True),
+        (anything, "a=[1, {'b': None}], c='x'", True),
+    ):
+        assert takes(grammarian, LFM.calls, schema, text.format(arguments)) is taken
+
+
+def test_the_quotes_of_literals_may_be_special_tokens() -> None:
+    """Then the text between them ends with that token."""
+    vocabulary = GemmaVocabulary()
+    replies = Replies(vocabulary, None, "", GEMMA)
+    tools = [Tool("look", "", MANY)]
+    grammarian = Grammarian(vocabulary)
+    loosened = replies.loosened(grammarian, tools, ToolChoice("required"))
+    for choice in (ToolChoice("required"), ToolChoice()):
+        follower = replies.constraint(grammarian, None, loosened, choice, None, thinking=False)
+        assert follower is not None
+        text = '<|tool_call>call:look{what:<|"|>a "b"<|"|>,n:3}<tool_call|>'
+        tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+        assert accepted(follower, tokens.tolist())
 
 
 @pytest.mark.parametrize("strict", [False, True])

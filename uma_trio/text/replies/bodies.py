@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.literals import TEXT, json_of
 from uma_trio.text.replies.maker import Maker
-from uma_trio.text.replies.source import Source, Steps, compact, fits
+from uma_trio.text.replies.notation import CLOSING, Literals, inside, quoted
+from uma_trio.text.replies.source import Source, Steps, begun, compact, fits
 
 _ATOM: Final = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
 _NOT_NAME: Final = re.compile(r"[^\w.:/-]")
@@ -39,6 +41,10 @@ class Calls:
         first = [mark for mark in marks[1:] if _is_tag(mark)]
         #: How calls are recognised; none for those that have nothing before them.
         self.triggers: tuple[str, ...] = tuple(dict.fromkeys(marks[:1] + first))
+        #: What a reply has to begin with, if nothing goes before its calls.
+        self.beginning = ""
+        if syntax.bare:
+            self.triggers, self.beginning = (), (syntax.start.strip() or "{")[0]
         self._section = compact(syntax.section_open)
         opening = atoms(syntax.open)
         #: How a call begins, and how it does for models that leave out the first markers.
@@ -55,9 +61,12 @@ class Calls:
         self._line_behind = "\n" if syntax.value_close[:1].isspace() else ""
         self._behind_value = [compact(syntax.key_open), *self._close]
         self._cut = False  # whether the arguments of the latest call are not whole
-        self._body = {"object": self._object, "named": self._named, "tagged": self._tagged}[
-            syntax.style
-        ]
+        self._body = {
+            "object": self._object,
+            "named": self._named,
+            "tagged": self._tagged,
+            "literal": self._literal,
+        }[syntax.style]
 
     def read(self) -> Steps[None]:
         """Read calls from the trigger on; what turns out to be none is text.
@@ -232,6 +241,25 @@ class Calls:
             return header or "", ""
         return header.removeprefix("functions.").rpartition(":")[0] or header, header
 
+    # --- literals of a language ---
+
+    def _literal(self) -> Steps[bool]:
+        """Read a name, and arguments in brackets behind it."""
+        source, syntax, maker = self._source, self.syntax, self._maker
+        name, _ = yield from self._name()
+        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+            return False
+        self._begin(name, "")
+        maker.arguments("{")
+        close = CLOSING[self._after_name[-1]]
+        literals = Literals(source, syntax.quote)
+        kinds = partial(maker.kinds, name)
+        if not (yield from literals.members(close, maker.arguments, kinds)):
+            return self._broken_off()
+        maker.arguments("}")
+        self._cut = False
+        return True
+
     # --- tags ---
 
     def _tagged(self) -> Steps[bool]:
@@ -255,7 +283,7 @@ class Calls:
                 return self._broken_off()
             key = key.strip()
             kinds = maker.kinds(name, key)
-            maker.arguments(f"{before}{_quoted(key)}: ")
+            maker.arguments(f"{before}{quoted(key)}: ")
             before = ", "
             if other:
                 kinds = TEXT if plain else kinds - TEXT
@@ -292,13 +320,13 @@ class Calls:
         closer = self.syntax.value_close.strip()
         if kinds == TEXT:
             maker.arguments('"')
-            whole = yield from self._up_to(closer, lambda text: maker.arguments(_inside(text)))
+            whole = yield from self._up_to(closer, lambda text: maker.arguments(inside(text)))
             maker.arguments('"' if whole else "")
             return whole
         parts: list[str] = []
         whole = yield from self._up_to(closer, parts.append)
         text = "".join(parts)
-        maker.arguments(json_of(text, kinds) if whole else f'"{_inside(text)}')
+        maker.arguments(json_of(text, kinds) if whole else f'"{inside(text)}')
         return whole
 
     def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
@@ -316,7 +344,7 @@ class Calls:
                 _give(out, text[at:place].removesuffix(self._line_behind))
                 source.pos = place + len(closer)
                 return True
-            safe = len(text) - _begun(text, closer) if place < 0 else place
+            safe = len(text) - begun(text, closer) if place < 0 else place
             safe -= safe > at and text[safe - 1] == self._line_behind
             _give(out, text[at:safe])
             source.pos = safe
@@ -336,24 +364,9 @@ class Calls:
         return None if None in found else False
 
 
-def _begun(text: str, marker: str) -> int:
-    """Return how much of `marker` the text ends with, less than all of it."""
-    most = min(len(marker) - 1, len(text))
-    return next((n for n in range(most, 0, -1) if marker.startswith(text[-n:])), 0)
-
-
 def _give(out: Callable[[str], object], text: str) -> None:
     if text:
         out(text)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _inside(text: str) -> str:
-    """Return a text as it stands inside a JSON string."""
-    return _quoted(text)[1:-1]
 
 
 def _text_of(value: str) -> str:

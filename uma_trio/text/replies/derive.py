@@ -55,6 +55,7 @@ _PAIRS: Final = (
     Thought("<seed:think>", "</seed:think>"),
     Thought("<|START_THINKING|>", "<|END_THINKING|>"),
     Thought("<|inner_prefix|>", "<|inner_suffix|>"),
+    Thought("<|channel>thought", "<channel|>"),
 )
 _ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.")
 _TAG: Final = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
@@ -116,7 +117,8 @@ class _Probe:
                 plain = self.text([_USER, Message("assistant", _SAID)])
                 found = [*opens[-1:], *closes[:1]]
                 if len(found) == 2 and not any(tag in plain for tag in found):
-                    return Thought(*found), key
+                    name = before.rpartition(found[0])[2].strip()  # of a channel, in the marker
+                    return Thought(found[0] + name, found[1]), key
                 return None, key
         return None, ""
 

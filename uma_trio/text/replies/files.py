@@ -8,6 +8,8 @@ from typing import Any, Final, get_args
 import attrs
 
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Style, Thought
+from uma_trio.text.replies.notation import CLOSING
+from uma_trio.text.replies.source import compact
 
 MAX_BYTES: Final = 65_536
 
@@ -79,12 +81,17 @@ def _check(made: ReplyFormat) -> None:
     calls, thought = made.calls, made.thought
     if thought is not None and not (thought.open.strip() and thought.close.strip()):
         raise NoFormat("thought.open and thought.close must not be empty")
-    if calls is None or calls.style == "harmony":
+    if calls is None or calls.framed:
         return
     if calls.style not in get_args(Style):
         raise NoFormat(f"calls.style must be one of {', '.join(get_args(Style))}")
-    if not calls.start.strip() and not (calls.bare and calls.style == "object"):
+    bare = calls.bare and calls.style in ("object", "literal")
+    if not calls.start.strip() and not bare:
         raise NoFormat("calls.open must not be empty, unless calls are bare objects")
+    if calls.style == "literal":
+        if compact(calls.after_name)[-1:] not in CLOSING or not calls.quote or not calls.key_close:
+            raise NoFormat("calls.after_name must open a bracket, with calls.key_close and quote")
+        return
     tags = (calls.key_open, calls.key_close, calls.value_close)
     if calls.style == "tagged" and not all(tag.strip() for tag in tags):
         raise NoFormat("calls.key_open, key_close and value_close must not be empty where tagged")

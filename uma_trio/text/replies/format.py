@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-Style = Literal["object", "named", "tagged", "harmony"]
+Style = Literal["object", "named", "tagged", "literal", "harmony", "channels"]
 
 
 @frozen
@@ -25,7 +25,7 @@ class Thought:
 class CallSyntax:
     """How calls stand in a reply: `section_open`, calls with `between` them, `section_close`.
 
-    Each call stands between `open` and `close`, in one of three styles:
+    Each call stands between `open` and `close`, in one of four styles:
 
     * "object": a JSON object with the name under `name_key`, the arguments under `arguments_key` and,
       if there is one, the id under `id_key`.
@@ -35,8 +35,13 @@ class CallSyntax:
       `value_close`; texts stand there as they are, other values as JSON, behind `key_close_json` if
       the format tells the two apart.
 
-    A `bare` syntax has nothing before the first call: a reply is one if it begins like one and names
-    a tool that there is. "harmony" needs no other field: see :mod:`uma_trio.text.replies.harmony`.
+    * "literal": the name, and the arguments in the brackets that `after_name` opens, as literals of a
+      language: a key, `key_close`, the value, with texts in `quote`. A quote of one character is
+      Python's, and so are the words for true, false and null then.
+
+    A `bare` syntax has nothing before the first call but punctuation: a reply is one if it begins like
+    one and names a tool that there is. "harmony" and "channels" need no other field: see
+    :mod:`uma_trio.text.replies.harmony` and :mod:`uma_trio.text.replies.channels`.
     """
 
     style: Style = "object"
@@ -54,8 +59,14 @@ class CallSyntax:
     key_close: str = ""
     key_close_json: str = ""
     value_close: str = ""
+    quote: str = ""
     name_in_id: bool = False
     bare: bool = False
+
+    @property
+    def framed(self) -> bool:
+        """Whether a reply is a row of messages or channels, with markers around text, too."""
+        return self.style in ("harmony", "channels")
 
     @property
     def start(self) -> str:
@@ -67,7 +78,7 @@ class CallSyntax:
         """Everything that stands in a reply for the format's sake."""
         every = (self.section_open, self.section_close, self.between, self.open, self.close)
         inner = (self.id_open, self.after_name, self.key_open, self.key_close, self.value_close)
-        return " ".join([*every, *inner, self.key_close_json])
+        return " ".join([*every, *inner, self.key_close_json, self.quote])
 
 
 @frozen

@@ -16,6 +16,8 @@ from attrs import frozen
 from uma_trio.text.chat import ToolChoice
 from uma_trio.text.replies.bodies import atoms
 from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.replies.literal_rules import LiteralRules
+from uma_trio.text.replies.notation import CLOSING
 from uma_trio.text.replies.part import part_of
 from uma_trio.text.shape import Shape
 
@@ -47,6 +49,8 @@ def grammar_of(
     writer = _Writer(syntax, special)
     bodies = " | ".join(f"body_{index}" for index in range(len(offers)))
     rules = [writer.body(index, offer) for index, offer in enumerate(offers)]
+    if syntax.style == "literal":
+        rules += writer.literals.common()
     if syntax.style == "harmony":
         return writer.harmony(bodies, rules, choice)
     opened, close = writer.marker(syntax.open), writer.marker(syntax.close)
@@ -59,6 +63,8 @@ def grammar_of(
     start = syntax.start
     if choice.mode == "required":
         rules.append(f"start: {writer.marker(start)} rest")
+    elif syntax.bare:
+        rules.append(f"start: TEXT | {writer.marker(start)} rest")
     elif not start.strip():
         rules.append("start: TEXT | rest")
     else:
@@ -93,6 +99,7 @@ class _Writer:
 
     def __init__(self, syntax: CallSyntax, special: Special) -> None:
         self._syntax, self._special = syntax, special
+        self.literals = LiteralRules(syntax, self.marker)
 
     def marker(self, text: str) -> str:
         """Write a marker: special tokens as tokens, the rest as text."""
@@ -112,6 +119,11 @@ class _Writer:
         syntax, name = self._syntax, f"body_{index}"
         if syntax.style == "tagged":
             return self._tagged(name, offer)
+        if syntax.style == "literal":
+            inner, rules = self.literals.arguments(name, offer.schema)
+            head = self.marker(offer.name + syntax.after_name)
+            close = _literal(CLOSING[syntax.after_name.strip()[-1]])
+            return "\n".join([f"{name}: {head} {inner} {close}", *rules])
         arguments = f"%json {json.dumps(offer.schema, ensure_ascii=False)}"
         if syntax.style == "object":
             head = f"{{{_quoted(syntax.name_key)}: {_quoted(offer.name)}, {_quoted(syntax.arguments_key)}: "

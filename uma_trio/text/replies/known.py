@@ -25,6 +25,15 @@ class Family:
 
 _MISTRAL: Final = CallSyntax(style="named", open="[TOOL_CALLS]", after_name="[ARGS]")
 
+_PYTHON: Final = CallSyntax(
+    style="literal",
+    section_open="[",
+    section_close="]",
+    between=", ",
+    after_name="(",
+    key_close="=",
+    quote='"',
+)
 FAMILIES: Final = (
     Family("harmony", ("<|channel|>", "<|message|>", "<|start|>"), CallSyntax(style="harmony")),
     Family(
@@ -81,6 +90,41 @@ FAMILIES: Final = (
             between="\n",
         ),
     ),
+    Family(
+        "gemma",
+        ("<|tool_call>call:",),
+        CallSyntax(
+            style="literal",
+            open="<|tool_call>call:",
+            after_name="{",
+            key_close=":",
+            quote='<|"|>',
+            close="<tool_call|>",
+        ),
+    ),
+    Family(
+        "functiongemma",
+        ("<start_function_call>",),
+        CallSyntax(
+            style="literal",
+            open="<start_function_call>call:",
+            after_name="{",
+            key_close=":",
+            quote="<escape>",
+            close="<end_function_call>",
+        ),
+    ),
+    Family(
+        "lfm",
+        ("<|tool_call_start|>",),
+        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
+    ),
+    Family(
+        "lfm",
+        ("<|tool_list_start|>",),
+        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
+    ),
+    Family("pythonic", ("[func_name1(params_name1=",), evolve(_PYTHON, bare=True)),
     Family("llama", ("<|python_tag|>",), CallSyntax(arguments_key="parameters", bare=True)),
 )
 

@@ -46,7 +46,7 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
     do. Where only some `kinds` are allowed, and texts are, a value of another kind is a text.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
         written = text
     except (ValueError, RecursionError):
         try:
@@ -69,3 +69,8 @@ def _python(text: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         return ast.literal_eval(text)
+
+
+def _no_number(word: str) -> Any:
+    """Refuse ``NaN`` and its kind, which JSON does not know."""
+    raise ValueError(word)

@@ -88,7 +88,7 @@ class ReplyParser:
         if calls is None:
             yield from pass_on(source, maker, ())
             return
-        if calls.syntax.bare and (yield from source.first()) == "{":
+        if calls.beginning and (yield from source.first()) == calls.beginning:
             yield from calls.read()
         while (yield from pass_on(source, maker, calls.triggers)):
             yield from calls.read()

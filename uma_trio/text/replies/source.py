@@ -142,6 +142,23 @@ class Source:
             if not (yield from self.more()):
                 return None
 
+    def through_text(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
+        """Read a text up to `closer`, passing it on as it comes, and that; false if it does not come."""
+        while True:
+            place = self.text.find(closer, self.pos)
+            end = place if place >= 0 else max(self.pos, len(self.text) - begun(self.text, closer))
+            if end > self.pos:
+                out(self.text[self.pos : end])
+                self.pos = end
+            if place >= 0:
+                self.pos += len(closer)
+                return True
+            if not (yield from self.more()):
+                if not self.cut and self.pos < len(self.text):
+                    out(self.text[self.pos :])
+                self.drop_rest()
+                return False
+
     def value(self, out: Callable[[str], object]) -> Steps[bool]:
         """Read a JSON value, passing its text on as it comes; false if the reply ends in it.
 
@@ -199,6 +216,12 @@ def _scan(text: str, at: int, nesting: tuple[int, bool]) -> tuple[int, tuple[int
             depth += 1 if char in "{[" else -1
         if depth <= 0 and not inside:
             return at, (depth, inside), True
+
+
+def begun(text: str, marker: str) -> int:
+    """Return how much of `marker` the text ends with, less than all of it."""
+    most = min(len(marker) - 1, len(text))
+    return next((n for n in range(most, 0, -1) if marker.startswith(text[-n:])), 0)
 
 
 def fits(text: str, at: int, marker: str) -> int | None:
