@@ -37,6 +37,7 @@ from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
 from uma_trio.service.fault_log import FaultLog
+from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
 from uma_trio.service.service import Service, in_thread
 from uma_trio.service.timer import finest_timer
@@ -163,6 +164,13 @@ class _Daemon:
         self._server = Server(_shared(config, self._service))
         self._port = port
         self._http = None if port is None else http_server(config, self._service)
+        directory = self._service.directory
+        self._lag = LagWatch(
+            time.monotonic,
+            finest_timer(time.monotonic),
+            metrics.loop_lagged,
+            lambda: len(directory) > 0,
+        )
         self._stopping = trio.Event()
         self._computed = trio.Event()
         self._died: EngineDied | None = None
@@ -176,6 +184,7 @@ class _Daemon:
             nursery.start_soon(self._compute)
             nursery.start_soon(self._scorekeeper.run)
             nursery.start_soon(self._service.playout.run)
+            nursery.start_soon(self._lag.run)
             nursery.start_soon(self._presence.run)
             nursery.start_soon(self._watch_name, listener)
             await nursery.start(self._obey_signals, listener)

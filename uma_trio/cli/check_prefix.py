@@ -17,7 +17,7 @@ _PATIENCE_S: Final = 2.0
 
 def check_prefix(path: Path) -> list[Finding]:
     """See what the daemon on the socket `path` saved by its prefix cache; nothing if none answers."""
-    return judge_prefix(_metrics(path))
+    return judge_prefix(running_metrics(path))
 
 
 def judge_prefix(metrics: Mapping[str, Any]) -> list[Finding]:
@@ -41,7 +41,7 @@ def judge_prefix(metrics: Mapping[str, Any]) -> list[Finding]:
     return [Finding("prefix cache", "slow", what, "set a larger --prefix-ram, if memory is free")]
 
 
-def _metrics(path: Path) -> dict[str, Any]:
+def running_metrics(path: Path) -> dict[str, Any]:
     """Return the metrics of the daemon on `path`; none unless one answers soon."""
     import trio
 

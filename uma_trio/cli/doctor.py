@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from uma_trio import __version__
 from uma_trio.cli import checks
 from uma_trio.cli.check_http import check_http
+from uma_trio.cli.check_lag import check_lag
 from uma_trio.cli.check_prefix import check_prefix
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
@@ -139,6 +140,7 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         lambda: checks.check_model(config, llama.devices),
         lambda: checks.check_socket(config.socket),
         lambda: check_prefix(config.socket),
+        lambda: check_lag(config.socket),
         lambda: check_http(config),
         lambda: checks.check_limits(config),
     )

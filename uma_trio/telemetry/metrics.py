@@ -91,6 +91,8 @@ class Metrics:
         # Written by trio's thread.
         self._open = self._accepted = self._accept_failures = 0
         self._errors: dict[str, int] = {}
+        self._loop_lag_ms = Histogram(bounds_ms(0.1, 100_000))
+        self._loop_lag_max_s = 0.0
         self.scorecard: Mapping[str, object] | None = None
 
     def describe(
@@ -261,6 +263,11 @@ class Metrics:
         """Record a connection that could not be accepted, for want of descriptors say."""
         self._accept_failures += 1
 
+    def loop_lagged(self, seconds: float) -> None:
+        """Record how much later than asked for trio's thread ran."""
+        self._loop_lag_ms.record(seconds * 1e3)
+        self._loop_lag_max_s = max(self._loop_lag_max_s, seconds)
+
     def snapshot(self) -> dict[str, object]:
         """Return every metric by its name, ready for JSON; what is not known yet is None."""
         values = self.values()
@@ -376,6 +383,8 @@ class Metrics:
             "interactive_gap_ms": self.interactive_itl_ms,
             "decode_ms": self._decode_ms,
             "queue_ms": self._queue_ms,
+            "loop_lag_ms": self._loop_lag_ms,
+            "loop_lag_max_ms": self._loop_lag_max_s * 1e3,
         }
 
     def _cells_now(self) -> dict[str, object]:
