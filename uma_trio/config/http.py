@@ -112,8 +112,8 @@ class HttpConfig(DraftConfig):
         maximum=65_536,
         unit="connections",
         since="0.1",
-        help="The maximum number of HTTP connections. A further connection is answered with 503 and "
-        "closed.",
+        help="The maximum number of HTTP connections. For a further connection an idle one is closed; "
+        "if all are at work, it is answered with 503 and closed.",
     )
 
     @property

@@ -122,8 +122,8 @@ class Config(HttpConfig):
         maximum=65_536,
         unit="connections",
         since="0.1",
-        help="The maximum number of client connections. A further connection is answered with "
-        "E_LIMIT_002 and closed.",
+        help="The maximum number of client connections. For a further one an idle one is closed; if "
+        "all are at work, it may only ask an operator's questions, or gets E_LIMIT_002.",
     )
     max_queue: int = option(
         256,

@@ -74,6 +74,10 @@ class Connection:
         self._last = False
         self._is_head = False
         self._body_bytes = 0
+        self._receiving: trio.CancelScope | None = None
+        self._heard_at = trio.current_time()
+        self._begun = False  # whether a byte of the next head is there
+        self._makes_room = False
 
     async def run(self) -> None:
         """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
@@ -98,6 +102,27 @@ class Connection:
         self._last = True
         if not self._answering:
             self._scope.cancel()
+
+    @property
+    def host(self) -> str:
+        """The address of the other end."""
+        return self._principal.host
+
+    @property
+    def owner(self) -> str:
+        """Who has its place."""
+        return self._principal.counts_as
+
+    @property
+    def idle_since(self) -> float | None:
+        """When its client sent the latest byte, or the latest answer was out, if the next is awaited."""
+        return None if self._receiving is None else self._heard_at
+
+    def make_room(self) -> None:
+        """Close the connection for another client; half a request is told so. Idempotent."""
+        self._makes_room = self._last = True
+        if self._receiving is not None:
+            self._receiving.cancel()
 
     def _gone(self) -> None:
         self._writer.broken = True  # nobody reads what is left
@@ -233,8 +258,9 @@ class Connection:
         """Return the head of the next request; None at the end of the connection."""
         deadline = trio.current_time() + self._settings.idle_timeout_s
         self._is_head = False
-        begun = bool(self._http.trailing_data[0])
-        if begun:
+        self._heard_at = trio.current_time()
+        self._begun = bool(self._http.trailing_data[0])
+        if self._begun:
             deadline = trio.current_time() + self._settings.head_timeout_s
         while True:
             event = self._http.next_event()
@@ -245,11 +271,12 @@ class Connection:
                 return None
             data = await self._receive(deadline)
             if data is None:
-                if not begun:
+                if not self._begun:
+                    self._writer.broken |= self._makes_room  # no word is left to be read
                     return None
                 raise h11.RemoteProtocolError("its head came too slowly", 408)
-            if data and not begun:
-                begun = True
+            if data and not self._begun:
+                self._begun = True
                 deadline = trio.current_time() + self._settings.head_timeout_s
 
     @contextmanager
@@ -291,14 +318,7 @@ class Connection:
         if in_all > self._settings.max_body_bytes:
             raise self._too_large()
         if not self._shared.bodies.take(n_bytes):
-            raise Fault(
-                503,
-                "too many long requests are being sent at once",
-                code="overloaded",
-                kind="server_error",
-                headers=(("Retry-After", "1"),),
-                closes=True,
-            )
+            raise _overloaded("too many long requests are being sent at once")
         self._body_bytes += n_bytes
 
     def _too_large(self) -> Fault:
@@ -311,15 +331,25 @@ class Connection:
         )
 
     async def _receive(self, deadline: float) -> bytes | None:
-        """Give h11 what comes; None if nothing has come in time, b"" at the end."""
-        with trio.move_on_at(deadline):
+        """Give h11 what comes; None if nothing has come in time, b"" at the end.
+
+        Raises:
+            Fault: the connection makes room for another client, and half a request is there.
+        """
+        self._receiving = trio.CancelScope(deadline=deadline)
+        with self._receiving:
             try:
                 data = await self._transport.receive_some(_READ_BYTES)
             except trio.BrokenResourceError:
                 self._gone()
                 data = b""
+            self._heard_at = trio.current_time()
             self._http.receive_data(data)
+        waiting, self._receiving = self._receiving, None
+        if not waiting.cancelled_caught:
             return data
+        if self._makes_room and self._begun:
+            raise _overloaded("the rest of this request did not come, and another client waits")
         return None
 
     # --- answering ---
@@ -351,6 +381,17 @@ class Connection:
     def _write(self, data: bytes | None) -> None:
         if data:
             self._writer.write(data)
+
+
+def _overloaded(why: str) -> Fault:
+    return Fault(
+        503,
+        why,
+        code="overloaded",
+        kind="server_error",
+        headers=(("Retry-After", "1"),),
+        closes=True,
+    )
 
 
 def _sorry() -> Fault:

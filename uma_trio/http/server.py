@@ -7,14 +7,13 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-import trio
-
 from uma_trio.http.connection import Connection
 from uma_trio.http.router import Router
 from uma_trio.http.settings import Shared
 from uma_trio.service.front import Front
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
+from uma_trio.sockets.refusing import Refusing
 from uma_trio.sockets.transport import Transport
 
 _BUSY = (
@@ -44,6 +43,7 @@ class Server(Front[Connection]):
         self._router = router
         self._allowed_uid = allowed_uid
         self._who = who
+        self._refusing = Refusing()
         self._per_host: Counter[str] = Counter()
 
     def stop_accepting(self) -> None:
@@ -62,11 +62,11 @@ class Server(Front[Connection]):
             transport.close()  # it is gone already
             return
         host, by_socket = principal.host, sock.family == socket.AF_UNIX
-        if self._is_full(host):
-            self._turn_away(transport)
-            return
         if by_socket and principal.uid != self._allowed_uid:
             transport.close()
+            return
+        if not self._has_place(principal):
+            self._refusing.tell(transport, _BUSY, self._nursery, self._shared.settings.linger_s)
             return
         connection = Connection(
             transport,
@@ -83,18 +83,12 @@ class Server(Front[Connection]):
         if not self._per_host[host]:
             del self._per_host[host]
 
-    def _is_full(self, host: str) -> bool:
+    def _has_place(self, principal: Principal) -> bool:
+        """Whether one more client may come in, if need be in place of an idle one."""
+        host, owner = principal.host, principal.counts_as
         settings = self._shared.settings
         local = host in ("", "127.0.0.1", "::1")
         most = settings.max_connections if local else settings.max_per_host
-        return self.n_connections >= settings.max_connections or self._per_host[host] >= most
-
-    def _turn_away(self, transport: Transport) -> None:
-        try:
-            # It fits: nothing was sent on this socket before.
-            transport.send_nowait(_BUSY)
-            transport.end_sending()
-        except trio.BrokenResourceError:
-            return
-        finally:
-            transport.close()
+        if self._per_host[host] >= most:
+            return self._make_room(owner, [one for one in self._held if one.host == host])
+        return len(self._held) < settings.max_connections or self._make_room(owner)

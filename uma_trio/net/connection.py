@@ -40,7 +40,7 @@ from uma_protocol import (
 )
 from uma_trio.net import explained
 from uma_trio.net.relay import relay
-from uma_trio.net.settings import Shared
+from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Refusal
 from uma_trio.sockets.principal import Principal
@@ -57,10 +57,21 @@ from uma_trio.wire import (
 
 
 class Connection:
-    """A client that was let in. `run` closes the transport, however it ends."""
+    """A client that was let in. `run` closes the transport, however it ends.
 
-    def __init__(self, transport: Transport, principal: Principal, shared: Shared) -> None:
+    With `takes_place` it is in a place for operators: it may ask questions, for as long as it goes on
+    asking, and is refused when it generates, unless `takes_place` returns True.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        principal: Principal,
+        shared: Shared,
+        takes_place: Callable[[], bool] | None = None,
+    ) -> None:
         settings = shared.settings
+        self._takes_place = takes_place
         transport.limit_send_buffer(settings.send_buffer_bytes)
         self._principal = principal
         self._shared = shared
@@ -128,6 +139,34 @@ class Connection:
             self._had_last_word = True
         self._over = True
         self._scope.cancel()
+
+    @property
+    def owner(self) -> str:
+        """Who has its place."""
+        return self._principal.counts_as
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it only waits for its last bytes to be read."""
+        return self._over
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the client was heard or answered last, if it may send a request, or half of one is there."""
+        if self._over or not self._is_idle or self._inspected or self._writer.waiting_bytes:
+            return None
+        return self._idle_since
+
+    @property
+    def watches(self) -> bool:
+        """Whether the client is told the metrics again and again, and runs nothing else."""
+        return self._watch is not None and self._running is None
+
+    def make_room(self) -> None:
+        """End the connection, which is idle, since another client needs its place. Idempotent."""
+        seconds = trio.current_time() - self._idle_since
+        why = f"nothing happened for {seconds:.0f} s, and another client needs the place"
+        self.end(error_event(Code.E_LIMIT_006, why))
 
     def _gone(self) -> None:
         self._writer.broken = True  # nobody reads what is left
@@ -233,7 +272,10 @@ class Connection:
         if self._frame_began is not None:
             return self._frame_began + self._settings.frame_timeout_s
         if self._is_idle:
-            return self._idle_since + self._settings.idle_timeout_s
+            patience = self._settings.idle_timeout_s
+            if self._takes_place is not None:
+                patience = self._settings.operator_idle_s
+            return self._idle_since + patience
         return float("inf")
 
     def _too_late(self) -> None:
@@ -243,6 +285,8 @@ class Connection:
         if self._frame_began is not None:
             seconds = self._settings.frame_timeout_s
             self.end(error_event(Code.E_PROTO_006, f"a frame took longer than {seconds:g} s"))
+        elif self._takes_place is not None:
+            self.end(too_many(self._settings))
         else:
             seconds = self._settings.idle_timeout_s
             self.end(error_event(Code.E_LIMIT_006, f"nothing happened for {seconds:g} s"))
@@ -250,6 +294,10 @@ class Connection:
     # --- what the client says ---
 
     def _on_generate(self, generate: Generate) -> None:
+        if self._takes_place is not None and not self._takes_place():
+            self.end(too_many(self._settings, generate.id))
+            return
+        self._takes_place = None
         origin = origin_of(generate, self._principal, self._shared.door)
         self._running = self._service.generate([ask_of(generate)], origin)
         self._requests.send_nowait((generate, self._running))
@@ -307,11 +355,13 @@ class Connection:
 
     async def _answer(self, look: Callable[[], Awaitable[Event]], answered: trio.Event) -> None:
         event = await look()
+        self._idle_since = trio.current_time()
         try:
             self._say(event)
         except LocalProtocolError as fault:
             self.end(error_event(fault.code, fault.message))
         self._inspected = None
+        self._reading.deadline = self._deadline()
         answered.set()
 
     def _on_metrics(self, request: GetMetrics) -> None:
@@ -363,3 +413,11 @@ class Connection:
         # The reader may be waiting for bytes, so what was sent ahead of them is read here.
         await self._catch_up()
         self._reading.deadline = self._deadline()
+
+
+def too_many(settings: Settings, request: str | None = None) -> Error:
+    """Return what is said where all places are held; `request` is the id of what was asked for."""
+    most = settings.max_sessions
+    why = f"the most connections, {most}, are open already; close one, or raise --max-sessions"
+    after = settings.refused_retry_s
+    return error_event(Code.E_LIMIT_002, why, id=request, retry_after_s=after)

@@ -6,13 +6,12 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-import trio
-
 import uma_protocol
-from uma_protocol import Code, Role
-from uma_trio.net.connection import Connection
+from uma_protocol import Code, Error, Role
+from uma_trio.net.connection import Connection, too_many
 from uma_trio.service.front import Front
 from uma_trio.sockets.peers import principal_of
+from uma_trio.sockets.refusing import Refusing
 from uma_trio.sockets.transport import Transport
 from uma_trio.wire import error_event
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from uma_trio.net.settings import Shared
     from uma_trio.sockets.principal import Principal
 
-# Clients being told that they cannot come in. More at once than this are just closed.
-_MAX_TURNED_AWAY = 64
-
 
 class Server(Front[Connection]):
     """Accepts clients and runs a task for each. `allowed_uids` are the users let in."""
@@ -33,7 +29,8 @@ class Server(Front[Connection]):
         super().__init__(shared.service.telemetry, shared.log, "--max-sessions")
         self._shared = shared
         self._allowed = {os.geteuid()} if allowed_uids is None else frozenset(allowed_uids)
-        self._turned_away = 0
+        self._refusing = Refusing()
+        self._operators: set[Connection] = set()  # those in the places of operators
 
     def welcome(self, sock: socket.socket) -> None:
         """Take over a client's socket: let it in or turn it away. Never blocks."""
@@ -43,37 +40,46 @@ class Server(Front[Connection]):
         except OSError:
             transport.close()  # it is gone already
             return
-        code, message = self._objection(principal)
-        if code is not None:
-            self._nursery.start_soon(self._turn_away, transport, code, message)
-            return
-        self._let_in(Connection(transport, principal, self._shared))
-
-    def _objection(self, principal: Principal) -> tuple[Code | None, str]:
         if principal.uid not in self._allowed:
-            return Code.E_AUTH_001, f"user {principal.uid} may not use this daemon"
-        most = self._shared.settings.max_sessions
-        if self.n_connections >= most:
-            return (
-                Code.E_LIMIT_002,
-                f"the most connections, {most}, are open already; close one, or raise --max-sessions",
-            )
-        return None, ""
+            why = f"user {principal.uid} may not use this daemon"
+            self._refuse(transport, error_event(Code.E_AUTH_001, why))
+        elif self._has_place(principal):
+            self._let_in(Connection(transport, principal, self._shared))
+        elif principal.is_operator and self._has_operator_place():
+            self._let_operator_in(transport, principal)
+        else:
+            self._refuse(transport, too_many(self._shared.settings))
 
-    async def _turn_away(self, transport: Transport, code: Code, message: str) -> None:
-        settings = self._shared.settings
-        self._turned_away += 1
-        try:
-            if self._turned_away > _MAX_TURNED_AWAY:
-                return
-            protocol = uma_protocol.Connection(Role.SERVER)
-            # It fits: nothing was sent on this socket before.
-            transport.send_nowait(protocol.send(error_event(code, message)))
-            self._shared.service.telemetry.error_sent(code.value)
-            with trio.move_on_after(settings.linger_s):
-                await transport.linger(settings.linger_bytes)
-        except trio.BrokenResourceError:
-            return
-        finally:
-            self._turned_away -= 1
-            transport.close()
+    def _has_place(self, principal: Principal) -> bool:
+        """Whether one more client may come in, if need be in place of an idle one."""
+        return len(self._held) < self._shared.settings.max_sessions or self._make_room(
+            principal.counts_as
+        )
+
+    def _has_operator_place(self) -> bool:
+        """Whether a place of operators is free; one who only watches the metrics gives way."""
+        self._operators = {one for one in self._operators if one in self._sessions}
+        there = [one for one in self._operators if not one.is_over]
+        if len(there) < self._shared.settings.operator_places:
+            return True
+        watching = next((one for one in there if one.watches), None)
+        if watching is not None:
+            watching.end(too_many(self._shared.settings))
+        return watching is not None
+
+    def _let_operator_in(self, transport: Transport, principal: Principal) -> None:
+        def takes_place() -> bool:
+            if not self._has_place(principal):
+                return False
+            self._operators.discard(connection)
+            self._held[connection] = lambda: None
+            return True
+
+        connection = Connection(transport, principal, self._shared, takes_place)
+        self._operators.add(connection)
+        self._attend(connection)
+
+    def _refuse(self, transport: Transport, error: Error) -> None:
+        word = uma_protocol.Connection(Role.SERVER).send(error)
+        self._shared.service.telemetry.error_sent(error.code)
+        self._refusing.tell(transport, word, self._nursery, self._shared.settings.linger_s)

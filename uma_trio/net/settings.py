@@ -18,6 +18,11 @@ class Settings:
     max_prompt_bytes: int = 65_536
     max_sessions: int = 32
     idle_timeout_s: float = 300.0
+    # For operators, where all sessions are held: `metrics`, `sessions`, `explain`, `prefix` and
+    # `priority` are one question each.
+    operator_places: int = 2
+    operator_idle_s: float = 0.5
+    refused_retry_s: float = 1.0
     frame_timeout_s: float = 10.0
     stall_timeout_s: float = 30.0
     linger_s: float = 1.0

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from uma_trio.service.places import Place, makes_room
 from uma_trio.service.telemetry import Log, Telemetry
 
 # It fails ten times a second while it lasts; the metric counts each, the log tells it this often.
 _ACCEPT_TOLD_S = 60.0
+# Connections that were told to leave and have not yet closed; beyond, nobody makes room for a while.
+MOST_LEAVING = 64
 
 
 class Listener(Protocol):
@@ -28,7 +31,7 @@ class Listener(Protocol):
         """Accept no more. Idempotent."""
 
 
-class Session(Protocol):
+class Session(Place, Protocol):
     """An accepted client."""
 
     async def run(self) -> None:
@@ -36,6 +39,9 @@ class Session(Protocol):
 
     def end(self) -> None:
         """Close the connection after all pending bytes are written. Idempotent."""
+
+    def make_room(self) -> None:
+        """Close the connection, which is idle, for another client; the client is told. Idempotent."""
 
 
 S = TypeVar("S", bound=Session)
@@ -49,6 +55,8 @@ class Front(ABC, Generic[S]):
         self._log = log
         self._option = option
         self._sessions: set[S] = set()
+        # Those that hold a place, and what is called once when it is given up.
+        self._held: dict[S, Callable[[], None]] = {}
         self._told_again = -math.inf
         self._accepting = trio.CancelScope()
 
@@ -106,12 +114,35 @@ class Front(ABC, Generic[S]):
             sock.close()
 
     def _let_in(self, session: S, left: Callable[[], None] = lambda: None) -> None:
-        """Run a task for a client; `left` is called when it is gone, however it ends."""
+        """Give a client a place; `left` is called when the place is free, however that comes."""
+        self._held[session] = left
+        self._attend(session)
+
+    def _attend(self, session: S) -> None:
+        """Run a task for a client."""
         self._sessions.add(session)
         self._telemetry.session_opened()
-        self._nursery.start_soon(self._run, session, left)
+        self._nursery.start_soon(self._run, session)
 
-    async def _run(self, session: S, left: Callable[[], None]) -> None:
+    def _make_room(self, owner: Hashable, among: Iterable[S] | None = None) -> bool:
+        """Free the place of an idle client for a newcomer of `owner`; False if none may be freed."""
+        if len(self._sessions) >= len(self._held) + MOST_LEAVING:
+            return False
+        places = self._held if among is None else among
+        session = makes_room(places, owner, trio.current_time())
+        if session is None:
+            return False
+        self._give_up(session)
+        session.make_room()
+        return True
+
+    def _give_up(self, session: S) -> None:
+        """Free the place of a client, if it has one."""
+        left = self._held.pop(session, None)
+        if left is not None:
+            left()
+
+    async def _run(self, session: S) -> None:
         try:
             await session.run()
         except Exception:
@@ -119,7 +150,7 @@ class Front(ABC, Generic[S]):
             self._log.exception("connection ended by a fault")
         finally:
             self._sessions.discard(session)
-            left()
+            self._give_up(session)
             self._telemetry.session_closed()
 
     def _accept_failed(self, exc: OSError) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import trio
 
-BACKLOG = 128
+BACKLOG = 1024  # the kernel takes less where net.core.somaxconn is less
+# Clients accepted before other tasks have their turn: a connection takes about 0.1 ms to set up.
+_AT_ONCE = 8
 # The accept errors that are those of one client, which is gone, and not of the listening socket:
 # accept(2), "Error handling", and BSDs; trio's SocketListener.accept passes over the same. Not every
 # platform has all of these names.
@@ -42,16 +44,17 @@ async def accept_forever(
     """
     while True:
         await trio.lowlevel.wait_readable(listening)
-        try:
-            client, _ = listening.accept()
-        except (BlockingIOError, InterruptedError):
-            continue  # the client gave up before we came
-        except OSError as exc:
-            if exc.errno in _OF_ONE_CLIENT:
-                continue
-            if exc.errno not in _OUT_OF_RESOURCES:
-                raise
-            failed(exc)
-            await trio.sleep(_PAUSE_S)
-        else:
+        for _ in range(_AT_ONCE):
+            try:
+                client, _address = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                break  # the client gave up before we came, or there is no other
+            except OSError as exc:
+                if exc.errno in _OF_ONE_CLIENT:
+                    continue
+                if exc.errno not in _OUT_OF_RESOURCES:
+                    raise
+                failed(exc)
+                await trio.sleep(_PAUSE_S)
+                break
             handle(client)

@@ -107,6 +107,14 @@ class Transport:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return
 
+    def drop_received(self, max_bytes: int) -> None:
+        """Drop what the peer has said so far: closing with unread bytes resets the connection."""
+        try:
+            while max_bytes > 0 and (data := self._sock.recv(_RECEIVE_BYTES)):
+                max_bytes -= len(data)
+        except OSError:
+            return  # nothing more is there, or nobody
+
     def close(self) -> None:
         """Close the socket and wake who waits for it. Idempotent."""
         if self._sock.fileno() == -1:

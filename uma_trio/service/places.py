@@ -1,0 +1,47 @@
+"""Which idle connection makes room for a newcomer where all places are held. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Protocol, TypeVar
+
+# A program that has just connected, or read an answer, may be about to send its next request.
+GRACE_S = 1.0
+
+
+class Place(Protocol):
+    """A connection, as far as its place is concerned."""
+
+    @property
+    def owner(self) -> Hashable:
+        """Whose it is: places are shared fairly among owners."""
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when its client has sent nothing while it owes the next byte; None otherwise."""
+
+
+P = TypeVar("P", bound=Place)
+
+
+def makes_room(places: Iterable[P], owner: Hashable, now: float) -> P | None:
+    """Return the connection that is closed for a newcomer of `owner`; None if none may be.
+
+    Among owners who hold more than the newcomer's, and his own connections, the owner who holds the
+    most gives way, with the one that has been idle for the longest. Looks at every place once.
+    """
+    every = list(places)
+    held = Counter(place.owner for place in every)
+    chosen: tuple[int, float] | None = None
+    found: P | None = None
+    for place in every:
+        since, n = place.idle_since, held[place.owner]
+        if since is None or now - since < GRACE_S:
+            continue
+        if place.owner != owner and n <= held[owner]:
+            continue
+        rank = (-n, since)
+        if chosen is None or rank < chosen:
+            chosen, found = rank, place
+    return found
