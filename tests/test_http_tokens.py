@@ -9,6 +9,7 @@ import pytest
 from http_kit import http_house
 from hypothesis import given
 from hypothesis import strategies as st
+from net_kit import at_once
 from trio.testing import MockClock
 
 from uma_trio.http import tokens
@@ -108,3 +109,35 @@ def test_markers_are_cut_wherever_they_stand(words: list[str]) -> None:
     assert "".join(parts) == text
     assert not any("<think>" in part or "<<x" in part for part in parts)
     assert len(parts) == 1 + text.count("<think>") + text.count("<<x")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_many_probabilities_are_written_in_a_helper_thread(
+    autojump_clock: MockClock, stream: bool
+) -> None:
+    """Each token's alternatives are a piece of their own; the answer is the same as if it were short."""
+    aside: list[Any] = []
+
+    async def noting(function: Any) -> Any:
+        aside.append(function)
+        return await at_once(function)
+
+    asked = {
+        "prompt": "hello " * 40,
+        "max_tokens": 2,
+        "echo": True,
+        "logprobs": 3,
+        "stream": stream,
+    }
+    async with http_house(run_blocking=noting) as daemon:
+        client = daemon.connect(by_socket=True)
+        answer = await client.ask("POST", "/v1/completions", asked)
+        if stream:
+            found = [e["choices"][0]["logprobs"] for e in answer.events[:-1] if e["choices"]]
+            told = next(one for one in found if one is not None)
+        else:
+            told = answer.json["choices"][0]["logprobs"]
+    assert len(told["tokens"]) >= 240
+    assert told["top_logprobs"][0] is None
+    assert all(1 <= len(top) <= 3 for top in told["top_logprobs"][1:])
+    assert any("write" in function.__qualname__ for function in aside)

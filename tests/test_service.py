@@ -15,6 +15,7 @@ from uma_trio.backend.fake import N_VOCAB, FakeBackend, linear_cost
 from uma_trio.engine.messages import Credit, Finished, PromptDone, StreamItem, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.service.ask import Ask, Chat, Door, Message, Origin, Refusal
+from uma_trio.service.checks import Bounds, check_fits
 from uma_trio.service.playout import Playout
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.sockets.principal import Principal
@@ -322,3 +323,25 @@ async def test_a_reader_that_ends_itself_is_called_no_more(autojump_clock: MockC
         give(pipe, TokenOut(1, "a"))
     assert calls == [1]
     assert await take_from(pipe) == [TokenOut(1, "a")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "at_least"),
+    [
+        ("x" * 10_000, 10_000),
+        (Chat(tuple(Message("user", "hi") for _ in range(5000))), 10_000),
+        (Chat(tuple(Message("user", " ") for _ in range(5000))), None),
+        ("x" * 600, None),
+    ],
+)
+def test_a_prompt_far_beyond_the_context_is_not_tokenised(
+    prompt: str | Chat, at_least: int | None
+) -> None:
+    """Its length says that it has four times the tokens of the context; what is near is counted."""
+    bounds = Bounds(model="m", n_ctx_seq=512, n_vocab=256)
+    ask = Ask(prompt=prompt)
+    if at_least is None:
+        check_fits(ask, bounds, longest_piece=1)
+        return
+    with pytest.raises(Refusal, match=f"at least {at_least} tokens"):
+        check_fits(ask, bounds, longest_piece=1)

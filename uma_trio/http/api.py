@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 from attrs import evolve
@@ -44,6 +44,8 @@ from uma_trio.http.streams import Answer, Encoder, stream, whole
 from uma_trio.http.tools import loosened_header
 from uma_trio.service.ask import Ask, Chat, Prompt, Refusal, Salt, Shape, Sharing
 from uma_trio.service.generation import Generation
+
+_MUCH: Final = 64  # tokens with their probabilities; what is more is written in a helper thread
 
 
 class Api(ABC):
@@ -238,10 +240,14 @@ async def answered(
             await stream(exchange, shared, found, encoder, headers)
             return None
         answers = await whole(shared, found)
-    body = msgspec.json.encode(asked.document(generations, answers))
+
+    def write() -> bytes:
+        return sse.unsplit(msgspec.json.encode(asked.document(generations, answers)))
+
+    body = await aside(shared, write, apart=sum(answer.weight for answer in answers) > _MUCH)
     for generation in generations:
         generation.tell_of_calls()
-    return Reply(200, sse.unsplit(body), headers=headers)
+    return Reply(200, body, headers=headers)
 
 
 async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: str) -> Reply:

@@ -15,10 +15,12 @@ from attrs import evolve
 from uma_protocol.rules import MAX_INT32, Fault, Number, Text
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body
+from uma_trio.http.intake import aside
 from uma_trio.http.settings import Shared
 
 FIELD: Final = "logit_bias"
 MOST: Final = 1024
+_FEW: Final = 16  # texts, each with as many tokens as bytes
 LIMIT: Final = 100.0  # OpenAI's: as good as a ban, or as a must
 
 _ID = re.compile("0|[1-9][0-9]{0,9}")
@@ -69,15 +71,20 @@ async def by_token(body: Body, shared: Shared) -> Body:
         else [pair for each in given if (pair := _pair_of(each)) is not None]
     )
     keys = [key for key, _ in pairs]
-    texts = iter(await shared.service.tokenize_each([key for key in keys if isinstance(key, str)]))
-    total: defaultdict[int, float] = defaultdict(float)
-    for key, (_, bias) in zip(keys, pairs, strict=True):
-        for token in next(texts) if isinstance(key, str) else (key,):
-            total[token] += -LIMIT if bias is False else _trimmed(bias)
-    if len(total) > MOST:
-        raise invalid(FIELD, f"has {len(total)} tokens in its texts; at most {MOST} are taken")
-    trimmed = {token: _trimmed(bias) for token, bias in total.items()}
-    return evolve(body, given={**body.given, FIELD: trimmed})
+    texts = await shared.service.tokenize_each([key for key in keys if isinstance(key, str)])
+
+    def add_up() -> dict[int, float]:
+        left = iter(texts)
+        total: defaultdict[int, float] = defaultdict(float)
+        for key, (_, bias) in zip(keys, pairs, strict=True):
+            for token in next(left) if isinstance(key, str) else (key,):
+                total[token] += -LIMIT if bias is False else _trimmed(bias)
+        return {token: _trimmed(bias) for token, bias in total.items()}
+
+    by_id = await aside(shared, add_up, apart=len(texts) > _FEW)
+    if len(by_id) > MOST:
+        raise invalid(FIELD, f"has {len(by_id)} tokens in its texts; at most {MOST} are taken")
+    return evolve(body, given={**body.given, FIELD: by_id})
 
 
 def _check(path: str, key: Any, bias: Any) -> Fault | None:

@@ -32,6 +32,7 @@ from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
 
 _READ_BYTES = 16_384
+_LONG_BODY = 65_536
 # No other request can be read behind it. One that asks for another protocol, as Java's client does, is
 # whole: it is declined.
 _LAST = (h11.IDLE, h11.SEND_BODY, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
@@ -376,6 +377,10 @@ class Connection:
         body = b""
         if reply.body and not self._is_head:
             body = http.send(h11.Data(data=reply.body)) or b""
+        if len(body) > _LONG_BODY:  # which is not copied once more
+            self._write(head)
+            self._write(body)
+            head = body = b""
         self._write(head + body + (http.send(h11.EndOfMessage()) or b""))
 
     def _write(self, data: bytes | None) -> None:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 from attrs import frozen
 
 from uma_trio.engine.messages import PromptDone, TokenLogprobs, TokenOut
 from uma_trio.service.service import Service
 
 _DIGITS = 6
+_FEW = 64  # tokens
 
 
 def chat_logprobs(tokens: Sequence[TokenOut], service: Service) -> dict[str, Any] | None:
     """Return the `logprobs` of a chat's choice; None if nobody asked."""
+    pack = _packing(len(tokens))
     content = [
-        {
-            **_token(token.token_id, token.logprobs.logprob, service),
-            "top_logprobs": [_token(id_, logprob, service) for id_, logprob in token.logprobs.top],
-        }
+        pack(
+            {
+                **_token(token.token_id, token.logprobs.logprob, service),
+                "top_logprobs": [
+                    _token(id_, logprob, service) for id_, logprob in token.logprobs.top
+                ],
+            }
+        )
         for token in tokens
         if token.logprobs is not None
     ]
@@ -38,11 +45,14 @@ def probabilities(
     if not post_sampling:
         found = chat_logprobs(tokens, service)
         return None if found is None else found["content"]
+    pack = _packing(len(tokens))
     content = [
-        {
-            **_drawn(token.token_id, token.logprobs.logprob, service),
-            "top_probs": [_drawn(id_, logprob, service) for id_, logprob in token.logprobs.top],
-        }
+        pack(
+            {
+                **_drawn(token.token_id, token.logprobs.logprob, service),
+                "top_probs": [_drawn(id_, logprob, service) for id_, logprob in token.logprobs.top],
+            }
+        )
         for token in tokens
         if token.logprobs is not None
     ]
@@ -84,6 +94,7 @@ def text_logprobs(places: Sequence[Place], service: Service) -> dict[str, Any] |
     """Return the `logprobs` of a text's choice; None if there are none."""
     if not places:
         return None
+    pack = _packing(len(places))
     return {
         "tokens": [service.text_of(place.token_id) for place in places],
         "token_logprobs": [
@@ -92,11 +103,27 @@ def text_logprobs(places: Sequence[Place], service: Service) -> dict[str, Any] |
         "top_logprobs": [
             None
             if place.logprobs is None
-            else {service.text_of(id_): _rounded(p) for id_, p in place.logprobs.top}
+            else pack({service.text_of(id_): _rounded(p) for id_, p in place.logprobs.top})
             for place in places
         ],
         "text_offset": [place.offset for place in places],
     }
+
+
+def _packing(n_tokens: int) -> Callable[[dict[str, Any]], Any]:
+    """Return what is done to each part of a document: in a long one it is encoded on its own.
+
+    The encoder then holds the GIL for one part at a time, and copies them in the end.
+    """
+    return _plainly if n_tokens <= _FEW else _encoded
+
+
+def _plainly(part: dict[str, Any]) -> dict[str, Any]:
+    return part
+
+
+def _encoded(part: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(part))
 
 
 def _token(id_: int, logprob: float, service: Service) -> dict[str, Any]:

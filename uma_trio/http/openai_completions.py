@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -33,6 +33,7 @@ from uma_trio.http.streams import Answer, without_answer
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
+_MANY = 64  # tokens of a prompt with their probabilities
 _DEFAULT_TOKENS = 16  # the API's own
 
 
@@ -144,13 +145,17 @@ class _Chunks(Chunks):
             frame.fill(echo) for frame, echo in zip(self._frames, self._echoes, strict=True) if echo
         )
 
-    def prompt(self, index: int, item: PromptDone) -> bytes:
+    def prompt(self, index: int, item: PromptDone) -> bytes | Callable[[], bytes]:
         if not self._scored:
             return b""
-        prompt = self._generations[index].prompt.tolist()
-        places = prompt_places(prompt, item, self._service)
-        found = text_logprobs(places, self._service)
-        return sse.event(self._chunk(index, self._echoes[index], logprobs=found))
+        prompt = self._generations[index].prompt
+
+        def write() -> bytes:
+            places = prompt_places(prompt.tolist(), item, self._service)
+            found = text_logprobs(places, self._service)
+            return sse.event(self._chunk(index, self._echoes[index], logprobs=found))
+
+        return write if len(prompt) > _MANY else write()
 
     def token(self, index: int, item: TokenOut) -> bytes:
         if self._only_prompt:

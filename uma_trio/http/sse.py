@@ -17,6 +17,7 @@ _LINE_ENDS = (
     (b"\xc2\x85", b"\\u0085"),
 )
 
+_SLICE = 262_144
 _encode = msgspec.json.encode
 
 
@@ -27,7 +28,21 @@ def text(value: str) -> bytes:
 
 
 def unsplit(data: bytes) -> bytes:
-    """Escape the line ends of Unicode in a JSON document."""
+    """Escape the line ends of Unicode in a JSON document, a slice at a time."""
+    if len(data) <= _SLICE:
+        return _unsplit(data)
+    parts: list[bytes] = []
+    start = 0
+    while start < len(data):
+        end = min(len(data), start + _SLICE)
+        while end < len(data) and data[end] & 0xC0 == 0x80:
+            end += 1  # behind the character
+        parts.append(_unsplit(data[start:end]))
+        start = end
+    return b"".join(parts)
+
+
+def _unsplit(data: bytes) -> bytes:
     for raw, escaped in _LINE_ENDS:
         if raw in data:
             data = data.replace(raw, escaped)

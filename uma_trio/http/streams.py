@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from attrs import evolve, frozen
@@ -34,6 +34,14 @@ class Answer:
         """Everything the model said."""
         return "".join([*(token.text for token in self.tokens), self.end.text])
 
+    @property
+    def weight(self) -> int:
+        """The number of tokens that are written, where a tenth of one is spent on one without more."""
+        scored = self.prompt is not None and self.prompt.logprobs is not None
+        prompt = len(self.prompt.logprobs or ()) if self.prompt is not None and scored else 0
+        rich = bool(self.tokens) and self.tokens[0].logprobs is not None
+        return prompt + (len(self.tokens) if rich else len(self.tokens) // 10)
+
 
 class Encoder(ABC):
     """How an API writes a stream. Each method returns the bytes of whole events."""
@@ -42,8 +50,11 @@ class Encoder(ABC):
         """Return what goes out once the requests are accepted."""
         return b""
 
-    def prompt(self, index: int, item: PromptDone) -> bytes:
-        """Return what goes out once the prompt of answer `index` is computed."""
+    def prompt(self, index: int, item: PromptDone) -> bytes | Callable[[], bytes]:
+        """Return what goes out once the prompt of answer `index` is computed.
+
+        If it is long to write, return what writes it in a helper thread.
+        """
         return b""
 
     def progress(self, index: int, item: PromptProgress) -> bytes:
@@ -97,7 +108,7 @@ async def _told(
 ) -> bytes:
     """Send all but the last part of the stream, and return that; fill `ends`."""
     write_token = encoder.token
-    parts: list[bytes] = []
+    parts: list[bytes | Callable[[], bytes]] = []
 
     def write(bursts: list[Burst]) -> bool:
         parts.clear()
@@ -116,17 +127,40 @@ async def _told(
                     assert_never(item)
         if answers.finished:
             return False
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        return not data or exchange.send(data)
+        data = _ready(parts)
+        if data is None:
+            return False
+        parts.clear()
+        return _put(exchange, data)
 
     while True:
         await answers.read(write)
+        last = await _all(parts, shared)
+        parts.clear()
         if answers.finished:
             break
+        _put(exchange, b"".join(last))
         await exchange.sent()
         answers.reader_was_behind()
     every = [ends[index] for index in range(len(ends))]
-    return b"".join([*parts, encoder.closing(every)])
+    return b"".join([*last, encoder.closing(every)])
+
+
+def _put(exchange: Exchange, data: bytes) -> bool:
+    return not data or exchange.send(data)
+
+
+def _ready(parts: Sequence[bytes | Callable[[], bytes]]) -> bytes | None:
+    """Return the parts of a burst in one; None if one of them is to be written in a helper thread."""
+    if len(parts) == 1:
+        return parts[0] if isinstance(parts[0], bytes) else None
+    ready = [part for part in parts if isinstance(part, bytes)]
+    return b"".join(ready) if len(ready) == len(parts) else None
+
+
+async def _all(parts: Sequence[bytes | Callable[[], bytes]], shared: Shared) -> list[bytes]:
+    """Return all parts, after writing those that are long in a helper thread."""
+    return [part if isinstance(part, bytes) else await shared.run_blocking(part) for part in parts]
 
 
 def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -> bytes:

@@ -21,6 +21,7 @@ from uma_trio.text.slices import utf8_length as utf8_length
 from uma_trio.text.template import problem_of
 
 _FEW: Final = 64  # messages
+_FAR: Final = 4  # contexts
 _SHORT: Final = 65_536  # characters or tokens
 MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take six
 
@@ -217,11 +218,33 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
     return _above_least(ask, asked)
 
 
-def no_room(n_prompt: int, context: int, field: str) -> Refusal:
+def check_fits(ask: Ask, bounds: Bounds, longest_piece: int) -> None:
+    """Refuse a prompt that has far more tokens than the context, before it is tokenised.
+
+    It has a token at least for each message that says something, and for each `longest_piece` bytes.
+    What is close to the context is tokenised, so that its refusal says the exact number.
+
+    Raises:
+        Refusal: it has four times as many, at least.
+    """
+    prompt = ask.prompt
+    if isinstance(prompt, Chat):
+        # Templates may strip contents, and leave out all else.
+        said = [text for message in prompt.messages if (text := message.content.strip())]
+        field, least = "messages", max(len(said), sum(map(utf8_length, said)) // longest_piece)
+    elif isinstance(prompt, str):
+        field, least = "prompt", utf8_length(prompt) // longest_piece
+    else:
+        field, least = "prompt", len(prompt)
+    if least > _FAR * bounds.n_ctx_seq:
+        raise no_room(least, bounds.n_ctx_seq, field, at_least=True)
+
+
+def no_room(n_prompt: int, context: int, field: str, *, at_least: bool = False) -> Refusal:
     """Return the refusal of a prompt that fills the context."""
     return Refusal(
         Code.E_LIMIT_004,
-        f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of "
+        f"the prompt has {'at least ' * at_least}{n_prompt} tokens and leaves no room for an answer in the context of "
         f"{context}; shorten it to {context - 1} or fewer",
         field=field,
         prompt_tokens=n_prompt,

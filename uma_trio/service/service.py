@@ -25,6 +25,7 @@ from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal
 from uma_trio.service.checks import (
     Bounds,
+    check_fits,
     check_untokenised,
     check_vocabulary,
     is_large,
@@ -206,13 +207,20 @@ class Service:
             )
         return prompt, False
 
-    async def check(self, ask: Ask, door: Door) -> None:
+    async def check(self, ask: Ask, door: Door, *, fits: bool = True) -> None:
         """Check what can be checked without tokens: a large request in a helper thread.
+
+        With `fits` a prompt that has several times the tokens of the context is refused, too.
 
         Raises:
             Refusal: the request is not to be had, as :func:`check_untokenised` says.
         """
-        check = partial(check_untokenised, ask, door, self.bounds)
+
+        def check() -> None:
+            check_untokenised(ask, door, self.bounds)
+            if fits:
+                check_fits(ask, self.bounds, self._front_end.longest_piece)
+
         with refusing_depth():
             if is_large(ask):
                 await self._run_blocking(check)
@@ -225,7 +233,7 @@ class Service:
         Raises:
             Refusal: the request would be refused, whatever its number of tokens.
         """
-        await self.check(ask, origin.door)
+        await self.check(ask, origin.door, fits=False)
         with refusing_depth():
             return len((await self._tokens_of(ask))[0])
 

@@ -71,6 +71,8 @@ class FrontEnd:
     ) -> None:
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces()
+        #: The bytes of the longest token: no token stands for more of a text.
+        self.longest_piece = max(map(len, self._pieces), default=1)
         self._bos = self._find_bos()
         self._adds_space = self.detokenize(self._plain("a").tolist()).startswith(b" ")
         self._template: ChatTemplate | None = None
