@@ -12,6 +12,7 @@ from attrs import frozen
 from reply_kit import FORMATS, HERMES, TYPED, XML
 
 from uma_trio.text.replies import ReplyFormat
+from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.format import THINK, CallSyntax, Thought
 
 COMMAND: Final = '{"command": "rm -rf /tmp/build.sh", "timeout": 3}'
@@ -251,5 +252,23 @@ REPLIES: Final = {
     "pythonic": Reply(
         FORMATS["[func_name1(params_name1="],
         "[bash(command='rm -rf /tmp/build.sh', timeout=3), stop()]",
+    ),
+    "kimi-k3": Reply(
+        ReplyFormat("kimi-k3", thought=THOUGHT, calls=CallSyntax(style="channels")),
+        "Why?<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="bash" index="1"<|sep|>'
+        '<|open|>argument key="command" type="string"<|sep|>rm -rf /tmp/build.sh'
+        '<|close|>argument<|sep|><|open|>argument key="timeout" type="number"<|sep|>3'
+        '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="stop" index="2"<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        "I look.",
+        "Why?",
+        thinking=True,
+    ),
+    "kimi-k3, arguments as JSON": Reply(
+        ReplyFormat("kimi-k3", thought=THOUGHT, calls=CallSyntax(style="channels")),
+        '<|open|>tools<|sep|><|open|>call tool="bash" index="1"<|sep|><|open|>json type="object"<|sep|>'
+        f"{COMMAND}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        calls=(("bash", COMMAND),),
     ),
 }

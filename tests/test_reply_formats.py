@@ -30,7 +30,7 @@ from uma_trio.text.replies.derive import CPU_SECONDS
 from uma_trio.text.replies.files import NoFormat, document_of, format_from
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
 from uma_trio.text.replying import Derivation
-from uma_trio.text.template import PLAINLY, ChatTemplate
+from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 
 _EACH = "{% for c in m.tool_calls or [] %}"
 TEMPLATES = {
@@ -264,3 +264,51 @@ async def test_props_tell_what_chats_can_do(autojump_clock: MockClock) -> None:
         assert caps["supports_tool_calls"]
         assert not caps["tools_in_template"]
         assert not caps["supports_reasoning"]
+
+
+def test_results_stand_with_the_calls_where_a_template_wants_them_there() -> None:
+    """As Gemma 4's does; one that knows messages of tools gets those."""
+    source = (
+        "{% set last = 'tool' %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{}<tool_call|>{% endfor %}"
+        "{% for r in m.tool_responses or [] %}({{ r.name }}={{ r.response }}){% endfor %}{% endfor %}"
+    )
+    call, other = Call("a", "look", "{}"), Call("b", "stop", "{}")
+    chat = [
+        Message("user", "hi"),
+        Message("assistant", calls=(call, other)),
+        Message("tool", "one", call_id="a"),
+        Message("tool", "two", call_id="b"),
+        Message("user", "so?"),
+    ]
+    called = "<|tool_call>call:look{}<tool_call|><|tool_call>call:stop{}<tool_call|>"
+    written = FrontEnd(FakeVocabulary(), source).render(chat)
+    assert written == f"<user>hi<assistant>{called}(look=one)(stop=two)<user>so?"
+    knows = source + "{% if messages[0].role == 'tool' %}{% endif %}"
+    written = FrontEnd(FakeVocabulary(), knows).render(chat)
+    assert written == f"<user>hi<assistant>{called}<tool>one<tool>two<user>so?"
+
+
+K3_TEMPLATE = (
+    "{%- macro tag(name) -%}{{ '<|open|>' + name + '<|sep|>' }}{%- endmacro -%}"
+    "{%- macro end(name) -%}{{ '<|close|>' + name + '<|sep|>' }}{%- endmacro -%}"
+    "{{ tools | tojson if tools else '' }}"
+    "{% for m in messages %}{{ tag('message role=\"' + m.role + '\"') }}{{ m.content }}"
+    "{% if m.tool_calls %}{{ tag('tools') }}{% for c in m.tool_calls %}"
+    "{{ tag('call' + ' tool=\"' + c.function.name + '\" index=\"' + loop.index | string + '\"') }}"
+    "{% for k, v in c.function.arguments | items %}"
+    "{{ tag('argument key=\"' + k + '\" type=\"string\"') }}{{ v }}{{ end('argument') }}{% endfor %}"
+    "{{ end('call') }}{% endfor %}{{ end('tools') }}{% endif %}{{ end('message') }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ tag('think' if thinking | d(true) else 'response') }}{% endif %}"
+)
+
+
+def test_channels_are_known_by_their_markers() -> None:
+    """Kimi K3's: its template writes them in macros, so nothing can be derived from it."""
+    front = FrontEnd(FakeVocabulary(), K3_TEMPLATE)
+    made = front.replies.found.format
+    assert (made.name, made.calls) == ("kimi-k3", CallSyntax(style="channels"))
+    asked = [Message("user", "x")]
+    assert front.prepare_chat(asked, PLAINLY, ())[1]
+    assert front.replies.found.efforts.by_default is True
+    assert not front.prepare_chat(asked, Manner(effort="none"), ())[1]

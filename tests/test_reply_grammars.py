@@ -12,6 +12,7 @@ from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import Tool, ToolChoice
 from uma_trio.text.constrain import JSON, Follower, Grammarian
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
+from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.grammar import Offer, grammar_of
 from uma_trio.text.replies.part import part_of
@@ -223,6 +224,62 @@ def test_literals_of_a_tool_that_takes_anything_may_be_anything(grammarian: Gram
         (anything, "a=[1, {'b': None}], c='x'", True),
     ):
         assert takes(grammarian, LFM.calls, schema, text.format(arguments)) is taken
+
+
+class ChannelVocabulary(MarkedVocabulary):
+    """Its markers are Kimi K3's."""
+
+    markers = ("<|open|>", "<|close|>", "<|sep|>")
+
+
+K3 = ReplyFormat("kimi-k3", thought=THOUGHT, calls=CallSyntax(style="channels"))
+_K3_CALL = (
+    '<|open|>call tool="look" index="1"<|sep|><|open|>argument key="what" type="string"<|sep|>x<y'
+    '<|close|>argument<|sep|><|open|>argument key="n" type="{}"<|sep|>3<|close|>argument<|sep|>'
+    "<|close|>call<|sep|>"
+)
+_K3_SAID = "<|open|>response<|sep|>So.<|close|>response<|sep|>"
+
+
+def in_channels(
+    shape: Shape | None, choice: ToolChoice, text: str, *, thinking: bool = False
+) -> bool:
+    """Tell whether a reply in channels may be `text`."""
+    vocabulary = ChannelVocabulary()
+    replies, grammarian = Replies(vocabulary, None, "", K3), Grammarian(vocabulary)
+    tools = [Tool("look", "", MANY)] if shape is None else []
+    loosened = replies.loosened(grammarian, tools, choice)
+    follower = replies.constraint(grammarian, shape, loosened, choice, None, thinking=thinking)
+    assert follower is not None
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+    return accepted(follower, tokens.tolist())
+
+
+def test_calls_in_channels_are_held_to_the_schema() -> None:
+    """Behind the reasoning and a response, each argument under its type; the parser reads them."""
+    must, may = ToolChoice("required"), ToolChoice()
+    call = _K3_CALL.format("number")
+    tools = f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>"
+    for choice in (must, may):
+        assert in_channels(None, choice, _K3_SAID + tools)
+        assert in_channels(None, choice, f"w<|close|>think<|sep|>{_K3_SAID}{tools}", thinking=True)
+        assert in_channels(None, choice, _K3_SAID + tools + "<|close|>message<|sep|>")
+        wrong = _K3_SAID + tools.replace("number", "string", 1)
+        assert not in_channels(None, choice, wrong.replace('n" type="number', 'n" type="string'))
+    assert in_channels(None, may, _K3_SAID)
+    assert not in_channels(None, must, _K3_SAID)
+    parser = ReplyParser(K3, tools=[Tool("look", "", MANY)])
+    said = collect([*parser.feed(_K3_SAID + tools), *parser.finish()])
+    assert (said.content, json.loads(said.calls[0].arguments)) == ("So.", {"what": "x<y", "n": 3})
+
+
+def test_a_shape_is_that_of_the_response_in_channels() -> None:
+    """Whether the prompt has opened it or not."""
+    shape = Shape("schema", json.dumps(PLACE))
+    end = "<|close|>response<|sep|>"
+    for opened in ("", "<|open|>response<|sep|>"):
+        assert in_channels(shape, ToolChoice(), f'{opened}{{"x": 3}}{end}')
+        assert not in_channels(shape, ToolChoice(), f'{opened}{{"x": "3"}}{end}')
 
 
 def test_the_quotes_of_literals_may_be_special_tokens() -> None:

@@ -302,6 +302,14 @@ def test_a_template_is_told_the_date_if_it_names_it() -> None:
     assert whole(template.render(asked, told)) == "[x]today, Mar 04 2026"
 
 
+def test_functions_are_written_out_without_looking_whether_there_are_any() -> None:
+    """As FireFunction does: without tools it gets no text, and not an error."""
+    template = ChatTemplate(around("m.content") + "{{ 'Spec: ' + functions + '.' }}")
+    asked = [Message("user", "x")]
+    assert whole(template.render(asked)) == "[x]Spec: ."
+    assert '"name": "greet"' in whole(template.render(asked, tools=[Tool("greet")]))
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

@@ -16,6 +16,7 @@ from attrs import frozen
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.veil import Veil
 
+_KNOWS_RESULTS: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")
 _NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -26,27 +27,47 @@ class Habits:
     `arguments_as_text`: arguments as the JSON that the model wrote, not as an object.
     `null_content`: no content, instead of an empty one, beside calls. `ids`: ids of nine letters and
     digits (Mistral's), or such as ``functions.NAME:0`` (Kimi's). `reasoning_key`: what a message calls
-    its reasoning; "" if the template leaves it out.
+    its reasoning; "" if the template leaves it out. `results_inside`: results of tools not as messages,
+    but in the message with the calls (Gemma's ``tool_responses``).
     """
 
     arguments_as_text: bool = False
     null_content: bool = False
     ids: Literal["any", "nine", "numbered"] = "any"
     reasoning_key: str = "reasoning_content"
+    results_inside: bool = False
 
 
 NO_HABITS: Final = Habits()
 
 
+def wants_results_inside(source: str) -> bool:
+    """Whether a template of this source wants results inside, and knows no messages of tools."""
+    return "tool_responses" in source and _KNOWS_RESULTS.search(source) is None
+
+
 def messages_of(messages: Sequence[Message], veil: Veil, habits: Habits) -> list[dict[str, Any]]:
     """Return what a template is told of a conversation."""
     ids = _Ids(messages, habits)
-    return [_message(message, place, veil, habits, ids) for place, message in enumerate(messages)]
+    told = [_message(message, place, veil, habits, ids) for place, message in enumerate(messages)]
+    return _with_results(told) if habits.results_inside else told
 
 
 def tools_of(tools: Sequence[Tool], veil: Veil) -> list[dict[str, Any]]:
     """Return what a template is told of the tools: equal tools, equal text."""
     return [{"type": "function", "function": veil.hide(_function(tool))} for tool in tools]
+
+
+def _with_results(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which results stand in the message with the calls that they follow."""
+    found: list[dict[str, Any]] = []
+    for message in told:
+        if message["role"] == "tool" and found and found[-1].get("tool_calls"):
+            result = {"name": message.get("name", "unknown"), "response": message["content"]}
+            found[-1].setdefault("tool_responses", []).append(result)
+        else:
+            found.append(message)
+    return found
 
 
 def _function(tool: Tool) -> dict[str, Any]:

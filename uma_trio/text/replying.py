@@ -17,12 +17,13 @@ from attrs import evolve, field, frozen
 
 from uma_trio.backend.base import Vocabulary
 from uma_trio.text.chat import Message, Tool, ToolChoice
-from uma_trio.text.documents import NO_HABITS, Habits
+from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
 from uma_trio.text.effort import Efforts, efforts_of
 from uma_trio.text.replies import ReplyFormat, ReplyParser
+from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
 from uma_trio.text.replies.derive import derive
 from uma_trio.text.replies.format import PLAIN
-from uma_trio.text.replies.grammar import Offer, answer_in_harmony, grammar_of
+from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import Shape, Unconstrainable
 from uma_trio.text.slices import Forgeable
@@ -86,7 +87,8 @@ class Derivation:
             source,
             harmony=made.name == "harmony",
         )
-        return cls(made, evolve(derived.habits, ids=ids), derived.tells_tools, efforts)
+        habits = evolve(derived.habits, ids=ids, results_inside=wants_results_inside(source))
+        return cls(made, habits, derived.tells_tools, efforts)
 
     @property
     def in_words(self) -> bool:
@@ -120,7 +122,7 @@ class Replies:
         """Return what reads one reply; None if its text is all that it can say."""
         calls = bool(tools) and choice.mode != "none"
         syntax = self.format.calls
-        framed = syntax is not None and syntax.style == "harmony"
+        framed = syntax is not None and syntax.framed
         if not calls and self.format.thought is None and not framed:
             return None
         return ReplyParser(self.format, thinking=thinking, tools=tools, calls=calls)
@@ -175,6 +177,8 @@ class Replies:
         text = "" if calls is None else calls.markers
         if calls is not None and calls.style == "harmony":
             text = _HARMONY_MARKERS
+        elif calls is not None and calls.style == "channels":
+            text = CHANNEL_MARKERS
         if thought is not None:
             text += f" {thought.open} {thought.close}"
         return list(dict.fromkeys(atoms(text)))
@@ -226,9 +230,9 @@ class Replies:
 
         inner = grammarian.follow(shape)  # which says what is wrong with the shape
         calls = self.format.calls
-        if calls is None or calls.style != "harmony":
+        if calls is None or not calls.framed:
             return inner
-        framed = answer_in_harmony(shape, JSON, self.special)
+        framed = answer_in_frame(calls, shape, JSON, self.special)
         return inner if framed is None else grammarian.follow(Shape("reply", framed, shape.field))
 
     def loosened(

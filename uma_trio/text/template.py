@@ -48,6 +48,7 @@ SWITCHES: Final = ("enable_thinking", "thinking")
 # What some templates are told of today, if they name it: Llama 3's, and those of FireFunction. Without
 # the time of day, which would change every prompt.
 _DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
+_WRITES_FUNCTIONS: Final = re.compile(r"(?:\+|\{\{-?)\s*functions\s*(?:\+|-?[}%]\})")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 _SANDBOX: Final = Sandbox()
@@ -128,9 +129,7 @@ class ChatTemplate:
         self._now = now
         self._dates = {n: d for n, d in _DATES.items() if re.search(rf"\b{n}\b", source)}
         self._wants_functions = re.search(r"\bfunctions\b", source) is not None
-        self._writes_functions = (
-            re.search(r"{{-?\s*functions\s*(-?}}|\|\s*trim)", source) is not None
-        )
+        self._writes_functions = _WRITES_FUNCTIONS.search(source) is not None
         try:
             self._template: Template = _SANDBOX.from_string(source)
         except Exception as error:  # a compiler of foreign code; it may raise anything
@@ -208,8 +207,11 @@ class ChatTemplate:
             raise Unrenderable(_one_line(error)) from error
 
     def _functions_of(self, tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the tools under the older name, if the template names it and there are any."""
-        if not tools or not self._wants_functions:
+        """Return the tools under the older name, if the template names it.
+
+        Templates that write them out do so without looking whether there are any.
+        """
+        if not self._wants_functions or not (tools or self._writes_functions):
             return {}
         return {"functions": _functions(tools, as_text=self._writes_functions)}
 
@@ -224,7 +226,9 @@ class ChatTemplate:
 def _functions(tools: Sequence[Mapping[str, Any]], *, as_text: bool) -> Any:
     """Return tools as older templates know them: functions, one by one or written out as JSON."""
     functions = [tool["function"] for tool in tools]
-    return json.dumps(functions, ensure_ascii=False, indent=2) if as_text else functions
+    if not as_text:
+        return functions
+    return json.dumps(functions, ensure_ascii=False, indent=2) if functions else ""
 
 
 def _can_go_on(messages: Sequence[Message]) -> bool:

@@ -15,8 +15,10 @@ from attrs import frozen
 
 from uma_trio.text.chat import ToolChoice
 from uma_trio.text.replies.bodies import atoms
+from uma_trio.text.replies.channels import attribute
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.literal_rules import LiteralRules
+from uma_trio.text.replies.literals import kinds_of
 from uma_trio.text.replies.notation import CLOSING
 from uma_trio.text.replies.part import part_of
 from uma_trio.text.shape import Shape
@@ -25,6 +27,9 @@ _ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTAL
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
 _TEXT: Final = "TEXT: /(.|\\n)*/\nSPACE: /[ \\n]{1,2}/\n"
 _FINAL: Final = "<|channel|>final<|message|>"
+_RESPONDED: Final = "<|close|>response<|sep|>"
+_ARGUED: Final = "<|close|>argument<|sep|>"
+_TYPES: Final = {"integer": "number"}  # what an argument's tag in a channel calls a schema's type
 _ID: Final = "/[A-Za-z0-9]{9}/"
 MAX_CALLS: Final = (
     64  # in one reply: a model that does not stop by itself would call until max_tokens
@@ -53,6 +58,8 @@ def grammar_of(
         rules += writer.literals.common()
     if syntax.style == "harmony":
         return writer.harmony(bodies, rules, choice)
+    if syntax.style == "channels":
+        return writer.channels(rules, bodies, choice)
     opened, close = writer.marker(syntax.open), writer.marker(syntax.close)
     # Models are not sure about white space between calls, and it means nothing.
     between = writer.marker(syntax.between) if syntax.between.strip() else "SPACE?"
@@ -79,8 +86,10 @@ def grammar_of(
     return _HEAD + _TEXT + "\n".join(rules) + "\n"
 
 
-def answer_in_harmony(shape: Shape, style: Mapping[str, Any], special: Special) -> str | None:
-    """Return the grammar of a reply in harmony whose final message has a shape, JSON in a `style`.
+def answer_in_frame(
+    syntax: CallSyntax, shape: Shape, style: Mapping[str, Any], special: Special
+) -> str | None:
+    """Return the grammar of a framed reply whose final message has a shape, JSON in a `style`.
 
     None for regular expressions and grammars, which cannot stand in another one.
     """
@@ -91,7 +100,7 @@ def answer_in_harmony(shape: Shape, style: Mapping[str, Any], special: Special) 
         answer = f"({' | '.join(map(_literal, json.loads(shape.text)))})"
     else:
         return None
-    return _Writer(CallSyntax(style="harmony"), special).final(answer)
+    return _Writer(syntax, special).final(answer)
 
 
 class _Writer:
@@ -133,6 +142,8 @@ class _Writer:
             return f"{name}: {_literal(head)} {arguments} {tail}"
         if syntax.style == "harmony":
             return self._harmony_call(name, offer.name, arguments)
+        if syntax.style == "channels":
+            return self._channel_call(name, offer)
         called = _literal(offer.name)
         if syntax.name_in_id:
             called = f"{_literal(f'functions.{offer.name}:')} /[0-9]{{1,4}}/"
@@ -184,8 +195,63 @@ class _Writer:
         return self._behind_thought(f"({bodies} | {self.marker(_FINAL)} TEXT)", rules)
 
     def final(self, answer: str) -> str:
-        """Write the grammar of a reply in harmony without calls."""
+        """Write the grammar of a framed reply without calls."""
+        if self._syntax.style == "channels":
+            return self._channels(f"{answer} {self.marker(_RESPONDED)}", [])
         return self._behind_thought(f"{self.marker(_FINAL)} {answer}", [])
+
+    def _channel_call(self, name: str, offer: Offer) -> str:
+        """Write a call whose arguments stand in tags of their types."""
+        schema = offer.schema
+        properties = schema.get("properties")
+        rules: list[str] = []
+        parts: list[str] = []
+        for number, (key, part) in enumerate(
+            properties.items() if isinstance(properties, dict) else ()
+        ):
+            rule, closer = f"{name}_{number}", self.marker(_ARGUED)
+            kinds = sorted(kinds_of(part)) or ["string"]
+            forms: list[str] = []
+            for kind in kinds:
+                tag = self.marker(
+                    f'<|open|>argument key="{attribute(key)}" type="{_TYPES.get(kind, kind)}"<|sep|>'
+                )
+                forms.append(f"{tag} {self._argument(part, kind, schema)} {closer}")
+            rules.append(f"{rule}: {' | '.join(forms)}")
+            parts.append(rule if key in schema.get("required", ()) else f"{rule}?")
+        head = self.marker(f'<|open|>call tool="{attribute(offer.name)}" index="')
+        close = self.marker("<|close|>call<|sep|>")
+        body = f"{name}: {head} /[1-9][0-9]?/ {self.marker(chr(34) + '<|sep|>')} {' '.join(parts)} {close}"
+        return "\n".join([body, *rules])
+
+    def _argument(self, part: Any, kind: str, whole: Mapping[str, Any]) -> str:
+        """Write a value of one type: a text as it is, anything else as JSON."""
+        schema = part if isinstance(part, dict) else {}
+        words = schema.get("enum")
+        if kind == "string":
+            if isinstance(words, list) and words:
+                return f"({' | '.join(_literal(w) for w in words if isinstance(w, str) and w)})"
+            return "TEXT"
+        alone = {
+            **part_of(whole, {**schema, "type": kind}),
+            "x-guidance": whole.get("x-guidance", {}),
+        }
+        return f"%json {json.dumps(alone, ensure_ascii=False)}"
+
+    def channels(self, rules: list[str], bodies: str, choice: ToolChoice) -> str:
+        """Write the grammar of a reply in channels, behind its reasoning."""
+        more = f"(body){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
+        opened, closed = self.marker("<|open|>tools<|sep|>"), self.marker("<|close|>tools<|sep|>")
+        called = f"{opened} body {more} {closed}"
+        tools = called if choice.mode == "required" else f"({called})?"
+        rules = [*rules, f"body: {bodies}", f"tools: {tools}"]
+        return self._channels(f"TEXT {self.marker(_RESPONDED)} tools", rules)
+
+    def _channels(self, said: str, rules: list[str]) -> str:
+        """Write the grammar of a reply whose response may be open already."""
+        end = f"({self.marker('<|close|>message<|sep|>')})?"
+        start = f"start: ({self.marker('<|open|>response<|sep|>')})? {said} {end}"
+        return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
 
     def _behind_thought(self, last: str, rules: list[str]) -> str:
         opened = self.marker("<|channel|>analysis<|message|>")

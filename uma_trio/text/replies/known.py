@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from attrs import evolve, frozen
 
+from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.derive import Derived
 from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat
 
@@ -36,6 +37,11 @@ _PYTHON: Final = CallSyntax(
 )
 FAMILIES: Final = (
     Family("harmony", ("<|channel|>", "<|message|>", "<|start|>"), CallSyntax(style="harmony")),
+    Family(
+        "kimi-k3",
+        ("<|open|>", "<|close|>", "<|sep|>", "'call'"),
+        CallSyntax(style="channels"),
+    ),
     Family(
         "kimi",
         ("<|tool_calls_section_begin|>",),
@@ -135,8 +141,9 @@ def format_of(derived: Derived, source: str) -> tuple[ReplyFormat, Ids]:
     And which ids its template wants.
     """
     family = next((f for f in FAMILIES if all(mark in source for mark in f.marks)), None)
-    if family is not None and family.calls.style == "harmony":
-        return ReplyFormat("harmony", "built in", None, family.calls), family.ids
+    if family is not None and family.calls.framed:
+        thought = THOUGHT if family.calls.style == "channels" else None
+        return ReplyFormat(family.name, "built in", thought, family.calls), family.ids
     if derived.calls is not None:
         return ReplyFormat("derived", "derived", derived.thought, derived.calls), derived.habits.ids
     if family is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from uma_trio.text.chat import Tool
 from uma_trio.text.replies.bodies import Calls
+from uma_trio.text.replies.channels import channels
 from uma_trio.text.replies.events import Event
 from uma_trio.text.replies.format import ReplyFormat, Thought
 from uma_trio.text.replies.harmony import harmony
@@ -45,8 +46,11 @@ class ReplyParser:
         self._source = Source()
         self._maker = Maker(ids, tools, thinking=thinking)
         syntax = format.calls if calls else None
-        if format.calls is not None and format.calls.style == "harmony":
+        style = "" if format.calls is None else format.calls.style
+        if style == "harmony":
             self._run = harmony(self._source, self._maker, calls=calls)
+        elif style == "channels":
+            self._run = channels(self._source, self._maker, calls=calls)
         else:
             made = None if syntax is None else Calls(syntax, self._source, self._maker)
             self._run = self._reply(made)
