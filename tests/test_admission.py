@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import waiting
@@ -15,6 +16,7 @@ from uma_trio.policy.admission import (
     gives_place,
     makes_way,
 )
+from uma_trio.policy.floor import BUCKET_S
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 
@@ -97,16 +99,27 @@ def test_admission_never_promises_what_is_not_there(
 
 
 def place(
-    *requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, int]
+    *requests: Waiting,
+    slots: int = 0,
+    cells: int = 0,
+    held: dict[int, int],
+    tenant: int | None = None,
+    bucket_s: float = BUCKET_S,
+    unearned_s: float = 0.0,
 ) -> tuple[int, ...]:
     """Return who makes room; `held` says of background requests how much is computed.
 
-    Their keys are also how often they were passed over.
+    One of them may be the `tenant`.
     """
     running = tuple(
-        Holder(key, "background", 0, 50, computed, key) for key, computed in held.items()
+        Holder(
+            *(key, "background", 0, 50, computed, 0),
+            tenured=key == tenant,
+            unearned_s=unearned_s,
+        )
+        for key, computed in held.items()
     )
-    return gives_place(AdmissionState(requests, running, slots, cells))
+    return gives_place(AdmissionState(requests, running, slots, cells, bucket_s))
 
 
 def test_a_person_takes_the_place_of_the_batch_request_that_loses_least() -> None:
@@ -121,10 +134,47 @@ def test_several_make_room_where_none_alone_has_enough() -> None:
     assert place(waiting(9, cells=90), held={1: 40, 2: 5, 3: 30}) == (2, 3)
 
 
-def test_who_gave_its_place_up_often_keeps_it() -> None:
+def test_who_has_tenure_keeps_its_place_until_the_lane_had_its_floor() -> None:
     """Or it would be computed again and again; the next best goes."""
-    assert place(waiting(9), held={1: 40, MAX_PASSED_OVER: 5}) == (1,)
-    assert place(waiting(9), held={MAX_PASSED_OVER: 5}) == ()
+    assert place(waiting(9), held={1: 40, 8: 5}) == (8,)
+    assert place(waiting(9), held={1: 40, 8: 5}, tenant=8) == (1,)
+    assert place(waiting(9), held={8: 5}, tenant=8) == ()
+    assert place(waiting(9), held={8: 5}, tenant=8, bucket_s=0.0) == (8,)
+
+
+def test_who_has_tenure_keeps_its_place_until_its_prompt_was_worth_it() -> None:
+    """What is lost with the place was not longer in the making than the answer that came of it."""
+    assert place(waiting(9), held={8: 5}, tenant=8, bucket_s=-1.0, unearned_s=0.1) == ()
+    assert place(waiting(9), held={8: 5}, tenant=8, bucket_s=-1.0, unearned_s=-0.1) == (8,)
+    assert place(waiting(9), held={8: 5}, bucket_s=-1.0, unearned_s=0.1) == (8,)
+
+
+def test_it_is_a_background_requests_turn_only_while_its_lane_is_owed_time() -> None:
+    """And one at a time."""
+    often = [waiting(n, lane="background", passed_over=MAX_PASSED_OVER) for n in (1, 2)]
+    person, tenant = waiting(3), Holder(7, "background", 5, 1, 1, 0, tenured=True)
+
+    def chosen(bucket_s: float, *running: Holder, slots: int = 1) -> tuple[int, ...]:
+        return admit(AdmissionState((*often, person), running, slots, 100, bucket_s))
+
+    assert chosen(BUCKET_S) == (1,)
+    assert chosen(BUCKET_S, slots=2) == (1, 3)
+    assert chosen(0.9 * BUCKET_S) == (3,)
+    assert chosen(BUCKET_S, tenant) == (3,)
+
+
+def test_who_was_preempted_does_not_slip_into_a_place_that_persons_use_in_turn() -> None:
+    """It would be computed for nothing; a second free place, or nobody who comes again, is enough."""
+    job = waiting(1, lane="background", preempted=True)
+
+    def comes_back(slots: int, *running: Holder) -> bool:
+        return admit(AdmissionState((job,), running, slots, 100, 0.0)) == (1,)
+
+    person = Holder(2, "interactive", 2, 10, 10, 0)
+    assert not comes_back(1, person)
+    assert comes_back(2, person)
+    assert comes_back(1)
+    assert comes_back(1, evolve(person, parked_s=0.5))
 
 
 def test_nobody_gives_place_to_a_batch_request() -> None:

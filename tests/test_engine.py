@@ -971,7 +971,7 @@ def test_admission_that_took_somebody_is_asked_again() -> None:
     asked = []
     for _ in range(4):
         bench.engine.tick()
-        asked.append(bench.engine.registry.to_be_asked)
+        asked.append(bench.engine.registry.to_be_asked(bench.clock()))
     assert asked == [True, False, False, False]
 
 

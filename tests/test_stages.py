@@ -16,7 +16,7 @@ from uma_trio.policy.deadline.learning import learn_cost
 from uma_trio.policy.deadline.sizes import PROBE_EVERY, sweet_spot
 from uma_trio.policy.deadline.slack import set_slack
 from uma_trio.policy.pipeline import PolicyError
-from uma_trio.policy.plan import Plan
+from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import (
     Contract,
     GuardMemory,
@@ -66,12 +66,15 @@ def test_ticks_that_were_measured_together_are_entered_one_after_the_other() -> 
     )
 
 
+BESIDE = Limit(SOLO, "", SOLO)
+
+
 def owed(share: float, floor: float = 0.1, ticks: int = 1000) -> float:
     """Return what background work is owed that had such a part of each of so many ticks."""
     views = (stream(), decoder(2, lane="background"))
     now = evolve(situation(*views, owed_s=-1e9), contract=Contract(background_floor=floor))
     for _ in range(ticks):
-        owed_s = owed_after(now, SOLO, SOLO / (1 - share), background=1.0)
+        owed_s = owed_after(now, BESIDE, SOLO / (1 - share), background=1.0)
         now = evolve(now, memory=evolve(now.memory, guard=GuardMemory(owed_s=owed_s)))
     return now.memory.guard.owed_s
 
@@ -94,10 +97,24 @@ def test_background_work_is_owed_no_more_than_a_grant_can_give() -> None:
 def test_nothing_is_owed_to_work_that_is_not_there() -> None:
     """What newcomers, or nobody, wait for is not the background's."""
     for views in ((stream(),), (stream(), prompt(2, 40))):
-        assert owed_after(situation(*views, owed_s=1.0), SOLO, SOLO, background=0.0) == -0.15
+        assert owed_after(situation(*views, owed_s=1.0), BESIDE, SOLO, background=0.0) == -0.15
     waits = situation(stream(), prompt(2, 40, lane="background"), owed_s=0.01)
-    assert owed_after(waits, SOLO, SOLO, background=0.0) > 0.01
-    assert owed_after(waits, 0.0, SOLO, background=1.0) == -0.15, "nobody reads"
+    assert owed_after(waits, BESIDE, SOLO, background=0.0) > 0.01
+    assert owed_after(waits, NO_LIMIT, SOLO, background=1.0) == -0.15, "nobody reads or asks"
+
+
+def test_newcomers_without_end_leave_the_whole_floor() -> None:
+    """With a reader they have the slack that would be it, without one the machine."""
+    views = (prompt(2, 40), prompt(3, 40, lane="background"))
+    for limit, others in ((BESIDE, (stream(),)), (evolve(NO_LIMIT, brief_s=0.2), ())):
+        now = situation(*others, *views, owed_s=0.0)
+        assert owed_after(now, limit, SOLO, background=0.0) == pytest.approx(0.05 * SOLO)
+    now = situation(*views, owed_s=0.0)
+    brief_s = set_slack(now, started(now)).limit.brief_s
+    for owed_s, granted in ((0.9 * brief_s, False), (brief_s, True)):
+        plan = deadline(situation(*views, owed_s=owed_s))
+        assert plan.limit.grant == granted
+        assert {item.key for item in plan.items} == ({3} if granted else {2})
 
 
 def test_a_grant_is_given_for_as_much_as_it_adds() -> None:

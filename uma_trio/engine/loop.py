@@ -41,12 +41,13 @@ from uma_trio.engine.messages import (
     Submit,
 )
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.places import Places
 from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.prefix import admin
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Figures, Publisher
-from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
+from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
@@ -54,7 +55,6 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.policy.abort import abortable
-from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.fallback import Fallback
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
@@ -114,6 +114,7 @@ class Engine:
             self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix, readers_s
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
+        self._places = Places(self.registry, self._recovery, settings.contract)
         self._planner = Planner(backend, policy, self.registry, self._recovery, settings, masks)
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
         if settings.cost is not None:
@@ -124,8 +125,8 @@ class Engine:
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
-        self._idle = True
-        self._aside_s = 0.0  # spent on moving cells and on a draft model since the latest decode
+        # `_aside_s` was spent on moving cells and on a draft model since the latest decode.
+        self._idle, self._aside_s = True, 0.0
 
     @property
     def memory(self) -> Memory:
@@ -274,7 +275,7 @@ class Engine:
         while self._arrived:  # one that raises stays, for `fail_all`
             self._handle(self._arrived[0], now)
             self._arrived.popleft()
-        self._admit(now)
+        self._places.give(now)
         self._recorder.queued(self._kv)
         self._move_cells()
         self._drafter.propose(self.registry.running)
@@ -314,6 +315,7 @@ class Engine:
             )
         outcomes = completed.outcomes
         stepped = [(running[outcome.step.key], outcome) for outcome in outcomes]
+        self._places.charge(completed, [(sequence, outcome.step) for sequence, outcome in stepped])
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
         for sequence, outcome in stepped:
             self._drafter.learn(sequence, outcome)
@@ -398,28 +400,6 @@ class Engine:
         """Let later answers be guessed from one that is whole."""
         if finished.reason in ("stop", "length"):
             self._drafter.keep(sequence)
-
-    def _admit(self, now: float) -> None:
-        registry = self.registry
-        made_room = self._recovery.just_made_room()
-        if not registry.to_be_asked:
-            return
-        # Admission right after room was made would undo it, unless there is nobody it was for.
-        if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
-            return
-        state = registry.admission()
-        chosen = admit(state)
-        if not chosen and registry.lend():
-            state = registry.admission()
-            chosen = admit(state)
-        for making_room, reason in ((makes_way, AWAY), (gives_place, NEEDED)):
-            places = () if chosen else making_room(state)
-            for place in places:
-                registry.preempt(place, reason)
-            if places:
-                state = registry.admission()
-                chosen = admit(state)
-        registry.admit(chosen, now)
 
     def _make_guesses(self, plan: Plan) -> None:
         """Let the drafter make the guesses of `plan`; the time is theirs who are guessed for."""

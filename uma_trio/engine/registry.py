@@ -27,6 +27,7 @@ from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.engine.step import Outcome
 from uma_trio.lanes import Lane
 from uma_trio.policy.admission import gives_back, is_away
+from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
 from uma_trio.policy.state import AdmissionState, Holder
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
@@ -57,9 +58,10 @@ class Registry:
         self._metrics = metrics
         self._recorder = recorder
         self._clock = clock
-        self._readers_s = clock if readers_s is None else readers_s
+        self._readers_s = readers_s
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
+        self.bucket_s = BUCKET_S  # what background work is owed, see :mod:`uma_trio.policy.floor`
         self._declined = False  # admission took nobody, and nothing has happened since
         self._broken: set[int] = set()  # requests that failed, and end once nothing is computed
         self._late: set[int] = set()  # requests whose mask was not there in time
@@ -96,6 +98,7 @@ class Registry:
         for key in keys:
             sequence = self.waiting.pop(key)
             sequence.reserved = sequence.cells
+            sequence.tenancy.begin()
             sequence.slot = self.kv.take(key, sequence.reserved)
             if sequence.admitted is None:
                 sequence.admitted = now
@@ -108,6 +111,7 @@ class Registry:
             for other in self._in_line():
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
+        self._give_tenure()
 
     @property
     def beside_others(self) -> bool:
@@ -115,14 +119,12 @@ class Registry:
         held = any(sequence.lane == "background" for sequence in self.running.values())
         return held and any(sequence.lane == "interactive" for sequence in self._in_line())
 
-    @property
-    def obstructed(self) -> bool:
+    def obstructed(self, now: float) -> bool:
         """Whether somebody waits while a request whose reader is away holds a slot and cells."""
-        return any(self._in_line()) and any(map(is_away, self._holders()))
+        return any(self._in_line()) and any(map(is_away, self._holders(now)))
 
-    @property
-    def to_be_asked(self) -> bool:
-        """Whether somebody waits who might get a place now.
+    def to_be_asked(self, now: float) -> bool:
+        """Whether somebody waits who might get a place at the time `now`.
 
         Tokens only take room, so where nobody was taken nobody will be until something else happens;
         where somebody was, others were passed over once more, and may be next by that. Whether a
@@ -133,9 +135,29 @@ class Registry:
             return False
         if self.kv.free_slots > 0 and not self._declined:
             return True
-        return self.beside_others or self.obstructed
+        kept = all(keeps_place(held, self.bucket_s) for held in self._background())
+        return (self.beside_others and not kept) or self.obstructed(now)
 
-    def admission(self) -> AdmissionState:
+    def owe(self, bucket_s: float) -> None:
+        """Note the machine time that background work is owed from now on."""
+        if self.bucket_s < BUCKET_S <= bucket_s:
+            self._declined = False  # it may be a background request's turn
+        self.bucket_s = bucket_s
+        self._give_tenure()
+
+    def _give_tenure(self) -> None:
+        """Let the oldest background request keep its slot, if it is the lane's turn."""
+        if self.bucket_s >= BUCKET_S:
+            key = next_tenant(self._background(), self.bucket_s)
+            if key is not None:
+                self.running[key].tenancy.tenured = True
+
+    def _background(self) -> list[Holder]:
+        """Return the background requests that have a slot, as if their readers were there."""
+        running = self.running.values()
+        return [sequence.holder(0.0) for sequence in running if sequence.lane == "background"]
+
+    def admission(self, now: float) -> AdmissionState:
         """Return what admission may see. Who was preempted and is still parked is not in line.
 
         What a request would share with running ones is looked for only where it does not fit.
@@ -150,9 +172,10 @@ class Registry:
                 )
                 for sequence in self._in_line()
             ),
-            running=tuple(self._holders()),
+            running=tuple(self._holders(now)),
             free_slots=self.kv.free_slots,
             free_cells=free_cells,
+            bucket_s=self.bucket_s,
         )
 
     def give_credit(self, handle: int, n: int) -> None:
@@ -167,12 +190,12 @@ class Registry:
             if parked and sequence.credit > 0:
                 self._resume(sequence)
 
-    def lend(self) -> bool:
+    def lend(self, now: float) -> bool:
         """Free what requests have reserved beyond their tokens whose readers are away; tell whether.
 
         They take it back when their readers are, or go to the queue if it is not free then.
         """
-        lent, readers_s = False, self._readers_s()
+        lent, readers_s = False, self._heard(now)
         for sequence in self.running.values():
             spare = sequence.reserved - sequence.known
             if spare > 0 and is_away(sequence.holder(readers_s)):
@@ -278,8 +301,9 @@ class Registry:
             view = sequence.view
             self._recorder.sampled(view.key, delivery.gap_s, delivery.held_s)
             if view.credit <= 0:
-                sequence.parked_since = self._readers_s()
+                sequence.parked_since = self._heard(now)
                 self._recorder.parked(view.key, now)
+                self._declined = False  # who was not to be in its way may be let in
             if view.computed + view.pending > sequence.reserved:
                 self._reserve(sequence, sequence.known)
         if delivery.reason is not None:
@@ -298,6 +322,7 @@ class Registry:
         sequence = self.running.pop(handle)
         self._drop(sequence)
         sequence.preempted = True
+        sequence.tenancy.lose(sequence.computed)
         sequence.rewind(0)
         self.waiting[handle] = sequence
         self._recorder.preempted(handle, self._clock(), reason)
@@ -349,9 +374,13 @@ class Registry:
         sequence.slot = NO_SLOT
         sequence.reserved = sequence.lent = 0
 
-    def _holders(self) -> Iterator[Holder]:
+    def _heard(self, now: float) -> float:
+        """Return the seconds in which readers could give credit back."""
+        return now if self._readers_s is None else self._readers_s()
+
+    def _holders(self, now: float) -> Iterator[Holder]:
         """Yield what admission may know of those that have a slot."""
-        readers_s = self._readers_s()
+        readers_s = self._heard(now)
         return (sequence.holder(readers_s) for sequence in self.running.values())
 
     def _in_line(self) -> Iterator[Sequence]:
@@ -366,7 +395,7 @@ class Registry:
         if not sequence.lent:
             return
         if sequence.lane == "interactive":
-            for key in gives_back(self.admission(), sequence.lent):
+            for key in gives_back(self.admission(self._clock()), sequence.lent):
                 self.preempt(key, NEEDED)
         if sequence.lent > self.kv.free_cells:
             self.preempt(sequence.handle, AWAY)

@@ -18,6 +18,7 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.playout import show_times
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import DRAFT_MODEL, NO_DRAFT, Draft, Drawn, Outcome, Step
+from uma_trio.engine.tenancy import Tenancy
 from uma_trio.lanes import Lane
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import PLACES_IN_FLIGHT, Holder, SequenceView, Waiting
@@ -89,6 +90,7 @@ class Sequence:
         "scores",
         "slot",
         "submit",
+        "tenancy",
         "text",
         "tokens",
         "told_computed",
@@ -128,6 +130,7 @@ class Sequence:
         self.passed_over = 0
         self.forgiven = 0  # how often it had been passed over when it had its last token
         self.preempted = False
+        self.tenancy = Tenancy()
         self.admitted: float | None = None
         self.cached_tokens = 0  # of its prompt, that lay in the cache when it was admitted first
         self.told_computed = -1  # how much of its prompt its stream was told to be computed
@@ -337,6 +340,7 @@ class Sequence:
             cells=self.cells - shared,
             passed_over=self.passed_over - self.forgiven,
             arrived=self.submit.submitted,
+            preempted=self.preempted,
         )
 
     def holder(self, readers_s: float) -> Holder:
@@ -349,6 +353,9 @@ class Sequence:
             computed=self.computed,
             passed_over=self.passed_over - self.forgiven,
             parked_s=0.0 if self.parked_since is None else readers_s - self.parked_since,
+            arrived=self.submit.submitted,
+            tenured=self.tenancy.tenured,
+            unearned_s=self.tenancy.unearned_s,
         )
 
     def report(self, now: float) -> SequenceReport:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, turn_s
-from uma_trio.policy.plan import Plan
+from uma_trio.policy.plan import Limit, Plan
 from uma_trio.policy.state import MeasuredTick, Memory, SchedulerState, is_newcomer
 
 
@@ -99,12 +99,12 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
             mixed += item.n_tokens
             others += 0 if is_newcomer(view, contract.newcomer_tokens) else item.n_tokens
     background = others / max(1, mixed)
-    owed_s = owed_after(state, plan.limit.solo_s, predicted_s, background)
+    owed_s = owed_after(state, plan.limit, predicted_s, background)
     guard = evolve(memory.guard, mixed=mixed > 0, background=background, owed_s=owed_s)
     return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
 
 
-def owed_after(state: SchedulerState, solo_s: float, tick_s: float, background: float) -> float:
+def owed_after(state: SchedulerState, limit: Limit, tick_s: float, background: float) -> float:
     """Return the machine time, in seconds, that background work is owed after a tick.
 
     A step is long enough that readers leave the floor to other work
@@ -112,19 +112,21 @@ def owed_after(state: SchedulerState, solo_s: float, tick_s: float, background: 
 
     - readers can be ahead by little only (`playout_s`, few free places), and one additional row
       takes longer;
-    - newcomers that arrive without end use all of it;
+    - newcomers that arrive without end use all of it, and without readers all of the machine;
     - ticks take so much longer than predicted that readers never get ahead.
 
-    Background work that is ready is therefore owed half of its floor of each tick, less the time
-    that it got, and never more than a grant can give. The tick takes `tick_s`; `background` is
-    background work's part of the time beyond `solo_s`.
+    Background work that is ready is therefore owed its floor of each tick, half of it where no newcomer is,
+    less the time that it got, and never more than a grant can give. The tick takes `tick_s`;
+    `background` is background work's part of the time beyond solo.
     """
-    contract, most = state.contract, state.contract.newcomer_tokens
+    contract, most, solo_s = state.contract, state.contract.newcomer_tokens, limit.solo_s
     # Readers who leave the floor need `playout_s` over the floor to get as far ahead as they can.
     nothing_s = -contract.playout_s / 2
-    if solo_s <= 0 or all(is_newcomer(view, most) for view in state.best_effort.values()):
+    came = sum([is_newcomer(view, most) for view in state.best_effort.values()])
+    if came == len(state.best_effort) or not (solo_s > 0 or came):
         return nothing_s
-    owed_s = contract.background_floor / 2 * tick_s
+    owed_s = contract.background_floor * (1.0 if came else 0.5) * tick_s
     had_s = max(0.0, tick_s - solo_s) * background
     after_s = state.memory.guard.owed_s + owed_s - had_s
-    return min(max(after_s, nothing_s), contract.pause_cap * solo_s)
+    grant_s = contract.pause_cap * solo_s if solo_s > 0 else limit.brief_s
+    return min(max(after_s, nothing_s), grant_s)

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from uma_trio.policy.evolving import evolve
+from uma_trio.policy.floor import BUCKET_S, keeps_place
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 # How often a request may see later ones go before it without a token of its own meanwhile. Then it
-# is next in its turn, whatever its lane and size: room is kept free for it, a person's aside, and
-# once it has a place it keeps it. After the second number room is kept from persons, too.
+# is next in its turn, whatever its size: room is kept free for it, a person's aside. A background request is next
+# only while the lane is owed time (:mod:`uma_trio.policy.floor`). After the second number room is kept
+# from persons, too.
 MAX_PASSED_OVER, MOST_PASSED_OVER = 8, 64
 # A reader that is behind for so long is away. A shorter stop is one of the machine's, and what has to
 # be computed again would cost more than the wait.
@@ -32,10 +34,11 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
     if slots <= 0 or not state.waiting:
         return ()
     running = Counter(held.client for held in state.running)
-    left = list(state.waiting)
+    owed = _owed(state)
+    left = [waiting for waiting in state.waiting if owed or _may_return(waiting, state)]
     admitted: list[int] = []
     while left and slots > 0:
-        chosen = _next(left, running, cells)
+        chosen = _next(left, running, cells, owed=owed)
         if chosen is None:
             break
         admitted.append(chosen.key)
@@ -43,20 +46,42 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
         running[chosen.client] += 1
         slots -= 1
         cells -= chosen.cells
+        owed = owed and chosen.lane == "interactive"
     return tuple(admitted)
 
 
-def _next(left: Sequence[Waiting], running: Mapping[int, int], cells: int) -> Waiting | None:
+def _owed(state: AdmissionState) -> bool:
+    """Whether a background request is to have a place in its turn, as the lane is owed time."""
+    return state.bucket_s >= BUCKET_S and not any(held.tenured for held in state.running)
+
+
+def _may_return(waiting: Waiting, state: AdmissionState) -> bool:
+    """Whether a request may have a place that is free just now.
+
+    A background request that was preempted would be again, by the next interactive one, as long as those come
+    and go and the place is the only one.
+    """
+    if waiting.lane == "interactive" or not waiting.preempted or state.free_slots > 1:
+        return True
+    return not any(held.lane == "interactive" and not held.parked_s for held in state.running)
+
+
+def _next(
+    left: Sequence[Waiting], running: Mapping[int, int], cells: int, *, owed: bool
+) -> Waiting | None:
     """Return who of those that are left is next, and fits into `cells`."""
     may = [waiting for waiting in left if waiting.cells <= cells]
     overdue = [waiting for waiting in left if waiting.passed_over >= MAX_PASSED_OVER]
     if overdue:
-        first = min(overdue, key=lambda waiting: (-waiting.passed_over, waiting.arrived))
-        if first.cells <= cells:
+        # What the lane is not owed a background request gets before others of its lane, and after persons.
+        turn = [waiting for waiting in overdue if owed or waiting.lane == "interactive"]
+        first = min(turn or overdue, key=lambda waiting: (-waiting.passed_over, waiting.arrived))
+        if turn and first.cells <= cells:
             return first
-        if first.passed_over >= MOST_PASSED_OVER:
+        if turn and first.passed_over >= MOST_PASSED_OVER:
             return None
-        may = [waiting for waiting in may if waiting.lane == "interactive"]
+        persons = [waiting for waiting in may if waiting.lane == "interactive"]
+        may = persons or [waiting for waiting in may if waiting is first]
     return min(may, key=lambda waiting: _rank(waiting, running), default=None)
 
 
@@ -65,15 +90,14 @@ def gives_place(state: AdmissionState) -> tuple[int, ...]:
 
     Among the requests that free enough cells by themselves, the one with the fewest computed tokens
     is chosen; a request that was just computed again is therefore preempted first, and the others
-    finish. If there is none, several are chosen in that order. A request that was passed over
-    `MAX_PASSED_OVER` times is spared until its next token. Empty if no interactive request would be
-    admitted.
+    finish. If there is none, several are chosen in that order. One that has tenure is spared
+    (:mod:`uma_trio.policy.floor`). Empty if no interactive request would be admitted.
     """
     persons = [waiting for waiting in state.waiting if waiting.lane == "interactive"]
     could = [
         held
         for held in state.running
-        if held.lane == "background" and held.passed_over < MAX_PASSED_OVER
+        if held.lane == "background" and not keeps_place(held, state.bucket_s)
     ]
     return _making_room(state, could, lambda _going: persons)
 

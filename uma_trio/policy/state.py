@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from functools import cached_property
@@ -96,7 +97,10 @@ def is_newcomer(view: SequenceView, most_tokens: int) -> bool:
 
 @frozen
 class Waiting:
-    """A request that waits for a slot. `cells` is the number that admission would reserve."""
+    """A request that waits for a slot. `cells` is the number that admission would reserve.
+
+    One that was `preempted` has had a slot before, and lost it.
+    """
 
     key: int
     lane: Lane
@@ -104,6 +108,7 @@ class Waiting:
     cells: int
     passed_over: int  # how often a later arrival was admitted before it
     arrived: float
+    preempted: bool = False
 
 
 @frozen
@@ -111,7 +116,8 @@ class Holder:
     """A request that has a slot: its owner, and the value of its place.
 
     `cells` are reserved for it. `computed` tokens would be computed again after a preemption. It
-    has been parked for `parked_s`, 0 if its reader keeps up.
+    has been parked for `parked_s`, 0 if its reader keeps up. With tenure (:mod:`uma_trio.policy.floor`) its
+    prompt took `unearned_s` longer to compute than its answer has, since it has this slot.
     """
 
     key: int
@@ -121,6 +127,9 @@ class Holder:
     computed: int
     passed_over: int
     parked_s: float = 0.0
+    arrived: float = 0.0
+    tenured: bool = False
+    unearned_s: float = 0.0
 
 
 NO_WORK = Work(0, 0)
@@ -322,9 +331,13 @@ class SchedulerState:
 
 @frozen
 class AdmissionState:
-    """All inputs of admission: the waiting requests, the running ones, and the free room."""
+    """All inputs of admission: the waiting requests, the running ones, and the free room.
+
+    `bucket_s` is the machine time that background work is owed (:mod:`uma_trio.policy.floor`).
+    """
 
     waiting: tuple[Waiting, ...]
     running: tuple[Holder, ...] = ()
     free_slots: int = 0
     free_cells: int = 0
+    bucket_s: float = math.inf

@@ -34,6 +34,7 @@ AGAIN_S, QUESTION, WAITED_FOR = 3.0, 32, 2.0
 # Prompts with more tokens to compute than this are not waited for by who reads already: with 512, as for
 # newcomers, every twentieth token of simulated chats came after 3.5 times solo, with 64 after 1.9.
 TOGETHER = 64
+GRANTED = "floor grant: background got too little"
 
 
 def note_newcomers(state: SchedulerState, plan: Plan) -> Plan:
@@ -87,6 +88,8 @@ def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | No
     if cost is None or guard.people_at is None or state.now - guard.people_at > AGAIN_S:
         return NO_LIMIT
     brief_s = WAITED_FOR * cost.seconds(Work(QUESTION))
+    if guard.owed_s >= brief_s:
+        return evolve(NO_LIMIT, reason=GRANTED, brief_s=brief_s, grant=True)
     reason = f"a short tick, since somebody asked in the last {AGAIN_S:.0f} s"
     return evolve(NO_LIMIT, reason=reason, brief_s=brief_s)
 

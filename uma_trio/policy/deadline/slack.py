@@ -21,7 +21,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.deadline.newcomers import late_caps, unread_limit, who_waits_for_nobody
+from uma_trio.policy.deadline.newcomers import (
+    GRANTED,
+    late_caps,
+    unread_limit,
+    who_waits_for_nobody,
+)
 from uma_trio.policy.deadline.own_drafts import parts_with_drafts
 from uma_trio.policy.deadline.solo import alone_s, next_turn, room_alone
 from uma_trio.policy.evolving import evolve
@@ -63,8 +68,7 @@ def set_slack(state: SchedulerState, plan: Plan) -> Plan:
     if guard.owed_s >= (latest - 1.0) * solo:
         granted_s = min([_ahead_s(view, state.now) for view in bound]) + latest * solo
         if limit.seconds < granted_s:
-            reason = "floor grant: background got too little"
-            limit = evolve(limit, seconds=granted_s, reason=reason, grant=True)
+            limit = evolve(limit, seconds=granted_s, reason=GRANTED, grant=True)
     return _with(plan, limit, guard)
 
 

@@ -1,0 +1,45 @@
+"""How long background work keeps a place that interactive requests wait for.
+
+The background lane has a token bucket of machine time: it fills at the floor, and what background
+requests compute empties it. A full bucket gives one background request *tenure* of a place: it keeps the
+place until the bucket is empty and its answer has had as much time as its prompt took, which would be
+computed again otherwise. So the lane has its floor in tokens of answers; what is computed again is
+not counted, and is at most as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from uma_trio.policy.state import Holder
+
+# The size of the bucket in seconds of machine time. At a floor of 5 % it is full after ten seconds, and so
+# long a person waits for the place, where the holder computes alone.
+BUCKET_S = 0.5
+
+
+def bucket_after(
+    bucket_s: float, floor: float, tick_s: float, had_s: float, *, contended: bool
+) -> float:
+    """Return the bucket after a tick in which background requests had `had_s` of `tick_s`.
+
+    It is overdrawn only while the place is `contended`: time that nobody waited for is free.
+    """
+    filled_s = bucket_s + floor * tick_s
+    after_s = filled_s - had_s
+    if not contended:
+        after_s = max(after_s, min(filled_s, 0.0))
+    return min(after_s, BUCKET_S)
+
+
+def next_tenant(running: Iterable[Holder], bucket_s: float) -> int | None:
+    """Return which request gets tenure: the oldest background one, if the bucket is full and nobody has it."""
+    holders = [held for held in running if held.lane == "background"]
+    if bucket_s < BUCKET_S or not holders or any(held.tenured for held in holders):
+        return None
+    return min(holders, key=lambda held: (held.arrived, held.key)).key
+
+
+def keeps_place(held: Holder, bucket_s: float) -> bool:
+    """Whether a background request is not to be preempted for an interactive one."""
+    return held.tenured and (bucket_s > 0.0 or held.unearned_s > 0.0)
