@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
 from uma_trio.text.effort import Efforts, efforts_of
 from uma_trio.text.replies import ReplyFormat, ReplyParser
 from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
-from uma_trio.text.replies.derive import derive
+from uma_trio.text.replies.derive import CPU_SECONDS, derive
 from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
 from uma_trio.text.replies.known import format_of
@@ -82,11 +83,12 @@ class Derivation:
 
         derived = derive(render, source, Unrenderable)
         made, ids = format_of(derived, source)
-        efforts = efforts_of(
-            lambda arguments: _prompt(template, arguments),
-            source,
-            harmony=made.name == "harmony",
-        )
+        until = time.thread_time() + CPU_SECONDS
+
+        def prompt(arguments: Mapping[str, Any]) -> str:
+            return "" if time.thread_time() > until else _prompt(template, arguments)
+
+        efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
         habits = evolve(derived.habits, ids=ids, results_inside=wants_results_inside(source))
         return cls(made, habits, derived.tells_tools, efforts)
 
