@@ -25,6 +25,7 @@ from uma_protocol import (
 )
 from uma_protocol.testing import EVENTS, REQUESTS, bytewise, cuts, feed, whole
 
+from .body_target import bodies, body
 from .http_target import http, requests
 from .schema_target import schema, schemas
 
@@ -176,5 +177,6 @@ TARGETS = {
     "codec": Target(codec, documents),
     "http": Target(http, requests),
     "schema": Target(schema, schemas),
+    "body": Target(body, bodies),
 }
 """Every target by the name of its folder in the corpus."""
