@@ -60,6 +60,7 @@ class Recorder:
     failed_accepts: int = 0
     first_chunks: list[float] = Factory(list)
     errors: list[str] = Factory(list)
+    ended: list[str] = Factory(list)
     gaps: list[float] = Factory(list)
     n_held: int = 0
     held_ever: int = 0
@@ -80,6 +81,10 @@ class Recorder:
     def error_sent(self, code: str) -> None:
         """Keep the code."""
         self.errors.append(code)
+
+    def ended_early(self, outcome: str) -> None:
+        """Keep how."""
+        self.ended.append(outcome)
 
     def first_chunk(self, seconds: float) -> None:
         """Keep how long the first token took to get out."""

@@ -442,6 +442,23 @@ async def test_cancel_right_behind_the_request(autojump_clock: MockClock) -> Non
             _frame(b'{"id":"r","prompt":"p"}') + _frame(b'{"type":"cancel","id":"r"}')
         )
         assert b'"reason":"cancelled"' in await _raw_until(client, b'"eos"')
+        assert daemon.recorder.ended == ["cancelled"]
+
+
+async def test_what_ends_before_it_is_submitted_is_counted_once(autojump_clock: MockClock) -> None:
+    """Cancelled, or left by its client; what is refused is an error and no end."""
+    async with house(run_blocking=slowly(5)) as daemon:
+        for _ in range(2):
+            client = daemon.connect()
+            await client.ask(n=2)
+            await trio.sleep(1)
+            client.close()
+            await trio.sleep(1)
+        assert daemon.recorder.ended == ["cancelled"] * 4
+        client = daemon.connect()
+        await client.ask(prompt="x" * 100_000)
+        assert isinstance(await client.next(), Error)
+        assert len(daemon.recorder.ended) == 4
 
 
 async def test_cancel_while_queued(autojump_clock: MockClock) -> None:

@@ -509,3 +509,15 @@ def test_tokens_that_come_at_once_share_the_time_since_those_before() -> None:
     each = metrics.snapshot()["inter_token_ms"]
     assert isinstance(each, dict)
     assert (each["count"], each["mean"]) == (4, pytest.approx(10.0))
+
+
+def test_what_ended_before_the_engine_had_it_is_among_the_requests() -> None:
+    """By outcome, beside those that the engine ended; any code may come from either."""
+    metrics = Metrics()
+    metrics.finished("cancelled", 0.0)
+    metrics.ended_early("cancelled")
+    metrics.ended_early("E_LIFECYCLE_001")
+    ended = metrics.snapshot()["requests_total"]
+    assert ended["cancelled"] == 2
+    assert ended["E_LIFECYCLE_001"] == 1
+    assert ended["stop"] == 0

@@ -93,6 +93,11 @@ class Answers:
         """
         try:
             await self._start()
+        except Refusal:
+            for generation in self.generations:
+                generation.was_refused()
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise

@@ -184,8 +184,13 @@ class Generation:
         elif not self._ended_early:
             self._ended_early = True
             self._preparing.cancel()
+            self._service.telemetry.ended_early(code or "cancelled")
             self.pipe.send_nowait(self._never_submitted(code, message))
             self.pipe.flush()
+
+    def was_refused(self) -> None:
+        """Note that it was not accepted: it has no end, and counts as none."""
+        self._ended_early = True
 
     def move_to(self, lane: Lane) -> None:
         """Move it to a lane."""

@@ -18,6 +18,9 @@ class Telemetry(Protocol):
     def error_sent(self, code: str) -> None:
         """An error went out."""
 
+    def ended_early(self, outcome: str) -> None:
+        """A request ended before the engine had it: `cancelled`, or with a code."""
+
     def first_chunk(self, seconds: float) -> None:
         """A first token went out, this long after its logits were there."""
 

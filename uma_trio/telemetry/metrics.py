@@ -91,6 +91,7 @@ class Metrics:
         # Written by trio's thread.
         self._open = self._accepted = self._accept_failures = 0
         self._errors: dict[str, int] = {}
+        self._ended_early: dict[str, int] = {}
         self._loop_lag_ms = Histogram(bounds_ms(0.1, 100_000))
         self._loop_lag_max_s = 0.0
         self.scorecard: Mapping[str, object] | None = None
@@ -213,6 +214,10 @@ class Metrics:
         self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
         self._queue_ms.record(queue_s * 1e3)
 
+    def ended_early(self, outcome: str) -> None:
+        """Record the end of a request that was never in the engine. Called on trio's thread only."""
+        self._ended_early[outcome] = self._ended_early.get(outcome, 0) + 1
+
     def preempted(self) -> None:
         """Record that a request lost its KV cells and will be computed again."""
         self._preempted += 1
@@ -325,12 +330,20 @@ class Metrics:
             "parked_sessions": parked,
             **{f"active_{lane}": self._active.get(lane) for lane in LANES},
             **{f"queued_{lane}": self._queued.get(lane) for lane in LANES},
-            "requests_total": dict(self._outcomes),
+            "requests_total": self._requests(),
             "errors_total": dict(self._errors),
             "accept_failures_total": self._accept_failures,
             "preemptions_total": self._preempted,
             "aborted_ticks_total": self._aborted,
             "policy_failures_total": self._policy_failures,
+        }
+
+    def _requests(self) -> dict[str, int]:
+        """Return the ended requests by outcome, those that the engine had and the others."""
+        early = self._ended_early
+        return {
+            outcome: self._outcomes.get(outcome, 0) + early.get(outcome, 0)
+            for outcome in (*self._outcomes, *(one for one in early if one not in self._outcomes))
         }
 
     def _batches_so_far(self) -> dict[str, object]:
