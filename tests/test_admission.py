@@ -40,6 +40,20 @@ def test_interactive_goes_before_background() -> None:
     assert admitted(waiting(1, lane="background"), waiting(2)) == [2]
 
 
+def test_many_names_get_a_principal_no_more_slots() -> None:
+    """Principal 1 has three requests of three programs, 2 has two of one: another of 2 is next."""
+    running = [
+        Holder(n, "interactive", 100 + n, 1, 0, 0, within=(1, 10 + n) if n < 3 else (2, 20))
+        for n in range(5)
+    ]
+    new = waiting(8, client=200, within=(1, 99))
+    same = waiting(9, client=103, within=(2, 20))
+    found = admit(AdmissionState((new, same), tuple(running), 1, 100))
+    assert found == (9,)
+    both = (waiting(8, client=100, within=(1, 10)), waiting(9, client=300, within=(1, 98)))
+    assert admit(AdmissionState(both, tuple(running), 1, 100)) == (9,)
+
+
 def test_the_client_with_least_running_is_next() -> None:
     """A client with many requests does not hold up one with few."""
     assert admitted(waiting(1, client=1), waiting(2, client=2), c1=3) == [2]

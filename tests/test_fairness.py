@@ -6,14 +6,14 @@ from collections import defaultdict
 from itertools import pairwise
 
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
 from uma_trio.lanes import Lane
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.fairness import lift, turns
+from uma_trio.policy.fairness import lift, lift_all, standings, turns
 from uma_trio.policy.state import Contract, Memory, SequenceView
 
 AHEAD = 1e6  # when a reader is shown its latest token that never has to wait for the next one
@@ -243,3 +243,121 @@ def test_who_was_never_seen_starts_where_the_furthest_is() -> None:
 def test_only_debts_are_remembered_of_those_who_left() -> None:
     """The counters do not grow with everyone who ever came."""
     assert lift({1: 5.0, 2: 7.0, 3: 9.0}, {2}) == {2: 7.0, 3: 9.0}
+
+
+# --- levels ---
+
+
+def on(path: tuple[int, ...]) -> dict[str, object]:
+    """Return what places a sequence on a path."""
+    return {"within": path[:-1], "client": path[-1]}
+
+
+def time_of(views: list[SequenceView], ticks: int) -> dict[int, float]:
+    """Return the seconds of everybody on the paths of endless sequences, after so many ticks."""
+    used: dict[int, float] = defaultdict(float)
+    memory = Memory(cost=CostModel(STAIRS))
+    by_key = {view.key: view for view in views}
+    for tick in range(ticks):
+        plan = deadline(evolve(state(*views), tick=tick, now=0.02 * tick, memory=memory))
+        memory = plan.memory
+        for item in plan.items:
+            for node in by_key[item.key].path:
+                used[node] += plan.predicted_s * item.n_tokens / plan.n_tokens
+    return used
+
+
+@given(
+    st.lists(st.integers(64, 5000), min_size=2, max_size=8),
+    st.integers(64, 5000),
+    st.booleans(),
+    st.integers(100, 200),
+)
+@settings(max_examples=20)
+def test_a_principal_with_many_names_gets_no_more_time(
+    many: list[int], one: int, decodes: bool, ticks: int
+) -> None:
+    """Beside another with one: prompts or decoders, they differ by little more than a turn and a tick."""
+    views = [
+        prompt(n, pending, lane="background", **on((1, 10 + n, 100 + n)))
+        for n, pending in enumerate(many)
+    ]
+    alone = on((2, 50, 150))
+    if decodes:
+        views.append(decoder(99, lane="background", computed=0, **alone))
+        views.append(prompt(98, one, lane="background", **alone))
+    else:
+        views.append(prompt(99, one, lane="background", **alone))
+    used = time_of(views, ticks)
+    assert abs(used[1] - used[2]) <= APART_S + TURN_S
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(100, 200))
+@settings(max_examples=20)
+def test_programs_of_one_principal_get_the_same_time(n: int, more: int, ticks: int) -> None:
+    """However many conversations each has; and so do the conversations of a program."""
+    views = [prompt(0, 3000, lane="background", **on((1, 10, 100)))]
+    for program in range(11, 10 + n):
+        for _ in range(more):
+            key = len(views)
+            views.append(prompt(key, 3000, lane="background", **on((1, program, 100 + key))))
+    used = time_of(views, ticks)
+    programs = [used[program] for program in range(10, 10 + n)]
+    assert max(programs) - min(programs) <= APART_S + TURN_S
+    talks = [used[101 + i] for i in range(more)]
+    assert max(talks) - min(talks) <= APART_S
+
+
+def test_a_new_name_for_each_request_gives_no_more_time() -> None:
+    """A principal whose every request is another program's gets half beside one that waits."""
+    script, came = {100: 300, 101: 300, 102: 300, 103: 300}, 104
+    used = {1: 0.0, 2: 0.0}
+    memory = Memory(cost=CostModel(STAIRS))
+    other = prompt(1, 10_000_000, lane="background", **on((2, 20, 30)))
+    for tick in range(600):
+        short = [
+            prompt(key, n, computed=300 - n, lane="background", **on((1, 1000 + key, 5000 + key)))
+            for key, n in script.items()
+        ]
+        plan = deadline(evolve(state(other, *short), tick=tick, now=0.02 * tick, memory=memory))
+        memory = plan.memory
+        for item in plan.items:
+            seconds = plan.predicted_s * item.n_tokens / plan.n_tokens
+            used[2 if item.key == 1 else 1] += seconds
+            if item.key in script:
+                script[item.key] -= item.n_tokens
+                if not script[item.key]:
+                    del script[item.key]
+                    script[came], came = 300, came + 1
+    assert came > 130, "the script went on all the while"
+    assert abs(used[1] - used[2]) <= APART_S + TURN_S
+    assert len(memory.used_s) < 100
+    assert memory.part_of.keys() <= memory.used_s.keys()
+
+
+@given(st.dictionaries(st.integers(1, 9), st.floats(0, 50), min_size=1), st.floats(0, 5))
+def test_on_one_level_one_stands_where_its_counter_is(used: dict[int, float], most: float) -> None:
+    """And below one principal by the same differences as without it, however large they are."""
+    flat = standings(used, [(client,) for client in used], most)
+    assert flat == used
+    under = standings({**used, 0: 7.0}, [(0, client) for client in used], most)
+    for one in used:
+        for two in used:
+            assert abs((under[one] - under[two]) - (used[one] - used[two])) < 1e-9
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(0, 3)), min_size=1))
+def test_lifted_counters_are_of_those_that_are_there(chosen: list[tuple[int, int, int]]) -> None:
+    """Each has one, and each but the outermost says whose share it divides."""
+    paths = {(p, 10 * p + c, 1000 + 100 * p + 10 * c + v) for p, c, v in chosen}
+    used, parts = lift_all({}, {}, paths, 1.0)
+    assert used.keys() == {node for path in paths for node in path}
+    assert parts == {path[i]: path[i - 1] for path in paths for i in (1, 2)}
+    busy = {node: float(node) for node in used}
+    again, same = lift_all(busy, parts, paths, 1.0)
+    assert (again, same) == (busy, parts)
+    fewer = set(list(paths)[:1])
+    left, still = lift_all(busy, parts, fewer, 1.0)
+    assert {node for path in fewer for node in path} <= left.keys() <= used.keys()
+    assert still.keys() <= left.keys()
+    assert lift_all(busy, parts, set(), 1.0) == ({}, {})

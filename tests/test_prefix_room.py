@@ -200,14 +200,14 @@ def test_what_a_client_leaves_that_never_comes_back_to_anything_goes_sooner() ->
 def test_a_first_prompt_tells_nothing_of_a_client_and_the_latest_ones_count() -> None:
     """Half is assumed of who is not known."""
     reuse = Reuse()
-    reuse.note(1, 0.0)
-    assert reuse.of(1) == reuse.of(2) == REUSED
+    reuse.note((1,), 0.0)
+    assert reuse.of((1,)) == reuse.of((2,)) == REUSED
     for _ in range(200):
-        reuse.note(1, 0.0)
-    assert reuse.of(1) < 0.05
+        reuse.note((1,), 0.0)
+    assert reuse.of((1,)) < 0.05
     for _ in range(40):
-        reuse.note(1, 1.0)
-    assert reuse.of(1) > 0.8
+        reuse.note((1,), 1.0)
+    assert reuse.of((1,)) > 0.8
 
 
 def test_what_takes_longer_to_restore_than_to_compute_is_computed() -> None:

@@ -44,7 +44,7 @@ def put(
     tokens: Sequence[int],
     namespace: str = "1",
     *,
-    owner: int = 1,
+    owner: tuple[int, ...] = (1,),
     cost_s: float = 1.0,
 ) -> list[Page | None]:
     """Save tokens page by page, as far as there is room."""
@@ -127,10 +127,19 @@ def test_what_is_not_used_again_goes_in_the_end() -> None:
 def test_a_client_over_its_share_loses_first() -> None:
     """A flood from one client leaves another's page, although it is worth less."""
     store = PageStore(room_for(6), Clock())
-    put(store, range(PAGE), "2", owner=2, cost_s=0.001)
+    put(store, range(PAGE), "2", owner=(2,), cost_s=0.001)
     for n in range(1, 40):
-        put(store, range(1000 * n, 1000 * n + PAGE), "1", owner=1, cost_s=9.0)
+        put(store, range(1000 * n, 1000 * n + PAGE), "1", owner=(1,), cost_s=9.0)
     assert store.match("2", ids(range(PAGE)))[1] == PAGE
+
+
+def test_a_principal_with_many_programs_has_no_larger_part() -> None:
+    """Its programs divide its part, so that a flood under many names leaves another's page."""
+    store = PageStore(room_for(6), Clock())
+    put(store, range(2 * PAGE), "2", owner=(2, 20), cost_s=0.001)
+    for n in range(1, 40):
+        put(store, range(1000 * n, 1000 * n + PAGE), "1", owner=(1, 100 + n), cost_s=9.0)
+    assert store.match("2", ids(range(2 * PAGE)))[1] == 2 * PAGE
 
 
 def test_pinned_pages_go_last_and_only_for_their_time() -> None:
@@ -221,8 +230,13 @@ class Pages(RuleBasedStateMachine):
         self.store = PageStore(room_for(5), self.clock)
         self.locked: list[Page] = []
 
-    @rule(namespace=NAMESPACE, tokens=TOKENS, owner=st.integers(1, 3), cost=st.floats(0, 2))
-    def save(self, namespace: str, tokens: list[int], owner: int, cost: float) -> None:
+    @rule(
+        namespace=NAMESPACE,
+        tokens=TOKENS,
+        owner=st.tuples(st.integers(1, 2), st.integers(3, 4)),
+        cost=st.floats(0, 2),
+    )
+    def save(self, namespace: str, tokens: list[int], owner: tuple[int, ...], cost: float) -> None:
         """Save a text, as far as there is room."""
         put(self.store, tokens, namespace, owner=owner, cost_s=cost)
 

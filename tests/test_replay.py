@@ -184,7 +184,7 @@ def test_every_class_of_a_state_is_tried() -> None:
         (b"\xff", "not JSON"),
         (b"[1]", "no"),
         (b'{"hello": 1}', "header, tick, footer"),
-        (b'{"header": {"format": 99}}', f"99, this version reads 2, 3, 4, {FORMAT}"),
+        (b'{"header": {"format": 99}}', f"99, this version reads 2, 3, 4, 5, {FORMAT}"),
         (b'{"footer": {"written": "many", "dropped": 0}}', "written"),
         (b'{"footer": {"written": 1, "dropped": 0, "burnt": 1}}', "burnt"),
         (b'{"footer": {"written": 1}}', "dropped"),

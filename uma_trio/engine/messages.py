@@ -101,7 +101,8 @@ class Submit:
     """One tokenised request. `handle` is unique for the life of the daemon.
 
     - `credit` is the number of tokens that its stream takes before the first :class:`Credit`.
-    - `client` identifies the client for fairness and grants no rights.
+    - `client` is the innermost of those whose shares of machine time it uses, `within` the others,
+      the outermost first (:mod:`uma_trio.policy.fairness`). They grant no rights.
     - `submitted` is a time on the engine's clock.
     - `constraint` belongs to this request only.
     - With `smooth` the tokens of an interactive request may be held to be sent at even intervals.
@@ -132,6 +133,12 @@ class Submit:
     smooth: bool = False
     pieces: Sequence[bytes] | None = None
     progress: bool = False
+    within: tuple[int, ...] = ()
+
+    @property
+    def program(self) -> tuple[int, ...]:
+        """The two outermost shares: what is counted of its conversations together."""
+        return (*self.within, self.client)[:2]
 
     @property
     def newcomer(self) -> Newcomer:

@@ -29,6 +29,7 @@ from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline.ballast import MOST_BALLAST
 from uma_trio.policy.evolving import evolve
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -186,13 +187,13 @@ class Planner:
         """Note that one more tick was computed, or was meant to be."""
         self._ticks += 1
 
-    def charge(self, spent_s: Mapping[int, float]) -> None:
-        """Charge clients for machine time beside the ticks, with the next plan.
+    def charge(self, spent_s: Mapping[Path, float]) -> None:
+        """Charge everybody on these paths for machine time beside the ticks, with the next plan.
 
         It is not stored in the policy's memory, because the memory of a prepared plan was made
         before.
         """
-        self._charges += tuple(spent_s.items())
+        self._charges += tuple([(node, s) for path, s in spent_s.items() for node in path])
 
     def refined(self, cost: CostModel) -> None:
         """Use another cost model from now on."""

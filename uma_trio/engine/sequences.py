@@ -114,6 +114,7 @@ class Sequence:
             credit=submit.credit,
             arrived=submit.submitted,
             client=submit.client,
+            within=submit.within,
             target_ttft_s=submit.targets.ttft_s,
             target_itl_s=submit.targets.itl_s,
             pays_for_drafts=submit.speculation == "auto",
@@ -334,9 +335,8 @@ class Sequence:
     def waiting(self, shared: int = 0) -> Waiting:
         """Return its record for admission; `shared` of its cells are in use by others already."""
         return Waiting(
-            key=self.submit.handle,
-            lane=self.lane,
-            client=self.submit.client,
+            *(self.submit.handle, self.lane, self.submit.client),
+            within=self.submit.within,
             cells=self.cells - shared,
             passed_over=self.passed_over - self.forgiven,
             arrived=self.submit.submitted,
@@ -346,9 +346,8 @@ class Sequence:
     def holder(self, readers_s: float) -> Holder:
         """Return its record for admission while it has a slot; `readers_s` is on the clock of `parked_since`."""
         return Holder(
-            key=self.submit.handle,
-            lane=self.lane,
-            client=self.submit.client,
+            *(self.submit.handle, self.lane, self.submit.client),
+            within=self.submit.within,
             cells=self.reserved,
             computed=self.computed,
             passed_over=self.passed_over - self.forgiven,
@@ -407,6 +406,7 @@ def after_tokens(
         credit=view.credit - n,
         arrived=view.arrived,
         client=view.client,
+        within=view.within,
         first_token_at=now if view.first_token_at is None else view.first_token_at,
         last_token_at=now if n else view.last_token_at,
         target_ttft_s=view.target_ttft_s,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from uma_trio.policy.cost import Work
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import lift, turn_s
+from uma_trio.policy.fairness import lift, lift_all, turn_s
 from uma_trio.policy.plan import Limit, Plan
 from uma_trio.policy.state import MeasuredTick, Memory, SchedulerState, is_newcomer
 
@@ -85,15 +85,16 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
     )
     per_token_s = predicted_s / plan.n_tokens
     weight = {"interactive": contract.interactive_weight, "background": 1.0}
-    used_s = lift(memory.used_s, state.clients, ahead_s)
-    for client, seconds in state.charges:
-        if client in used_s:  # of whom nothing is known starts later
-            used_s[client] += seconds
+    used_s, part_of = lift_all(memory.used_s, memory.part_of, state.paths, ahead_s)
+    for node, seconds in state.charges:
+        if node in used_s:  # of whom nothing is known starts later
+            used_s[node] += seconds
     lane_s = lift(memory.lane_s, {view.lane for view in best_effort.values()})
     mixed = others = 0
     for item in plan.items:
         view, seconds = views[item.key], per_token_s * item.n_tokens
-        used_s[view.client] += seconds
+        for node in view.path:
+            used_s[node] += seconds
         if item.key in best_effort:
             lane_s[view.lane] += seconds / weight[view.lane]
             mixed += item.n_tokens
@@ -101,7 +102,7 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
     background = others / max(1, mixed)
     owed_s = owed_after(state, plan.limit, predicted_s, background)
     guard = evolve(memory.guard, mixed=mixed > 0, background=background, owed_s=owed_s)
-    return evolve(memory, guard=guard, used_s=used_s, lane_s=lane_s)
+    return evolve(memory, guard=guard, used_s=used_s, part_of=part_of, lane_s=lane_s)
 
 
 def owed_after(state: SchedulerState, limit: Limit, tick_s: float, background: float) -> float:

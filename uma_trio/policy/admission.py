@@ -33,7 +33,7 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
     slots, cells = state.free_slots, state.free_cells
     if slots <= 0 or not state.waiting:
         return ()
-    running = Counter(held.client for held in state.running)
+    running = Counter(node for held in state.running for node in held.path)
     owed = _owed(state)
     left = [waiting for waiting in state.waiting if owed or _may_return(waiting, state)]
     admitted: list[int] = []
@@ -43,7 +43,7 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
             break
         admitted.append(chosen.key)
         left.remove(chosen)
-        running[chosen.client] += 1
+        running.update(chosen.path)
         slots -= 1
         cells -= chosen.cells
         owed = owed and chosen.lane == "interactive"
@@ -166,11 +166,14 @@ def _making_room(
     return ()
 
 
-def _rank(waiting: Waiting, running: Mapping[int, int]) -> tuple[bool, int, float, int]:
-    """Interactive before background, then the client with least running, then who came first."""
+def _rank(waiting: Waiting, running: Mapping[int, int]) -> tuple[bool, tuple[int, ...], float, int]:
+    """Interactive before background, then who has least running, then who came first.
+
+    The outermost share that they do not have in common decides, so many names are not many shares.
+    """
     return (
         waiting.lane == "background",
-        running.get(waiting.client, 0),
+        tuple([running.get(node, 0) for node in waiting.path]),
         waiting.arrived,
         waiting.key,
     )

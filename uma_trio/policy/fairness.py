@@ -1,5 +1,10 @@
 """Machine time, shared evenly among clients, and among lanes by their weights.
 
+Shares are divided in levels: machine time among principals, the time of a principal among its programs,
+the time of a program among its conversations. A sequence has a *path* of one number for each level, of
+which its `client` is the last. Each number has a counter of its own, and is compared with those that
+divide the same share. Where there is one level, all of this is about clients.
+
 Each client has a counter of machine seconds, each lane one of its seconds over its weight; the least
 is served first. A client that returns keeps its counter, lifted to the least of those that stayed: it
 gains no claim by being idle, and loses no debt by leaving (the counter lift of VTC: Sheng et
@@ -16,7 +21,8 @@ the mean of those clients, and then for a burst (:mod:`uma_trio.policy.deadline.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
@@ -49,6 +55,73 @@ def lift(used_s: Mapping[K, float], ready: AbstractSet[K], ahead_s: float = 0.0)
     for key in ready:
         counters[key] = max(used_s.get(key, start), least)
     return counters
+
+
+Path = tuple[int, ...]
+"""Who shares machine time, the outermost first. The numbers are unique, also across levels."""
+
+
+def lift_all(
+    used_s: Mapping[int, float],
+    part_of: Mapping[int, int],
+    paths: Collection[Path],
+    ahead_s: float,
+) -> tuple[dict[int, float], dict[int, int]]:
+    """Return the counters of all levels, lifted for those on `paths`, and whose share each one divides.
+
+    Counters of those that divide the same share are lifted together (:func:`lift`). If nobody of them
+    is ready, they are forgotten.
+    """
+    ready = _by_parent(paths)
+    if ready.keys() <= {None} and not part_of:
+        return lift(used_s, ready[None], ahead_s), {}
+    known: defaultdict[int | None, dict[int, float]] = defaultdict(dict)
+    for node, used in used_s.items():
+        known[part_of.get(node)][node] = used
+    counters: dict[int, float] = {}
+    parts: dict[int, int] = {}
+    for parent, nodes in ready.items():
+        lifted = lift(known[parent], nodes, ahead_s)
+        counters.update(lifted)
+        if parent is not None:
+            parts.update(dict.fromkeys(lifted, parent))
+    return counters, parts
+
+
+def standings(
+    used_s: Mapping[int, float], paths: Collection[Path], most_s: float
+) -> dict[int, float]:
+    """Return for each client one number that compares it with all others; the least goes first.
+
+    It is the counter of its outermost share, plus on each level how far it is from the mean of those
+    that divide the same share. Beside other shares it counts for no more than `most_s`: by how a
+    principal divides its own it gets at most that much before others, however many names it uses.
+    """
+    ready = _by_parent(paths)
+    mean_s = {
+        parent: math.fsum([used_s[node] for node in nodes]) / len(nodes)
+        for parent, nodes in ready.items()
+    }
+    found: dict[int, float] = {}
+    for path in paths:
+        stands, alone, parent = used_s[path[0]], len(ready[None]) == 1, path[0]
+        for node in path[1:]:
+            apart = used_s[node] - mean_s[parent]
+            stands += apart if alone else min(max(apart, -most_s), most_s)
+            alone, parent = alone and len(ready[parent]) == 1, node
+        found[path[-1]] = stands
+    return found
+
+
+def _by_parent(paths: Iterable[Path]) -> defaultdict[int | None, set[int]]:
+    """Return the numbers on these paths, by whose share they divide; None: nobody's."""
+    ready: defaultdict[int | None, set[int]] = defaultdict(set)
+    for path in paths:
+        parent: int | None = None
+        for node in path:
+            ready[parent].add(node)
+            parent = node
+    return ready
 
 
 def turns(

@@ -29,8 +29,8 @@ from uma_trio.policy.state import (
     Served,
 )
 
-FORMAT = 5
-_FORMATS = (2, 3, 4, FORMAT)
+FORMAT = 6
+_FORMATS = (2, 3, 4, 5, FORMAT)
 # What format 2 called the fields of each class, inner classes first.
 _NAMES_OF_2: dict[type, dict[str, str]] = {
     Work: {"looked": "context_cells", "resident": "used_cells", "company": "contended"},

@@ -51,6 +51,12 @@ class SequenceView:
     pays_for_drafts: bool = True  # a tick may take longer for its guesses
     modelled: bool = False
     scored: int = 0
+    within: tuple[int, ...] = ()  # whose shares `client` divides, the outermost first
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """Everybody whose share of machine time it uses, the outermost first; the numbers are unique."""
+        return (*self.within, self.client)
 
     @property
     def due(self) -> int:
@@ -109,6 +115,12 @@ class Waiting:
     passed_over: int  # how often a later arrival was admitted before it
     arrived: float
     preempted: bool = False
+    within: tuple[int, ...] = ()  # as of a sequence
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """As of a sequence."""
+        return (*self.within, self.client)
 
 
 @frozen
@@ -130,6 +142,12 @@ class Holder:
     arrived: float = 0.0
     tenured: bool = False
     unearned_s: float = 0.0
+    within: tuple[int, ...] = ()  # as of a sequence
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """As of a sequence."""
+        return (*self.within, self.client)
 
 
 NO_WORK = Work(0, 0)
@@ -256,20 +274,25 @@ class Memory:
     prefill_cursor: int = -1
     cost: CostModel | None = None
     guard: GuardMemory = field(factory=GuardMemory)
-    used_s: Mapping[int, float] = field(factory=dict)  # machine seconds by client, for fairness
+    used_s: Mapping[int, float] = field(
+        factory=dict
+    )  # machine seconds of all on a path, for fairness
     lane_s: Mapping[Lane, float] = field(factory=dict)  # the same by lane, over its weight
     served: Served = field(factory=Served)
     held_drafts: HeldDrafts = NO_HELD_DRAFTS
     purses: Mapping[int, Purse] = field(factory=dict)  # of streams that had guesses, by key
     # By key, what a token takes a reader alone with its guesses, as a part of the time without.
     drafted_parts: Mapping[int, float] = field(factory=dict)
+    part_of: Mapping[int, int] = field(
+        factory=dict
+    )  # whose share each of `used_s` divides; not the outermost
 
 
 @value
 class SchedulerState:
     """All inputs of a plan. The same state gives the same plan.
 
-    `charges` are seconds of machine time beside ticks, by client, that `memory` does not include
+    `charges` are seconds of machine time beside ticks, by who shares it, that `memory` does not include
     yet. `measured` are the ticks that `memory` has not learnt from yet, oldest first; usually one,
     the previous tick. A `prepared` state is made while that tick is computed: `now` and the
     sequences are those that its plan predicts, and its measurement comes with a later state.
@@ -317,9 +340,9 @@ class SchedulerState:
         return max([view.drafted for view in self.sequences], default=0) > 0
 
     @cached_property
-    def clients(self) -> frozenset[int]:
-        """The clients whose sequences can use machine time."""
-        return frozenset([view.client for view in self.sequences if view.credit > 0])
+    def paths(self) -> frozenset[tuple[int, ...]]:
+        """The paths of the sequences that can use machine time."""
+        return frozenset([view.path for view in self.sequences if view.credit > 0])
 
     @cached_property
     def used_cells(self) -> int:

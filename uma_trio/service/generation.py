@@ -115,6 +115,7 @@ class Generation:
             Refusal: prompt and answer do not fit into the context together.
         """
         ask, service = self.ask, self._service
+        *within, conversation = service.shares.path(self.origin, ask.session)
         self.prompt = prepared.tokens
         self.reading = prepared.reading
         return Submit(
@@ -124,7 +125,8 @@ class Generation:
             params=ask.sampling,
             stop=ask.stop,
             lane=self.lane,
-            client=service.shares.path(self.origin, ask.session)[1],
+            client=conversation,
+            within=tuple(within),
             credit=service.bounds.credit,
             sink=self.pipe,
             submitted=self._arrived,

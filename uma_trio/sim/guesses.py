@@ -20,6 +20,7 @@ from uma_trio.engine.sequences import Sequence as Running
 from uma_trio.engine.step import BY_MODEL, OWN_TEXT, Draft, Origin, Outcome
 from uma_trio.policy.cost import Staircase
 from uma_trio.policy.deadline.draft_cost import making_s
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.plan import Plan
 
 _ORIGIN = Origin(OWN_TEXT, 0)
@@ -132,14 +133,14 @@ class SimulatedDrafter:
                 origin = BY_MODEL if by_model else _ORIGIN
                 sequence.guess(Draft(tokens, tuple(accumulate(chances, mul)), origin))
 
-    def make(self, plan: Plan, running: Mapping[int, Running]) -> Mapping[int, float]:
+    def make(self, plan: Plan, running: Mapping[int, Running]) -> Mapping[Path, float]:
         """Let the time pass in which a draft model makes its part of them."""
         views = [running[item.key].view for item in plan.items for _ in range(item.n_drafts)]
         seconds = making_s(self.took, views)[-1]
         if not seconds:
             return {}
         self._let_pass(seconds)
-        clients = [view.client for view in views if view.modelled]
+        clients = [view.path[:2] for view in views if view.modelled]
         return {client: seconds * clients.count(client) / len(clients) for client in set(clients)}
 
     def index(self, running: Mapping[int, Running]) -> None:

@@ -11,6 +11,7 @@ from uma_trio.engine.drafts.failures import Failures
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import NO_DRAFT, PROMISED, Outcome
 from uma_trio.policy.cost import Staircase
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.plan import Plan
 from uma_trio.telemetry import log
 
@@ -48,9 +49,9 @@ class Contained:
             for sequence in running.values():
                 sequence.guess(NO_DRAFT)
 
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
         """Make the guesses of `plan` that were only promised; return the seconds by client."""
-        nothing: Mapping[int, float] = {}
+        nothing: Mapping[Path, float] = {}
         spent = self._guarded(lambda: self.inner.make(plan, running), default=nothing)
         for item in plan.items:
             draft = running[item.key].draft

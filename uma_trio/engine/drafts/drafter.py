@@ -33,6 +33,7 @@ from uma_trio.engine.step import (
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline.draft_cost import best_of_model
 from uma_trio.policy.deadline.drafts import WORTH
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.plan import Plan
 
 MOST_DRAFTS = 15  # with the token before them 16 rows; more pay only where nearly all are right
@@ -107,7 +108,7 @@ class Drafter:
         if len(self._guessed) > len(running):
             self._guessed = {key: kept for key, kept in self._guessed.items() if key in running}
 
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
         """Let the draft model make what is planned of its guesses, all together."""
         return {} if self._model is None else self._model.make(plan, running)
 
@@ -286,7 +287,7 @@ class _Modelled:
         """Whether it pays and has seen enough of a sequence that pays for its guesses."""
         return self._pays and sequence.submit.speculation == "auto" and self._model.ready(sequence)
 
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
         """Make what is planned of its guesses; return the seconds by client that it took of late."""
         wanted = {
             item.key: (running[item.key], item.n_drafts)

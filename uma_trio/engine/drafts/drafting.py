@@ -8,6 +8,7 @@ from typing import Protocol
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Outcome
 from uma_trio.policy.cost import Staircase
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.plan import Plan
 
 
@@ -28,7 +29,7 @@ class Drafting(Protocol):
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
 
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
         """Make the guesses of `plan` that were only promised; return the seconds by client that were spent."""
 
     def index(self, running: Mapping[int, Sequence]) -> None:
@@ -59,7 +60,7 @@ class NoDrafts:
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Propose nothing."""
 
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[int, float]:
+    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
         """Make nothing."""
         return {}
 

@@ -16,6 +16,7 @@ from uma_trio.backend.base import Backend, DecodeStatus, IntArray
 from uma_trio.engine.drafts.failures import Failures
 from uma_trio.engine.sequences import Sequence as Running
 from uma_trio.policy.cost import Staircase
+from uma_trio.policy.fairness import Path
 from uma_trio.telemetry import log
 
 MOST_UNSEEN = 16  # tokens that are computed with the first guess, in its decode
@@ -38,16 +39,16 @@ class _Seen:
 
 @define
 class _Spending:
-    """Seconds by client since they were taken."""
+    """Seconds by client (:attr:`Submit.program`) since they were taken."""
 
-    by_client: dict[int, float] = field(factory=dict)
+    by_client: dict[Path, float] = field(factory=dict)
 
-    def add(self, clients: Sequence[int], seconds: float) -> None:
+    def add(self, clients: Sequence[Path], seconds: float) -> None:
         """Charge `clients` in equal parts."""
         for client in clients:
             self.by_client[client] = self.by_client.get(client, 0.0) + seconds / len(clients)
 
-    def take(self) -> dict[int, float]:
+    def take(self) -> dict[Path, float]:
         """Return what was spent, and begin anew."""
         spent, self.by_client = self.by_client, {}
         return spent
@@ -89,7 +90,7 @@ class DraftModel:
         """How often it failed."""
         return self._failures.total
 
-    def take_spent(self) -> dict[int, float]:
+    def take_spent(self) -> dict[Path, float]:
         """Return the seconds that it computed for each client since this was asked last."""
         return self._spending.take()
 
@@ -228,7 +229,7 @@ class DraftModel:
         except Exception as error:
             why = error
         self._spending.add(
-            [sequence.submit.client for _, sequence, _ in parts], self._clock() - began
+            [sequence.submit.program for _, sequence, _ in parts], self._clock() - began
         )
         if why is None:
             for seen, _, tokens in parts:

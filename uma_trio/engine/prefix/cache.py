@@ -30,6 +30,7 @@ from uma_trio.engine.prefix.usage import Reuse, Usage
 from uma_trio.engine.records import Beginning
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.lanes import Lane
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import LEAST_HIT, PAGE
 from uma_trio.telemetry.prefix import PrefixFigures
 
@@ -94,7 +95,7 @@ class PrefixCache:
         self._note_miss(sequence, found)
         if not sequence.preempted and sequence.submit.namespace is not None:
             there = max(found.resident, found.saved, found.coming) / sequence.known
-            self.reuse.note(sequence.submit.client, there)
+            self.reuse.note(sequence.submit.program, there)
         if not self._waits(sequence, found):
             self._take(sequence, found)
         self.room.make_way(len(sequence.tokens) - max(found.resident, found.saved), found.leaf)
@@ -228,17 +229,17 @@ class PrefixCache:
         if self.saving.due and not unread:
             left_s -= self.saving.some(left_s)
             self.room.let_go()
-        due: Counter[int] = Counter()
+        due: Counter[Path] = Counter()
         for key, sequence in running.items():
             if key not in self.held:
-                due[sequence.submit.client] += sequence.view.due
+                due[sequence.submit.program] += sequence.view.due
         if running and self.room.gap_costs(due.total()):
             left_s -= self._compact(moving_s if unread else left_s, due)
             short = short or self.room.compaction.under_way
         self._put_by_s = left_s if short and not unread else 0.0
         return self._clock() - began
 
-    def _compact(self, most_s: float, due: Mapping[int, int]) -> float:
+    def _compact(self, most_s: float, due: Mapping[Path, int]) -> float:
         """Move cells, and charge clients by their tokens that are `due`: each of them spans fewer cells."""
         took_s, total = self.room.compaction.some(most_s), sum(due.values())
         for client, n in due.items() if took_s else ():
@@ -283,7 +284,7 @@ class PrefixCache:
         done = page.saved is not None and self._backend.kv_restore(held.sequence.slot, page.saved)
         page.locked -= 1
         took_s = self._clock() - began
-        self.saving.spent_s[held.sequence.submit.client] += took_s
+        self.saving.spent_s[held.sequence.submit.program] += took_s
         if done:
             self.saving.restored(page, took_s)
             self.store.used((page,))
@@ -329,7 +330,7 @@ class PrefixCache:
             self.room.drop(oldest)
             seq = oldest.seq
         submit, now = sequence.submit, self._clock()
-        leaf = Leaf(seq, tokens, namespace, submit.client, submit.session, now, submit.handle)
+        leaf = Leaf(seq, tokens, namespace, submit.program, submit.session, now, submit.handle)
         if not self.leaves.keep(leaf, sequence.slot):
             self.failures["copy"] += 1
             return
@@ -343,7 +344,7 @@ class PrefixCache:
             leaf.called = leaf.called or leaf.handle == handle
         self.saving.keep(handle)
 
-    def take_spent(self) -> dict[int, float]:
+    def take_spent(self) -> dict[Path, float]:
         """Return the time of saving, restoring and moving since the last call, by client."""
         spent = dict(self.saving.spent_s)
         self.saving.spent_s.clear()

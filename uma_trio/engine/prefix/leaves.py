@@ -8,11 +8,12 @@ from attrs import define, field
 
 from uma_trio.backend.base import Backend, IntArray
 from uma_trio.engine.prefix.pages import Page, common
+from uma_trio.policy.fairness import Path
 
 
 @define(eq=False)
 class Leaf:
-    """`tokens` whose cells the KV sequence `seq` holds, with their namespace and client.
+    """`tokens` whose cells the KV sequence `seq` holds, with their namespace and owner (a program).
 
     - The first `saved` tokens are in pages; `page` is the last of these.
     - `cells` is the number of cells that it keeps: a cell held by n leaves counts 1/n, and a cell
@@ -27,7 +28,7 @@ class Leaf:
     seq: int
     tokens: IntArray
     namespace: str
-    owner: int
+    owner: Path
     session: str | None
     used_at: float
     handle: int = -1

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import define, field
 
 from uma_trio.backend.base import IntArray, Saved
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import PAGE
 
 
@@ -28,7 +29,7 @@ class Page:
     tokens: IntArray
     start: int
     parent: Page | None
-    owner: int = -1
+    owner: Path = ()
     saved: Saved | None = None  # None for the root of a namespace
     cost_s: float = 0.0
     uses: int = 1

@@ -14,6 +14,7 @@ from uma_trio.engine.prefix.measured import Measured
 from uma_trio.engine.prefix.pages import Page
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import PAGE, SAVING_SHARE
 
 #: Sessions whose latest turn is known.
@@ -60,7 +61,7 @@ class Saving:
         self.restore_takes = Measured(_FIRST_S, _FIRST_S)
         self.failures = 0
         #: Seconds of saving, restoring and moving by the client it was for, since somebody took them.
-        self.spent_s: defaultdict[int, float] = defaultdict(float)
+        self.spent_s: defaultdict[Path, float] = defaultdict(float)
         self.cost: CostModel | None = None
         window = backend.limits.window
         # A page saved behind the window of its own end lacks cells that the next one needs.

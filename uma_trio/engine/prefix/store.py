@@ -9,7 +9,7 @@ pages are evicted last, and a page is evicted after all pages that follow it.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
@@ -18,6 +18,7 @@ from attrs import define, field, frozen
 
 from uma_trio.backend.base import IntArray, Saved
 from uma_trio.engine.prefix.pages import Page, PageTrie
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import AGAIN_SHARE, PINNED_SHARE, worth
 
 # What one page costs beside its cells (an object, an entry in a dict and in a heap), and a ghost.
@@ -49,7 +50,7 @@ class _Segment:
 
     level: float = 0.0
     n_bytes: int = 0
-    heaps: dict[int, list[_Entry]] = field(factory=dict)
+    heaps: dict[Path, list[_Entry]] = field(factory=dict)
 
 
 @frozen
@@ -70,7 +71,7 @@ class PageStore:
         self.ghost_hits = 0
         self._clock = clock
         self._segments = (_Segment(), _Segment())  # once, again
-        self._by_owner: dict[int, int] = {}
+        self._by_owner: dict[Path, int] = {}
         self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()
         self._ghost_bytes = 0
         self._pins: list[_Pin] = []  # in the order of their ends
@@ -121,7 +122,7 @@ class PageStore:
         tokens: IntArray,
         saved: Saved,
         *,
-        owner: int,
+        owner: Path,
         cost_s: float,
     ) -> Page | None:
         """Save a page; None if there is no room for it, whatever else would go.
@@ -223,12 +224,18 @@ class PageStore:
             last = last or chosen[4]
         return last
 
-    def _over_share(self) -> frozenset[int]:
-        """Return which clients hold more than their part of the budget, when several hold any."""
-        share = self.budget / max(1, len(self._by_owner))
-        return frozenset(o for o, held in self._by_owner.items() if held > share)
+    def _over_share(self) -> frozenset[Path]:
+        """Return who holds more than their part of the budget, when several hold any.
 
-    def _top(self, segment: _Segment, owner: int) -> _Entry | None:
+        The budget is divided among principals, and the part of each among its programs.
+        """
+        principals = Counter(owner[:1] for owner in self._by_owner)
+        share = self.budget / max(1, len(principals))
+        return frozenset(
+            owner for owner, held in self._by_owner.items() if held > share / principals[owner[:1]]
+        )
+
+    def _top(self, segment: _Segment, owner: Path) -> _Entry | None:
         """Return the page of `owner` that would go next; forget entries that are out of date."""
         heap = segment.heaps[owner]
         kept: list[_Entry] = []

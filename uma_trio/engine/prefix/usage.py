@@ -7,6 +7,8 @@ from typing import Final
 
 from attrs import define, field
 
+from uma_trio.policy.fairness import Path
+
 #: Namespaces whose use is counted, the latest; a salt makes one, so that there could be any number.
 MOST_NAMESPACES: Final = 1024
 #: Clients of whom it is known how much of their prompts was there, the latest.
@@ -63,9 +65,9 @@ class _Prompts:
 class Reuse:
     """The share of a client's prompts that was cached: the expected use of what it leaves."""
 
-    _by_client: OrderedDict[int, _Prompts] = field(factory=OrderedDict)
+    _by_client: OrderedDict[Path, _Prompts] = field(factory=OrderedDict)
 
-    def note(self, client: int, there: float) -> None:
+    def note(self, client: Path, there: float) -> None:
         """Count a prompt of which that part was there. A client's first tells nothing."""
         known = self._by_client.get(client)
         if known is None:
@@ -79,7 +81,7 @@ class Reuse:
             known.there *= _LATEST / known.n
             known.n = _LATEST
 
-    def of(self, client: int) -> float:
+    def of(self, client: Path) -> float:
         """Return what part of a beginning that a client left is likely to be used again."""
         known = self._by_client.get(client, _Prompts())
         return (known.there + _PROMPTS_BEFORE * REUSED) / (known.n + _PROMPTS_BEFORE)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import lift, turn_s, turns
+from uma_trio.policy.fairness import lift, lift_all, standings, turn_s, turns
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_newcomer
 
@@ -91,7 +91,7 @@ def _need(
 ) -> Callable[[SequenceView], tuple[float, ...]]:
     """Return what orders everyone else: who needs the tick most comes first."""
     turn = turn_s(cost, state.n_batch)
-    used = lift(plan.memory.used_s, state.clients, turn)
+    used = standing(state, plan, turn)
     left: dict[int, float] = {}  # of the turn of each client's oldest prompt
     for view in sorted([v for v in rest if not v.decoding], key=_age):
         in_batch = (view.due - 1) % state.n_batch + 1
@@ -111,6 +111,12 @@ def _need(
         view.last_token_at if view.decoding and view.last_token_at is not None else view.arrived,
         view.key,
     )
+
+
+def standing(state: SchedulerState, plan: Plan, turn: float) -> Mapping[int, float]:
+    """Return how much machine time each client had, in a number that compares it with all others."""
+    used_s, _ = lift_all(plan.memory.used_s, plan.memory.part_of, state.paths, turn)
+    return standings(used_s, state.paths, turn)
 
 
 def _age(view: SequenceView) -> tuple[float, int]:

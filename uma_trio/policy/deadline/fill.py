@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, level
 from uma_trio.policy.deadline.ballast import ballast_for
-from uma_trio.policy.deadline.candidates import Candidates, burst, candidates, next_burst
+from uma_trio.policy.deadline.candidates import Candidates, burst, candidates, next_burst, standing
 from uma_trio.policy.deadline.sizes import DEAD_BAND, fitting, sweet_spot
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import lift, turn_s
+from uma_trio.policy.fairness import turn_s
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.state import SchedulerState, SequenceView
 
@@ -80,7 +80,7 @@ def _in_turn(
         return rest
     decoders = [view for view in rest if view.decoding]
     turn = turn_s(cost, state.n_batch)
-    used = lift(plan.memory.used_s, state.clients, turn)
+    used = standing(state, plan, turn)
     prompts = [used[view.client] for view in rest if not view.decoding]
     lag = math.fsum(prompts) / len(prompts) - used[decoders[0].client]
     begun = not burst(state).isdisjoint([view.key for view in decoders])
