@@ -26,6 +26,8 @@ from uma_trio.policy.cost import CostModel, Work
 UNNOTICED_S, LONGEST_S = 0.1, 1.0
 # A step of the table that is further off than this was disturbed when it was measured.
 DOUBTFUL = 0.2
+# One token that takes less than the table has by this part shows that the table is of a busy machine.
+TOO_SLOW = 0.1
 
 
 class Refinement:
@@ -69,6 +71,12 @@ class Refinement:
         if not np.isfinite(times) or times <= 0:
             self._seen.add(shape)
             return cost
+        believed_s = cost.scale * cost.computing(known.tokens)
+        if known == ONE and believed_s > (1.0 + TOO_SLOW) * known_s:
+            # Others were at work when it was measured: nothing makes a machine quicker by chance. What they took
+            # from each shape is not the same, so all are looked at again.
+            self._seen, self._disturbed = {ONE}, set()
+            return cost.quicker(known_s / believed_s, known.tokens)
         if _has(cost, shape) and _off(known_s, cost.scale * cost.computing(known.tokens)):
             # Others are at work: what they take from each shape is not the same. Once more, later.
             self._samples = Samples()

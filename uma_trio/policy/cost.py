@@ -288,7 +288,7 @@ class CostModel:
         error = _smoothed(self.error, miss)
         table_error = _smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
         if abs(miss) >= OUTLIER and self.trusted:
-            model = self if miss > 0 else self._quicker(math.exp(miss), work.tokens)
+            model = self if miss > 0 else self.quicker(math.exp(miss), work.tokens)
             return evolve(model, error=error, table_error=table_error)
         low, high = SCALE_BOUNDS
         scale = min(max(self.scale * math.exp(scale_rate * miss), low), high)
@@ -334,7 +334,7 @@ class CostModel:
             return evolve(self, capture_s=self.capture_s + STEP_RATE * (extra_s - self.capture_s))
         return evolve(self, recapture_s=self.recapture_s + STEP_RATE * (extra_s - self.recapture_s))
 
-    def _quicker(self, factor: float, n: int) -> CostModel:
+    def quicker(self, factor: float, n: int) -> CostModel:
         """Return the model of a machine that takes this part of the time, or 1 / `FURTHEST` of it.
 
         What ticks of `n` tokens had come to take longer than measured goes first, and as much of what other
