@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = (ROOT / "uma_trio", ROOT / "protocol" / "uma_protocol")
 TOOLS = tuple(ROOT / name for name in ("scripts", "models", "fuzz", "benches", "docs"))
 TESTS = (ROOT / "tests", ROOT / "protocol" / "tests")
-MAX_MODULE, MAX_FUNCTION = 450, 50
+MAX_FUNCTION = 50
 
 # What each part may import beyond the standard library and itself; longest prefix first counts.
 # "uma_trio" alone is the version, which anybody may know.
@@ -247,10 +247,9 @@ def test_threads_are_touched_in_few_places() -> None:
 
 
 @pytest.mark.parametrize("path", modules(*SHIPPED, *TOOLS), ids=lambda p: str(p.relative_to(ROOT)))
-def test_modules_and_functions_stay_short(path: Path) -> None:
-    """A module is read in one go, a function on one screen (docstring and comments aside)."""
+def test_functions_stay_short(path: Path) -> None:
+    """A function is read on one screen (docstring and comments aside)."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= MAX_MODULE, f"{path.name} has {len(lines)} lines"
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = code_lines(node, lines)

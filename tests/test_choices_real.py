@@ -49,7 +49,7 @@ async def served() -> AsyncIterator[Client]:
 async def test_three_answers_share_the_prompt_and_clear_leaves_nothing() -> None:
     """Two of them fork from the first; greedy, they say what one says alone."""
     async with served() as client:
-        generation = client.generate(PROMPT, n=3, max_tokens=24)
+        generation = client.generate(PROMPT, n=3, max_tokens=24, temperature=0)
         texts = await generation.texts()
         assert generation.eos is not None
         usage = generation.eos.usage
@@ -59,7 +59,7 @@ async def test_three_answers_share_the_prompt_and_clear_leaves_nothing() -> None
         assert [(b.source, b.tokens) for b in beginnings if b is not None] == [
             ("fork", usage.prompt_tokens - 1)
         ] * 2
-        assert texts == [await client.generate(PROMPT, max_tokens=24).text()] * 3
+        assert texts == [await client.generate(PROMPT, max_tokens=24, temperature=0).text()] * 3
 
         sampled = client.generate(PROMPT, n=3, max_tokens=24, temperature=0.9, seed=4)
         assert len(set(await sampled.texts())) == 3

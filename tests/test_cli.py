@@ -637,10 +637,10 @@ def test_the_banner_says_what_the_policy_leaves_out() -> None:
 
 def test_doctor_counts_files_as_the_daemon_does() -> None:
     """Two for each client and some of its own; it is the hard limit that counts."""
-    assert judge_files(32, 128).what == "128 needed, 128 allowed"
-    short = judge_files(32, 127)
+    assert judge_files(32, 384).what == "384 needed, 384 allowed"
+    short = judge_files(32, 383)
     assert short.weight == "slow"
-    assert "--max-sessions 32 needs 128 open files, 127 are allowed" in short.what
+    assert "--max-sessions 32 needs 384 open files, 383 are allowed" in short.what
     assert judge_files(10**9, resource.RLIM_INFINITY).weight == "ok"
 
 

@@ -187,6 +187,7 @@ def test_what_is_promised_is_what_the_options_say() -> None:
     promised = Contract(
         latency_cap=1.5,
         pause_cap=3.0,
+        reading_pace_s=0.05,
         background_floor=0.1,
         newcomer_tokens=256,
         interactive_weight=8.0,
@@ -195,6 +196,7 @@ def test_what_is_promised_is_what_the_options_say() -> None:
         "policy": "baseline",  # which measures nothing first
         "latency_cap": "1.5",
         "pause_cap": "3",
+        "reading_pace": "50",
         "background_floor": "0.1",
         "interactive_prompt": "256",
         "interactive_priority": "8",

@@ -14,7 +14,7 @@ from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
-from uma_trio.policy.deadline.newcomers import AGAIN_S, QUESTION, WAITED_FOR
+from uma_trio.policy.deadline.newcomers import UNREAD_S
 from uma_trio.policy.deadline.pace import LINGER_S
 from uma_trio.policy.deadline.slack import margin
 from uma_trio.policy.plan import Plan
@@ -103,24 +103,28 @@ def test_newcomers_may_make_a_token_later_than_slack_allows() -> None:
     fresh = reader(first_token_at=NOW - 1.0)
     assert planned(fresh, asked).limit.newcomer_s == pytest.approx(2 * SOLO)
     many = planned(reader(), asked, newcomers=0.5)
-    assert many.limit.newcomer_s == pytest.approx(2 * SOLO)
+    assert many.limit.newcomer_s == pytest.approx(max(many.limit.seconds, 1.2 * SOLO))
 
 
-def test_while_people_ask_ticks_that_nobody_reads_are_short() -> None:
-    """No longer than two questions would be, since whoever asks next waits for the tick's end."""
-    unread = planned(batch(pending=900), cost=WIDE, people_at=NOW - AGAIN_S)
-    later = planned(batch(pending=900), cost=WIDE, people_at=NOW - AGAIN_S - 0.1)
-    assert (unread.n_tokens, later.n_tokens) == (128, 512)
-    assert unread.predicted_s <= WAITED_FOR * WIDE.computing(QUESTION)
-    assert (
-        unread.items[0].reason == "background: a short tick, since somebody asked in the last 3 s"
-    )
+def test_a_tick_that_nobody_reads_takes_a_tenth_of_a_second_at_the_most() -> None:
+    """Where it cannot be given up for whoever asks next."""
+    slow = evolve(WIDE, scale=4.0)
+    plan = planned(batch(pending=900), cost=slow)
+    assert plan.n_tokens < planned(batch(pending=900), cost=WIDE).n_tokens
+    assert plan.predicted_s <= UNREAD_S
+
+
+def test_a_tick_that_can_be_given_up_has_the_chunk_of_the_best_rate() -> None:
+    """However long it takes: a prompt with an earlier deadline interrupts it."""
+    slow = evolve(WIDE, scale=4.0)
+    now = evolve(situation(batch(pending=900), cost=slow), interruptible=True)
+    assert deadline(now).n_tokens == slow.plateau(512)
 
 
 def test_where_no_tick_is_short_the_least_goes_on() -> None:
     """Short ticks never keep anybody waiting for ever."""
     deep = evolve(COST, context_cell_s=1e-4)
-    plan = planned(batch(computed=20_000), cost=deep, people_at=NOW)
+    plan = planned(batch(computed=20_000), cost=deep)
     assert plan.n_tokens == 1
 
 
@@ -138,7 +142,7 @@ def test_prompts_that_wait_together_are_computed_together() -> None:
     waiting = [prompt(key, 40, arrived=came) for key in (2, 3, 4)]
     plan = planned(begun, *waiting)
     assert math.isinf(plan.limit.seconds)
-    assert others(plan) == COST.plateau(512)
+    assert plan.n_tokens == COST.plateau(512)
     late = [prompt(key, 40, arrived=NOW - 0.05) for key in (2, 3, 4)]
     assert planned(begun, *late).limit.newcomer_s == pytest.approx(2 * SOLO)
     long_ago = reader(first_token_at=NOW - 3.1)

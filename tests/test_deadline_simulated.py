@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from uma_trio.engine.messages import Targets
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline import deadline
+from uma_trio.policy.deadline.newcomers import UNREAD_S
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Contract, SchedulerState
@@ -280,10 +281,10 @@ def asked_at(
 
 @pytest.mark.parametrize("read", [False, True])
 @pytest.mark.parametrize("name", ["h200", "captured"])
-def test_who_asks_again_on_a_gpu_amid_prompts_waits_twice_as_long_as_alone(
+def test_who_asks_on_a_gpu_amid_prompts_waits_for_one_tick_and_its_own(
     name: str, read: bool
 ) -> None:
-    """At the median: half a tick that cannot be given up, and the newcomer's own, which is the next one."""
+    """Beside a reader at the median half a short tick; without one no more than a person can feel."""
     machine = {"h200": MACHINES["h200"], "captured": CAPTURED}[name]
     empty = Simulation(deadline, profile=machine)
     alone = asked_at(empty, [0.1])
@@ -295,28 +296,10 @@ def test_who_asks_again_on_a_gpu_amid_prompts_waits_twice_as_long_as_alone(
         world.submit(20, 8000, client=1)
     asked = asked_at(world, [1.0 + 0.1537 * n for n in range(60)])
     world.run(11.0)
-    assert percentile([request.ttft_s for request in asked[1:]], 50) <= 2.1 * alone[0].ttft_s
-
-
-def test_ticks_are_as_large_as_they_should_be_once_nobody_has_asked_for_a_while() -> None:
-    """A tick of 512 tokens gives half as much again as one of 128."""
-    rates = []
-    for people in (False, True):
-        world = Simulation(deadline, profile=MACHINES["h200"])
-        world.storm(100, 1500)
-        if people:
-            asked_at(world, [0.1])
-        world.run(1.0)
-        before = computed(world)
-        world.run(1.5)
-        asking = computed(world) - before
-        world.run(2.0)
-        before = computed(world)
-        world.run(1.5)
-        rates.append((asking, computed(world) - before))
-    (free, later), (asked, after) = rates
-    assert asked < 0.8 * free
-    assert after == pytest.approx(later, rel=0.05)
+    alone_s = alone[0].ttft_s
+    waits = [request.ttft_s for request in asked[1:]]
+    assert percentile(waits, 50) <= (2.1 * alone_s if read else alone_s + UNREAD_S / 2)
+    assert read or max(waits) <= 2 * alone_s + UNREAD_S
 
 
 @pytest.mark.parametrize("n", [4, 8, 16])

@@ -36,9 +36,9 @@ from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.net import explained
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
-from uma_trio.service.ask import owns
 from uma_trio.service.directory import Directory
 from uma_trio.sim.simulation import Simulation
+from uma_trio.sockets.principal import Principal
 
 STORY = StoryInfo(
     request=17,
@@ -342,7 +342,7 @@ def test_what_was_cached_has_a_sentence(found: BeginningInfo, sentence: str) -> 
 )
 def test_where_prompts_part_is_shown_to_their_user_alone(uid: int, of: str, shown: bool) -> None:
     """Another user sees how much was cached in `explain`, and no token of it."""
-    assert owns(f"uid {uid}", of) is shown
+    assert Principal(connection=1, uid=uid).owns(of) is shown
 
 
 def test_a_gap_of_skipped_ticks_says_so() -> None:

@@ -339,7 +339,7 @@ def test_more_streams_than_rows_leave_out_each_of_the_others_once() -> None:
     assert plan.skipped[0].reason == "decode: the batch is full, its turn is next"
 
 
-@pytest.mark.parametrize(("computed", "gets"), [(0, 3), (511, 1), (512, 0)])
+@pytest.mark.parametrize(("computed", "gets"), [(0, 15), (511, 1), (512, 0)])
 def test_only_the_beginning_of_a_long_prompt_is_a_newcomers(computed: int, gets: int) -> None:
     """Its first 512 tokens may make a tick late, the rest of a paste may not."""
     now = situation(stream(), prompt(2, 3000, computed=computed))
@@ -351,11 +351,12 @@ def test_only_the_beginning_of_a_long_prompt_is_a_newcomers(computed: int, gets:
 
 def test_what_a_long_prompt_must_leave_the_next_newcomer_takes() -> None:
     """A tick goes on with the next in the line; only a prompt that ends asks for a row of logits."""
-    now = situation(stream(), prompt(2, 3000, computed=510), prompt(3, 100, arrived=100.0))
+    first = prompt(2, 300, computed=510, arrived=99.0)
+    now = situation(stream(), first, prompt(3, 400, arrived=100.0))
     plan = deadline(now)
     assert [(item.key, item.n_tokens) for item in plan.items[:2]] == [(1, 1), (2, 2)]
     assert plan.items[2].key == 3
-    assert Candidates(Work(1), now.sequences[1:], within=512).adds(102) == (102, 1, 2 * 510)
+    assert Candidates(Work(1), now.sequences[1:], within=512).adds(102) == (102, 0, 2 * 510)
 
 
 def test_prompts_go_in_the_chunks_that_doctor_names() -> None:

@@ -94,9 +94,9 @@ class Drafting(Engine):
 
     guess: Callable[[Sequence], tuple[int, ...]]
 
-    def _admit(self, now: float) -> None:
-        """Admit, then guess."""
-        super()._admit(now)
+    def _move_cells(self) -> None:
+        """Behind admission and before the plan, guess."""
+        super()._move_cells()
         for sequence in self.registry.running.values():
             if sequence.view.decoding:
                 room = len(sequence.tokens) - sequence.known - 1

@@ -24,7 +24,6 @@ KINDS = (
     "paced",
     "a reader is ahead",
     "begins together",
-    "people ask",
     "saving",
     "newcomer",
     "trimmed for bandwidth",

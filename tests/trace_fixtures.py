@@ -207,7 +207,6 @@ def shown(ticks: Iterable[TracedTick]) -> Counter[str]:
         found["paced"] += bool(plan.paces)
         found["a reader is ahead"] += limit.solo_s < limit.seconds < math.inf
         found["begins together"] += limit.reason == PROMPTS_FIRST
-        found["people ask"] += "somebody asked" in limit.reason
         found["newcomer"] += any(item.reason.startswith("newcomer") for item in plan.items)
         found["trimmed for bandwidth"] += any("bandwidth" in item.reason for item in plan.items)
         found["saving"] += any(skip.reason == SAVING for skip in plan.skipped)

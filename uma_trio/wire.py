@@ -71,6 +71,7 @@ def ask_of(generate: Generate) -> Ask:
         reasoning_budget=generate.reasoning_budget,
         speculation=generate.speculation,
         pace=generate.pace,
+        awaits=generate.awaits,
         streamed=generate.stream,
         n=generate.n,
     )
@@ -304,6 +305,7 @@ def session_info(running: Running) -> SessionInfo:
         uid=origin.principal.uid,
         state=report.state,
         lane=report.lane,
+        awaits=report.awaits,
         prompt_tokens=report.prompt_tokens,
         computed_tokens=report.computed_tokens,
         completion_tokens=report.completion_tokens,

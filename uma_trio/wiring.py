@@ -85,6 +85,7 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     """
     contract = Contract(
         latency_cap=config.latency_cap,
+        reading_pace_s=config.reading_pace / 1e3,
         pause_cap=config.pause_cap,
         playout_s=config.playout_ms / 1e3,
         background_floor=config.background_floor,

@@ -324,6 +324,7 @@ BAD = [
     ("chat_template_kwargs", {"x": "y" * 4090}, "4096 bytes"),
     ("speculation", "on", "one of off, free, auto"),
     ("pace", "slow", "one of smooth, asap"),
+    ("awaits", "nobody", "one of tokens, answer, nothing"),
     ("pace", None, "one of smooth, asap"),
     ("reasoning_effort", "huge", "one of none, minimal, low, medium, high, xhigh"),
     ("reasoning_budget", -1, "from 0"),

@@ -25,6 +25,7 @@ from .errors import (
 from .events import (
     Admin,
     Alternative,
+    Awaits,
     BeginningInfo,
     CallPiece,
     Cancel,
@@ -80,6 +81,7 @@ __all__ = [
     "PAUSED",
     "Admin",
     "Alternative",
+    "Awaits",
     "BeginningInfo",
     "CallPiece",
     "Cancel",

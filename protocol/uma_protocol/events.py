@@ -36,6 +36,7 @@ Reason = Literal["stop", "length", "cancelled", "error"]
 """Why a stream ended."""
 
 Pace = Literal["smooth", "asap"]
+Awaits = Literal["tokens", "answer", "nothing"]
 """Whether tokens may wait so that they come evenly, or are each sent when they are there."""
 
 Speculation = Literal["off", "free", "auto"]
@@ -73,7 +74,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A live request, as the request `sessions` lists it. `request` is the server's handle.
 
     It is computed `ahead_ms` ahead of the tokens shown to its reader. Each choice of a request is
-    listed separately, with its own handle.
+    listed separately, with its own handle. `awaits` is what somebody waits for: tokens, answer, nothing.
     """
 
     request: int
@@ -90,6 +91,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     age_ms: float
     ahead_ms: float = 0.0
     choice: int = 0
+    awaits: str = "tokens"
 
 
 class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,6 +150,7 @@ class Generate(_Request, frozen=True, tag="generate"):
     ignore_eos: bool = False
     speculation: Speculation = "auto"
     pace: Pace = "smooth"
+    awaits: Awaits | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Effort | None = None

@@ -210,6 +210,13 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "may be delayed to arrive at even intervals; `asap`: each is sent when it is computed",
             ),
             Field(
+                "awaits",
+                Choice(get_args(events.Awaits)),
+                "what somebody waits for: `tokens`, a person reads them as they come; `answer`, its end; "
+                "`nothing`, in the background lane and only there; default: `answer` if it is not "
+                "streamed, has a schema or grammar, tools, or `n` above 1, else `tokens`",
+            ),
+            Field(
                 "continue_final_message",
                 Flag(),
                 "default false; true continues the last of `messages`, which must be the assistant's",

@@ -82,6 +82,7 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str | None = None
     beginning: BeginningInfo | None = None
     choice: int = 0
+    awaits: str = "tokens"
 
 
 class ItemInfo(msgspec.Struct, frozen=True, omit_defaults=True):

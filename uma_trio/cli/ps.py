@@ -53,7 +53,12 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     ahead = any(info.ahead_ms for info in sessions)
     several = any(info.choice for info in sessions)
-    more = (*(_AHEAD if ahead else ()), *(_CHOICE if several else ()))
+    answers = any(info.awaits == "answer" for info in sessions)
+    more = (
+        *(_AHEAD if ahead else ()),
+        *(_CHOICE if several else ()),
+        *(_AWAITS if answers else ()),
+    )
     # A narrow window has no room for two names: the label stays, and the process has its id.
     left_out = {"PROCESS"} if console().width < _ROOMY else set()
     for heading, side in (*_COLUMNS, *more):
@@ -68,6 +73,8 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
             cells.append(f"{info.ahead_ms:.0f} ms")
         if several:
             cells.append(str(info.choice))
+        if answers:
+            cells.append(info.awaits)
         shown = [
             Text(cell, no_wrap=True, overflow="ellipsis")
             for (heading, _), cell in zip((*_COLUMNS, *more), cells, strict=True)
@@ -91,6 +98,7 @@ _COLUMNS = (
 )
 _ROOMY = 100  # columns in which every heading fits beside two names of eight characters
 _AHEAD = (("AHEAD", "right"),)  # of what their readers are shown; only where somebody is
+_AWAITS = (("AWAITS", "left"),)  # only where somebody waits for the end of an answer
 _CHOICE = (("CHOICE", "right"),)  # only where a request has several answers
 
 

@@ -30,7 +30,7 @@ from uma_trio.cli.output import (
 from uma_trio.cli.printer import Printer
 from uma_trio.cli.prompt import STDIN, left_unread, prompt_of
 from uma_trio.config.option import ConfigError
-from uma_trio.lanes import Lane, Pace
+from uma_trio.lanes import Awaits, Lane, Pace
 from uma_trio.speculation import Speculation
 
 if TYPE_CHECKING:
@@ -164,6 +164,13 @@ class Asking:
             "machine; asap: each is sent when it is computed."
         ),
     ] = "smooth"
+    awaits: Annotated[
+        Awaits | None,
+        Parameter(
+            help="What somebody waits for: tokens, as they come; the end of the answer; nothing (in the "
+            "background lane). Default: by the other options."
+        ),
+    ] = None
     app: Annotated[str | None, Parameter(help="The name of the program in `uma-trio ps`.")] = None
     socket: SocketFlag = None
     metrics: Annotated[
@@ -202,6 +209,7 @@ class Asking:
             "cache": self.cache,
             "speculation": self.speculation,
             "pace": self.pace,
+            "awaits": self.awaits,
             "app": self.app,
             **self._calling,
         }

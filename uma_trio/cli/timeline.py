@@ -209,9 +209,14 @@ def _head(timeline: StoryInfo) -> str:
         code = f" {timeline.code}" if timeline.code else ""
         how = f"ended ({timeline.reason}{code}) after {_time(timeline.total_ms)}"
     return (
-        f"{who}, {timeline.lane}: {how}; {several(timeline.prompt_tokens, 'token')} of prompt, "
+        f"{who}, {timeline.lane}{_waits(timeline)}: {how}; {several(timeline.prompt_tokens, 'token')} of prompt, "
         f"{timeline.completion_tokens} of answer."
     )
+
+
+def _waits(timeline: StoryInfo) -> str:
+    """Say what somebody waits for, where it is not what the lane says."""
+    return ", its end is waited for" if timeline.awaits == "answer" else ""
 
 
 def _queued(timeline: StoryInfo) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 from uma_protocol import (
+    Awaits,
     Effort,
     End,
     Eos,
@@ -63,6 +64,7 @@ class Params(TypedDict, total=False):
     ignore_eos: bool
     speculation: Speculation
     pace: Pace
+    awaits: Awaits
     continue_final_message: bool
     chat_template_kwargs: dict[str, Any]
     reasoning_effort: Effort | None

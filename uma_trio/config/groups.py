@@ -18,7 +18,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "KV cache": ("n_ctx", "parallel", "kv_type", "prefix_ram", "session_ttl_s"),
     "Scheduling": (
-        "policy", "latency_cap", "pause_cap", "playout_ms", "background_floor", "interactive_prompt",
+        "policy", "latency_cap", "reading_pace", "pause_cap", "playout_ms", "background_floor", "interactive_prompt",
         "interactive_priority", "bmt_budget", "tick_budget_ms",
     ),
     "Speculative decoding": ("speculation", "draft_model"),

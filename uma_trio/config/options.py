@@ -207,6 +207,18 @@ class Config(HttpConfig):
         "multiple of the latency without other work, once a stream is 3 s old; before that the "
         "limit is 2 (deadline policy).",
     )
+    reading_pace: float = option(
+        40.0,
+        flag="--reading-pace",
+        minimum=0,
+        maximum=10_000,
+        unit="ms",
+        since="0.1",
+        help="A stream that somebody reads gets each token at most this long after the token before "
+        "it, or --latency-cap times its latency alone if that is longer. It limits what other work "
+        "may add to a token and delays none: a stream that can be faster is (deadline policy). 0: by "
+        "--latency-cap only.",
+    )
     playout_ms: float = option(
         300.0,
         flag="--playout-ms",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import PrefixReport, Recorded
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
 from uma_trio.speculation import Speculation
@@ -112,6 +112,7 @@ class Submit:
     - `speculation` restricts speculative decoding.
     - `pieces` are the bytes of each token, if the answer's text needs more than those of the
       vocabulary.
+    - `awaits` says what of it is waited for, in the interactive lane.
     - With `progress` its stream reports the progress of its prompt.
     """
 
@@ -131,6 +132,7 @@ class Submit:
     session: str | None = None
     speculation: Speculation = "auto"
     smooth: bool = False
+    awaits: Awaits = "tokens"
     pieces: Sequence[bytes] | None = None
     progress: bool = False
     within: tuple[int, ...] = ()
@@ -323,3 +325,4 @@ class SequenceReport:
     tokens_per_s: float
     age_s: float
     ahead_s: float = 0.0
+    awaits: Awaits = "tokens"

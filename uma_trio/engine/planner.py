@@ -89,6 +89,7 @@ class Planner:
         masks: Masks,
     ) -> None:
         self._limits, self._n_vocab = backend.limits, backend.model.n_vocab
+        self._interruptible = backend.traits.interruptible
         self._batch, self._spare_batch = backend.batch, Batch(backend.batch.capacity)
         self._policy = policy
         self._registry = registry
@@ -271,6 +272,7 @@ class Planner:
             measured=measured,
             charges=charges,
             prepared=computing is not None,
+            interruptible=self._interruptible,
             draft=self.draft,
             memory=memory,
         )

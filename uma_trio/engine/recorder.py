@@ -330,6 +330,7 @@ def _record(
     return RequestRecord(
         handle=sequence.handle,
         lane=sequence.lane,
+        awaits=sequence.awaits,
         state=reason or sequence.report(now).state,
         prompt_tokens=sequence.n_prompt,
         completion_tokens=sequence.n_generated,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.plan import Limit, PlanItem, Skip
 
 
@@ -140,6 +140,7 @@ class RequestRecord:
     reason: str = ""
     code: str | None = None
     beginning: Beginning | None = None
+    awaits: Awaits = "tokens"
     namespace: str | None = None
 
 

@@ -19,7 +19,7 @@ from uma_trio.engine.playout import show_times
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import DRAFT_MODEL, NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.engine.tenancy import Tenancy
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import PLACES_IN_FLIGHT, Holder, SequenceView, Waiting
 from uma_trio.text.stream import TokenText
@@ -115,6 +115,7 @@ class Sequence:
             arrived=submit.submitted,
             client=submit.client,
             within=submit.within,
+            awaits=submit.awaits,
             target_ttft_s=submit.targets.ttft_s,
             target_itl_s=submit.targets.itl_s,
             pays_for_drafts=submit.speculation == "auto",
@@ -175,6 +176,11 @@ class Sequence:
     def smooth(self) -> bool:
         """Whether its tokens may be held to be sent at even intervals."""
         return self.submit.smooth and self.view.lane == "interactive"
+
+    @property
+    def awaits(self) -> Awaits:
+        """What somebody waits for."""
+        return "nothing" if self.view.lane == "background" else self.view.awaits
 
     @property
     def cells(self) -> int:
@@ -371,6 +377,7 @@ class Sequence:
             tokens_per_s=self.n_generated / streaming_s if streaming_s > 0 else 0.0,
             age_s=now - self.submit.submitted,
             ahead_s=max(0.0, (self.view.shown_at or now) - now) if self.smooth else 0.0,
+            awaits=self.awaits,
         )
 
     def _state(self) -> SequenceState:

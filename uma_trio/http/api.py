@@ -19,6 +19,7 @@ from attrs import evolve
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.http import sse
 from uma_trio.http.asking import (
+    awaits_of,
     lane_of,
     model_of,
     origin_of,
@@ -195,6 +196,7 @@ class Api(ABC):
             clamp=True,
             stop=stops_of(body),
             lane=lane_of(body, head),
+            awaits=awaits_of(body, head),
             targets=targets_of(head),
             model=self._required_model,
             session=session,

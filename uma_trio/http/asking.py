@@ -30,7 +30,8 @@ from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured, ignored, refused
 from uma_trio.http.message import Caller, Head, Request
 from uma_trio.http.settings import Shared
-from uma_trio.lanes import LANES, PACES, Lane
+from uma_trio.lanes import AWAITS as AWAITED
+from uma_trio.lanes import LANES, PACES, Awaits, Lane
 from uma_trio.service.ask import Ask, Chat, Origin, seeded
 from uma_trio.service.service import Service
 
@@ -212,6 +213,13 @@ PACE = honoured(
     default="smooth",
 )
 
+AWAITS = honoured(
+    "awaits",
+    Choice(AWAITED),
+    "what somebody waits for: tokens as they come, the end of the answer, or nothing (in the background "
+    "lane); default: answer if not streamed, with tools, a schema or n above 1, else tokens",
+)
+
 TEMPLATE: tuple[Field, ...] = (
     KWARGS,
     honoured(
@@ -333,6 +341,19 @@ def lane_of(body: Body, head: Head) -> Lane:
     if priority is None:
         return "background" if body.get("service_tier") == "flex" else "interactive"
     return "background" if priority == "background" else "interactive"
+
+
+def awaits_of(body: Body, head: Head) -> Awaits | None:
+    """Return what is waited for, by the header ``X-UMA-Awaits`` or by `awaits`; None if it is not said.
+
+    Raises:
+        Fault: there is no such word.
+    """
+    value = head.headers.get("x-uma-awaits")
+    if value is not None and value not in AWAITED:
+        raise invalid("X-UMA-Awaits", f"must be one of {', '.join(AWAITED)}")
+    awaits: Awaits | None = body.get("awaits") if value is None else value
+    return awaits
 
 
 def targets_of(head: Head) -> Targets:

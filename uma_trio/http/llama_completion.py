@@ -13,6 +13,7 @@ from uma_trio.http import sse
 from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import (
+    AWAITS,
     CACHE,
     MODEL,
     NO_MATTER,
@@ -110,6 +111,7 @@ class Completion(Api):
         *CACHE,
         SPECULATION,
         PACE,
+        AWAITS,
         *SHAPES,
         *NO_TOOLS,
         *NOT_HERE,

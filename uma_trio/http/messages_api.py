@@ -11,6 +11,7 @@ from attrs import evolve
 from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer, Object
 from uma_trio.http.api import Api, answered, counted
 from uma_trio.http.asking import (
+    AWAITS,
     CACHE,
     KWARGS,
     LANE,
@@ -117,6 +118,7 @@ class Messages(Api):
         *CACHE,
         SPECULATION,
         PACE,
+        AWAITS,
         *ignored("user_profile_id", "workspace_id", note="a label"),
     )
 

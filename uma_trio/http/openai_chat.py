@@ -12,6 +12,7 @@ from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.api import answered, counted
 from uma_trio.http.asking import (
+    AWAITS,
     CACHE,
     MODEL,
     NO_MATTER,
@@ -93,6 +94,7 @@ class ChatCompletions(Choices):
         *CACHE,
         SPECULATION,
         PACE,
+        AWAITS,
         *SHAPES,
         *NOT_HERE,
         *NO_MATTER,

@@ -11,6 +11,7 @@ from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.asking import (
+    AWAITS,
     CACHE,
     MODEL,
     NO_MATTER,
@@ -68,6 +69,7 @@ class Completions(Choices):
         *CACHE,
         SPECULATION,
         PACE,
+        AWAITS,
         *SHAPES,
         *NO_TOOLS,
         *NOT_HERE,

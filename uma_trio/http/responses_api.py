@@ -16,6 +16,7 @@ from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
 from uma_trio.http.accounts import timings
 from uma_trio.http.api import Api, answered, counted
 from uma_trio.http.asking import (
+    AWAITS,
     CACHE,
     KWARGS,
     MODEL,
@@ -124,6 +125,7 @@ class Responses(Api):
         BUDGET,
         SPECULATION,
         PACE,
+        AWAITS,
         *STATELESS,
         refused("prompt", "the daemon stores no prompt templates; send the input"),
         *ignored("user", "safety_identifier", "client_metadata", "moderation", note="a label"),

@@ -119,6 +119,7 @@ def _timeline(record: RequestRecord, now: float, directory: Directory, text: Tex
         app=named.app,
         state=record.state,
         lane=record.lane,
+        awaits=record.awaits,
         age_ms=_ms(now - record.submitted),
         total_ms=_ms(until - record.submitted),
         prompt_tokens=record.prompt_tokens,

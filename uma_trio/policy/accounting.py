@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from uma_trio.policy.cost import Work
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, lift_all, turn_s
 from uma_trio.policy.plan import Limit, Plan
-from uma_trio.policy.state import MeasuredTick, Memory, SchedulerState, is_newcomer
+from uma_trio.policy.state import (
+    MeasuredTick,
+    Memory,
+    SchedulerState,
+    is_newcomer,
+    is_prompt,
+)
 
 
 def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -> Work:
@@ -90,7 +96,7 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
         if node in used_s:  # of whom nothing is known starts later
             used_s[node] += seconds
     lane_s = lift(memory.lane_s, {view.lane for view in best_effort.values()})
-    mixed = others = 0
+    mixed = others = unwatched = prompts = 0
     for item in plan.items:
         view, seconds = views[item.key], per_token_s * item.n_tokens
         for node in view.path:
@@ -99,9 +105,16 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
             lane_s[view.lane] += seconds / weight[view.lane]
             mixed += item.n_tokens
             others += 0 if is_newcomer(view, contract.newcomer_tokens) else item.n_tokens
-    background = others / max(1, mixed)
-    owed_s = owed_after(state, plan.limit, predicted_s, background)
-    guard = evolve(memory.guard, mixed=mixed > 0, background=background, owed_s=owed_s)
+            unwatched += item.n_tokens if view.lane == "background" else 0
+            prompts += is_prompt(view)
+    owed_s = owed_after(state, plan.limit, predicted_s, unwatched / max(1, mixed))
+    guard = evolve(
+        memory.guard,
+        mixed=mixed > 0,
+        background=others / max(1, mixed),
+        owed_s=owed_s,
+        answers_owed_s=_answers_owed_after(state, plan, predicted_s, ahead_s, prompts > 0),
+    )
     return evolve(memory, guard=guard, used_s=used_s, part_of=part_of, lane_s=lane_s)
 
 
@@ -120,14 +133,45 @@ def owed_after(state: SchedulerState, limit: Limit, tick_s: float, background: f
     less the time that it got, and never more than a grant can give. The tick takes `tick_s`;
     `background` is background work's part of the time beyond solo.
     """
-    contract, most, solo_s = state.contract, state.contract.newcomer_tokens, limit.solo_s
+    contract, solo_s = state.contract, limit.solo_s
     # Readers who leave the floor need `playout_s` over the floor to get as far ahead as they can.
     nothing_s = -contract.playout_s / 2
-    came = sum([is_newcomer(view, most) for view in state.best_effort.values()])
-    if came == len(state.best_effort) or not (solo_s > 0 or came):
+    people = sum([view.lane == "interactive" for view in state.best_effort.values()])
+    if people == len(state.best_effort) or not (solo_s > 0 or people):
         return nothing_s
-    owed_s = contract.background_floor * (1.0 if came else 0.5) * tick_s
+    owed_s = contract.background_floor * (1.0 if people else 0.5) * tick_s
     had_s = max(0.0, tick_s - solo_s) * background
     after_s = state.memory.guard.owed_s + owed_s - had_s
     grant_s = contract.pause_cap * solo_s if solo_s > 0 else limit.brief_s
     return min(max(after_s, nothing_s), grant_s)
+
+
+# What decoding answers are owed of the time in which prompts go first, at the most, and the part of a
+# turn that they have to be owed before they get ticks of their own.
+ANSWERS_SHARE, ANSWERS_TURNS = 0.25, 16
+
+
+def owes_answers(state: SchedulerState, cost: CostModel) -> bool:
+    """Whether answers get a tick without prompts: they are owed time, and it is enough or has begun."""
+    owed_s = state.memory.guard.answers_owed_s
+    begun = 0 < state.before.tokens <= len(state.best_effort)
+    return owed_s > (0.0 if begun else turn_s(cost, state.n_batch) / ANSWERS_TURNS)
+
+
+def _answers_owed_after(
+    state: SchedulerState, plan: Plan, predicted_s: float, most_s: float, with_prompts: bool
+) -> float:
+    """Return the machine time that answers are owed after a tick that nobody reads.
+
+    Their share is that of their number among answers and prompts.
+    """
+    if plan.limit.solo_s > 0:
+        return 0.0
+    ready = [view for view in state.best_effort.values() if view.lane == "interactive"]
+    prompts = sum([is_prompt(view) for view in ready])
+    if not prompts or prompts == len(ready):
+        return 0.0
+    share = min(ANSWERS_SHARE, 1.0 - prompts / len(ready))
+    had_s = 0.0 if with_prompts else predicted_s
+    owed_s = state.memory.guard.answers_owed_s + share * predicted_s - had_s
+    return min(max(owed_s, 0.0), most_s)

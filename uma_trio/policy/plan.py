@@ -46,7 +46,8 @@ class Limit:
     only. `reach_s` is the largest value of `seconds` that isolated ticks can reach. Without
     streams, a tick without newcomers takes at most `brief_s`, if some size of it is that short.
     `step_s` is the least time between two due tokens of a stream. Alone, a token of that stream takes
-    `drafted_part` of its time without guesses.
+    `drafted_part` of its time without guesses. Other work `saves` if it waits for ticks that are longer
+    than a step, so that readers have to be ahead for them.
     """
 
     seconds: float
@@ -59,6 +60,7 @@ class Limit:
     step_s: float = 0.0
     brief_s: float = math.inf
     drafted_part: float = 1.0
+    saves: bool = False
 
 
 NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")

@@ -2,71 +2,27 @@
 
 Finite floats are written with as many digits as their exact value needs; infinities and NaN, which
 JSON lacks, are written as words. An unknown field is refused, because a plan made from an
-incomplete state would differ. Traces of earlier formats are read, too: renamed fields are
-translated, and memory that no longer exists is dropped.
+incomplete state would differ. Traces of other formats are refused: their states lack what this
+version plans from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from attrs import field, frozen
 from cattrs import BaseValidationError, Converter, transform_error
-from cattrs.gen import make_dict_structure_fn
 
-from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.plan import Limit, Plan
+from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,
-    GuardMemory,
-    MeasuredTick,
-    Memory,
     SchedulerState,
-    SequenceView,
-    Served,
 )
 
-FORMAT = 6
-_FORMATS = (2, 3, 4, 5, FORMAT)
-# What format 2 called the fields of each class, inner classes first.
-_NAMES_OF_2: dict[type, dict[str, str]] = {
-    Work: {"looked": "context_cells", "resident": "used_cells", "company": "contended"},
-    CostModel: {
-        "depth_s": "context_cell_s",
-        "wide_depth_s": "wide_context_cell_s",
-        "crowd_s": "used_cell_s",
-        "switch_s": "recapture_s",
-        "company_s": "contended_host_s",
-    },
-    MeasuredTick: {"gaps": "itl", "loaded": "mixed"},
-    GuardMemory: {
-        "loaded": "mixed",
-        "loaded_ticks": "mixed_ticks",
-        "closed_ticks": "isolated_ticks",
-    },
-    Contract: {"young_cap": "startup_cap", "young_s": "startup_s"},
-    Served: {},
-    Memory: {},
-    Limit: {"closed": "isolated"},
-    SequenceView: {"target_gap_s": "target_itl_s"},
-    SchedulerState: {"ahead": "prepared"},
-}
-# What earlier formats have, and nobody needs.
-_GONE: dict[type, frozenset[str]] = {
-    GuardMemory: frozenset(
-        {
-            *("credits", "budgets", "jitter", "noise", "rare", "long"),
-            *("share", "since_grant", "floor_grants", "infeasible"),
-        }
-    ),
-    Served: frozenset({"most", "held_until"}),
-    Memory: frozenset({"same_shape"}),
-    Contract: frozenset({"background_weight"}),
-    Limit: frozenset({"rare", "long"}),
-}
+FORMAT = 7
 
 
 class TraceError(Exception):
@@ -148,9 +104,8 @@ def decode(text: bytes) -> Line:
     if name not in _KINDS:
         message = f"it is not a line of a trace, which has {', '.join(_KINDS)}"
         raise TraceError(message)
-    if name == "header" and isinstance(body, dict) and body.get("format") not in _FORMATS:
-        known = ", ".join(map(str, _FORMATS))
-        message = f"its format is {body.get('format')}, this version reads {known}"
+    if name == "header" and isinstance(body, dict) and body.get("format") != FORMAT:
+        message = f"its format is {body.get('format')}, this version reads {FORMAT}"
         raise TraceError(message)
     return structured(body, _KINDS[name])
 
@@ -174,23 +129,5 @@ def _float(value: float) -> float | str:
     return value if math.isfinite(value) else repr(value)
 
 
-def _reads_earlier(kind: type[_T], names: dict[str, str]) -> Callable[[Any, Any], _T]:
-    """Return what structures `kind`, also where its fields are those of an earlier format."""
-    structure = make_dict_structure_fn(kind, _converter, _cattrs_forbid_extra_keys=True)
-    gone = _GONE.get(kind, frozenset())
-    earlier = names.keys() | gone
-
-    def hook(body: Any, _: Any) -> _T:
-        if isinstance(body, dict) and not earlier.isdisjoint(body):
-            body = {
-                names.get(name, name): value for name, value in body.items() if name not in gone
-            }
-        return structure(body, kind)
-
-    return hook
-
-
 _converter = Converter(forbid_extra_keys=True)
 _converter.register_unstructure_hook(float, _float)
-for _kind, _names in _NAMES_OF_2.items():
-    _converter.register_structure_hook(_kind, _reads_earlier(_kind, _names))

@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
@@ -52,11 +52,17 @@ class SequenceView:
     modelled: bool = False
     scored: int = 0
     within: tuple[int, ...] = ()  # whose shares `client` divides, the outermost first
+    awaits: Awaits = "tokens"  # in the interactive lane; nobody waits for anything in the other
 
     @property
     def path(self) -> tuple[int, ...]:
         """Everybody whose share of machine time it uses, the outermost first; the numbers are unique."""
         return (*self.within, self.client)
+
+    @property
+    def read(self) -> bool:
+        """Whether somebody reads its tokens as they come."""
+        return self.lane == "interactive" and self.awaits == "tokens"
 
     @property
     def due(self) -> int:
@@ -80,8 +86,8 @@ class SequenceView:
 
     @property
     def protected(self) -> bool:
-        """Whether it is an interactive stream whose reader keeps up."""
-        ready = self.started and self.credit > 0 and self.lane == "interactive"
+        """Whether it is a stream that somebody reads and keeps up with."""
+        ready = self.started and self.credit > 0 and self.read
         return ready and self.pending - self.drafted == 1
 
     def rows(self, n_tokens: int, n_drafts: int = 0) -> int:
@@ -96,8 +102,13 @@ class SequenceView:
         return 1 + n_drafts if ends else 0
 
 
+def is_prompt(view: SequenceView) -> bool:
+    """Whether it is an interactive request whose first token somebody waits for."""
+    return view.lane == "interactive" and not view.decoding
+
+
 def is_newcomer(view: SequenceView, most_tokens: int) -> bool:
-    """Whether it is an interactive prompt with at most `most_tokens` tokens to compute."""
+    """Whether it is an interactive prompt of which fewer than `most_tokens` were computed."""
     return view.lane == "interactive" and view.uncached < most_tokens and not view.decoding
 
 
@@ -181,9 +192,10 @@ class MeasuredTick:
 class Contract:
     """The promise to interactive streams, and the minimum for all other work.
 
-    The p95 of an interactive stream's inter-token latency stays within `latency_cap` times solo,
-    the predicted time of the interactive streams alone. No tick is planned for more than
-    `startup_cap` times solo in the first `startup_s` of a stream, and `pause_cap` times solo later.
+    A token of a stream that is read comes at most a *step* after the token before it: `latency_cap`
+    times solo, the predicted time of the streams that are read alone, or `reading_pace_s`, whichever is
+    longer. For the first `newcomer_tokens` of a prompt a step may be `startup_cap` times solo in the
+    first `startup_s` of a stream, and `pause_cap` times solo later.
     Streams leave at least `background_floor` of the machine's time to other work, whatever the cap.
     A paced token is shown at most `playout_s` after it was computed.
     """
@@ -196,6 +208,7 @@ class Contract:
     newcomer_tokens: int = 512
     interactive_weight: float = 10.0  # that lane's part of what streams leave, for 1 of the other
     bmt_budget: float | None = None  # bytes per second; None is no limit
+    reading_pace_s: float = 0.0  # a step is at least so long; 0: by solo alone
     paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
     playout_s: float = 0.3
 
@@ -212,8 +225,9 @@ class GuardMemory:
     `mixed` and `background` are those of the :class:`MeasuredTick` that the planned tick will be.
     `newcomers` is the smoothed share of machine time of newcomers' prompts. `owed_s` is the machine
     time, in seconds, that background work is owed (:func:`~uma_trio.policy.accounting.owed_after`).
-    `company_at` is the last time at which best-effort work was ready, `people_at` the last time at
-    which there was interactive work.
+    `company_at` is the last time at which best-effort work was ready. `interval_s` is the smoothed time
+    from one token of a stream to the next. `answers_owed_s` is the machine time that decoding answers
+    are owed where prompts go first.
     """
 
     mixed: bool = False
@@ -223,7 +237,35 @@ class GuardMemory:
     newcomers: float = 0.0
     owed_s: float = 0.0
     company_at: float | None = None
-    people_at: float | None = None
+    interval_s: float = 0.0
+    answers_owed_s: float = 0.0
+
+
+@value
+class FirstToken:
+    """A prompt whose first token is waited for. Seconds.
+
+    `since` is when it counts as arrived, and `own_s` what its tokens that were not cached then take
+    alone.
+    """
+
+    since: float
+    own_s: float
+
+
+@value
+class FirstTokens:
+    """The prompts whose first tokens are waited for, by key, and their common stretch.
+
+    A prompt's deadline is `since` + `stretch` * (`own_s` + a moment). `share` is the part of the machine
+    for which the stretch was found. `chains` has by sender when its latest prompts would be done, one
+    after another, alone.
+    """
+
+    prompts: Mapping[int, FirstToken] = field(factory=dict)
+    stretch: float = 0.0
+    share: float = 1.0
+    chains: Mapping[int, float] = field(factory=dict)
 
 
 @value
@@ -281,6 +323,7 @@ class Memory:
     served: Served = field(factory=Served)
     held_drafts: HeldDrafts = NO_HELD_DRAFTS
     purses: Mapping[int, Purse] = field(factory=dict)  # of streams that had guesses, by key
+    first_tokens: FirstTokens = field(factory=FirstTokens)
     # By key, what a token takes a reader alone with its guesses, as a part of the time without.
     drafted_parts: Mapping[int, float] = field(factory=dict)
     part_of: Mapping[int, int] = field(
@@ -315,6 +358,7 @@ class SchedulerState:
     measured: tuple[MeasuredTick, ...] = ()
     charges: tuple[tuple[int, float], ...] = ()
     prepared: bool = False
+    interruptible: bool = False  # a tick of prompts can be given up for a request that comes
     draft: Staircase | None = None  # seconds of a draft model's decode, by tokens
     memory: Memory = field(factory=Memory)
 

@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
-from uma_trio.lanes import Lane, Pace
+from uma_trio.lanes import Awaits, Lane, Pace
 from uma_trio.sockets.principal import Principal
 from uma_trio.speculation import Speculation
 from uma_trio.text.chat import AUTO as AUTO  # these are words of the fronts, too
@@ -75,6 +75,7 @@ class Ask:
       them.
     - With `pace` "smooth" the tokens of an interactive request may be held to be sent at even
       intervals.
+    - `awaits` says what somebody waits for; None: by what is asked (:func:`awaits_of`).
     - With `progress` the stream of each answer reports the progress of its prompt.
     - `n` is the number of answers (choices).
     """
@@ -94,8 +95,22 @@ class Ask:
     speculation: Speculation = "auto"
     streamed: bool = True
     pace: Pace = "smooth"
+    awaits: Awaits | None = None
     progress: bool = False
     n: int = 1
+
+
+def awaits_of(ask: Ask) -> Awaits:
+    """Return what somebody waits for who sends a request in the interactive lane.
+
+    A person reads tokens as they come. Whoever does not see them, or sees them only when the whole answer
+    was checked, parsed or compared, waits for its end.
+    """
+    if ask.awaits in ("tokens", "answer"):
+        return ask.awaits
+    calls = isinstance(ask.prompt, Chat) and bool(ask.prompt.tools)
+    whole = not ask.streamed or ask.shape is not None or ask.n > 1 or calls
+    return "answer" if whole else "tokens"
 
 
 @frozen(kw_only=True)

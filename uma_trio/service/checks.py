@@ -75,6 +75,13 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
             f"this daemon serves {bounds.model}; omit model, or give that name",
             field="model",
         )
+    if ask.awaits is not None and (ask.awaits == "nothing") != (ask.lane == "background"):
+        raise Refusal(
+            Code.E_PROTO_003,
+            "awaits must be nothing in the background lane, and only there; the interactive lane has "
+            "tokens and answer",
+            field="awaits",
+        )
     field, n_bytes = _prompt_bytes(ask)
     if n_bytes > door.max_prompt_bytes:
         raise Refusal(

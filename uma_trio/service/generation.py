@@ -28,7 +28,7 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.lanes import Lane
-from uma_trio.service.ask import Ask, Origin, namespace
+from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
 from uma_trio.service.checks import Bounds, max_tokens_for
 from uma_trio.service.directory import Directory
 from uma_trio.service.playout import Playout
@@ -134,7 +134,8 @@ class Generation:
             namespace=namespace(ask, self.origin),
             session=ask.session,
             speculation=ask.speculation,
-            smooth=ask.streamed and ask.pace == "smooth",
+            smooth=ask.streamed and ask.pace == "smooth" and awaits_of(ask) == "tokens",
+            awaits=awaits_of(ask),
             constraint=prepared.constraint,
             pieces=prepared.pieces,
             progress=ask.progress,

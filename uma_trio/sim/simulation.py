@@ -235,7 +235,8 @@ class Simulation(World):
                 submitted=request.arrived,
                 targets=request.targets,
                 namespace=None if request.prompt is None else "told",
-                smooth=True,
+                smooth=request.awaits == "tokens",
+                awaits=request.awaits,
                 speculation="auto" if guesses.paid else "free",
             )
         )

@@ -14,7 +14,7 @@ from attrs import Factory, define
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import Finished, StreamItem, Targets, TokenOut
 from uma_trio.engine.playout import moved_forward
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Awaits, Lane
 from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.latency import gaps, itl, startup_itl
 
@@ -51,6 +51,7 @@ class Request:
     answer_tokens: int
     targets: Targets = Factory(Targets)
     prompt: IntArray | None = None
+    awaits: Awaits = "tokens"
     guesses: Guesses | None = None
     on_end: Callable[[], None] | None = None
     on_shown: Callable[[int], None] | None = None
@@ -147,6 +148,7 @@ class World(ABC):
         on_end: Callable[[], None] | None = None,
         prompt: IntArray | None = None,
         guesses: Guesses | None = None,
+        awaits: Awaits = "tokens",
     ) -> Request:
         """Send a request now, whose `prompt` is any tokens. It generates `max_tokens` tokens."""
         request = Request(
@@ -161,6 +163,7 @@ class World(ABC):
             on_end=on_end,
             prompt=prompt,
             guesses=guesses,
+            awaits=awaits,
         )
         self.requests.append(request)
         self._send(request)

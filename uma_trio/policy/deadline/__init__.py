@@ -9,6 +9,7 @@ from uma_trio.policy.deadline.ballast import add_ballast
 from uma_trio.policy.deadline.bandwidth import guard_bandwidth
 from uma_trio.policy.deadline.drafts import add_drafts
 from uma_trio.policy.deadline.fill import fill_tick
+from uma_trio.policy.deadline.first_tokens import note_first_tokens
 from uma_trio.policy.deadline.held_drafts import hold_drafts
 from uma_trio.policy.deadline.learning import learn_cost
 from uma_trio.policy.deadline.newcomers import note_newcomers
@@ -65,6 +66,7 @@ deadline = DeadlinePolicy(
             "learning": learn_cost,
             "newcomers": note_newcomers,
             "decode": select_interactive,
+            "first_tokens": note_first_tokens,
             "guard": set_slack,
             "fill": fill_tick,
             "bandwidth": guard_bandwidth,

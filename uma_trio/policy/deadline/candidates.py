@@ -11,15 +11,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
+from uma_trio.lanes import Lane
 from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.deadline.first_tokens import in_order_of_deadlines
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, lift_all, standings, turn_s, turns
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_newcomer
+from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
 
-# People's prompts are ordered by how much of the time they can expect is left, relative to that
-# time: seconds of grace, and how many times its own prefill a prompt may take.
-GRACE_S, PATIENCE = 0.3, 2.0
 BURST = 16  # ticks that background decoders are served before others have their turn
 
 
@@ -69,21 +68,30 @@ class Candidates:
 def candidates(
     state: SchedulerState, plan: Plan, cost: CostModel
 ) -> tuple[list[SequenceView], list[SequenceView]]:
-    """Return the interactive newcomers by urgency, and everyone else by need.
+    """Return the interactive prompts by their deadlines, and everyone else by need.
 
-    The lane that had least of its share goes first, then decoders whose burst is not over, then
-    whoever had least machine time; prompts stand together and take turns, of one client the oldest
-    first. With nobody to protect, background decoders go before background prompts.
+    Among the others decoders go first whose burst is not over, then whoever had least machine time;
+    background prompts stand together and take turns, of one client the oldest first. With nobody to
+    protect, background decoders go before background prompts.
     """
     if len(plan.items) + len(plan.skipped) == len(state.sequences):
         return [], []
     settled = {item.key for item in plan.items}.union([skip.key for skip in plan.skipped])
     ready = [v for v in state.sequences if v.credit > 0 and v.key not in settled]
-    newcomers = [view for view in ready if is_newcomer(view, state.contract.newcomer_tokens)]
-    newcomers.sort(key=lambda view: (_urgency(view, state.now, cost), view.key))
-    first = {view.key for view in newcomers}
-    rest = [view for view in ready if view.key not in first]
-    return newcomers, sorted(rest, key=_need(state, plan, cost, rest)) if len(rest) > 1 else rest
+    prompts = in_order_of_deadlines(state, plan, [view for view in ready if is_prompt(view)])
+    rest = [view for view in ready if not is_prompt(view)]
+    return prompts, sorted(rest, key=_need(state, plan, cost, rest)) if len(rest) > 1 else rest
+
+
+def leading_lane(state: SchedulerState, plan: Plan) -> Lane:
+    """Return the lane that had least of its share of best-effort time; of equal ones the interactive."""
+    ready = {view.lane for view in state.best_effort.values()}
+    if "background" not in ready:
+        return "interactive"
+    lanes = lift(plan.memory.lane_s, ready)
+    if "interactive" in ready and lanes["interactive"] <= lanes["background"]:
+        return "interactive"
+    return "background"
 
 
 def _need(
@@ -97,12 +105,9 @@ def _need(
         in_batch = (view.due - 1) % state.n_batch + 1
         left.setdefault(view.client, turn * in_batch / state.n_batch)
     together, finish = turns(used, left, turn)
-    lanes = lift(plan.memory.lane_s, {view.lane for view in state.best_effort.values()})
     running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)
     return lambda view: (
-        lanes.get(view.lane, 0.0),  # nobody's yet, where streams are served here, too
-        view.lane == "background",
         unlimited and not view.decoding,
         view.key not in running,
         used[view.client] if view.decoding else together,
@@ -121,17 +126,6 @@ def standing(state: SchedulerState, plan: Plan, turn: float) -> Mapping[int, flo
 
 def _age(view: SequenceView) -> tuple[float, int]:
     return view.arrived, view.key
-
-
-def _urgency(view: SequenceView, now: float, cost: CostModel) -> float:
-    """Return how much of its patience is left, in times of its own prefill; least goes first.
-
-    What was computed of it already does not count: prompts that came together are finished one
-    after the other, and not all of them last.
-    """
-    whole = max(cost.seconds(Work(view.due + view.uncached)), 1e-6)
-    patience = GRACE_S + PATIENCE * whole if view.target_ttft_s is None else view.target_ttft_s
-    return (view.arrived + patience - now) / whole
 
 
 def burst(state: SchedulerState) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""The work beside streams in a tick: newcomers, then other work in the size with the best rate.
+"""The work beside streams in a tick: prompts by their deadlines, then other work.
 
 Readers gain slack in isolated ticks and spend it in mixed ones. The long-run rate of a size is its
 tokens divided by the time that it adds to a tick, times the readers' gain. A small tick that fits
@@ -14,16 +14,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
-from uma_trio.policy.accounting import planned_work
-from uma_trio.policy.cost import CostModel, level
+from attrs import frozen
+
+from uma_trio.policy.accounting import owes_answers, planned_work
+from uma_trio.policy.cost import CostModel, Work, level
 from uma_trio.policy.deadline.ballast import ballast_for
-from uma_trio.policy.deadline.candidates import Candidates, burst, candidates, next_burst, standing
+from uma_trio.policy.deadline.candidates import (
+    Candidates,
+    burst,
+    candidates,
+    leading_lane,
+    next_burst,
+    standing,
+)
 from uma_trio.policy.deadline.sizes import DEAD_BAND, fitting, sweet_spot
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import turn_s
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
-from uma_trio.policy.state import SchedulerState, SequenceView
+from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
 
 # What adds less than this part of a tick is priced as if it added so much: predictions are no finer.
 FINEST = 0.02
@@ -32,40 +42,131 @@ FINEST = 0.02
 FULL, WORTH_A_CHANGE = 0.9, 0.7
 # Ticks for newcomers are planned for this part of their limit, since half of them take longer than predicted.
 AIM = 0.93
+# What rides along in a tick of others may make it so many times as long: a row of a decoder.
+LITTLE_LONGER = 1.05
 TURNS = 16  # decoders get ticks of their own once they lag by this part of a turn
 SAVING = "waits until readers are far enough ahead for a larger tick"
 TOO_LONG = "no tick with it is short enough for the readers"
 
 
 def fill_tick(state: SchedulerState, plan: Plan) -> Plan:
-    """Add what the limit allows: newcomers, then everyone else."""
-    cost, limit = plan.memory.cost, plan.limit
+    """Add what the limit allows: prompts whose first token is waited for, then everyone else."""
+    cost = plan.memory.cost
     if cost is None:
         return plan
-    newcomers, rest = candidates(state, plan, cost)
-    if not newcomers and not rest:
+    prompts, rest = candidates(state, plan, cost)
+    if not prompts and not rest:
         return plan
     # Sizes are chosen by what they cost again and again, not by what the first such tick costs.
     tick = planned_work(state, plan, captured=True)
-    within = math.inf if math.isinf(limit.newcomer_s) else state.contract.newcomer_tokens
-    first = Candidates(tick, newcomers, within)
-    n = 0 if limit.isolated or limit.grant else _newcomers_size(state, cost, limit, first)
-    second = Candidates(first.work(n), _in_turn(state, plan, cost, rest))
-    m, why = (0, limit.reason) if limit.isolated else _size(state, cost, limit, second, n)
-    items = _items(first.shares(n), f"newcomer: {limit.reason}")
-    items += _items(second.shares(m), f"background: {limit.reason}")
-    served = {item.key for item in items}
-    skipped = [Skip(v.key, why) for v in (*newcomers, *rest) if v.key not in served]
+    fill = _unread if math.isinf(plan.limit.seconds) else _beside_readers
+    lines = fill(state, plan, cost, tick, prompts, rest)
+    items = [item for line in lines for item in line.items]
+    served, why = {item.key for item in items}, lines[-1].why
+    skipped = [Skip(v.key, why) for v in (*prompts, *rest) if v.key not in served]
     decoders = [v.key for v in rest if v.key in served and v.lane == "background" and v.decoding]
-    in_use = state.memory.served
-    if m and not limit.grant:
-        in_use = evolve(in_use, tokens=second.tick.tokens + m)
+    memory = evolve(plan.memory, served=next_burst(state, lines[-1].in_use, decoders))
     return evolve(
         plan,
         items=(*plan.items, *items),
         skipped=(*plan.skipped, *skipped),
-        memory=evolve(plan.memory, served=next_burst(state, in_use, decoders)),
+        memory=memory,
+        limit=evolve(plan.limit, saves=lines[-1].saves) if lines[-1].saves else plan.limit,
     )
+
+
+@frozen
+class _Line:
+    """What is added to a tick, why others are not, and the size that is `in_use` from now on.
+
+    It `saves` if it waits for a tick that is longer than a step.
+    """
+
+    items: Sequence[PlanItem]
+    why: str
+    in_use: Served
+    saves: bool = False
+
+
+def _beside_readers(
+    state: SchedulerState,
+    plan: Plan,
+    cost: CostModel,
+    tick: Work,
+    prompts: list[SequenceView],
+    rest: list[SequenceView],
+) -> list[_Line]:
+    """Add the beginnings of prompts, for which readers wait a little, and what slack allows."""
+    limit, in_use, within = plan.limit, state.memory.served, state.contract.newcomer_tokens
+    fresh = list(takewhile(lambda view: view.uncached < within, prompts))
+    first = Candidates(tick, fresh, within)
+    n = 0 if limit.isolated or limit.grant else _newcomers_size(state, cost, limit, first)
+    lane = leading_lane(state, plan)
+    people = [view for view in rest if view.lane == "interactive"] + prompts[len(fresh) :]
+    others = [view for view in rest if view.lane != "interactive"]
+    line = people + others if lane == "interactive" else others + people
+    second = Candidates(first.work(n), _in_turn(state, plan, cost, line))
+    m, why, saves = (0, limit.reason, False)
+    if not limit.isolated:
+        m, why, saves = _size(state, cost, limit, second)
+    if m and not limit.grant:
+        in_use = evolve(in_use, tokens=second.tick.tokens + m)
+    return [
+        _Line(_items(first.shares(n), f"newcomer: {limit.reason}"), why, in_use),
+        _Line(_items(second.shares(m), f"background: {limit.reason}"), why, in_use, saves),
+    ]
+
+
+def _unread(
+    state: SchedulerState,
+    plan: Plan,
+    cost: CostModel,
+    tick: Work,
+    prompts: list[SequenceView],
+    rest: list[SequenceView],
+) -> list[_Line]:
+    """Fill a tick that nobody reads: the lane whose turn it is, and what makes that no longer.
+
+    Answers whose end is waited for ride along with prompts, and have ticks of their own as far as they
+    are owed some.
+    """
+    answers = [view for view in rest if view.lane == "interactive"]
+    others = [view for view in rest if view.lane != "interactive"]
+    if leading_lane(state, plan) == "interactive" and not plan.limit.grant:
+        first = answers if answers and owes_answers(state, cost) else answers + prompts
+        second = others
+    else:
+        first, second = answers + others, prompts
+    line = Candidates(tick, first)
+    n = _unread_size(state, cost, plan.limit, line)
+    full = line.work(n)
+    more = Candidates(full, second)
+    most = min(more.demand, state.n_batch - full.tokens)
+    took = fitting(cost, more, most, LITTLE_LONGER * cost.seconds(full), state.spare_rows)
+    m = max(took, default=0)
+    in_use = evolve(state.memory.served, tokens=full.tokens)
+    why = "does not fit into this tick"
+    return [
+        _Line(_items(line.shares(n), plan.limit.reason), why, in_use),
+        _Line(_items(more.shares(m), plan.limit.reason), why, in_use),
+    ]
+
+
+def _unread_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates) -> int:
+    """Return how many tokens of a line to compute where nobody reads."""
+    most, spare = min(line.demand, state.n_batch - line.tick.tokens), state.spare_rows
+    took = fitting(cost, line, most, limit.brief_s, spare)
+    if not took:  # somebody has to go on
+        took = dict([*fitting(cost, line, most, math.inf, spare).items()][:1])
+    if not took or not any(is_prompt(view) for view in line.views):
+        return sweet_spot(state, took, line.tick.tokens)
+    rates = [(line.tick.tokens + size) / seconds for size, seconds in took.items()]
+    # A prompt that is alone waits for its own end only: the best rate is best. Of several the first is
+    # done sooner in chunks that are no larger than they need to be.
+    best = (
+        rates.index(max(rates)) if len(line.views) == 1 and not line.tick.tokens else level(rates)
+    )
+    return tuple(took)[best]
 
 
 def _in_turn(
@@ -76,7 +177,7 @@ def _in_turn(
     A large tick that carries prompts gives each decoder one token. Decoders whose clients had
     less machine time than clients with prompts get ticks of their own, a burst at a time.
     """
-    if math.isinf(plan.limit.seconds) or not rest or not rest[0].decoding or rest[-1].decoding:
+    if not rest or not rest[0].decoding or rest[-1].decoding:
         return rest
     decoders = [view for view in rest if view.decoding]
     turn = turn_s(cost, state.n_batch)
@@ -96,37 +197,26 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
     most = min(line.demand, state.n_batch - line.tick.tokens)
     if most <= 0:
         return 0
-    if math.isinf(limit.newcomer_s):
-        # Of several the first is done sooner in chunks that are no larger than they need to be.
-        several = len(line.views) > 1
-        return min(most, (cost.plateau if several else cost.quickest)(state.n_batch))
     seconds = max(limit.seconds, AIM * limit.newcomer_s)
     return max(fitting(cost, line, most, seconds, state.spare_rows), default=0)
 
 
 def _size(
-    state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates, newcomers: int
-) -> tuple[int, str]:
-    """Return how many tokens of everyone else to compute, and why others get none."""
+    state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates
+) -> tuple[int, str, bool]:
+    """Return how many tokens of everyone else to compute, why others get none, and if it `saves`."""
     most, spare = min(line.demand, state.n_batch - line.tick.tokens), state.spare_rows
-    if math.isinf(limit.seconds):
-        # With no reader but a newcomer in the tick, only what makes it no longer.
-        seconds = cost.seconds(line.tick) if newcomers else limit.brief_s
-        took = fitting(cost, line, most, seconds, spare)
-        if not took and not newcomers:  # somebody has to go on
-            took = dict([*fitting(cost, line, most, math.inf, spare).items()][:1])
-        return sweet_spot(state, took, line.tick.tokens), "does not fit into this tick"
     recapture_s, capture_s = cost.scale * cost.recapture_s, cost.scale * cost.capture_s
     if limit.grant:
         granted_s = limit.seconds - recapture_s
-        return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG
+        return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG, False
     begun, full = state.memory.guard.mixed, limit.seconds >= FULL * limit.reach_s
     if recapture_s and not begun and limit.seconds < WORTH_A_CHANGE * limit.reach_s:
-        return 0, SAVING
+        return 0, SAVING, True
     seconds = limit.seconds if full else max(limit.seconds, limit.reach_s)
     took = fitting(cost, line, most, seconds - recapture_s, spare)
     if not took:
-        return 0, TOO_LONG
+        return 0, TOO_LONG, False
     _, base_s = ballast_for(cost, line.tick, spare)
     in_use = state.memory.served.tokens - line.tick.tokens
     kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
@@ -135,7 +225,8 @@ def _size(
     # The shape changes once more when readers are alone again.
     stays_s = 0.0 if state.before.repeats else capture_s
     changes_s = cost.change_s + (stays_s if kept and best == in_use else recapture_s)
-    return (best if took[best] + changes_s <= limit.seconds else 0), SAVING
+    saves = took[best] + changes_s > limit.step_s
+    return (best if took[best] + changes_s <= limit.seconds else 0), SAVING, saves
 
 
 def _best(

@@ -1,12 +1,11 @@
 """What newcomers may do where the readers' slack does not suffice.
 
-- A token may be shown `startup_cap` or `pause_cap` times solo after the one before it. If newcomers
-  use much of the machine, or somebody has pasted a long text, the limit is `startup_cap` for all
-  streams.
+- A token may be shown `startup_cap` or `pause_cap` times solo after the one before it, as long as
+  newcomers use little of the machine.
 - A reader has no deadline while a short prompt waits that arrived before the reader's first token:
   prompts that wait together are computed together.
-- Without readers, ticks are short after an interactive request: the next newcomer waits for the end
-  of one.
+- Without readers a tick takes at most :data:`UNREAD_S`, or the time of the chunk with the best rate
+  where a tick can be given up for a newcomer.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from uma_trio.policy.state import (
 # Newcomers are frequent from this part of machine time on, smoothed over so many seconds: a prompt of
 # 500 tokens takes a sixth where T(1) is 8 ms.
 MANY, OVER_S = 0.2, 5.0
-# Who asked may ask again soon. A question of so many tokens, which comes in the middle of a tick of so many
-# times its own, has its first word after twice the time that it takes alone.
-AGAIN_S, QUESTION, WAITED_FOR = 3.0, 32, 2.0
+# People take an answer within a tenth of a second for immediate (Miller 1968, Nielsen 1993).
+UNREAD_S = 0.1
 # Prompts with more tokens to compute than this are not waited for by who reads already: with 512, as for
 # newcomers, every twentieth token of simulated chats came after 3.5 times solo, with 64 after 1.9.
 TOGETHER = 64
@@ -60,8 +58,7 @@ def late_caps(
     began = max([state.now if v.first_token_at is None else v.first_token_at for v in readers])
     starting = state.now - began < contract.startup_s
     latest = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
-    many = guard.newcomers >= MANY or _somebody_pasted(state)
-    return latest, min(latest, contract.startup_cap) if many else latest
+    return latest, contract.latency_cap if guard.newcomers >= MANY else latest
 
 
 def who_waits_for_nobody(
@@ -85,13 +82,14 @@ def who_waits_for_nobody(
 
 def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | None) -> Limit:
     """Return the limit of a tick that nobody reads."""
-    if cost is None or guard.people_at is None or state.now - guard.people_at > AGAIN_S:
+    if cost is None:
         return NO_LIMIT
-    brief_s = WAITED_FOR * cost.seconds(Work(QUESTION))
+    brief_s = UNREAD_S
+    if state.interruptible:
+        brief_s = max(brief_s, cost.seconds(Work(cost.plateau(state.n_batch))))
     if guard.owed_s >= brief_s:
         return evolve(NO_LIMIT, reason=GRANTED, brief_s=brief_s, grant=True)
-    reason = f"a short tick, since somebody asked in the last {AGAIN_S:.0f} s"
-    return evolve(NO_LIMIT, reason=reason, brief_s=brief_s)
+    return evolve(NO_LIMIT, brief_s=brief_s)
 
 
 def _added(tick: MeasuredTick) -> float:
@@ -99,12 +97,3 @@ def _added(tick: MeasuredTick) -> float:
     if not tick.mixed or tick.solo_s <= 0 or tick.decode_s <= 0:
         return 0.0
     return max(0.0, 1.0 - tick.solo_s / tick.decode_s) * (1.0 - tick.background)
-
-
-def _somebody_pasted(state: SchedulerState) -> bool:
-    """Whether somebody is at the beginning of more than a newcomer's prompt."""
-    most = state.contract.newcomer_tokens
-    return any(
-        is_newcomer(view, most) and view.uncached + view.due > most
-        for view in state.best_effort.values()
-    )

@@ -1,8 +1,9 @@
-"""The interval between shown tokens: even while other work can use the machine.
+"""The interval between shown tokens, while other work can use the machine.
 
-Each token of a stream is then shown a step after the one before it, and tokens computed earlier are
-held. A reader is therefore ahead when a long tick comes, and does not notice it. Without other work
-every token is shown at once.
+A stream is shown at the rate at which it is computed: its tokens come the smoothed interval between
+computed tokens after one another. Where other work waits for ticks that are longer than a step, tokens
+are shown a step apart and those computed earlier are held, so that a reader is ahead when a long tick
+comes and does not notice it. Without other work every token is shown at once.
 """
 
 from __future__ import annotations
@@ -27,5 +28,8 @@ def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
     if guard.company_at is None or state.now - guard.company_at > LINGER_S or solo_s <= 0:
         return plan
     contract, parts = state.contract, plan.memory.drafted_parts
-    paces = {v.key: step_s(v, contract, parts.get(v.key, 1.0) * solo_s) for v in reading(state)}
+    paces = {}
+    for view in reading(state):
+        step = step_s(view, contract, parts.get(view.key, 1.0) * solo_s)
+        paces[view.key] = step if plan.limit.saves else min(step, guard.interval_s or step)
     return evolve(plan, paces=paces)

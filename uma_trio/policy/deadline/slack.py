@@ -1,8 +1,8 @@
 """The limit of a tick: the time until the next token of a reader is due.
 
 Each token of a stream is due one *step* after the token before it was shown. A step is
-`latency_cap` times solo, or the request's own target, and never so short that less than
-`background_floor` of the machine is left. For a reader whose drafts are right, solo includes them
+`latency_cap` times solo or the reading pace, whichever is longer, or the request's own target, and
+never so short that less than `background_floor` of the machine is left. For a reader whose drafts are right, solo includes them
 (:mod:`uma_trio.policy.deadline.own_drafts`). A stream whose tokens are computed earlier is *ahead* of
 its reader. Its *slack* is the time until its first uncomputed token is due. A tick may take as long
 as the least slack of all readers, less a margin for prediction errors.
@@ -48,8 +48,7 @@ PROMPTS_FIRST = "no limit: short prompts that came together are computed first"
 def set_slack(state: SchedulerState, plan: Plan) -> Plan:
     """Say how long this tick may take."""
     cost, guard, readers = plan.memory.cost, plan.memory.guard, reading(state)
-    if readers or any(view.lane == "interactive" for view in state.sequences):
-        guard = evolve(guard, people_at=state.now)
+    guard = note_interval(state, guard)
     if not readers or cost is None:
         return _with(plan, unread_limit(state, guard, cost), guard)
     solo = alone_s(cost, readers, room_alone(state, len(readers)))
@@ -85,8 +84,23 @@ def reading(state: SchedulerState) -> tuple[SequenceView, ...]:
 def step_s(view: SequenceView, contract: Contract, solo_s: float) -> float:
     """Return how many seconds after one token of a stream the next one is due."""
     asked_s = view.target_itl_s
-    wanted_s = contract.latency_cap * solo_s if asked_s is None else asked_s
-    return max(wanted_s, solo_s / (1.0 - contract.background_floor))
+    if asked_s is None:
+        asked_s = max(contract.latency_cap * solo_s, contract.reading_pace_s)
+    return max(asked_s, solo_s / (1.0 - contract.background_floor))
+
+
+def note_interval(state: SchedulerState, guard: GuardMemory) -> GuardMemory:
+    """Note how far apart the tokens of streams are computed, smoothed over the playout time."""
+    interval_s = guard.interval_s
+    for tick in state.measured:
+        if tick.solo_s > 0:
+            took_s = tick.decode_s + (tick.host_s or 0.0)
+            known_s = interval_s or took_s
+            moves = min(1.0, max(took_s, known_s) / max(state.contract.playout_s, took_s))
+            interval_s = known_s + moves * (took_s - known_s)
+        else:
+            interval_s = 0.0  # nobody read
+    return guard if interval_s == guard.interval_s else evolve(guard, interval_s=interval_s)
 
 
 def margin(cost: CostModel) -> float:
@@ -131,7 +145,7 @@ def _limit(
 
 def _holds(view: SequenceView, now: float) -> bool:
     shown = view.shown_at
-    return view.lane == "interactive" and view.decoding and shown is not None and shown > now
+    return view.read and view.decoding and shown is not None and shown > now
 
 
 def _ahead_s(view: SequenceView, now: float) -> float:
