@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from benches.clients import Answer, NotServed
 from benches.contest import Row, System
 from benches.driver import Comparison, Table
 from benches.pace import Point
-from benches.scenes import agent_chain, apart, long_ctx, many, micro, prefill
+from benches.scenes import agent_chain, apart, lag, long_ctx, many, micro, prefill
 from benches.scenes.agent_chain import Chain
 from uma_trio.models import bundled_model
 from uma_trio.policy.deadline import deadline
@@ -260,6 +261,7 @@ DRY = {
     "overhead": "--k 1 --gen-tokens 8",
     "agents": "--agents 2 --person",
     "bursts": "--sizes 2 --answer 8",
+    "lag": "--bodies 16,000\\ lists",
 }
 TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}
 
@@ -270,13 +272,27 @@ def test_each_scene_goes_the_whole_way_without_a_model(
     name: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One command starts the daemon, measures, prints a table and writes its CSV."""
-    assert driver.main([name, "--dry-run", "--seed", "1", *DRY.get(name, "").split()]) == 0
+    assert driver.main([name, "--dry-run", "--seed", "1", *shlex.split(DRY.get(name, ""))]) == 0
     assert "uma-trio" in capsys.readouterr().out
     (path,) = out.glob(f"{name}-2*.csv")
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     rows = list(csv.DictReader(lines))
     assert rows
     assert {"repetition", "case", "family", "knob"} <= rows[0].keys()
+
+
+def test_the_longest_lag_is_exact_or_the_edge_of_its_step() -> None:
+    """A new longest one is told as it is; otherwise the first step that has all that came."""
+
+    def snapshot(longest: float, *counts: int) -> dict[str, object]:
+        steps = dict(zip(("1", "5.5", "100"), counts, strict=True))
+        return {"loop_lag_max_ms": longest, "loop_lag_ms": {"buckets": steps}}
+
+    before = snapshot(60.0, 10, 11, 12)
+    assert lag.longest_lag(before, snapshot(71.5, 20, 21, 23)) == 71.5
+    assert lag.longest_lag(before, snapshot(60.0, 20, 22, 23)) == 5.5
+    assert lag.longest_lag(before, snapshot(60.0, 20, 21, 23)) == 60.0
+    assert lag.longest_lag(before, before) == 0.0
 
 
 @pytest.mark.daemon

@@ -1,105 +1,277 @@
-"""How long the worst bodies hold a running daemon's event loop up, beside a stream.
+"""How long the worst bodies hold a daemon's event loop up, beside a stream. Eight minutes.
 
-    uma-trio serve --http 8080 &
-    python -m benches lag --http 8080
+    python -m benches lag --no-peers
 
-Each body is sent `--repeat` times, in turns with a quiet second. *loop lag* is the upper edge of the
-highest bucket of `loop_lag_ms` that grew, *gap* the longest time between two parts of the stream; both
-are medians. The bodies are made in advance, as making one would hold this program's own reader up.
+Every body has three rounds, one behind the other: nothing, one process that spins, the body. Bodies are made
+and sent by a process of their own, as the stream is read and timed by this one. *lag* is the longest lag of the
+daemon's event loop in the round: exact if it is the longest since the start, otherwise the upper edge of a step
+of `loop_lag_ms` (half a millisecond below 10). *gap* is the longest time between two parts of the stream, *ratio*
+that gap over the gap beside the spinning process. Figures are medians of five.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from benches.driver import tool
-from uma_trio.sim.latency import median
+from benches import contest, servers
+from benches.clients import NotServed
+from benches.contest import Medians, Row, System
+from benches.driver import Comparison, Here, Table, scene
+from benches.host import ROOT
 
-_BODIES: Mapping[str, tuple[str, bytes]] = {
-    "quiet": ("", b""),
-    "2 MB to tokenise": ("/tokenize", json.dumps({"content": "ab " * 690_000}).encode()),
-    "256 KB with pieces": (
-        "/tokenize",
-        json.dumps({"content": "ab " * 87_000, "with_pieces": True}).encode(),
-    ),
-    "32,000 ids": ("/detokenize", json.dumps({"tokens": [300] * 32_000}).encode()),
-    "8 MB of ids": ("/v1/completions", b'{"prompt":[%b1]}' % (b"5," * 4_000_000)),
-    "16,000 lists": ("/v1/completions", b'{"prompt":"a","max_tokens":1,"x":[%b1]}' % (b"[]," * 16_000)),
+LAG_MS, RATIO = 5.0, 1.3  # the targets
+_ROUND_S = 1.0
+_SPIN = "while True: pass"
+
+
+def _chat(n: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}] * n, "max_tokens": 1}
+
+
+def _tools(n: int) -> dict[str, Any]:
+    properties = {f"p{i}": {"type": "string"} for i in range(30)}
+    parameters = {"type": "object", "properties": properties}
+    tools = [
+        {"type": "function", "function": {"name": f"t{i}", "parameters": parameters}}
+        for i in range(n)
+    ]
+    return {**_chat(1), "tools": tools}
+
+
+BODIES: Mapping[str, tuple[str, Callable[[], Any]]] = {
+    "2 MB to tokenise": ("/tokenize", lambda: {"content": "ab " * 690_000}),
+    "256 KB with pieces": ("/tokenize", lambda: {"content": "ab " * 87_000, "with_pieces": True}),
+    "32,000 ids": ("/detokenize", lambda: {"tokens": [300] * 32_000}),
+    "8 MB of ids": ("/v1/completions", lambda: b'{"prompt":[%b1]}' % (b"5," * 4_000_000)),
+    "16,000 lists": ("/v1/completions", lambda: {"prompt": "a", "max_tokens": 1, "x": [[]] * 16_000}),
     "30,000 names": (
         "/v1/completions",
-        json.dumps({"prompt": "a", "max_tokens": 1, **{f"x{n}": 1 for n in range(30_000)}}).encode(),
+        lambda: {"prompt": "a", "max_tokens": 1, **{f"x{n}": 1 for n in range(30_000)}},
     ),
-    "2 MB of emoji": ("/v1/completions", json.dumps({"prompt": "\U0001f600" * 500_000}).encode()),
-    "8,192 messages": (
+    "2 MB of emoji": ("/v1/completions", lambda: {"prompt": "\U0001f600" * 500_000}),
+    "8,192 messages": ("/v1/chat/completions", lambda: _chat(8192)),
+    "400 tools": ("/v1/chat/completions", lambda: _tools(400)),
+    "a schema of 30,000 values": (
         "/v1/chat/completions",
-        json.dumps({"messages": [{"role": "user", "content": "hi"}] * 8192}).encode(),
+        lambda: {**_chat(1), "json_schema": {"enum": [*range(30_000)]}},
+    ),
+    "1,024 biases of texts": (
+        "/completion",
+        lambda: {"prompt": "a", "n_predict": 1, "logit_bias": [[f"word{n}" * 20, 1] for n in range(1024)]},
     ),
 }  # fmt: skip
 
 
+@dataclass
+class _Stream:
+    """The stream that is read beside everything: when its last part came, and the longest gap."""
+
+    port: int
+    longest: float = 0.0
+    last: float | None = None
+    parts: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def restart(self) -> None:
+        """Forget what was seen."""
+        self.longest = 0.0
+
+    def gap_ms(self) -> float:
+        """Return the longest gap, the one that lasts included."""
+        waiting = 0.0 if self.last is None else time.monotonic() - self.last
+        return 1e3 * max(self.longest, waiting)
+
+    def run(self) -> None:
+        """Read one stream after the other."""
+        asked = {
+            "prompt": "Once upon a time",
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        body = json.dumps({**asked, "pace": "asap"}).encode()
+        while not self.ended.is_set():
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self._read(body)
+            self.last = None
+
+    def _read(self, body: bytes) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            while not self.ended.is_set() and (line := answer.readline()):
+                if line.startswith(b"data:"):
+                    now = time.monotonic()
+                    if self.last is not None:
+                        self.longest = max(self.longest, now - self.last)
+                    self.last = now
+                    self.parts += 1
+        finally:
+            connection.close()
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--http", type=int, required=True, help="the port of a running daemon")
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--bodies", nargs="+", default=[*BODIES], metavar="NAME", choices=BODIES)
 
 
-@tool(_arguments)
-def lag(given: argparse.Namespace) -> int:
-    """Measure the lag of a daemon's event loop beside the worst bodies."""
-    gaps: list[float] = [0.0]
-    threading.Thread(target=_stream, args=(given.http, gaps), daemon=True).start()
-    time.sleep(2)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in _BODIES}
-    for _ in range(given.repeat):
-        for name, (path, body) in _BODIES.items():
-            before = _buckets(given.http)
-            gaps[:] = [0.0]
-            if path:
-                _ask(given.http, "POST", path, body)
-            time.sleep(0.5 if path else 1)
-            found[name].append((_highest(before, _buckets(given.http)), 1e3 * max(gaps)))
-    for name, pairs in found.items():
-        lags, longest = zip(*pairs, strict=True)
-        print(f"{name:20s} loop lag {median(lags):6g} ms   gap {median(longest):6.0f} ms")
-    return 0
+@scene(_arguments)
+def lag(given: argparse.Namespace, here: Here) -> Comparison:
+    """Return what is measured: one daemon, with a case for each body."""
+    setup = servers.Setup(here.model, here.threads, n_ctx=4096, slots=4)
+    compared = [System("uma-trio", "", lambda _seed: _measure(setup, given.bodies))]
+    columns = (("lag ms", "lag_ms", 1), ("quiet lag ms", "quiet_lag_ms", 1), ("gap ms", "gap_ms", 1),
+               ("spinner's gap ms", "spin_gap_ms", 1), ("ratio", "ratio", 2))  # fmt: skip
+    return Comparison(
+        compared,
+        seconds=10 * len(given.bodies),
+        tables=[Table("Beside each body", columns)],
+        repetitions=5,
+        verdicts=_verdicts,
+    )
 
 
-def _ask(port: int, method: str, path: str, body: bytes | None = None) -> bytes:
+def _verdicts(medians: Medians) -> Iterable[str]:
+    for figure, target in (("lag_ms", LAG_MS), ("ratio", RATIO)):
+        found = [value for s in medians.systems if (value := medians(s, figure)) is not None]
+        yield contest.verdict(f"worst {figure}", max(found, default=None), target, at_most=True)
+
+
+def _measure(setup: servers.Setup, names: list[str]) -> list[Row]:
+    port = servers.free_port()
+    with servers.ours(setup, "--http", str(port)), _sender(port, names) as sender:
+        stream = _Stream(port)
+        reader = threading.Thread(target=stream.run, daemon=True)
+        reader.start()
+        try:
+            _wait_for(stream)
+            return [_case(name, stream, sender) for name in names]
+        finally:
+            stream.ended.set()
+            reader.join(10)
+
+
+def _case(name: str, stream: _Stream, sender: subprocess.Popen[str]) -> Row:
+    """Return the figures of one body, with those of the rounds before it."""
+    quiet = _round(stream, lambda: None)
+    with _spinning():
+        spin = _round(stream, lambda: None)
+    beside = _round(stream, lambda: _send(sender, name))
+    return {"case": name, "lag_ms": beside[0], "quiet_lag_ms": quiet[0], "gap_ms": beside[1],
+            "spin_gap_ms": spin[1], "ratio": beside[1] / spin[1] if spin[1] else 0.0}  # fmt: skip
+
+
+def _round(stream: _Stream, act: Callable[[], None]) -> tuple[float, float]:
+    """Return the longest lag and the longest gap, in ms, from what `act` does to a while behind it."""
+    before, began = _metrics(stream.port), time.monotonic()
+    stream.restart()
+    act()
+    time.sleep(max(0.2, began + _ROUND_S - time.monotonic()))
+    gap = stream.gap_ms()
+    return longest_lag(before, _metrics(stream.port)), gap
+
+
+def longest_lag(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+    """Return the longest lag between two snapshots of the metrics, in ms."""
+    longest = float(after["loop_lag_max_ms"])
+    if longest > before["loop_lag_max_ms"]:
+        return longest
+    old, new = before["loop_lag_ms"]["buckets"], after["loop_lag_ms"]["buckets"]
+    # A step counts all below it, too: the first one that grew by as much as the last has them all.
+    grown = sorted((float(edge), new[edge] - old.get(edge, 0)) for edge in new)
+    if not grown or not grown[-1][1]:
+        return 0.0
+    return min(longest, next(edge for edge, count in grown if count == grown[-1][1]))
+
+
+def _wait_for(stream: _Stream) -> None:
+    limit = time.monotonic() + servers.START_S
+    while stream.parts < 2:
+        if time.monotonic() > limit:
+            raise NotServed("the stream beside which bodies are sent does not begin")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _spinning() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", _SPIN]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def _sender(port: int, names: list[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", __name__, str(port), *names]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                          env=servers.environment()) as process:  # fmt: skip
+        try:
+            _answer(process)
+            yield process
+        finally:
+            process.kill()
+
+
+def _send(sender: subprocess.Popen[str], name: str) -> None:
+    if sender.stdin is None:
+        raise NotServed("the sender has no input")
+    sender.stdin.write(f"{name}\n")
+    sender.stdin.flush()
+    status = _answer(sender)
+    if not status.isdigit() or int(status) >= 500:
+        raise NotServed(f"{name} was answered with {status or 'nothing'}")
+
+
+def _answer(sender: subprocess.Popen[str]) -> str:
+    return "" if sender.stdout is None else sender.stdout.readline().strip()
+
+
+def _metrics(port: int) -> Mapping[str, Any]:
+    status, body = _ask(port, "GET", "/metrics")
+    if status != 200:
+        raise NotServed(f"/metrics was answered with {status}")
+    found: Mapping[str, Any] = json.loads(body)
+    return found
+
+
+def _ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     try:
         connection.request(method, path, body, headers)
-        return connection.getresponse().read()
+        answer = connection.getresponse()
+        return answer.status, answer.read()
     finally:
         connection.close()
 
 
-def _buckets(port: int) -> dict[str, int]:
-    return dict(json.loads(_ask(port, "GET", "/metrics"))["loop_lag_ms"]["buckets"])
+def _serve(port: int, names: list[str]) -> None:
+    """Make the bodies, then send each that is named on the input; say the status of its answer."""
+    made = {}
+    for name in names:
+        path, make = BODIES[name]
+        body = make()
+        made[name] = (path, body if isinstance(body, bytes) else json.dumps(body).encode())
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            status, _ = _ask(port, "POST", *made[line.rstrip("\n")])
+        except (OSError, http.client.HTTPException) as error:
+            print(type(error).__name__, flush=True)
+        else:
+            print(status, flush=True)
 
 
-def _highest(before: Mapping[str, int], after: Mapping[str, int]) -> float:
-    """Return the upper edge of the highest bucket that grew; buckets count all below them, too."""
-    grown = sorted((float(edge), after[edge] - before[edge]) for edge in after)
-    return next((edge for edge, count in grown if count == grown[-1][1]), 0.0)
-
-
-def _stream(port: int, gaps: list[float]) -> None:
-    """Read one stream after the other, and note the times between their parts."""
-    asked = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    body = json.dumps({**asked, "pace": "asap"}).encode()
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
-        answer, last = connection.getresponse(), None
-        while line := answer.readline():
-            if line.startswith(b"data:"):
-                now = time.monotonic()
-                if last is not None:
-                    gaps.append(now - last)
-                last = now
-        connection.close()
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), sys.argv[2:])

@@ -24,10 +24,11 @@ from uma_protocol import (
     decode_request,
     encode_event,
     encode_request,
+    rules,
 )
-from uma_protocol.codec import MAX_DEPTH, MAX_NODES
 from uma_protocol.fields import FIELDS
 from uma_protocol.rules import Fault
+from uma_protocol.scan import MAX_BARE_BYTES, MAX_DEPTH, MAX_ESCAPES, MAX_NODES
 from uma_protocol.testing import EVENTS, REQUESTS
 
 
@@ -604,3 +605,64 @@ def test_the_time_of_a_first_token_that_never_came_is_absent():
 def test_a_fault_reads_as_a_sentence():
     """Field and problem together are what a person gets to see."""
     assert Fault("seed", "is missing") == ("seed", "is missing")
+
+
+@pytest.mark.parametrize(
+    ("payload", "bound"),
+    [
+        (b'{"id":"a","x":[' + b"1." + b"7" * MAX_BARE_BYTES + b"]}", MAX_BARE_BYTES),
+        (b'{"id":"a"' + b":" * (MAX_BARE_BYTES + 1) + b"}", MAX_BARE_BYTES),
+        (b'{"id":"a","prompt":"' + rb"\n" * (MAX_ESCAPES + 1) + b'"}', MAX_ESCAPES),
+    ],
+    ids=["a long number", "colons", "escapes"],
+)
+def test_long_numbers_and_many_escapes_are_refused_before_parsing(
+    payload: bytes, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser takes most of its time for these, and never gets more of them than stated."""
+    parsed: list[bytes] = []
+    monkeypatch.setattr(codec, "_decode_any", parsed.append)
+    with pytest.raises(RemoteProtocolError, match=str(bound)) as refused:
+        decode_request(payload)
+    assert refused.value.code is Code.E_PROTO_001
+    assert parsed == []
+
+
+def test_as_many_numbers_and_escapes_as_are_stated_are_read() -> None:
+    """The bounds themselves are allowed, and white space outside of strings is not counted."""
+    prompt = "\n" * MAX_ESCAPES
+    text = json.dumps(_generate(prompt=prompt)).replace(", ", "," + " " * 40_000)
+    found = decode_request(text.encode())
+    assert isinstance(found, Generate)
+    assert found.prompt == prompt
+
+
+def test_a_large_document_is_not_parsed_twice_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that occurs twice is refused all the same."""
+    monkeypatch.setattr(codec.json, "loads", pytest.fail)
+    text = json.dumps("a" * 300_000)
+    with pytest.raises(RemoteProtocolError, match="twice"):
+        decode_request(f'{{"id":"a","prompt":"b","prompt":{text}}}'.encode())
+
+
+def test_an_object_that_is_far_too_large_is_refused_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Writing it to learn its size takes as long as the client likes."""
+    monkeypatch.setattr(rules.json, "dumps", pytest.fail)
+    for value in (
+        {"a": "x" * 100},
+        {"a": [1] * 100},
+        {"a" * 100: 1},
+        {str(n): n for n in range(50)},
+    ):
+        fault = rules.Object(80).check("schema", value)
+        assert fault is not None
+        assert "at least" in fault.problem
+
+
+def test_texts_are_measured_a_slice_at_a_time() -> None:
+    """The sum is the size of the whole, and half a surrogate pair is found in any slice."""
+    text = "\U0001f600a" * 20_000
+    assert rules.Text(len(text.encode()), len(text.encode())).check("prompt", text) is None
+    assert rules.Text(0).check("prompt", text + "\ud800") is not None

@@ -20,6 +20,7 @@ LADDER = [
     "frames",
     "rules",
     "fields",
+    "scan",
     "codec",
     "connection",
     "testing",

@@ -1,11 +1,10 @@
 """The uma-trio wire protocol, without I/O: frames, strict JSON, and a state machine.
 
 `Connection` is where to begin. The modules form a ladder, each knowing only those before it:
-errors, chats, stories, events, states, frames, rules, fields, codec, connection, testing.
+errors, chats, stories, events, states, frames, rules, fields, scan, codec, connection, testing.
 """
 
 from .codec import (
-    MAX_DEPTH,
     decode_event,
     decode_request,
     encode_event,
@@ -71,6 +70,7 @@ from .events import (
     Usage,
 )
 from .frames import DEFAULT_MAX_FRAME_BYTES, FrameReader, frame
+from .scan import MAX_DEPTH
 from .states import ClientState, Input, Role, ServerState
 
 __all__ = [

@@ -13,7 +13,6 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
@@ -41,12 +40,14 @@ from .events import (
 )
 from .fields import FIELDS, check_request, is_id
 from .rules import nearest, shown
+from .scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_DEPTH = 32
-MAX_NODES = 4096
+_MAX_NAMED_BYTES = (
+    262_144  # a larger document is not parsed again to find the name that occurs twice
+)
 
 # The seeds spell two of the requests with `event` in place of `type`.
 _TYPES_BY_EVENT = ("cancel", "metrics")
@@ -64,9 +65,6 @@ _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder().decode
 _decode_event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 
-_BRACKETS_ONLY = bytes.maketrans(b"{}", b"[]")
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_SPACE = b" \t\r\n"
 _LAST_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}\Z")
 _BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -98,7 +96,7 @@ def encode_request(request: Request) -> bytes:
         raise LocalProtocolError(
             Code.E_PROTO_003, f"{fault.field} {fault.problem}", field=fault.field
         )
-    problem = _scan(payload).problem()
+    problem = scan(payload).problem()
     if problem is not None:
         raise LocalProtocolError(Code.E_PROTO_001, problem)
     return payload
@@ -199,56 +197,6 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
 # --- the JSON underneath ------------------------------------------------------------------------
 
 
-class _Scan:
-    """What can be said about a document from its punctuation, without parsing it.
-
-    For valid JSON the counts are exact. For anything else they bound the work of the parser, which
-    then finds the error.
-    """
-
-    __slots__ = ("depth", "members", "nodes")
-
-    def __init__(self, *, nodes: int, depth: int, members: int) -> None:
-        self.nodes = nodes
-        self.depth = depth
-        self.members = members
-
-    def problem(self) -> str | None:
-        """Which bound is exceeded, in words."""
-        if self.nodes > MAX_NODES:
-            return f"the document has more than {MAX_NODES} values: send less in one frame"
-        if self.depth > MAX_DEPTH:
-            return f"the document is nested deeper than {MAX_DEPTH} levels: flatten it"
-        return None
-
-
-_TOO_MANY = _Scan(nodes=MAX_NODES + 1, depth=0, members=0)
-
-
-def _scan(payload: bytes) -> _Scan:
-    """Count values, object members and depth, in time bounded by a few passes over the bytes."""
-    if b"\\" in payload:
-        # What is left of a run of backslashes after pairs are gone escapes the next character, so
-        # after these two passes every quote is one that opens or closes a string.
-        payload = payload.replace(rb"\\", b"").replace(rb"\"", b"")
-    # A string is a value or names one: more strings than this cannot be few values. The check
-    # comes before the split, whose cost grows with their number.
-    if payload.count(b'"') > 4 * MAX_NODES:
-        return _TOO_MANY
-    outside = b'"'.join(payload.split(b'"')[::2]).translate(None, _SPACE)
-    commas = outside.count(b",")
-    openings = outside.count(b"[") + outside.count(b"{")
-    if commas >= MAX_NODES or openings > MAX_NODES:
-        return _TOO_MANY
-    # Each comma separates one more value, and a container that is not empty has a first one.
-    nodes = 1 + commas + openings - outside.count(b"[]") - outside.count(b"{}")
-    depth = openings
-    if depth > MAX_DEPTH:
-        brackets = outside.translate(_BRACKETS_ONLY, _NOT_BRACKETS)
-        depth = max(accumulate(1 if byte == 0x5B else -1 for byte in brackets))
-    return _Scan(nodes=nodes, depth=depth, members=outside.count(b":"))
-
-
 def _parse(payload: bytes) -> dict[str, Any]:
     """Parse an object that is acceptable JSON.
 
@@ -257,8 +205,8 @@ def _parse(payload: bytes) -> dict[str, Any]:
     """
     if payload.startswith(_BOMS):
         raise _not_json("the document starts with a byte order mark: send plain UTF-8 without one")
-    scan = _scan(payload)
-    problem = scan.problem()
+    found = scan(payload)
+    problem = found.problem()
     if problem is not None:
         raise _not_json(problem)
     try:
@@ -269,7 +217,7 @@ def _parse(payload: bytes) -> dict[str, Any]:
         raise _not_json(_explain(payload, exc)) from None
     if not isinstance(document, dict):
         raise RemoteProtocolError(Code.E_PROTO_003, "a request must be a JSON object")
-    if _members(document) != scan.members:
+    if _members(document) != found.members:
         _refuse_duplicate(payload, document)
     return document
 
@@ -287,7 +235,7 @@ def _explain(payload: bytes, exc: Exception) -> str:
         return "the document contains a number that is too large"
     if "truncated" in detail:
         # The parser also looks in vain for the second half of a surrogate pair.
-        half = _LAST_SURROGATE.search(payload) is not None
+        half = _LAST_SURROGATE.search(payload[-16:]) is not None
         detail = "half a surrogate pair" if half else "it ends too early"
     return f"the document is not valid JSON: {detail.removeprefix('JSON is malformed: ')}"
 
@@ -303,6 +251,10 @@ def _members(value: Any) -> int:
 
 def _refuse_duplicate(payload: bytes, document: dict[str, Any]) -> NoReturn:
     """Raise for a document in which some object names a member twice, and say which."""
+    if len(payload) > _MAX_NAMED_BYTES:
+        raise _not_json(
+            "a name is given twice in one object: which of them counts is anyone's guess"
+        )
     twice: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> None:

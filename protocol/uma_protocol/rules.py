@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_SHOWN = 40
+_SLICE = 16_384
 
 # What a person would call a name. Anything else may be text that went astray.
 _PLAIN = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_SHOWN}}}")
@@ -72,7 +73,7 @@ class Text:
         if not isinstance(value, str):
             return _wrong(path, self, value)
         try:
-            size = len(value.encode())
+            size = _utf8_size(value)
         except UnicodeEncodeError:
             return Fault(path, "must be text that UTF-8 can express, without lone surrogates")
         if size < self._low or (self._high is not None and size > self._high):
@@ -200,6 +201,9 @@ class Object:
         """Size is that of the compact encoding, which is what somebody else has to carry."""
         if not isinstance(value, dict):
             return _wrong(path, self, value)
+        least = _least_bytes(value, self._high)
+        if least > self._high:
+            return Fault(path, f"must be {self.text}, but it takes at least {least}")
         try:
             compact = json.dumps(
                 value, ensure_ascii=False, allow_nan=False, separators=(",", ":")
@@ -283,6 +287,35 @@ def _wrong(path: str, rule: Rule, value: Any) -> Fault:
     return Fault(path, f"must be {rule.text}, but it is {_describe(value)}{fix}")
 
 
+def _utf8_size(text: str, errors: str = "strict") -> int:
+    """The bytes of a text in UTF-8. One call of `encode` gets a slice, since it holds the GIL."""
+    if text.isascii():
+        return len(text)
+    starts = range(0, len(text), _SLICE)
+    return sum(len(text[at : at + _SLICE].encode(errors=errors)) for at in starts)
+
+
+def _least_bytes(value: Any, most: int) -> int:
+    """A number of bytes that a value takes in JSON at least. Looks at no more than it takes to exceed `most`."""
+    total, left = 0, [value]
+    while left and total <= most:
+        found = left.pop()
+        if isinstance(found, str):
+            total += len(found) + 2
+        elif isinstance(found, dict):
+            total += 2 + 3 * len(found)
+            if total <= most:
+                total += sum(len(name) for name in found if isinstance(name, str))
+                left += found.values()
+        elif isinstance(found, list | tuple):
+            total += 2 + max(0, len(found) - 1)
+            if total <= most:
+                left += found
+        else:
+            total += 1
+    return total
+
+
 def _describe(value: Any) -> str:
     """A value in words, without any of its text."""
     match value:
@@ -294,7 +327,7 @@ def _describe(value: Any) -> str:
             small = math.isfinite(value) and abs(value) < 10**18
             return str(value) if small else "a number out of any range"
         case str():
-            return f"a string of {len(value.encode(errors='replace'))} bytes"
+            return f"a string of {_utf8_size(value, 'replace')} bytes"
         case list() | tuple():
             return f"a list of {len(value)}"
         case _:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from uma_trio.http.errors import invalid
 from uma_trio.service.ask import Call, Message
+from uma_trio.service.checks import json_text
 
 MAX_MESSAGES = 8192
 # What the API calls a role, and what chat templates call it.
@@ -77,7 +77,7 @@ def _call(value: Any, path: str) -> Call:
     if not isinstance(id_, str) or not isinstance(name, str) or not name:
         raise invalid(path, "must have an id and a function with name and arguments")
     if isinstance(arguments, dict):  # what clients of other servers send
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = json_text(arguments)
     if arguments is not None and not isinstance(arguments, str):
         raise invalid(f"{path}.function.arguments", "must be JSON, as a string")
     return Call(id_, name, arguments or "{}")

@@ -6,7 +6,6 @@ in a header.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -17,6 +16,7 @@ from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
+from uma_trio.service.checks import json_text
 
 SetAside = Callable[[str], None]
 """Is told the path of what is not taken."""
@@ -92,7 +92,7 @@ def _block(role: str, block: Any, path: str, turns: Turns, set_aside: SetAside) 
     elif kind == "thinking":
         turns.thought(_string(block, "thinking", path))
     elif kind == "tool_use":
-        arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+        arguments = json_text(block.get("input") or {})
         turns.call(Call(_string(block, "id", path), _string(block, "name", path), arguments))
     elif kind == "tool_result":
         content = _result(block.get("content"), f"{path}.content", set_aside)

@@ -7,7 +7,8 @@ time, a long string a few ten thousand bytes at a time. Between two pieces anoth
 GIL. A piece is what stands between two commas of one container, or inside one string, put into
 brackets or quotes of its own. So the pieces are valid JSON exactly if the document is.
 
-The largest call takes 1 ms on a core of 2024: 64 KiB of escapes 0.4 ms, 16,384 marks 0.7 ms.
+The largest call takes 1 ms on a core of 2024: 64 KiB of escapes 0.4 ms, 16,384 marks 0.7 ms. The
+exception are numbers of hundreds of digits, of which 64 KiB take 4 ms.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
+from uma_trio.service.checks import json_text
 
 SetAside = Callable[[str], None]
 """Is told the path of what is not taken."""
@@ -106,7 +106,7 @@ def _function_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetA
 
 def _custom_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     """Read a call whose argument was a text, made elsewhere: the model sees it as a function."""
-    arguments = json.dumps({"input": _string(item, "input", path)}, ensure_ascii=False)
+    arguments = json_text({"input": _string(item, "input", path)})
     name = _string(item, "name", path)
     turns.call(Call(_string(item, "call_id", path), name, arguments))
 

@@ -7,7 +7,6 @@ OpenAI's is `response_format`, llama-server's `json_schema` and `grammar`, vLLM'
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from uma_trio.http.asking import Anything, Either
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured
 from uma_trio.service.ask import Shape
+from uma_trio.service.checks import json_text
 
 _MAX_BYTES: Final = 65_536
 _ANY_OBJECT: Final = '{"type": "object"}'
@@ -146,7 +146,7 @@ def _text(field: str, value: Any) -> str:
 
 def _json(field: str, value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return json_text(value)
     except RecursionError:
         raise invalid(field, "is nested too deeply") from None
 

@@ -5,7 +5,6 @@ Cheap checks run first, so most requests are refused before they are tokenised.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from uma_protocol.errors import Code
 from uma_trio.service.ask import Ask, Chat, Door, Refusal
+from uma_trio.text.slices import json_text as json_text
 from uma_trio.text.slices import utf8_length as utf8_length
 from uma_trio.text.template import problem_of
 
@@ -300,7 +300,7 @@ def _json_bytes(value: Any) -> int:
         ValueError,
         UnicodeEncodeError,
     ):  # numbers and texts that only Python writes
-        return len(json.dumps(value))
+        return len(json_text(value))
 
 
 def is_large(ask: Ask) -> bool:

@@ -6,7 +6,6 @@ Everything here blocks and is called in helper threads, but for `parser`.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import Shape, Unconstrainable
-from uma_trio.text.slices import Forgeable
+from uma_trio.text.slices import Forgeable, json_text
 from uma_trio.text.template import ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
@@ -258,7 +257,7 @@ class Replies:
         from uma_trio.text.constrain import JSON, LOOSE
 
         schema = {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
-        text = json.dumps(schema, ensure_ascii=False)
+        text = json_text(schema)
         problem = self._problem_of(grammarian, Shape("schema", text))
         if problem is None:
             return {**schema, "x-guidance": JSON}, True

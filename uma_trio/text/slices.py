@@ -6,14 +6,16 @@ emoji, 800 ms to find markers in them. Between two slices another thread can tak
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 SLICE: Final = 16_384
 """Characters. The slowest step takes a millisecond for so many."""
 _WINDOW: Final = 2048
+_FEW_VALUES: Final = 1024
 
 
 def slices(text: str) -> Iterator[str]:
@@ -36,6 +38,46 @@ def utf8_length(text: str) -> int:
 def consists_of(characters: re.Pattern[str], text: str) -> bool:
     """Whether a pattern that is any number of certain characters matches all of `text`."""
     return all(characters.fullmatch(part) is not None for part in slices(text))
+
+
+def json_text(value: Any) -> str:
+    """Return what ``json.dumps(value, ensure_ascii=False)`` does, written in bounded pieces.
+
+    One call of the encoder gets at most 1,024 values and 16,384 characters: 0.3 ms.
+
+    Raises:
+        RecursionError: `value` is nested too deeply.
+    """
+    if _is_short(value):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        inside = (json.dumps(part, ensure_ascii=False)[1:-1] for part in slices(value))
+        return f'"{"".join(inside)}"'
+    if isinstance(value, Mapping):
+        members = (f"{json_text(name)}: {json_text(part)}" for name, part in value.items())
+        return f"{{{', '.join(members)}}}"
+    return f"[{', '.join(map(json_text, value))}]"
+
+
+def _is_short(value: Any) -> bool:
+    """Whether one call of the encoder may write a value."""
+    values, characters, left = 0, 0, [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, str):
+            characters += len(found)
+        elif isinstance(found, Mapping | list | tuple):
+            values += len(found)
+            if values > _FEW_VALUES:
+                return False
+            if isinstance(found, Mapping):
+                left += found
+                left += found.values()
+            else:
+                left += found
+        if characters > SLICE:
+            return False
+    return True
 
 
 class Forgeable:

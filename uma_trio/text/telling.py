@@ -5,7 +5,6 @@ The block is the same for the same tools, so that a prompt goes on with what was
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,6 +12,7 @@ from attrs import evolve
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.replies.format import ReplyFormat
+from uma_trio.text.slices import json_text
 
 _BEFORE: Final = (
     "You can call functions. Each line between <tools> and </tools> describes one, with a JSON Schema "
@@ -56,13 +56,12 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 def _block(tools: Sequence[Tool]) -> str:
     lines = [
-        json.dumps(
+        json_text(
             {
                 "name": tool.name,
                 **({"description": tool.description} if tool.description else {}),
                 "parameters": dict(tool.parameters),
-            },
-            ensure_ascii=False,
+            }
         )
         for tool in tools
     ]
@@ -80,7 +79,7 @@ def _in_words(message: Message) -> Message:
 
 
 def _call(call: Call) -> str:
-    name = json.dumps(call.name, ensure_ascii=False)
+    name = json_text(call.name)
     return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
 
 
