@@ -142,6 +142,8 @@ class Balking:
         """Return anything."""
         return np.arange(N_VOCAB, dtype=np.intp)
 
+    elsewhere = False
+
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""
         here = self.allowed()

@@ -46,6 +46,14 @@ ALLOWED = {
     "uma_trio.text.constrain": {
         *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
     },
+    "uma_trio.text.grammars": {"llguidance", "uma_trio.text.shape"},
+    "uma_trio.text.shape_worker": {"llguidance", "msgspec", "uma_trio.confined", "uma_trio.text"},
+    "uma_trio.text.confinement": {
+        *("attrs", "msgspec", "uma_trio.backend.base", "uma_trio.confined", "uma_trio.text"),
+        "uma_trio.telemetry.shapes",
+    },
+    "uma_trio.text.apart": {"numpy", "uma_trio.confined.workers", "uma_trio.text"},
+    "uma_trio.confined": {"msgspec"},
     "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry", "uma_trio.spelling"},
     "uma_trio.backend.llama": {"attrs", "numpy", "llama_cpp", "uma_trio.backend"},
     "uma_trio.engine": {
@@ -110,6 +118,7 @@ UNBOUND = (
     "uma_trio.wiring",
     "uma_trio.wiring_drafts",
     "uma_trio.wiring_http",
+    "uma_trio.wiring_shapes",
 )  # they put everything together
 
 THREADS = {
@@ -120,6 +129,9 @@ THREADS = {
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
     "uma_trio.text.sandbox",  # a budget for each helper thread
     "uma_trio.text.constrain",  # helper threads share what is compiled
+    "uma_trio.text.confinement",  # helper threads count what they had checked
+    "uma_trio.confined.post",  # carries frames while the engine computes
+    "uma_trio.confined.workers",  # the engine and helper threads start and end workers
 }
 
 

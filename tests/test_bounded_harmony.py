@@ -10,7 +10,8 @@ import pytest
 from reply_kit import MarkedVocabulary
 
 from uma_trio.text.chat import ToolChoice
-from uma_trio.text.constrain import JSON, Grammarian
+from uma_trio.text.constrain import Grammarian
+from uma_trio.text.grammars import JSON
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
 from uma_trio.text.replies.bounded import Bounded
 from uma_trio.text.replies.format import CallSyntax

@@ -42,6 +42,8 @@ class Only:
         self.masks += 1
         return np.array(sorted(self._tokens), np.intp)
 
+    elsewhere = False
+
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""
         here = self.allowed()

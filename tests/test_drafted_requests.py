@@ -53,6 +53,8 @@ class Turns:
         twice = told[-1] if len(told) > 1 and told[-1] == told[-2] else None
         return np.array([token for token in (97, 98) if token != twice], np.intp)
 
+    elsewhere = False
+
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""
         here = self.allowed()

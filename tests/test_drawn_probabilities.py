@@ -121,6 +121,8 @@ class Only:
         """Return them."""
         return self.ids
 
+    elsewhere = False
+
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same later."""
         return lambda: self.ids

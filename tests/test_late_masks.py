@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Event, Thread
 
 import numpy as np
@@ -26,6 +27,7 @@ from uma_trio.engine.trace import traced
 from uma_trio.net.explained import told as told_to_people
 from uma_trio.policy.portable import TracedTick
 from uma_trio.service.directory import Directory
+from uma_trio.text.under_way import UnderWay
 
 IdArray = NDArray[np.intp]
 N_VOCAB = 128
@@ -47,6 +49,8 @@ class Letters:
         if len(self.told) >= self._most:
             return np.array([EOS], np.intp)
         return np.array([t for t in b"xyz" if self.told[-1:] != [t]], np.intp)
+
+    elsewhere = False
 
     def deferred(self) -> Callable[[], IdArray]:
         """Return the same, found already."""
@@ -275,6 +279,66 @@ def test_whatever_masks_are_late_the_answers_are_the_same(
     assert [sink.end.reason for sink in streams[:4]] == [sink.end.reason for sink in streams[4:]]
 
 
+class Elsewhere(Letters):
+    """The same, which another process knows: nobody may ask it about one token."""
+
+    elsewhere = True
+
+    def allows(self, token: int) -> bool:
+        """Fail: the engine would wait."""
+        raise AssertionError(token)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_what_another_process_knows_gives_the_same_answers(
+    kind: type[FakeBackend], temperature: float, seed: int
+) -> None:
+    """Whenever its masks come: a token that is allowed stays, and has used the same numbers."""
+    masks = AtRandom(seed)
+    apart, here = Bench(kind(), masks=masks), Bench(kind())
+    found = []
+    for bench, constraint in ((apart, Elsewhere), (here, Letters)):
+        sinks = [
+            bench.submit(
+                f"request {n}",
+                25,
+                constraint=constraint(8 + n),
+                temperature=temperature,
+                seed=n,
+                logprobs=2,
+            )[1]
+            for n in range(3)
+        ]
+        if bench is apart:
+            run(bench, masks)
+        else:
+            bench.run()
+        found.append([(told(sink), sink.end.reason) for sink in sinks])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_that_another_process_finds_is_begun_once_for_each_token(
+    kind: type[FakeBackend],
+) -> None:
+    """During the decode, on any backend: the other process has a core of its own."""
+    masks = ByHand()
+    masks.begin = lambda constraint: _begun(masks, constraint)  # type: ignore[method-assign]
+    bench = Bench(kind(), masks=masks)
+    _, sink = bench.submit("one", 10, constraint=Elsewhere(20))
+    bench.run()
+    assert len(sink.tokens) == 10
+    assert 10 <= len(masks.begun) <= 11
+
+
+def _begun(masks: ByHand, constraint: Constraint) -> Mask:
+    masks.begun.append(Scripted(constraint.deferred(), ready=True))
+    return masks.begun[-1]
+
+
 class Turns(Letters):
     """Allows "a" and "b", never three of one kind in a row."""
 
@@ -467,6 +531,8 @@ class Blocked(Letters):
         super().__init__()
         self._may, self._error = may, error
 
+    elsewhere = False
+
     def deferred(self) -> Callable[[], IdArray]:
         """Return what waits."""
 
@@ -489,11 +555,32 @@ def test_threads_find_masks_while_others_go_on() -> None:
     assert slow.ids().tolist() == [7, 9]
 
 
+def test_a_mask_that_is_under_way_takes_no_thread() -> None:
+    """However many others are; it is there when its future is."""
+    may, threads = Event(), MaskThreads()
+    future: Future[IdArray] = Future()
+
+    class Asked(Letters):
+        def deferred(self) -> Callable[[], IdArray]:
+            return UnderWay(future)
+
+    busy = [threads.begin(Blocked(may)) for _ in range(4)]
+    mask = threads.begin(Asked())
+    assert not mask.wait(0.0)
+    future.set_result(np.array([3], np.intp))
+    assert mask.wait(0.0)
+    assert mask.ids().tolist() == [3]
+    assert not any(other.wait(0.0) for other in busy)
+    may.set()
+
+
 def test_a_mask_that_nobody_asks_for_any_more_is_not_made() -> None:
     """Requests that have ended, and tokens that needed none, hold nobody up."""
     may, asked, threads = Event(), Event(), MaskThreads()
 
     class Noted(Letters):
+        elsewhere = False
+
         def deferred(self) -> Callable[[], IdArray]:
             def find() -> IdArray:
                 asked.set()

@@ -10,7 +10,8 @@ from reply_kit import FORMATS, TYPED, XML, MarkedVocabulary
 
 from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import Tool, ToolChoice
-from uma_trio.text.constrain import JSON, Follower, Grammarian
+from uma_trio.text.constrain import Follower, Grammarian
+from uma_trio.text.grammars import JSON
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
 from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.format import CallSyntax

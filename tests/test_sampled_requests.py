@@ -113,6 +113,8 @@ class Cycle:
         n = len(self._told)
         return np.array(self._last if n >= self._n else (ord("abc"[n % 3]),), np.intp)
 
+    elsewhere = False
+
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""
         here = self.allowed()

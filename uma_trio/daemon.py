@@ -36,6 +36,7 @@ from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
+from uma_trio.service.compiling import in_fair_threads
 from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
@@ -63,6 +64,7 @@ from uma_trio.wiring import (
 )
 from uma_trio.wiring_drafts import Drafts, drafts_by
 from uma_trio.wiring_http import http_port, http_server
+from uma_trio.wiring_shapes import confinement, warm_if_used
 
 if TYPE_CHECKING:
     from uma_trio.service.front import Listener as PortListener
@@ -151,14 +153,16 @@ class _Daemon:
             model=self._model,
             slots=config.parallel,
             bounds=bounds(config, backend),
-            front_end=self._front_end(),
+            front_end=(front_end := self._front_end(metrics)),
             inbox=self._inbox,
             telemetry=metrics,
             clock=time.monotonic,
             run_blocking=in_thread(2),  # more would only take cores from the model
+            run_compiling=in_fair_threads(),
             timer=finest_timer(time.monotonic),
             give_memory_back=give_memory_back,
         )
+        self._texts = front_end
         self._presence = Presence(time.monotonic, self._service.directory)
         self._engine = self._make_engine(policy, drafts, recorder, metrics)
         self._server = Server(_shared(config, self._service))
@@ -180,6 +184,21 @@ class _Daemon:
     async def run(self, listener: Listener, on_ready: Callable[[ReadyInfo], None] | None) -> None:
         """Serve on `listener` until told to stop. Raises as :func:`serve` says."""
         _want_files(files_needed(_connections(self._config)), self._log.warning)
+        with closing(self._texts):
+            await self._serve(listener, on_ready)
+        learnt = self._engine.memory.cost
+        if learnt is not None and learnt.trusted and self._died is None:
+            remember(
+                cost_file(self._backend), learnt.for_storage(), self._backend.model.weight_bytes
+            )
+        if self._died is not None:
+            raise self._died
+        if self._forced:
+            raise SystemExit(FORCED_EXIT)
+
+    async def _serve(
+        self, listener: Listener, on_ready: Callable[[ReadyInfo], None] | None
+    ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._compute)
             nursery.start_soon(self._scorekeeper.run)
@@ -190,6 +209,7 @@ class _Daemon:
             await nursery.start(self._obey_signals, listener)
             with self._clients:
                 async with trio.open_nursery() as clients:
+                    await trio.to_thread.run_sync(warm_if_used, self._texts, abandon_on_cancel=True)
                     await clients.start(self._server.serve, listener)
                     if self._http is not None and self._port is not None:
                         await clients.start(self._http.serve, self._port)
@@ -202,15 +222,6 @@ class _Daemon:
             self._inbox.close()
             await self._computed.wait()
             nursery.cancel_scope.cancel()
-        learnt = self._engine.memory.cost
-        if learnt is not None and learnt.trusted and self._died is None:
-            remember(
-                cost_file(self._backend), learnt.for_storage(), self._backend.model.weight_bytes
-            )
-        if self._died is not None:
-            raise self._died
-        if self._forced:
-            raise SystemExit(FORCED_EXIT)
 
     def _make_engine(
         self, policy: Policy, drafts: Drafts, recorder: Recorder, metrics: Metrics
@@ -230,11 +241,12 @@ class _Daemon:
             readers_s=self._presence,
         )
 
-    def _front_end(self) -> FrontEnd:
+    def _front_end(self, metrics: Metrics) -> FrontEnd:
         front_end = FrontEnd(
             self._backend.vocabulary,
             self._model.chat_template,
             reply_format(self._config),
+            confinement(self._config, metrics.shapes),
         )
         if front_end.chat_problem is not None:
             self._log.warning("messages are refused", why=front_end.chat_problem)

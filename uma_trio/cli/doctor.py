@@ -17,6 +17,7 @@ from uma_trio.cli import checks
 from uma_trio.cli.check_http import check_http
 from uma_trio.cli.check_lag import check_lag
 from uma_trio.cli.check_prefix import check_prefix
+from uma_trio.cli.check_shapes import check_shapes
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
 from uma_trio.config import settings
@@ -143,6 +144,7 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         lambda: check_lag(config.socket),
         lambda: check_http(config),
         lambda: checks.check_limits(config),
+        check_shapes,
     )
     for check in every:
         findings += check()

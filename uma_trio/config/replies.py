@@ -7,6 +7,7 @@ from pathlib import Path
 from attrs import frozen
 
 from uma_trio.config.option import option
+from uma_trio.config.shapes import ShapeConfig
 
 MAX_ALIAS = 256
 
@@ -23,7 +24,7 @@ def _aliases(raw: object) -> tuple[str, ...]:
 
 
 @frozen(kw_only=True)
-class ReplyConfig:
+class ReplyConfig(ShapeConfig):
     """What the model is called, how it is told of a conversation, and how its replies are read."""
 
     alias: tuple[str, ...] = option(

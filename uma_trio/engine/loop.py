@@ -287,10 +287,11 @@ class Engine:
         self._commit(computing=True)
         self.publish()
         if self._backend.traits.overlaps:
-            self._planner.foresee_masks(tick)
+            self._planner.foresee_masks(tick, elsewhere=False)
             self._planner.prepare(tick, self._decode_began)
             self._drafter.index(self.registry.running)
         else:
+            self._planner.foresee_masks(tick, elsewhere=True)
             self._decode_began = self._clock()  # publishing is no part of the decode
 
     def _commit(self, *, computing: bool = False) -> None:

@@ -62,6 +62,10 @@ class SamplingParams:
 class Constraint(Protocol):
     """A constraint on an answer, checked token by token. For the engine's thread once submitted."""
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process knows what is allowed here: ask for all of it, and wait for `allows` never."""
+
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
 
@@ -69,7 +73,10 @@ class Constraint(Protocol):
         """Return all tokens that it may go on with, ascending; none if there is no way on."""
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once."""
+        """Return what `allowed` is here and now, to be called later, in any thread, once.
+
+        An :class:`.under_way.UnderWay` is on its way already, and needs no thread.
+        """
 
     def accept(self, token: int) -> None:
         """Go on behind `token`, which is no end."""

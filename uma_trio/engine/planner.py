@@ -145,12 +145,15 @@ class Planner:
         tick = self._filled(state, plan, self._spare_batch)
         self._prepared = PreparedTick.behind(computing, tick, self._spare_batch)
 
-    def foresee_masks(self, computing: Tick) -> None:
-        """Start computing the masks that the tokens of `computing` may need."""
+    def foresee_masks(self, computing: Tick, *, elsewhere: bool) -> None:
+        """Start computing the masks that the tokens of `computing` may need.
+
+        Only those that other processes find, if `elsewhere`: the backend needs this one's cores.
+        """
         running = self._registry.running
         for step in computing.steps:
             if step.n_rows and step.key in running:
-                running[step.key].sampler.foresee_mask(self._masks)
+                running[step.key].sampler.foresee_mask(self._masks, elsewhere=elsewhere)
 
     @property
     def has_prepared(self) -> bool:

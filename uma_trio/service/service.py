@@ -31,6 +31,8 @@ from uma_trio.service.checks import (
     is_large,
     refusing_depth,
 )
+from uma_trio.service.compiling import COMPILE_S as COMPILE_S
+from uma_trio.service.compiling import Client, RunFor
 from uma_trio.service.directory import Directory, Request
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
@@ -47,8 +49,6 @@ from uma_trio.text.shape import Unconstrainable
 from uma_trio.text.veil import Unrenderable
 
 Answer = TypeVar("Answer")
-
-COMPILE_S: Final = 10.0  # for a shape; the first one waits for half a second of preparation
 
 _NOT_YOURS = (
     "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
@@ -107,7 +107,8 @@ def shown_to(viewer: Principal, running: Running) -> Running:
 class Service:
     """The shared service of all front ends. `clock` is the engine's clock. For trio's thread only.
 
-    `slots` is the number of requests that are computed at once. `timer` wakes the playout; without
+    `slots` is the number of requests that are computed at once. `run_compiling` runs what compiles
+    shapes; without it `run_blocking` does. `timer` wakes the playout; without
     one the playout has the resolution of trio's clock. `give_memory_back` returns freed memory to
     the system.
     """
@@ -123,6 +124,7 @@ class Service:
         telemetry: Telemetry,
         clock: Callable[[], float],
         run_blocking: RunBlocking,
+        run_compiling: RunFor | None = None,
         timer: Timer | None = None,
         give_memory_back: Callable[[], None] | None = None,
     ) -> None:
@@ -139,6 +141,7 @@ class Service:
         self.draining = False
         self._front_end = front_end
         self._run_blocking = run_blocking
+        self._run_compiling = run_compiling
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
 
@@ -160,8 +163,10 @@ class Service:
         """The tokens with which the model ends an answer."""
         return self._front_end.end_tokens
 
-    async def prepare(self, ask: Ask) -> list[Prepared]:
+    async def prepare(self, ask: Ask, client: Client) -> list[Prepared]:
         """Return what engine and reader of each answer need, made in helper threads.
+
+        Compilers are shared fairly between clients.
 
         Raises:
             Refusal: the model does not support the request, a constraint cannot be enforced, or its
@@ -173,7 +178,9 @@ class Service:
         if chat is not None and chat.tools:
             tools, choice = chat.tools, chat.choice
             loosened = await self._compiled(
-                "tools", lambda: front_end.replies.loosened(front_end.grammarian, tools, choice)
+                "tools",
+                lambda: front_end.replies.loosened(front_end.grammarian, tools, choice),
+                client,
             )
         tokens, thinking = await self._tokens_of(ask)
         shape, budget = ask.shape, ask.reasoning_budget
@@ -185,6 +192,7 @@ class Service:
             constraints = await self._compiled(
                 field,
                 lambda: [follow(shape, loosened, choice, budget) for _ in range(ask.n)],
+                None if shape is not None and front_end.knows(shape) else client,
             )
         if chat is None:
             return [Prepared(tokens, constraint) for constraint in constraints]
@@ -237,12 +245,19 @@ class Service:
         with refusing_depth():
             return len((await self._tokens_of(ask))[0])
 
-    async def _compiled(self, field: str, compile_: Callable[[], Answer]) -> Answer:
-        """Return what a grammar's compiler makes of `field`. Raises :class:`Refusal`."""
+    async def _compiled(
+        self, field: str, compile_: Callable[[], Answer], client: Client | None
+    ) -> Answer:
+        """Return what a grammar's compiler makes of `field`. Raises :class:`Refusal`.
+
+        `client` is who waits for a compiler; None if there is nothing to compile.
+        """
         why = f"takes longer than {COMPILE_S:g} s to be compiled; simplify it"
         with trio.move_on_after(COMPILE_S):
             try:
-                return await self._run_blocking(compile_)
+                if client is None or self._run_compiling is None:
+                    return await self._run_blocking(compile_)
+                return await self._run_compiling(compile_, client)
             except Unconstrainable as error:
                 why = str(error)
         raise Refusal(Code.E_PROTO_003, f"{field} {why}", field=field)

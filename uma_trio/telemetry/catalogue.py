@@ -187,6 +187,18 @@ METRICS: tuple[Metric, ...] = (
         "Tokens whose mask was not ready within 2 ms. Their requests were left out of ticks "
         "until it was ready; other requests were not delayed.",
     ),
+    Metric(
+        "shapes_checked_total",
+        "counter",
+        "shapes",
+        "New schemas, grammars and expressions, by outcome: plain ones are followed in the daemon, "
+        "apart in a process of their own; refused ones cannot be enforced; ended ones were stopped "
+        "by --shape-cpu, --shape-memory or the time limit.",
+        "outcome",
+    ),
+    Metric("shape_check_ms", "histogram", "ms", "Time to compile a new shape in its process."),
+    Metric("shape_processes", "gauge", "processes", "Processes that compile or follow shapes."),
+    Metric("shape_bytes", "gauge", "bytes", "Memory of the compiled shapes cached in the daemon."),
     Metric("queue_ms", "histogram", "ms", "Time from a request's arrival to its KV slot."),
     Metric(
         "loop_lag_ms",

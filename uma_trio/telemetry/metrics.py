@@ -19,6 +19,7 @@ from uma_trio.telemetry.memory import resident_bytes
 from uma_trio.telemetry.playout import PlayoutFigures
 from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
+from uma_trio.telemetry.shapes import ShapeFigures
 
 _EWMA_SHARE = 0.2
 _RECENT_TOKENS = 4096
@@ -88,6 +89,7 @@ class Metrics:
         self.promise = PromiseFigures()
         self.playout = PlayoutFigures()
         self.prefix = PrefixFigures()  # replaced by the engine's thread
+        self.shapes = ShapeFigures()  # written by helper threads
         self.draft_failures = 0  # set by the engine's thread
         self._outcomes = dict.fromkeys(_OUTCOMES, 0)
         # Written by trio's thread.
@@ -313,6 +315,7 @@ class Metrics:
             **self.prefix.values(),
             **self.promise.values(),
             **self.playout.values(),
+            **self.shapes.values(),
             "scorecard": self.scorecard,
         }
 

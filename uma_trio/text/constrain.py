@@ -12,85 +12,146 @@ put them: a grammar that allows any white space lets a model go on with it for e
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import ClassVar, Final
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import Vocabulary
-from uma_trio.text.shape import MAX_BYTES, Kind, Shape, Unconstrainable
+from uma_trio.text.apart import ApartFollower
+from uma_trio.text.confinement import Confinement, NotChecked, fits_in_daemon
+from uma_trio.text.grammars import (
+    Words,
+    compiled,
+    refuse_failed,
+    source_of,
+    tokenizer_of,
+)
+from uma_trio.text.shape import MAX_BYTES, Shape, Unconstrainable
+from uma_trio.text.shape_worker import Verdict
 
 # 350 schemas of guidance-ai/jsonschemabench took 44 MiB: on average 64 KiB and 60 bytes a byte of the
-# schema, the worst three times what is reckoned here.
+# schema, the worst three times what is reckoned here. Only where no process has measured it.
 _ENTRY_BYTES: Final = 65_536
 _BYTES_A_BYTE: Final = 100
 CACHE_BYTES: Final = 64 << 20
-_LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # some 20 ms
-    step_lexer_fuel=100_000,  # some 7 ms, which hardly anything needs
-    max_grammar_size=200_000,
-    max_lexer_states=50_000,  # of 1 to 2 kB each
-    verbose_errors=False,
-)
-JSON: Final[Any] = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r" |\n[ ]{0,40}",
-    "coerce_one_of": False,  # these two loosen, and a schema may ask for them by "x-guidance"
-    "lenient": False,
-}
-LOOSE: Final[Any] = {**JSON, "coerce_one_of": True, "lenient": True}
-_LOOSE_KINDS: Final = ("loose schema", "reply")  # of a reply each schema is looked at before
-_MAX_WORDS: Final = 300
+_LEAST_BYTES: Final = 65_536
+_REMEMBERED: Final = 1024  # verdicts, of some hundred bytes each
+# A step that took longer than this, with the lock held, is the last one of its answer.
+_STEP_S: Final = 0.050
 _WORD: Final = 32
 # Between parts of JSON hardly any token is allowed: then only words with a bit in them are unpacked.
 _SPARSE: Final = 4
-_UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 class Grammarian:
     """Compiles shapes for a vocabulary, and remembers the latest. Any number of threads may call it.
 
-    What is remembered takes about `cache_bytes`, reckoned from how long each shape is written.
+    With a `confinement` a shape is compiled there first, and in this process only if it is plain and
+    small; refusals are remembered. What is compiled here takes `cache_bytes` at most, as measured
+    there, or as reckoned from how long each shape is written.
     """
 
-    def __init__(self, vocabulary: Vocabulary, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        cache_bytes: int = CACHE_BYTES,
+        confinement: Confinement | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
         self._most_bytes = cache_bytes
+        self._confinement = confinement
+        if confinement is not None:
+            confinement.figures.held_bytes = lambda: self._held_bytes
         self._held_bytes = 0
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
         self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
+        # Why it is refused, or "" if it is followed in a process of its own.
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
 
-    def follow(self, shape: Shape) -> Follower:
-        """Return what follows one answer, its first step computed. Blocks.
+    def follow(self, shape: Shape) -> Follower | ApartFollower:
+        """Return what follows one answer. Blocks.
 
         Raises:
             Unconstrainable: the shape is too large, none, or asks for what cannot be enforced.
         """
-        most = MAX_BYTES[shape.kind]
-        n_bytes = len(shape.text.encode("utf-8", "surrogatepass"))
-        if n_bytes > most:
-            raise Unconstrainable(f"takes more than {most} bytes")
-        key = hashlib.sha256(f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")).digest()
+        n_bytes, key = _measured(shape)
         with self._lock:
             known = self._compiled.get(key)
-        compiled = self._compile(shape) if known is None else known[0]
+            verdict = self._verdicts.get(key)
+        if known is not None:
+            return self._copy_of(key, *known)
+        if verdict is None:
+            if self._confinement is None:
+                source = source_of(shape.kind, shape.text)
+                return self._compile(key, shape, source, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
+            found = self._checked(key, shape, self._confinement)
+            if fits_in_daemon(found):
+                return self._compile(key, shape, found.source, max(found.held_bytes, _LEAST_BYTES))
+            self._note(key, verdict := "")
+        if verdict or self._confinement is None:
+            raise Unconstrainable(verdict or "is not usable")
+        return self._confinement.follow(shape)
+
+    def knows(self, shape: Shape) -> bool:
+        """Whether `follow` would compile nothing."""
+        try:
+            _, key = _measured(shape)
+        except Unconstrainable:
+            return True
+        return key in self._compiled or key in self._verdicts
+
+    def check(self, shape: Shape) -> None:
+        """Find out whether a shape can be enforced. Blocks. Raises as `follow` does."""
+        if self._confinement is None:
+            self.follow(shape)
+            return
+        _, key = _measured(shape)
         with self._lock:
-            self._remember(key, compiled, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
-            copy = compiled.deep_copy()
-        return Follower(copy, self._vocabulary)
+            known = key in self._compiled or key in self._passed
+            verdict = self._verdicts.get(key)
+        if verdict:
+            raise Unconstrainable(verdict)
+        if not known and verdict is None:
+            self._checked(key, shape, self._confinement)
+            with self._lock:
+                self._passed[key] = None
+                while len(self._passed) > _REMEMBERED:
+                    self._passed.popitem(last=False)
 
     @property
     def held_bytes(self) -> int:
         """About how much memory what is remembered takes."""
         return self._held_bytes
+
+    def _checked(self, key: bytes, shape: Shape, confinement: Confinement) -> Verdict:
+        """Return what a process says of a shape; remember a refusal."""
+        try:
+            return confinement.check(shape)
+        except NotChecked:
+            raise
+        except Unconstrainable as error:
+            self._note(key, str(error))
+            raise
+
+    def _note(self, key: bytes, verdict: str) -> None:
+        with self._lock:
+            self._verdicts[key] = verdict
+            while len(self._verdicts) > _REMEMBERED:
+                self._verdicts.popitem(last=False)
+
+    def _copy_of(self, key: bytes, compiled: LLMatcher, n_bytes: int) -> Follower:
+        with self._lock:
+            self._remember(key, compiled, n_bytes)
+            copy = compiled.deep_copy()
+        return Follower(copy, self._vocabulary)
 
     def _remember(self, key: bytes, compiled: LLMatcher, n_bytes: int) -> None:
         """Keep the latest; forget the oldest beyond what all together may take. Under the lock."""
@@ -102,55 +163,74 @@ class Grammarian:
             _, (_, freed) = self._compiled.popitem(last=False)
             self._held_bytes -= freed
 
+    def prepare(self) -> None:
+        """Prepare the vocabulary, which the first shape would wait for: a second for a large one."""
+        if self._confinement is not None:
+            self._confinement.warm()
+        self._tokenizer()
+
+    def close(self) -> None:
+        """End the processes that check and follow shapes."""
+        if self._confinement is not None:
+            self._confinement.close()
+
     def _tokenizer(self) -> LLTokenizer:
-        """Return the vocabulary in llguidance's words: half a second, once, for a large one."""
         with self._lock:
             if self._made is None:
-                words: Any = _Words(self._vocabulary)
-                ends = sorted(self._vocabulary.end_tokens)
-                self._made = LLTokenizer(words, n_vocab=self._vocabulary.n_vocab, eos_token=ends)
+                vocabulary = self._vocabulary
+                words = Words(vocabulary.pieces(), sorted(vocabulary.end_tokens), self._tokens)
+                self._made = tokenizer_of(words, vocabulary.n_vocab, sorted(vocabulary.end_tokens))
             return self._made
 
-    def _compile(self, shape: Shape) -> LLMatcher:
-        try:
-            source = _SOURCES[shape.kind](shape.text)
-        except RecursionError as error:
-            raise Unconstrainable("is nested too deeply") from error
-        except Exception as error:  # a parser of foreign text; it may raise anything
-            raise Unconstrainable(_reason(str(error))) from error
-        matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise Unconstrainable(_reason(matcher.get_error()))
-        for warning in matcher.get_grammar_warnings() if shape.kind not in _LOOSE_KINDS else ():
-            if _UNIMPLEMENTED.search(warning):
-                raise Unconstrainable(_reason(warning))
+    def _tokens(self, text: str) -> list[int]:
+        found = self._vocabulary.tokenize(text, add_special=False, parse_special=False)
+        ids: list[int] = found.tolist()
+        return ids
+
+    def _compile(self, key: bytes, shape: Shape, source: str, n_bytes: int) -> Follower:
+        matcher = compiled(self._tokenizer(), shape.kind, source)
         Follower(matcher, self._vocabulary).allowed()  # the first step may take long
-        if matcher.is_error():
-            raise Unconstrainable(_reason(matcher.get_error()))
-        return matcher
+        refuse_failed(matcher)
+        return self._copy_of(key, matcher, n_bytes)
+
+
+def _measured(shape: Shape) -> tuple[int, bytes]:
+    """Return how long a shape is and its digest. Raises :class:`Unconstrainable` if it is too long."""
+    most = MAX_BYTES[shape.kind]
+    n_bytes = len(shape.text.encode("utf-8", "surrogatepass"))
+    if n_bytes > most:
+        raise Unconstrainable(f"takes more than {most} bytes")
+    text = f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")
+    return n_bytes, hashlib.sha256(text).digest()
 
 
 class Follower:
     """Walks one answer through its grammar, a token at a time. For one thread at a time."""
 
-    __slots__ = ("_matcher", "_vocabulary", "_words")
+    __slots__ = ("_failed", "_matcher", "_vocabulary", "_words")
+
+    elsewhere: ClassVar = False
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._words = np.zeros((vocabulary.n_vocab + 31) // 32, np.int32)
+        self._failed = False
 
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
         if token in self._vocabulary.end_tokens:
             return self._matcher.is_accepting()
-        return self._matcher.validate_tokens([token]) == 1
+        began = time.thread_time()
+        allowed = self._matcher.validate_tokens([token]) == 1
+        self._look_at(began)
+        return allowed and not self._failed
 
     def allowed(self) -> NDArray[np.intp]:
         """Return all tokens that the answer may go on with; none if the grammar has failed."""
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():
+        if self._failed or self._matcher.is_error():
             return np.empty(0, np.intp)
         some = np.flatnonzero(words)
         if len(some) < len(words) // _SPARSE:
@@ -165,92 +245,21 @@ class Follower:
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return what `allowed` is here and now, to be called later, in any thread, once."""
         # A copy takes 0.02 ms, and 8 % off what the next mask finds prepared.
-        return Follower(self._matcher.deep_copy(), self._vocabulary).allowed
+        follower = Follower(self._matcher.deep_copy(), self._vocabulary)
+        follower._failed = self._failed
+        return follower.allowed
 
     def accept(self, token: int) -> None:
         """Go on behind `token`."""
+        began = time.thread_time()
         self._matcher.consume_token(token)
+        self._look_at(began)
 
     def take_back(self) -> None:
         """Go back to before the latest `accept`."""
         self._matcher.rollback(1)
 
-
-class _Words:
-    """A vocabulary as llguidance asks for one. Control tokens are marked as no text."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._pieces = pieces = vocabulary.pieces()
-        self._known = {piece: token for token, piece in enumerate(pieces) if piece}
-        self._most = max(map(len, pieces))
-        self.tokens: Sequence[bytes] = [
-            piece or b"\xff<%d>" % token for token, piece in enumerate(pieces)
-        ]
-        self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
-        self.eos_token_id = min(vocabulary.end_tokens, default=0)
-        self.bos_token_id = None
-        self.is_tokenizer_wrapper = True
-
-    def __call__(self, text: str) -> list[int]:
-        """Return tokens whose bytes are those of `text`: the model's own, if they are.
-
-        Some vocabularies put a space before any text, or change it, which llguidance does not expect.
-        """
-        tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=False)
-        ids: list[int] = tokens.tolist()
-        data = text.encode()
-        return ids if b"".join([self._pieces[i] for i in ids]) == data else self._longest(data)
-
-    def _longest(self, data: bytes) -> list[int]:
-        """Return the longest token that `data` begins with, and so on behind it."""
-        ids: list[int] = []
-        at = 0
-        while at < len(data):
-            ends = range(min(len(data), at + self._most), at, -1)
-            found = next((end for end in ends if data[at:end] in self._known), None)
-            if found is None:  # not even the byte is a token
-                return ids
-            ids.append(self._known[data[at:found]])
-            at = found
-        return ids
-
-
-def _of_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(text, overrides=JSON)
-
-
-def _of_loose_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(text, overrides=LOOSE)
-
-
-def _of_choice(text: str) -> str:
-    words = json.loads(text)
-    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
-        raise ValueError("must be a list of at least one string")
-    return LLMatcher.grammar_from_regex("|".join(re.escape(word) for word in words))
-
-
-def _of_grammar(text: str) -> str:
-    return LLMatcher.grammar_from_lark(any_to_lark(text))
-
-
-_SOURCES: Final[dict[Kind, Callable[[str], str]]] = {
-    "schema": _of_schema,
-    "regex": LLMatcher.grammar_from_regex,
-    "choice": _of_choice,
-    "grammar": _of_grammar,
-    "loose schema": _of_loose_schema,
-    "reply": LLMatcher.grammar_from_lark,
-}
-
-
-def _reason(message: str) -> str:
-    """Return why in one line, naming the keyword where there is one."""
-    found = _UNIMPLEMENTED.search(message)
-    if found is not None:
-        return f"uses {found[1]}, which cannot be enforced; leave it out"
-    if "NoExtension" in message:
-        return "allows no answer at all"
-    text = " ".join(message.removesuffix("<non-verbose/>").split())
-    return f"is not usable: {text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + '...'}"
+    def _look_at(self, began: float) -> None:
+        """Let the answer fail if its grammar holds everybody up."""
+        if time.thread_time() - began > _STEP_S:
+            self._failed = True

@@ -6,7 +6,7 @@ threads; any number of them may.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Final
@@ -23,10 +23,10 @@ from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
-    from uma_trio.text.constrain import Follower, Grammarian
-    from uma_trio.text.replies.bounded import Bounded
+    from uma_trio.text.confinement import Confinement
+    from uma_trio.text.constrain import Grammarian
+    from uma_trio.text.inner import Inner
     from uma_trio.text.shape import Shape
-    from uma_trio.text.thinking import Thinking
 
 _MARKER: Final = "\n"
 
@@ -60,7 +60,8 @@ class FrontEnd:
     """Turns text into tokens for one model.
 
     Without a template, or with one that cannot be rendered safely, there is no way from messages
-    to tokens; `chat_problem` says why.
+    to tokens; `chat_problem` says why. `confine` makes what shapes are checked in, when the first one
+    comes; without it they are compiled in this process only.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class FrontEnd:
         vocabulary: Vocabulary,
         chat_template: str | None,
         reply_format: ReplyFormat | None = None,
+        confine: Callable[[Vocabulary], Confinement] | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces()
@@ -78,6 +80,7 @@ class FrontEnd:
         self._template: ChatTemplate | None = None
         self._reply_format = reply_format
         self._source = chat_template or ""
+        self._confine = confine
         #: Why messages cannot be rendered; None if they can.
         self.chat_problem: str | None = None
         if not chat_template:
@@ -164,7 +167,7 @@ class FrontEnd:
         *,
         chat: bool = False,
         thinking: bool = False,
-    ) -> Follower | Thinking | Bounded | None:
+    ) -> Inner | None:
         """Return what keeps one answer to what was asked. Raises :class:`Unconstrainable`.
 
         Only the answer in a `chat` has reasoning before it.
@@ -185,7 +188,22 @@ class FrontEnd:
         """The compiler of grammars."""
         from uma_trio.text.constrain import Grammarian  # megabytes that few daemons need
 
-        return Grammarian(self._vocabulary)
+        if self._confine is None:
+            return Grammarian(self._vocabulary)
+        return Grammarian(self._vocabulary, confinement=self._confine(self._vocabulary))
+
+    def knows(self, shape: Shape) -> bool:
+        """Whether a shape has been compiled, and need not wait for it."""
+        return "grammarian" in self.__dict__ and self.grammarian.knows(shape)
+
+    def warm(self) -> None:
+        """Prepare what the first shape would wait for. Blocks; holds the interpreter's lock."""
+        self.grammarian.prepare()
+
+    def close(self) -> None:
+        """End the processes that check and follow shapes."""
+        if "grammarian" in self.__dict__:
+            self.grammarian.close()
 
     def _parts(
         self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]

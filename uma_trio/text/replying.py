@@ -31,9 +31,10 @@ from uma_trio.text.template import ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
-    from uma_trio.text.constrain import Follower, Grammarian
-    from uma_trio.text.replies.bounded import Bounded, Framing
-    from uma_trio.text.thinking import Markers, Thinking
+    from uma_trio.text.constrain import Grammarian
+    from uma_trio.text.inner import Inner
+    from uma_trio.text.replies.bounded import Framing
+    from uma_trio.text.thinking import Markers
 
 _HARMONY_MARKERS: Final = (
     "<|channel|> <|message|> <|start|> <|end|> <|constrain|> <|call|> <|return|>"
@@ -202,12 +203,12 @@ class Replies:
         budget: int | None,
         *,
         thinking: bool,
-    ) -> Follower | Thinking | Bounded | None:
+    ) -> Inner | None:
         """Return what keeps one reply to what was asked; None if that is nothing.
 
         Raises :class:`Unconstrainable`.
         """
-        inner: Follower | None = None
+        inner: Inner | None = None
         calls = self.format.calls
         if shape is not None:
             inner = self._follow(grammarian, shape)
@@ -225,9 +226,9 @@ class Replies:
 
         return Thinking(markers, inner, budget, thinking=thinking)
 
-    def _follow(self, grammarian: Grammarian, shape: Shape) -> Follower:
+    def _follow(self, grammarian: Grammarian, shape: Shape) -> Inner:
         """Return what keeps an answer to a shape, where the format writes answers."""
-        from uma_trio.text.constrain import JSON
+        from uma_trio.text.grammars import JSON
 
         inner = grammarian.follow(shape)  # which says what is wrong with the shape
         calls = self.format.calls
@@ -254,7 +255,7 @@ class Replies:
         return Loosened(tuple(offers), tuple(names))
 
     def _schema_of(self, grammarian: Grammarian, tool: Tool) -> tuple[Mapping[str, Any], bool]:
-        from uma_trio.text.constrain import JSON, LOOSE
+        from uma_trio.text.grammars import JSON, LOOSE
 
         schema = {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
         text = json_text(schema)
@@ -322,8 +323,12 @@ def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
 
 
 def _problem(grammarian: Grammarian, shape: Shape) -> str | None:
+    from uma_trio.text.confinement import NotChecked
+
     try:
-        grammarian.follow(shape)
+        grammarian.check(shape)
+    except NotChecked:
+        raise
     except Unconstrainable as error:
         return str(error)
     return None

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from uma_trio.text.constrain import Follower
+from uma_trio.text.inner import Inner
 
 _MOST_SPACE: Final = 8  # tokens of white space between the reasoning and what follows
 
@@ -58,13 +58,18 @@ class Thinking:
     __slots__ = ("_at", "_budget", "_inner", "_markers", "_past")
 
     def __init__(
-        self, markers: Markers, inner: Follower | None, budget: int | None, *, thinking: bool
+        self, markers: Markers, inner: Inner | None, budget: int | None, *, thinking: bool
     ) -> None:
         self._markers = markers
         self._inner = inner
         self._budget = budget
         self._at = self._in_thought(b"", 0, ()) if thinking else _At("before")
         self._past: list[_At] = []
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process knows what is allowed here."""
+        return self._at.phase == "answer" and self._inner is not None and self._inner.elsewhere
 
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import Constraint
 from uma_trio.engine.sampling.likeliest import NOT_FINITE
@@ -153,15 +155,27 @@ def _walk(
                     continue
                 constraint.accept(before)
                 ahead += 1
-            if tokens[row] == NOT_FINITE or constraint.allows(tokens[row]):
+            if tokens[row] == NOT_FINITE:
+                continue
+            elsewhere = constraint.elsewhere
+            if not elsewhere and constraint.allows(tokens[row]):
                 continue
             mask = sampler.mask(masks, ahead)
             yield mask
-            if mask.wait(0.0):
-                among[row] = mask.ids()
-                tokens[row] = sampler.redraw(logits[row], among[row])
-            else:
+            if not mask.wait(0.0):
                 tokens[row] = LATE
+                continue
+            ids = mask.ids()
+            if elsewhere and _holds(ids, tokens[row]):
+                continue
+            among[row] = ids
+            tokens[row] = sampler.redraw(logits[row], ids)
     finally:
         for _ in range(ahead):
             constraint.take_back()
+
+
+def _holds(ids: IdArray, token: int) -> bool:
+    """Whether `token` is one of `ids`, which ascend."""
+    at = int(np.searchsorted(ids, token))
+    return at < len(ids) and int(ids[at]) == token

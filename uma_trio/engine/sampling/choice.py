@@ -185,9 +185,10 @@ class Sampler:
             self._mask[1].drop()
             self._mask = None
 
-    def foresee_mask(self, masks: Masks) -> None:
-        """Begin the mask of the next token if it may well be needed: one of the latest was."""
-        if self.constraint is not None and self._n_accepted - self._refused < _SOON:
+    def foresee_mask(self, masks: Masks, *, elsewhere: bool) -> None:
+        """Begin the next token's mask: if one of the latest was needed, or if it is found `elsewhere`."""
+        bound, soon = self.constraint, self._n_accepted - self._refused < _SOON
+        if bound is not None and (bound.elsewhere or (soon and not elsewhere)):
             self.mask(masks, 0)
 
     @property

@@ -18,6 +18,7 @@ import numpy as np
 from uma_trio.engine.messages import Constraint
 from uma_trio.engine.sampling.shortlist import IdArray
 from uma_trio.telemetry import log
+from uma_trio.text.under_way import UnderWay
 
 # More rows than these are seldom refused in one tick; the others wait for one of the first.
 _MOST_THREADS: Final = 4
@@ -123,4 +124,7 @@ class MaskThreads:
 
     def begin(self, constraint: Constraint) -> Mask:
         """Begin to find what `constraint` allows where it stands. It may go on meanwhile."""
-        return _Awaited(self._pool.submit(constraint.deferred()))
+        found = constraint.deferred()
+        if isinstance(found, UnderWay):
+            return _Awaited(found.future)
+        return _Awaited(self._pool.submit(found))

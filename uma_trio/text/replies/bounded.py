@@ -14,7 +14,8 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from uma_trio.text.constrain import Follower
+from uma_trio.text.inner import Inner
+from uma_trio.text.under_way import UnderWay
 
 _CHANNEL: Final = rb"<\|channel\|>\s*"
 _NAME: Final = b"analysis"
@@ -70,12 +71,17 @@ class Bounded:
 
     __slots__ = ("_at", "_budget", "_framing", "_inner", "_past")
 
-    def __init__(self, framing: Framing, inner: Follower | None, budget: int) -> None:
+    def __init__(self, framing: Framing, inner: Inner | None, budget: int) -> None:
         self._framing = framing
         self._inner = inner
         self._budget = budget
         self._at = _At()
         self._past: list[_At] = []
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process knows what is allowed here."""
+        return not self._at.forced and self._inner is not None and self._inner.elsewhere
 
     def allows(self, token: int) -> bool:
         """Whether the reply may go on with `token`; with an end token, whether it may end."""
@@ -99,6 +105,8 @@ class Bounded:
         if not self._is_spent_in_header:
             return inner
         names = self._framing.names
+        if isinstance(inner, UnderWay):
+            return inner.then(lambda ids: np.setdiff1d(ids, names))
         return lambda: np.setdiff1d(inner(), names)
 
     def accept(self, token: int) -> None:

@@ -1,0 +1,40 @@
+"""A program for workers of tests: it does what a frame says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from uma_trio.confined.link import Link
+
+
+def prepare(setup: bytes) -> Callable[[Link], None]:
+    """Return what answers `setup`, or does harm."""
+
+    def work(link: Link) -> None:
+        while True:
+            asked = link.receive()
+            if asked == b"spin":
+                while True:
+                    pass
+            elif asked == b"sleep":
+                time.sleep(3600)
+            elif asked == b"fill":
+                try:
+                    link.send(b"filled" if bytearray(1 << 28) else b"")
+                except MemoryError:
+                    os.abort()
+            elif asked == b"write":
+                try:
+                    with open("/tmp/written-by-a-worker", "wb") as file:  # noqa: S108
+                        file.write(b"x")
+                finally:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            elif asked == b"pid":
+                link.send(str(os.getpid()).encode())
+            else:
+                link.send(setup + asked)
+
+    return work

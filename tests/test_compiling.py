@@ -1,0 +1,116 @@
+"""Who may have a shape compiled when: nobody waits for one client's shapes but that client."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from uma_trio.service.compiling import Client, FairPlaces, in_fair_threads
+from uma_trio.text.patience import waits_until
+
+
+def by(user: str, program: str = "one") -> Client:
+    """Return somebody."""
+    return Client(user, program)
+
+
+async def test_a_user_of_many_names_leaves_a_place_to_the_others() -> None:
+    """What a program calls itself gives it no more than its user's share."""
+    places = FairPlaces(4)
+    for name in ("a", "b", "c"):
+        await places.acquire(by("greedy", name))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(places.acquire, by("greedy", "d"))
+        await wait_all_tasks_blocked()
+        await places.acquire(by("other"))
+        places.release(by("greedy", "a"))
+
+
+async def test_one_client_has_one_place_and_the_others_theirs() -> None:
+    """However many requests it sends first."""
+    places, had = FairPlaces(2), list[str]()
+
+    async def want(client: str) -> None:
+        await places.acquire(by(client))
+        had.append(client)
+
+    async with trio.open_nursery() as nursery:
+        for client in ("greedy", "greedy", "greedy", "other", "third"):
+            nursery.start_soon(want, client)
+            await wait_all_tasks_blocked()
+        assert had == ["greedy", "other"]
+        places.release(by("greedy"))
+        await wait_all_tasks_blocked()
+        assert had == ["greedy", "other", "greedy"]
+        places.release(by("other"))
+        await wait_all_tasks_blocked()
+        assert had[3:] == ["third"]
+        places.release(by("greedy"))
+        places.release(by("third"))
+
+
+async def test_who_waits_is_served_in_turn() -> None:
+    """A client that has had its turn is behind those who wait."""
+    places, had = FairPlaces(1), list[str]()
+    await places.acquire(by("holder"))
+
+    async def want(client: str) -> None:
+        await places.acquire(by(client))
+        had.append(client)
+        await trio.lowlevel.checkpoint()
+        places.release(by(client))
+
+    async with trio.open_nursery() as nursery:
+        for client in ("a", "a", "a", "b", "b", "c"):
+            nursery.start_soon(want, client)
+            await wait_all_tasks_blocked()
+        places.release(by("holder"))
+    assert had == ["a", "b", "c", "a", "b", "a"]
+    await places.acquire(by("later"))
+
+
+async def test_who_gives_up_takes_no_place(autojump_clock: MockClock) -> None:
+    """Neither while it waits nor before; whoever waits behind it is served."""
+    places = FairPlaces(1)
+    await places.acquire(by("holder"))
+    with trio.move_on_after(1):
+        await places.acquire(by("a"))
+    with trio.move_on_after(0):
+        await places.acquire(by("a"))
+    places.release(by("holder"))
+    with trio.fail_after(1):
+        await places.acquire(by("c"))
+
+
+async def test_a_thread_that_was_given_up_keeps_its_place_and_begins_nothing() -> None:
+    """Until it ends; what it would wait for next is over."""
+    run = in_fair_threads(FairPlaces(1))
+    begun, go_on, patience = threading.Event(), threading.Event(), list[float]()
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(60)
+        patience.append(waits_until())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, slow, by("a"))
+        await trio.to_thread.run_sync(begun.wait, 60)
+        nursery.cancel_scope.cancel()
+    go_on.set()
+    assert await run(lambda: 7, by("b")) == 7
+    assert patience == [0.0]
+
+
+async def test_what_a_compiler_raises_reaches_who_asked() -> None:
+    """And the place is free again."""
+    run = in_fair_threads(FairPlaces(1))
+
+    def fail() -> None:
+        raise ArithmeticError
+
+    for _ in range(3):
+        with pytest.raises(ArithmeticError):
+            await run(fail, by("a"))

@@ -1,0 +1,275 @@
+"""Shapes that would hold everybody up: compiled and followed where they can be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from uma_trio.backend.fake import EOS, IM_END, FakeVocabulary
+from uma_trio.telemetry.shapes import ShapeFigures
+from uma_trio.text import confinement as confinement_module
+from uma_trio.text import grammars
+from uma_trio.text.apart import ApartFollower
+from uma_trio.text.confinement import Confinement, NotChecked, ShapeLimits
+from uma_trio.text.constrain import Follower, Grammarian
+from uma_trio.text.patience import Patience, patient
+from uma_trio.text.plain import is_plain
+from uma_trio.text.shape import Kind, Shape, Unconstrainable
+from uma_trio.text.shape_worker import Verdict
+
+ENDS = {EOS, IM_END}
+# Enough for an ordinary shape on a crowded machine, and little enough for a test.
+LIMITS = ShapeLimits(cpu_s=0.5, wall_s=60.0, memory_bytes=48 << 20)
+AMBIGUOUS = 'root ::= s\ns ::= s s s s | s s s | s s | "a"'
+
+
+@pytest.fixture(scope="module")
+def confinement() -> Iterator[Confinement]:
+    """Return where shapes are checked, its host prepared once."""
+    found = Confinement(FakeVocabulary(), LIMITS)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def grammarian(confinement: Confinement) -> Grammarian:
+    """Return one that knows nothing yet."""
+    return Grammarian(FakeVocabulary(), confinement=confinement)
+
+
+class Told:
+    """Stands for a confinement: it says what it was told, and counts."""
+
+    def __init__(self, *verdicts: Verdict | Unconstrainable) -> None:
+        self.verdicts = list(verdicts)
+        self.figures = ShapeFigures()
+
+    def check(self, shape: Shape) -> Verdict:
+        """Return the next verdict."""
+        found = self.verdicts.pop(0)
+        if isinstance(found, Unconstrainable):
+            raise found
+        return found
+
+
+def told(*verdicts: Verdict | Unconstrainable) -> Any:
+    """Return a confinement that says this."""
+    return Told(*verdicts)
+
+
+HOSTILE: dict[str, tuple[Kind, str, str]] = {
+    "multiples": ("schema", '{"allOf":[{"multipleOf":9973},{"multipleOf":9967}]}', "takes more"),
+    "repeats": ("regex", "a{4000000000}", "takes more"),
+    "nested repeats": ("regex", "((a{1000}){1000}){1000}", "takes more"),
+    "line ends": ("grammar", "root ::= a" + "\n" * 16_000, "."),
+    "parentheses": ("grammar", "root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_shape_is_refused_and_remembered(
+    grammarian: Grammarian, confinement: Confinement, name: str
+) -> None:
+    """It is compiled nowhere but in its process, and the second time nowhere."""
+    kind, text, words = HOSTILE[name]
+    for _ in range(2):
+        checked = sum(confinement.figures.outcomes.values())
+        with pytest.raises(Unconstrainable, match=words) as caught:
+            grammarian.follow(Shape(kind, text))
+        assert len(str(caught.value).splitlines()) == 1
+    assert sum(confinement.figures.outcomes.values()) == checked
+    assert grammarian._made is None
+    assert grammarian.held_bytes == 0
+
+
+def test_no_text_of_a_client_is_read_as_a_grammar_here(
+    grammarian: Grammarian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Translating GBNF takes time by the square of its length, with the interpreter's lock."""
+
+    def never(text: str) -> str:
+        raise AssertionError("translated in the daemon")
+
+    monkeypatch.setattr(grammars, "any_to_lark", never)
+    monkeypatch.setitem(grammars._SOURCES, "grammar", never)
+    assert isinstance(grammarian.follow(Shape("grammar", 'root ::= "a" [0-9]+')), ApartFollower)
+
+
+def test_a_hundred_refusals_leave_nothing_in_the_daemon() -> None:
+    """Only the reasons of the latest thousand."""
+    reasons = [Unconstrainable(f"takes too much: {number}") for number in range(1500)]
+    grammarian = Grammarian(FakeVocabulary(), confinement=told(*reasons))
+    for number in range(1500):
+        with pytest.raises(Unconstrainable):
+            grammarian.follow(Shape("regex", f"x{number}"))
+    assert grammarian.held_bytes == 0
+    assert len(grammarian._verdicts) == 1024
+
+
+def test_what_was_not_looked_at_is_looked_at_again() -> None:
+    """A daemon that was short of something a moment ago says so only then."""
+    passed = Verdict(source='{"grammars":[{"lark_grammar":"start: /a/"}]}', plain=True)
+    grammarian = Grammarian(FakeVocabulary(), confinement=told(NotChecked("is busy"), passed))
+    with pytest.raises(Unconstrainable, match="is busy"):
+        grammarian.follow(Shape("regex", "a"))
+    assert isinstance(grammarian.follow(Shape("regex", "a")), Follower)
+
+
+def test_the_cache_counts_what_a_matcher_was_seen_to_hold() -> None:
+    """Not how long it is written: a short one may hold most of what all may."""
+    source = '{"grammars":[{"lark_grammar":"start: /a/"}]}'
+    heavy = Verdict(source=source, plain=True, held_bytes=7 << 20)
+    grammarian = Grammarian(FakeVocabulary(), 16 << 20, told(*[heavy] * 5))
+    for number in range(5):
+        grammarian.follow(Shape("regex", f"a{number}"))
+        assert grammarian.held_bytes <= 16 << 20
+    assert len(grammarian._compiled) == 2
+
+
+@pytest.mark.parametrize(
+    "dear",
+    [
+        Verdict(source="start: /a/", plain=False),
+        Verdict(source="start: /a/", plain=True, held_bytes=1 << 30),
+        Verdict(source="start: /a/", plain=True, compile_s=1.0),
+        Verdict(source="start: /a/", plain=True, step_s=0.1),
+    ],
+)
+def test_what_is_dear_in_any_way_is_not_compiled_in_the_daemon(dear: Verdict) -> None:
+    """Whether its memory, its compilation or its steps."""
+    assert not confinement_module.fits_in_daemon(dear)
+    assert confinement_module.fits_in_daemon(Verdict(source="start: /a/", plain=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("grammar", 'root ::= "ab" [0-9]+ "c"?', b"ab77c"),
+        ("grammar", 'start: "a" /[0-9]/+', b"a77"),
+        ("grammar", AMBIGUOUS, b"aaaaaaaa"),
+        ("schema", '{"anyOf": [' + ",".join(['{"type":"array"}'] * 12) + "]}", b'[1,"a",[]]'),
+    ],
+)
+def test_an_answer_followed_apart_may_say_the_same(
+    grammarian: Grammarian, kind: Kind, text: str, said: bytes
+) -> None:
+    """At each of its places, and behind steps that were taken back."""
+    here = Grammarian(FakeVocabulary()).follow(Shape(kind, text))
+    apart = grammarian.follow(Shape(kind, text))
+    assert isinstance(apart, ApartFollower)
+    # A text that is forced here is one token there: any of its beginnings.
+    for token in said:
+        ids = apart.allowed().tolist()
+        assert {t for t in range(FakeVocabulary().n_vocab) if here.allows(t)} == set(ids)
+        assert apart.allows(token)
+        apart.accept(token)
+        apart.take_back()
+        assert apart.allowed().tolist() == ids
+        apart.accept(token)
+        here.accept(token)
+    assert apart.allows(EOS) == here.allows(EOS)
+
+
+def test_two_answers_to_one_grammar_do_not_share_their_way(grammarian: Grammarian) -> None:
+    """Each has a process, from its first step on."""
+    shape = Shape("grammar", 'root ::= "a" "b" | "c" "d"')
+    one, other = grammarian.follow(shape), grammarian.follow(shape)
+    one.accept(ord("a"))
+    assert one.allowed().tolist() == [ord("b")]
+    assert ord("c") in other.allowed().tolist()
+
+
+def test_a_process_that_ends_leaves_no_way_on(confinement: Confinement) -> None:
+    """The answer fails, whatever it was killed by; so does one whose host cannot be started."""
+    follower = confinement.follow(Shape("grammar", AMBIGUOUS))
+    assert len(follower.allowed())
+    worker = follower._worker
+    assert worker is not None
+    worker.close()
+    follower.accept(ord("a"))
+    assert not len(follower.allowed())
+    assert not follower.allows(ord("a"))
+
+
+def test_an_answer_that_takes_too_long_altogether_has_no_way_on(confinement: Confinement) -> None:
+    """A grammar that is ambiguous everywhere ends before the thousandth token, and within its time."""
+    follower = confinement.follow(Shape("grammar", AMBIGUOUS))
+    for _ in range(2000):
+        if not len(follower.allowed()):
+            break
+        follower.accept(ord("a"))
+    else:
+        raise AssertionError("it goes on for ever")
+
+
+def test_its_process_ends_with_the_follower(confinement: Confinement) -> None:
+    """However the request ends."""
+    follower: ApartFollower | None = confinement.follow(Shape("grammar", AMBIGUOUS))
+    assert follower is not None
+    assert len(follower.allowed())
+    worker = follower._worker
+    assert worker is not None
+    del follower
+    assert worker._line is not None
+    assert worker._line.asked_to_close
+
+
+def test_a_killed_host_costs_those_who_wait_and_nobody_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next shape has a new one."""
+    monkeypatch.setattr("uma_trio.confined.workers._RESTART_S", 0.0)
+    confinement = Confinement(FakeVocabulary(), LIMITS)
+    try:
+        confinement.check(Shape("regex", "a"))
+        host = confinement.host_pid
+        assert host is not None
+        os.kill(host, signal.SIGKILL)
+        os.waitid(os.P_PID, host, os.WEXITED | os.WNOWAIT)
+        follower = confinement.follow(Shape("grammar", AMBIGUOUS))
+        while confinement.host_pid == host:
+            follower = confinement.follow(Shape("grammar", AMBIGUOUS))
+            follower.allowed()
+        assert len(confinement.follow(Shape("grammar", AMBIGUOUS)).allowed())
+    finally:
+        confinement.close()
+
+
+def test_nobody_waits_for_shapes_of_a_request_that_was_given_up(confinement: Confinement) -> None:
+    """Of 128 tools, those that are left are not begun."""
+    checked = sum(confinement.figures.outcomes.values())
+    grammarian = Grammarian(FakeVocabulary(), confinement=confinement)
+    with patient(Patience(0.0)), pytest.raises(NotChecked):
+        grammarian.check(Shape("regex", "new"))
+    assert sum(confinement.figures.outcomes.values()) == checked
+    with patient(Patience(time.monotonic() + 60)):
+        grammarian.check(Shape("regex", "new"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "plain"),
+    [
+        ("regex", "a+", True),
+        ("choice", '["a"]', True),
+        ("grammar", 'root ::= "a"', False),
+        ("schema", '{"type": "object", "properties": {"a": {"type": "string"}}}', True),
+        ("schema", '{"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}], "$defs": {"n": {}}}', True),
+        ("schema", json.dumps({"anyOf": [{"const": n} for n in range(500)]}), True),
+        ("schema", json.dumps({"anyOf": [{"type": "array", "minItems": n} for n in range(30)]}), False),
+        ("schema", json.dumps({"properties": {f"p{n}": {} for n in range(1000)}}), False),
+        ("schema", json.dumps([[0] * 200] * 200), False),
+        ("schema", "[" * 100_000, False),
+        ("reply", 'start: %json {"type": "object"} "x"\na: %json {"const": "%json {"}', True),
+        ("reply", f'start: %json {json.dumps({"anyOf": [{}] * 30})}', False),
+        ("reply", "start: %json nonsense", False),
+    ],
+)  # fmt: skip
+def test_only_what_can_be_read_in_few_ways_is_plain(kind: Kind, text: str, plain: bool) -> None:
+    """JSON is, unless a schema has many alternatives that begin alike."""
+    assert is_plain(kind, text) is plain

@@ -1,0 +1,9 @@
+"""Processes for work of a client's size: bounded by the kernel, killed without harm to the daemon.
+
+A *host* is a fresh interpreter that imports little, prepares once what all its workers need, and forks
+a *worker* for each piece of work. A worker has limits on CPU time, wall time and memory that the
+kernel enforces, so that a library which never returns, or holds the interpreter's lock, ends there.
+Host and workers end with the daemon. Nothing is started before the first worker is asked for.
+
+:mod:`.workers` is the daemon's side, :mod:`.host` the other one, :mod:`.link` what goes between them.
+"""

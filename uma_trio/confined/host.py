@@ -1,0 +1,192 @@
+"""The process that forks workers: ``python -m uma_trio.confined.host FD MODULE:FUNCTION``.
+
+FD is a socket to the daemon. The first frame on it is handed to the function, which prepares what
+all workers share and returns what each of them runs with its own :class:`.link.Link`. This process
+has one thread, so a fork is safe. It answers :class:`.link.Start` and :class:`.link.Kill`, tells when a worker has
+ended and by which signal, and ends with all workers when the daemon closes the socket or dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from uma_trio.confined.link import Closed, Ended, Kill, Limits, Link, Start, framed
+
+Work = Callable[[Link], None]
+
+_PDEATHSIG: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
+_ASKED: Final = msgspec.msgpack.Decoder(Start | Kill)
+_FD_BYTES: Final = 1 << 16
+
+
+class _Host:
+    def __init__(self, control: socket.socket, work: Work) -> None:
+        self._control = control
+        self._work = work
+        self._workers: dict[int, int] = {}  # pid -> worker
+        self._left = b""
+
+    def run(self) -> None:
+        """Serve until the daemon is gone."""
+        woken, wake = socket.socketpair()
+        for end in (woken, wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            ready, _, _ = select.select([self._control, woken], [], [])
+            if woken in ready:
+                with suppress(BlockingIOError):
+                    woken.recv(4096)
+                self._reap()
+            if self._control in ready and not self._obey():
+                break
+        for pid in self._workers:
+            os.kill(pid, signal.SIGKILL)
+
+    def _obey(self) -> bool:
+        """Do what is asked for; False once the daemon is gone."""
+        data, fds, _, _ = socket.recv_fds(self._control, _FD_BYTES, 64)
+        if not data:
+            return False
+        self._left += data
+        while len(self._left) >= 4:
+            end = 4 + int.from_bytes(self._left[:4], "little")
+            if len(self._left) < end:
+                break
+            asked = _ASKED.decode(self._left[4:end])
+            self._left = self._left[end:]
+            if isinstance(asked, Start):
+                self._fork(asked, fds.pop(0))
+            else:
+                for pid, worker in self._workers.items():
+                    if worker == asked.worker:
+                        os.kill(pid, signal.SIGKILL)
+        return True
+
+    def _fork(self, asked: Start, fd: int) -> None:
+        sock = socket.socket(fileno=fd)
+        try:
+            pid = os.fork()
+        except OSError:
+            sock.close()
+            self._tell(Ended(asked.worker, signal.SIGABRT, 0.0))
+            return
+        if pid == 0:
+            status = 1
+            try:
+                self._control.close()
+                confine(asked.limits)
+                self._work(_Timed(sock, asked.limits))
+                status = 0
+            except Closed:
+                status = 0
+            finally:
+                os._exit(status)
+        self._workers[pid] = asked.worker
+        sock.close()
+
+    def _reap(self) -> None:
+        while self._workers:
+            pid, status, used = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            self._tell(Ended(self._workers.pop(pid), ended, used.ru_utime + used.ru_stime))
+
+    def _tell(self, ended: Ended) -> None:
+        with suppress(OSError):  # the daemon is gone, which the next look finds
+            self._control.sendall(framed(msgspec.msgpack.encode(ended)))
+
+
+class _Timed(Link):
+    """A link whose frames have to be answered in time: the kernel ends the worker otherwise."""
+
+    def __init__(self, sock: socket.socket, limits: Limits) -> None:
+        super().__init__(sock)
+        self._limits = limits
+
+    def receive(self) -> bytes:
+        """Return the next frame; the time for it begins."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        frame = super().receive()
+        signal.setitimer(signal.ITIMER_PROF, self._limits.cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, self._limits.wall_s)
+        return frame
+
+
+def confine(limits: Limits) -> None:
+    """Bound this process: its memory, no files, no core dump; the first to go where memory is short."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("900", encoding="ascii")
+    silence = os.open(os.devnull, os.O_WRONLY)  # what a library says as it fails would fill the log
+    for fd in (1, 2):
+        os.dup2(silence, fd)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    with suppress(OSError, ValueError):  # macOS knows no such limit
+        most = address_space() + limits.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with suppress(OSError):
+        os.nice(limits.niceness)
+
+
+def address_space() -> int:
+    """Return how many bytes are mapped; 0 where the system does not tell."""
+    return _told("VmSize:")
+
+
+def anonymous() -> int:
+    """Return how many bytes in memory are of no file, shared with the host or not; 0 if it is not told."""
+    return _told("RssAnon:")
+
+
+def _told(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), 0)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the daemon behind a socket. See the module."""
+    fd, target = arguments
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the daemon drains, and closes the socket then
+    control = socket.socket(fileno=int(fd))
+    module, _, name = target.partition(":")
+    try:
+        prepare: Callable[[bytes], Work] = getattr(importlib.import_module(module), name)
+        work = prepare(Link(control).receive())
+    except Closed:
+        return 0
+    gc.collect()
+    gc.freeze()  # what is shared stays shared when a worker collects
+    gc.disable()
+    _Host(control, work).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,235 @@
+"""The daemon's side: a host that is started when the first worker is, and answers as futures."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from signal import Signals
+from typing import Final
+
+import msgspec
+
+from uma_trio.confined.link import Ended, Kill, Limits, Start
+from uma_trio.confined.post import Gone, Line, Post
+
+_ENDED: Final = msgspec.msgpack.Decoder(Ended)
+# A host that ends at once is not started again by every request.
+_RESTART_S: Final = 1.0
+_REASONS: Final = {
+    Signals.SIGPROF: "CPU time",
+    Signals.SIGALRM: "time",
+    Signals.SIGABRT: "memory",
+    Signals.SIGSEGV: "memory",
+}
+
+
+class Unavailable(Exception):
+    """No worker can be started; the message says why."""
+
+
+class Worker:
+    """One process. `ask` never waits, from any thread."""
+
+    def __init__(self, number: int, kill: Callable[[int], None]) -> None:
+        self._number = number
+        self._kill = kill
+        self._lock = threading.RLock()  # a worker may be closed by the collector, anywhere
+        self._waiting: deque[Future[bytes]] = deque()
+        self._line: Line | None = None
+        self._over = False
+        self._why: str | None = None
+
+    def begin(self, line: Line) -> None:
+        """Use `line`. Called once, by :class:`Workers`."""
+        self._line = line
+
+    def ask(self, payload: bytes) -> Future[bytes]:
+        """Send a frame; return what will be its answer, or :class:`.post.Gone`."""
+        answer: Future[bytes] = Future()
+        with self._lock:
+            over = self._over
+            if not over:
+                self._waiting.append(answer)
+        if over or self._line is None:
+            answer.set_exception(Gone(self._why or "it has ended"))
+        else:
+            self._line.send(payload)
+        return answer
+
+    def tell(self, payload: bytes) -> None:
+        """Send a frame that has no answer."""
+        if self._line is not None:
+            self._line.send(payload)
+
+    def close(self) -> None:
+        """End it, in the middle of whatever it does."""
+        if self._line is not None and not self._over:
+            self._line.close()
+            self._kill(self._number)
+
+    def got(self, frame: bytes | None) -> None:
+        """Take an answer; None if the line is closed. On the thread of the post."""
+        if frame is not None:
+            self._settle(frame)
+        elif self._why is not None:
+            self.over(self._why)
+        else:
+            self._over = True  # `over` follows, with the reason
+
+    def over(self, why: str) -> None:
+        """Note that the process has ended: whoever waits is told."""
+        with self._lock:
+            self._over, self._why = True, why
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for answer in waiting:
+            with suppress(InvalidStateError):
+                answer.set_exception(Gone(why))
+
+    def _settle(self, frame: bytes) -> None:
+        with self._lock:
+            answer = self._waiting.popleft() if self._waiting else None
+        if answer is not None:
+            with suppress(InvalidStateError):  # nobody waits for it any more
+                answer.set_result(frame)
+
+
+class Workers:
+    """Processes that run one program: ``module:function`` as :mod:`.host` describes it.
+
+    `setup` is asked for once for each start of the host, in the thread that starts the first worker.
+    Any thread may use it.
+    """
+
+    def __init__(self, program: str, setup: Callable[[], bytes]) -> None:
+        self._program = program
+        self._setup = setup
+        self._lock = threading.RLock()  # a worker may be closed by the collector, anywhere
+        self._numbers = itertools.count(1)
+        self._post = Post()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._host: Line | None = None
+        self._started_at = -_RESTART_S
+        self._running: dict[int, Worker] = {}
+        self._closed = False
+        self.started = 0
+
+    @property
+    def running(self) -> int:
+        """How many there are."""
+        return len(self._running)
+
+    @property
+    def host_pid(self) -> int | None:
+        """The host's process id; None if it does not run."""
+        return None if self._process is None else self._process.pid
+
+    def warm(self) -> None:
+        """Start the host if it does not run. Raises :class:`Unavailable`."""
+        with self._lock:
+            self._started_host()
+
+    def start(self, limits: Limits) -> Worker:
+        """Start a worker.
+
+        Raises:
+            Unavailable: the host cannot be started, or ended at once.
+        """
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise Unavailable(error.strerror or str(error)) from None
+        with self._lock:
+            try:
+                host = self._started_host()
+            except Unavailable:
+                ours.close()
+                theirs.close()
+                raise
+            number = next(self._numbers)
+            worker = Worker(number, self._end)
+            self._running[number] = worker
+            worker.begin(self._post.line(ours, worker.got))
+            host.send(msgspec.msgpack.encode(Start(number, limits)), theirs.detach())
+            self.started += 1
+        return worker
+
+    def close(self) -> None:
+        """End the host and every worker. Waits a moment for the host."""
+        with self._lock:
+            self._closed = True
+            process, self._process, self._host = self._process, None, None
+        self._post.close()
+        if process is not None:
+            try:
+                process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _end(self, number: int) -> None:
+        with self._lock:
+            if self._host is not None and number in self._running:
+                self._host.send(msgspec.msgpack.encode(Kill(number)))
+
+    def _started_host(self) -> Line:
+        """Return the line to the host. Under the lock."""
+        if self._closed:
+            raise Unavailable("the daemon is stopping")
+        if self._host is not None:
+            return self._host
+        if time.monotonic() - self._started_at < _RESTART_S:
+            raise Unavailable(
+                "the process that checks shapes has just ended; try again in a second"
+            )
+        self._started_at = time.monotonic()
+        ours, theirs = socket.socketpair()
+        command = [
+            *(sys.executable, "-P", "-m", "uma_trio.confined.host"),
+            *(str(theirs.fileno()), self._program),
+        ]
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        except OSError as error:
+            ours.close()
+            raise Unavailable(f"{command[0]} cannot be started: {error.strerror}") from None
+        finally:
+            theirs.close()
+        self._process = process
+        self._host = host = self._post.line(ours, self._told)
+        host.send(self._setup())
+        return host
+
+    def _told(self, frame: bytes | None) -> None:
+        """Note what the host says. On the thread of the post."""
+        if frame is not None:
+            ended = _ENDED.decode(frame)
+            with self._lock:
+                worker = self._running.pop(ended.worker, None)
+            if worker is not None:
+                worker.over(_reason(ended.signal))
+            return
+        with self._lock:
+            process, self._process, self._host = self._process, None, None
+            workers = list(self._running.values())
+            self._running.clear()
+        if process is not None:
+            process.wait()
+        for worker in workers:
+            worker.over("its host has ended")
+
+
+def _reason(number: int) -> str:
+    if number == 0:
+        return "it has ended"
+    return f"out of {_REASONS[Signals(number)]}" if number in _REASONS else f"signal {number}"

@@ -1,0 +1,34 @@
+"""What became of schemas, grammars and expressions. Counted under a lock of whoever counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attrs import define, field
+
+from uma_trio.telemetry.histogram import Histogram, bounds_ms
+
+_OUTCOMES = ("plain", "apart", "refused", "ended")
+
+
+def _outcomes() -> dict[str, int]:
+    return dict.fromkeys(_OUTCOMES, 0)
+
+
+@define
+class ShapeFigures:
+    """Since the start, but for `processes` and `held_bytes`, which are asked for."""
+
+    outcomes: dict[str, int] = field(factory=_outcomes)
+    check_ms: Histogram = field(factory=lambda: Histogram(bounds_ms(1, 100_000)))
+    processes: Callable[[], int] = lambda: 0
+    held_bytes: Callable[[], int] = lambda: 0
+
+    def values(self) -> Mapping[str, object]:
+        """Return them by the names of the catalogue."""
+        return {
+            "shapes_checked_total": dict(self.outcomes),
+            "shape_check_ms": self.check_ms,
+            "shape_processes": self.processes(),
+            "shape_bytes": self.held_bytes(),
+        }

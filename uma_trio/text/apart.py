@@ -1,0 +1,110 @@
+"""Follows one answer in a process of its own, for grammars of which a step may take any time.
+
+The engine never waits for it with the interpreter's lock: steps are sent as they come, and the mask
+of a place is asked for as soon as the answer is there. A process that takes too long is killed by
+its limits; there is no way on then, which ends this request and no other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from uma_trio.confined.workers import Worker
+from uma_trio.text.shape_worker import ACCEPT, MASK, STEP, TAKE_BACK
+from uma_trio.text.under_way import NONE, Ids, UnderWay
+
+# A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
+_AT_ONCE_S: Final = 0.020
+_WORD_BITS: Final = 8
+
+
+class ApartFollower:
+    """Walks one answer through its grammar, as :class:`.constrain.Follower` does.
+
+    `start` returns a worker that has been told what to follow; it is called for the first mask, and
+    never waits. The worker ends with this object.
+    """
+
+    #: What is allowed is found elsewhere: ask for all of it, rather than for one token.
+    elsewhere: Final = True
+
+    def __init__(self, start: Callable[[], Worker | None], n_vocab: int) -> None:
+        self._start = start
+        self._n_vocab = n_vocab
+        self._worker: Worker | None = None
+        self._failed = False
+        self._steps = bytearray()
+        self._mask: UnderWay | None = None
+
+    def allows(self, token: int) -> bool:
+        """Whether the answer may go on with `token`. Waits, but not for long: then it is False."""
+        mask = self._here()
+        try:
+            ids = mask.future.result(_AT_ONCE_S)
+        except TimeoutError:
+            return False
+        at = int(np.searchsorted(ids, token))
+        return at < len(ids) and int(ids[at]) == token
+
+    def allowed(self) -> Ids:
+        """Return all tokens that the answer may go on with; none if there is no way on. Blocks."""
+        return self._here()()
+
+    def deferred(self) -> Callable[[], Ids]:
+        """Return the same, under way."""
+        return self._here()
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`."""
+        self._step(ACCEPT, token)
+
+    def take_back(self) -> None:
+        """Go back to before the latest `accept`."""
+        self._step(TAKE_BACK, 1)
+
+    def _step(self, step: bytes, token: int) -> None:
+        self._steps += STEP.pack(step, token)
+        self._mask = None
+
+    def _here(self) -> UnderWay:
+        """Return the mask of this place; it is asked for once."""
+        if self._mask is None:
+            self._mask = self._asked()
+        return self._mask
+
+    def _asked(self) -> UnderWay:
+        if self._worker is None and not self._failed:
+            self._worker = self._start()
+            if self._worker is None:
+                self._failed = True
+            else:
+                weakref.finalize(self, self._worker.close).atexit = False
+        found: Future[Ids] = Future()
+        found.set_running_or_notify_cancel()
+        if self._worker is None:
+            found.set_result(NONE)
+            return UnderWay(found)
+        answer = self._worker.ask(bytes(self._steps) + STEP.pack(MASK, 0))
+        self._steps.clear()
+        answer.add_done_callback(partial(_tell, found, self._n_vocab))
+        return UnderWay(found)
+
+
+def _tell(found: Future[Ids], n_vocab: int, answer: Future[bytes]) -> None:
+    found.set_result(_ids(answer, n_vocab))
+
+
+def _ids(answer: Future[bytes], n_vocab: int) -> Ids:
+    """Return the tokens of an answer; none if the worker is gone."""
+    if answer.cancelled() or answer.exception(0) is not None:
+        return NONE
+    bits = np.frombuffer(answer.result(0), np.uint8)
+    if len(bits) * _WORD_BITS < n_vocab:
+        return NONE
+    return np.flatnonzero(np.unpackbits(bits, count=n_vocab, bitorder="little"))

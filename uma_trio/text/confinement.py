@@ -1,0 +1,175 @@
+"""Shapes are compiled here first: in a process that can be killed, which says what they take.
+
+What passes is compiled again in the daemon if it is plain (:mod:`.plain`) and small, or followed in a
+process of its own. What does not is remembered, so that it is refused at once when it comes again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as NotInTime
+from typing import Final
+
+import msgspec
+from attrs import frozen
+
+from uma_trio.backend.base import Vocabulary
+from uma_trio.confined.link import Limits
+from uma_trio.confined.post import Gone
+from uma_trio.confined.workers import Unavailable, Worker, Workers
+from uma_trio.telemetry.shapes import ShapeFigures
+from uma_trio.text.apart import ApartFollower
+from uma_trio.text.patience import waits_until
+from uma_trio.text.shape import Shape, Unconstrainable
+from uma_trio.text.shape_worker import Check, Follow, Known, Verdict
+
+PROGRAM: Final = "uma_trio.text.shape_worker:prepare"
+# In the daemon: whatever takes more than this is followed elsewhere.
+_PLAIN_BYTES: Final = 8 << 20
+_PLAIN_COMPILE_S: Final = 0.25
+_PLAIN_STEP_S: Final = 0.010
+_SLACK_S: Final = 0.5  # for the answer to arrive
+
+
+@frozen
+class ShapeLimits:
+    """What compiling one shape may take: CPU time, wall time, and memory."""
+
+    cpu_s: float = 2.0
+    wall_s: float = 10.0
+    memory_bytes: int = 64 << 20
+
+    @property
+    def of_worker(self) -> Limits:
+        """The limits of its process."""
+        return Limits(self.cpu_s, self.wall_s, self.memory_bytes)
+
+
+class Confinement:
+    """Checks shapes for one vocabulary. Any number of threads may use it; `check` blocks.
+
+    `on_first` is called once, before the first process is started.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        limits: ShapeLimits | None = None,
+        on_first: Callable[[], None] = lambda: None,
+        figures: ShapeFigures | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self.limits = limits or ShapeLimits()
+        self._workers = Workers(PROGRAM, self._known)
+        self._on_first = on_first
+        self._lock = threading.Lock()
+        self.figures = figures or ShapeFigures()
+        self.figures.processes = lambda: self._workers.running
+
+    @property
+    def running(self) -> int:
+        """How many processes check or follow shapes."""
+        return self._workers.running
+
+    @property
+    def host_pid(self) -> int | None:
+        """The process that they are forked from; None if it does not run."""
+        return self._workers.host_pid
+
+    def warm(self) -> None:
+        """Start what the first shape would wait for. Raises :class:`.workers.Unavailable`."""
+        self._workers.warm()
+
+    def check(self, shape: Shape) -> Verdict:
+        """Compile a shape in a process of its own.
+
+        Raises:
+            NotChecked: it cannot be checked now, or the request was given up meanwhile.
+            Unconstrainable: it cannot be enforced, or takes more than its limits.
+        """
+        try:
+            asked = msgspec.msgpack.encode(Check(shape.kind, shape.text))
+        except UnicodeEncodeError:
+            raise Unconstrainable("is not usable: it holds half a character") from None
+        began = time.monotonic()
+        patience = min(self.limits.wall_s, waits_until() - began)
+        if patience <= 0:
+            raise NotChecked("was not looked at in time; try again")
+        worker = self._started()
+        try:
+            answer = worker.ask(asked).result(patience + _SLACK_S)
+        except NotInTime:
+            raise NotChecked("takes too long to be compiled; simplify it, or try again") from None
+        except Gone as gone:
+            self._count("ended", began)
+            raise Unconstrainable(self._over(str(gone))) from None
+        finally:
+            worker.close()
+        found = msgspec.msgpack.decode(answer, type=Verdict)
+        if found.problem is not None:
+            self._count("refused", began)
+            raise Unconstrainable(found.problem)
+        self._count("plain" if fits_in_daemon(found) else "apart", began)
+        return found
+
+    def follow(self, shape: Shape) -> ApartFollower:
+        """Return what follows one answer in a process of its own, which begins with the answer."""
+
+        def start() -> Worker | None:
+            try:
+                worker = self._workers.start(self.limits.of_worker)
+            except Unavailable:
+                return None
+            worker.tell(msgspec.msgpack.encode(Follow(shape.kind, shape.text)))
+            return worker
+
+        return ApartFollower(start, self._vocabulary.n_vocab)
+
+    def close(self) -> None:
+        """End every process."""
+        self._workers.close()
+
+    def _started(self) -> Worker:
+        try:
+            return self._workers.start(self.limits.of_worker)
+        except Unavailable as error:
+            raise NotChecked(f"cannot be checked: {error}") from None
+
+    def _known(self) -> bytes:
+        self._on_first()
+        vocabulary = self._vocabulary
+        return msgspec.msgpack.encode(
+            Known(tuple(vocabulary.pieces()), sorted(vocabulary.end_tokens))
+        )
+
+    def _over(self, why: str) -> str:
+        limits = self.limits
+        if why == "out of CPU time":
+            return f"takes more than {limits.cpu_s:g} s of CPU time to compile (--shape-cpu); simplify it"
+        if why == "out of memory":
+            most = limits.memory_bytes >> 20
+            return f"takes more than {most} MiB to compile (--shape-memory); simplify it"
+        if why == "out of time":
+            return f"takes more than {limits.wall_s:g} s to compile; simplify it"
+        return f"ends the process that compiles it ({why})"
+
+    def _count(self, outcome: str, began: float) -> None:
+        with self._lock:
+            self.figures.outcomes[outcome] += 1
+            self.figures.check_ms.record((time.monotonic() - began) * 1e3)
+
+
+class NotChecked(Unconstrainable):
+    """It is not known whether the shape can be enforced; to ask again may help."""
+
+
+def fits_in_daemon(verdict: Verdict) -> bool:
+    """Whether a shape that has passed is compiled and followed in the daemon."""
+    return (
+        verdict.plain
+        and verdict.held_bytes <= _PLAIN_BYTES
+        and verdict.compile_s <= _PLAIN_COMPILE_S
+        and verdict.step_s <= _PLAIN_STEP_S
+    )

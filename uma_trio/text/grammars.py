@@ -1,0 +1,183 @@
+"""What llguidance is given: the source of each kind of shape, its limits, and a vocabulary.
+
+Used by the daemon and by the processes that check shapes, so it imports nothing that is slow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from uma_trio.text.shape import Kind, Unconstrainable
+
+LIMITS: Final = LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # some 20 ms
+    step_lexer_fuel=100_000,  # some 7 ms, which hardly anything needs
+    max_grammar_size=200_000,
+    max_lexer_states=50_000,  # of 1 to 2 kB each
+    verbose_errors=False,
+)
+JSON: Final[Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r" |\n[ ]{0,40}",
+    "coerce_one_of": False,  # these two loosen, and a schema may ask for them by "x-guidance"
+    "lenient": False,
+}
+LOOSE: Final[Any] = {**JSON, "coerce_one_of": True, "lenient": True}
+_LOOSE_KINDS: Final = ("loose schema", "reply")  # of a reply each schema is looked at before
+_MAX_WORDS: Final = 300
+_UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
+
+
+class Words:
+    """A vocabulary as llguidance asks for one. Control tokens, which have no bytes, are marked as no text.
+
+    `tokenize` returns the tokens that the model writes for a text; without it the longest are taken.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        end_tokens: Sequence[int],
+        tokenize: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._tokenize = tokenize
+        self._known = {piece: token for token, piece in enumerate(pieces) if piece}
+        self._most = max(map(len, pieces))
+        self.tokens: Sequence[bytes] = [
+            piece or b"\xff<%d>" % token for token, piece in enumerate(pieces)
+        ]
+        self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
+        self.eos_token_id = min(end_tokens, default=0)
+        self.bos_token_id = None
+        self.is_tokenizer_wrapper = True
+
+    def __call__(self, text: str) -> list[int]:
+        """Return tokens whose bytes are those of `text`: the model's own, if they are.
+
+        Some vocabularies put a space before any text, or change it, which llguidance does not expect.
+        """
+        data = text.encode()
+        if self._tokenize is not None:
+            ids = self._tokenize(text)
+            if b"".join([self._pieces[i] for i in ids]) == data:
+                return ids
+        return self._longest(data)
+
+    def _longest(self, data: bytes) -> list[int]:
+        """Return the longest token that `data` begins with, and so on behind it."""
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._most), at, -1)
+            found = next((end for end in ends if data[at:end] in self._known), None)
+            if found is None:  # not even the byte is a token
+                return ids
+            ids.append(self._known[data[at:found]])
+            at = found
+        return ids
+
+
+def tokenizer_of(words: Words, n_vocab: int, end_tokens: Sequence[int]) -> LLTokenizer:
+    """Return the vocabulary as llguidance keeps it.
+
+    Takes a second for 152k tokens, all of it with the interpreter's lock.
+    """
+    given: Any = words
+    return LLTokenizer(given, n_vocab=n_vocab, eos_token=sorted(end_tokens))
+
+
+def source_of(kind: Kind, text: str) -> str:
+    """Return what llguidance compiles. Takes time by the square of a grammar's length, with the lock.
+
+    Raises:
+        Unconstrainable: the text is no shape of this kind.
+    """
+    try:
+        return _SOURCES[kind](text)
+    except RecursionError as error:
+        raise Unconstrainable("is nested too deeply") from error
+    except Exception as error:  # a parser of foreign text; it may raise anything
+        raise Unconstrainable(_reason(str(error))) from error
+
+
+def compiled(tokenizer: LLTokenizer, kind: Kind, source: str) -> LLMatcher:
+    """Return the matcher of a source. Without the interpreter's lock, but for reading `source`.
+
+    Raises:
+        Unconstrainable: it cannot be enforced, or not within `LIMITS`.
+    """
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    refuse_failed(matcher)
+    for warning in matcher.get_grammar_warnings() if kind not in _LOOSE_KINDS else ():
+        if _UNIMPLEMENTED.search(warning):
+            raise Unconstrainable(_reason(warning))
+    return matcher
+
+
+def refuse_failed(matcher: LLMatcher) -> None:
+    """Raise :class:`Unconstrainable` if the matcher has failed."""
+    if matcher.is_error():
+        raise Unconstrainable(_reason(matcher.get_error()))
+
+
+def unforced(source: str) -> str:
+    """Return a source whose masks allow every tokenisation of a text that it forces.
+
+    Otherwise they hold the first token of one, as `Words` writes it: where the model's tokeniser is
+    not at hand, that may be one that the model never writes.
+    """
+    head = '%llguidance {"no_forcing": true}\n'
+    try:
+        (grammar,) = json.loads(source)["grammars"]
+    except (ValueError, KeyError, TypeError):
+        return head + source
+    if grammar.get("json_schema") is not None:
+        return f"{head}start: %json {json.dumps(grammar['json_schema'], ensure_ascii=False)}\n"
+    return head + str(grammar["lark_grammar"])
+
+
+def _of_schema(text: str) -> str:
+    return LLMatcher.grammar_from_json_schema(text, overrides=JSON)
+
+
+def _of_loose_schema(text: str) -> str:
+    return LLMatcher.grammar_from_json_schema(text, overrides=LOOSE)
+
+
+def _of_choice(text: str) -> str:
+    words = json.loads(text)
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        raise ValueError("must be a list of at least one string")
+    return LLMatcher.grammar_from_regex("|".join(re.escape(word) for word in words))
+
+
+def _of_grammar(text: str) -> str:
+    return LLMatcher.grammar_from_lark(any_to_lark(text))
+
+
+_SOURCES: Final[dict[Kind, Callable[[str], str]]] = {
+    "schema": _of_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "choice": _of_choice,
+    "grammar": _of_grammar,
+    "loose schema": _of_loose_schema,
+    "reply": LLMatcher.grammar_from_lark,
+}
+
+
+def _reason(message: str) -> str:
+    """Return why in one line, naming the keyword where there is one."""
+    found = _UNIMPLEMENTED.search(message)
+    if found is not None:
+        return f"uses {found[1]}, which cannot be enforced; leave it out"
+    if "NoExtension" in message:
+        return "allows no answer at all"
+    text = " ".join(message.removesuffix("<non-verbose/>").split())
+    return f"is not usable: {text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + '...'}"

@@ -1,0 +1,32 @@
+"""What reasoning and budgets wrap: a grammar that is followed here or in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Inner(Protocol):
+    """Walks one answer through its grammar, a token at a time. For one thread at a time."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process knows what is allowed."""
+
+    def allows(self, token: int) -> bool:
+        """Whether the answer may go on with `token`; with an end token, whether it may end."""
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Return all tokens that the answer may go on with, ascending; none if there is no way on."""
+
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        """Return what `allowed` is here and now, to be called later, in any thread, once."""
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`."""
+
+    def take_back(self) -> None:
+        """Go back to before the latest `accept`."""
