@@ -1,4 +1,4 @@
-"""How long the worst bodies hold a daemon's event loop up, beside a stream. Eight minutes.
+"""How long the worst bodies hold a daemon's event loop up, beside a stream. Four minutes.
 
     python -m benches lag --no-peers
 
