@@ -241,6 +241,27 @@ def test_a_killed_host_costs_those_who_wait_and_nobody_later(
         confinement.close()
 
 
+def test_a_large_vocabulary_is_prepared_before_the_daemon_serves_or_not_at_all(
+    grammarian: Grammarian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain shape is followed apart unless the vocabulary was prepared: that holds everybody up."""
+    monkeypatch.setattr("uma_trio.text.constrain._SMALL_VOCABULARY", 0)
+    assert isinstance(grammarian.follow(Shape("regex", "ab+")), ApartFollower)
+    assert grammarian._made is None
+    grammarian.prepare()
+    assert isinstance(grammarian.follow(Shape("regex", "ac+")), Follower)
+
+
+def test_an_answer_with_a_step_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its check has measured: it has no way on, and takes no further step."""
+    follower = Grammarian(FakeVocabulary()).follow(Shape("regex", "a+"))
+    assert follower.allows(ord("a"))
+    monkeypatch.setattr("uma_trio.text.constrain._STEP_S", -1.0)
+    follower.accept(ord("a"))
+    assert not follower.allows(ord("a"))
+    assert not len(follower.allowed())
+
+
 def test_nobody_waits_for_shapes_of_a_request_that_was_given_up(confinement: Confinement) -> None:
     """Of 128 tools, those that are left are not begun."""
     checked = sum(confinement.figures.outcomes.values())

@@ -29,7 +29,7 @@ PROGRAM: Final = "uma_trio.text.shape_worker:prepare"
 # In the daemon: whatever takes more than this is followed elsewhere.
 _PLAIN_BYTES: Final = 8 << 20
 _PLAIN_COMPILE_S: Final = 0.25
-_PLAIN_STEP_S: Final = 0.010
+_PLAIN_STEP_S: Final = 0.005
 _SLACK_S: Final = 0.5  # for the answer to arrive
 
 

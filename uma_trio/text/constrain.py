@@ -43,7 +43,9 @@ CACHE_BYTES: Final = 64 << 20
 _LEAST_BYTES: Final = 65_536
 _REMEMBERED: Final = 1024  # verdicts, of some hundred bytes each
 # A step that took longer than this, with the lock held, is the last one of its answer.
-_STEP_S: Final = 0.050
+_STEP_S: Final = 0.020
+# llguidance prepares a vocabulary with the lock held, some 10 us a token: 20 ms for so many.
+_SMALL_VOCABULARY: Final = 2048
 _WORD: Final = 32
 # Between parts of JSON hardly any token is allowed: then only words with a bit in them are unpacked.
 _SPARSE: Final = 4
@@ -53,8 +55,10 @@ class Grammarian:
     """Compiles shapes for a vocabulary, and remembers the latest. Any number of threads may call it.
 
     With a `confinement` a shape is compiled there first, and in this process only if it is plain and
-    small; refusals are remembered. What is compiled here takes `cache_bytes` at most, as measured
-    there, or as reckoned from how long each shape is written.
+    small; refusals are remembered. Unless `prepare` was called before, or the vocabulary is small, every
+    shape is followed there: preparing a vocabulary here would hold up everybody. What is compiled
+    here takes `cache_bytes` at most, as measured there, or as reckoned from how long each shape is
+    written.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Grammarian:
                 source = source_of(shape.kind, shape.text)
                 return self._compile(key, shape, source, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
             found = self._checked(key, shape, self._confinement)
-            if fits_in_daemon(found):
+            if fits_in_daemon(found) and self._is_prepared():
                 return self._compile(key, shape, found.source, max(found.held_bytes, _LEAST_BYTES))
             self._note(key, verdict := "")
         if verdict or self._confinement is None:
@@ -164,7 +168,10 @@ class Grammarian:
             self._held_bytes -= freed
 
     def prepare(self) -> None:
-        """Prepare the vocabulary, which the first shape would wait for: a second for a large one."""
+        """Prepare the vocabulary with the interpreter's lock: a second for a large one.
+
+        Only before the daemon serves. Shapes are followed in other processes without it.
+        """
         if self._confinement is not None:
             self._confinement.warm()
         self._tokenizer()
@@ -173,6 +180,10 @@ class Grammarian:
         """End the processes that check and follow shapes."""
         if self._confinement is not None:
             self._confinement.close()
+
+    def _is_prepared(self) -> bool:
+        """Whether compiling here holds nobody up."""
+        return self._made is not None or self._vocabulary.n_vocab <= _SMALL_VOCABULARY
 
     def _tokenizer(self) -> LLTokenizer:
         with self._lock:
@@ -221,6 +232,8 @@ class Follower:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
         if token in self._vocabulary.end_tokens:
             return self._matcher.is_accepting()
+        if self._failed:
+            return False
         began = time.thread_time()
         allowed = self._matcher.validate_tokens([token]) == 1
         self._look_at(began)
