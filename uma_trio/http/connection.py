@@ -220,7 +220,7 @@ class Connection:
             nursery.start_soon(self._watch)
             nursery.start_soon(exchange.keep_alive)
             try:
-                reply = await route.handler(exchange, self._shared)
+                reply = await self._handled(route, exchange)
                 if reply is not None:
                     self._reply(reply, headers)
             except Refusal as refusal:
@@ -232,6 +232,14 @@ class Connection:
                 self._shared.log.exception("request ended by a fault", path=route.path)
                 self._fail(_sorry(), exchange, headers, route)
             nursery.cancel_scope.cancel()
+
+    async def _handled(self, route: Route, exchange: Answering) -> Reply | None:
+        """Let the handler answer; what only asks for figures or lists waits for its turn."""
+        if route.method != "GET":
+            return await route.handler(exchange, self._shared)
+        asker = exchange.request.caller.principal.counts_as
+        questions = self._shared.service.questions
+        return await questions.answer(asker, lambda: route.handler(exchange, self._shared))
 
     def _fail(self, fault: Fault, exchange: Answering, headers: Headers, route: Route) -> None:
         self._last = self._last or exchange.opened

@@ -5,7 +5,8 @@ Every path is served with and without ``/v1`` before it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from attrs import frozen
 
@@ -14,7 +15,7 @@ from uma_trio.http.guard import Access
 from uma_trio.http.message import Exchange, Head, Reply
 from uma_trio.http.settings import Shared
 
-Handler = Callable[[Exchange, Shared], Awaitable[Reply | None]]
+Handler = Callable[[Exchange, Shared], Coroutine[Any, Any, Reply | None]]
 """Answers a request: with a whole reply, or with None after it has streamed one."""
 
 _PREFIX = "/v1"

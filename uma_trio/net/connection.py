@@ -12,8 +12,8 @@ What it must not know: tokens, models, plans.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import trio
 
@@ -54,6 +54,10 @@ from uma_trio.wire import (
     refusal_event,
     session_info,
 )
+
+Answer = TypeVar("Answer")
+Look = Callable[[], Coroutine[Any, Any, Event]]
+"""Makes the answer to a question."""
 
 
 class Connection:
@@ -348,42 +352,49 @@ class Connection:
         )
         return prefixes_event(found, self._principal.shares_as)
 
-    def _look(self, look: Callable[[], Awaitable[Event]]) -> None:
-        """Answer a question to the engine as soon as it can; nothing is read until then."""
+    def _look(self, look: Look, *, ends: bool = False) -> None:
+        """Answer a question in its turn; nothing is read until then. It may end the connection."""
         self._inspected = trio.Event()
-        self._nursery.start_soon(self._answer, look, self._inspected)
+        self._nursery.start_soon(self._answer, look, self._inspected, ends)
 
-    async def _answer(self, look: Callable[[], Awaitable[Event]], answered: trio.Event) -> None:
-        event = await look()
+    def _in_turn(self, look: Callable[[], Coroutine[Any, Any, Answer]]) -> Awaitable[Answer]:
+        return self._service.questions.answer(self._principal.counts_as, look)
+
+    async def _answer(self, look: Look, answered: trio.Event, ends: bool) -> None:
+        event = await self._in_turn(look)
         self._idle_since = trio.current_time()
         try:
             self._say(event)
         except LocalProtocolError as fault:
             self.end(error_event(fault.code, fault.message))
+        if ends:
+            self.end()
         self._inspected = None
         self._reading.deadline = self._deadline()
         answered.set()
 
     def _on_metrics(self, request: GetMetrics) -> None:
-        self._say_metrics()
+        ends = request.interval_ms is None and self._running is None
+        self._look(lambda: self._metrics(request), ends=ends)
+
+    async def _metrics(self, request: GetMetrics) -> Event:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         if request.interval_ms is not None:
             self._watch = trio.CancelScope()
             self._nursery.start_soon(self._repeat_metrics, request.interval_ms / 1e3, self._watch)
-        elif self._running is None:
-            self.end()
+        return await self._figures()
 
-    def _say_metrics(self) -> None:
-        self._say(Metrics(metrics=dict(self._service.metrics())))
+    async def _figures(self) -> Metrics:
+        return Metrics(metrics=dict(self._service.metrics()))
 
     async def _repeat_metrics(self, interval_s: float, scope: trio.CancelScope) -> None:
         with scope:
             while True:
                 await trio.sleep(interval_s)
                 if not self._writer.waiting_bytes:  # else it does not read: tell it less often
-                    self._say_metrics()
+                    self._say(await self._in_turn(self._figures))
 
     def _on_closed(self, _: ConnectionClosed) -> None:
         if self._is_idle:

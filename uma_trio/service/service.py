@@ -36,6 +36,7 @@ from uma_trio.service.compiling import Client, RunFor
 from uma_trio.service.directory import Directory, Request
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
+from uma_trio.service.questions import Questions
 from uma_trio.service.reading import Reading
 from uma_trio.service.shares import Shares
 from uma_trio.service.telemetry import Telemetry
@@ -136,6 +137,9 @@ class Service:
         self.clock = clock
         self.directory = Directory()
         self.shares = Shares()
+        directory = self.directory
+        #: Whoever asks for figures, lists or explanations waits here for a turn.
+        self.questions = Questions(clock, lambda: len(directory) > 0)
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
         self.draining = False
