@@ -60,6 +60,7 @@ ALLOWED = {
         *("uma_trio.lanes", "uma_trio.speculation"),
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
         *("uma_trio.policy", "uma_trio.backend.base", "uma_trio.costing.refine"),
+        *("uma_trio.costing.neighbours", "uma_trio.costing.remeasure"),
     },
     "uma_trio.engine.outlet": {"trio", "uma_trio.engine"},
     "uma_trio.engine.inbox": {"trio", "uma_trio.engine"},

@@ -238,3 +238,13 @@ def test_where_graphs_are_captured_a_cell_is_assumed_to_be_read_once_a_tick() ->
     assert 0.0 < cost.wide_context_cell_s < cost.context_cell_s < 1e-6
     measured_before = evolve(captured, spanned_cell_s=2e-6)
     assert assume_looking_back(measured_before, 1e-6, whole_cache=True) is measured_before
+
+
+def test_who_waits_for_the_measuring_sees_how_far_it_is() -> None:
+    """The part of the session that has passed, which never goes back."""
+    shown: list[float] = []
+    clock = Clock()
+    Calibration(Machine(TRUTH, clock), clock, shown.append).measure()
+    assert shown == sorted(shown)
+    assert len(shown) > 10
+    assert 0.0 <= shown[0] < 0.5 < shown[-1] <= 1.0

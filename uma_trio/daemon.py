@@ -34,6 +34,7 @@ from uma_trio.engine.task import EngineDied, run_engine
 from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
 from uma_trio.service.compiling import in_fair_threads
@@ -77,7 +78,10 @@ _STOPPING = "the daemon is stopping; send the request again once it has restarte
 
 @frozen
 class ReadyInfo:
-    """What is being served, once clients can connect."""
+    """What is being served, once clients can connect.
+
+    `others` is the part of the machine that other programs used when it was measured, 0 if it was quiet.
+    """
 
     socket: str
     model: ModelInfo
@@ -86,6 +90,7 @@ class ReadyInfo:
     policy: str
     http: str | None = None
     http_keys: Path | None = None
+    others: float = 0.0
 
 
 async def serve(
@@ -93,13 +98,15 @@ async def serve(
     *,
     on_ready: Callable[[ReadyInfo], None] | None = None,
     on_progress: Progress | None = None,
+    on_measuring: Progress | None = None,
     backend: Backend | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return.
 
     A second signal does not wait: it raises ``SystemExit``, with the socket removed. Cancelled,
     it closes all connections, waits for the tick that is being computed, and removes the
-    socket. `backend` is closed in any case. `on_progress` is called in the loading thread.
+    socket. `backend` is closed in any case. `on_progress` and `on_measuring`
+    are called in the loading thread, with the part of the model that is loaded and of the machine's measuring.
 
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves there; nothing was loaded.
@@ -118,7 +125,7 @@ async def serve(
                 load_backend, config, on_progress, abandon_on_cancel=True
             )
         try:
-            settings = await trio.to_thread.run_sync(engine_settings, config, backend)
+            settings = await trio.to_thread.run_sync(engine_settings, config, backend, on_measuring)
             drafts = await trio.to_thread.run_sync(drafts_by, config, backend, settings)
             with closing(drafts), recorder(config, backend, settings) as record:
                 daemon = _Daemon(config, backend, policy, drafts, record, table, port)
@@ -188,9 +195,7 @@ class _Daemon:
             await self._serve(listener, on_ready)
         learnt = self._engine.memory.cost
         if learnt is not None and learnt.trusted and self._died is None:
-            remember(
-                cost_file(self._backend), learnt.for_storage(), self._backend.model.weight_bytes
-            )
+            self._remember(learnt)
         if self._died is not None:
             raise self._died
         if self._forced:
@@ -227,7 +232,7 @@ class _Daemon:
         self, policy: Policy, drafts: Drafts, recorder: Recorder, metrics: Metrics
     ) -> Engine:
         outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
-        return Engine(
+        engine = Engine(
             self._backend,
             policy,
             self._inbox,
@@ -240,6 +245,12 @@ class _Daemon:
             drafter=drafts.drafter,
             readers_s=self._presence,
         )
+        engine.idle_time.keep = self._remember
+        return engine
+
+    def _remember(self, cost: CostModel) -> None:
+        """Store what ticks cost here. Called from the engine's thread, too."""
+        remember(cost_file(self._backend), cost.for_storage(), self._backend.model.weight_bytes)
 
     def _front_end(self, metrics: Metrics) -> FrontEnd:
         front_end = FrontEnd(
@@ -256,6 +267,7 @@ class _Daemon:
         backend = self._backend
         limits = evolve(backend.limits, n_slots=self._config.parallel)
         address = self._config.http_address
+        cost = self._engine.memory.cost
         return ReadyInfo(
             socket=listener.path,
             model=backend.model,
@@ -264,6 +276,7 @@ class _Daemon:
             policy=self._config.policy,
             http=None if address is None else address.url,
             http_keys=self._config.http_key_file,
+            others=0.0 if cost is None else cost.others,
         )
 
     async def _compute(self) -> None:

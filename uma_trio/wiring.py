@@ -17,6 +17,7 @@ from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.costing.calibrate import assume_looking_back
 from uma_trio.costing.measured import measured_cost
+from uma_trio.costing.neighbours import in_words
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
@@ -78,7 +79,9 @@ def _scratch_slots(config: Config) -> int:
     return int(needs_cost(chosen_policy(config)))
 
 
-def engine_settings(config: Config, backend: Backend) -> EngineSettings:
+def engine_settings(
+    config: Config, backend: Backend, on_measuring: Progress | None = None
+) -> EngineSettings:
     """Put the options into the engine's words, and measure the machine for policies that ask.
 
     Called before the engine's thread exists, which owns the backend from then on.
@@ -100,7 +103,9 @@ def engine_settings(config: Config, backend: Backend) -> EngineSettings:
     )
     if not _scratch_slots(config):
         return plain
-    cost = measured_cost(backend).cost
+    cost = measured_cost(backend, on_progress=on_measuring).cost
+    if cost.others:
+        log.get("cost").warning(in_words(cost.others))
     traffic = _traffic(backend.model)
     probed = traffic.bandwidth({n: cost.seconds(Work(n)) for n in cost.steps})
     if probed:

@@ -97,6 +97,7 @@ def as_values(measured: Measured, most: int) -> dict[str, Any]:
     return {
         "recalled": measured.recalled,
         "file": str(measured.file),
+        "others_share": cost.others,
         "steps": [
             {
                 "tokens": step.tokens,
@@ -152,6 +153,8 @@ def _table(found: list[Step], width: int) -> Table:
 
 def summary(measured: Measured, most: int) -> list[str]:
     """Return what follows from the staircase, in sentences."""
+    from uma_trio.costing.neighbours import in_words
+
     cost = measured.cost
     ms = decoders_ms(cost, most)
     chunks = f"With nobody to protect, background prompts go in chunks of {cost.plateau(most)}"
@@ -179,6 +182,8 @@ def summary(measured: Measured, most: int) -> list[str]:
         else:
             more = 100 * (ms[4] / ms[3] - 1)
             lines.append(f"A fourth decoder beside three costs {more:.0f} % more.")
+    if cost.others:
+        lines.append(f"Note: {in_words(cost.others)}.")
     if measured.recalled:
         lines.append(f"Recalled from {measured.file}; --fresh measures anew.")
     else:

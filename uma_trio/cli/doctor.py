@@ -16,6 +16,7 @@ from uma_trio import __version__
 from uma_trio.cli import checks
 from uma_trio.cli.check_http import check_http
 from uma_trio.cli.check_lag import check_lag
+from uma_trio.cli.check_measured import check_measured
 from uma_trio.cli.check_prefix import check_prefix
 from uma_trio.cli.check_shapes import check_shapes
 from uma_trio.cli.checks import Finding
@@ -142,6 +143,7 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         lambda: checks.check_socket(config.socket),
         lambda: check_prefix(config.socket),
         lambda: check_lag(config.socket),
+        lambda: check_measured(config.socket),
         lambda: check_http(config),
         lambda: checks.check_limits(config),
         check_shapes,

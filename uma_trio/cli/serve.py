@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,7 +69,12 @@ def run_daemon(config: Config) -> int:
     progress = LoadProgress()
 
     async def daemon_main() -> None:
-        await daemon.serve(config, on_ready=progress.ready, on_progress=progress.show)
+        await daemon.serve(
+            config,
+            on_ready=progress.ready,
+            on_progress=progress.show,
+            on_measuring=progress.measuring,
+        )
 
     statuses: dict[type[BaseException], int] = {
         ConfigError: USAGE,
@@ -91,22 +97,41 @@ def run_daemon(config: Config) -> int:
     return OK
 
 
+_MEASURING = "Measuring this machine"
+
+
 class LoadProgress:
-    """A bar on standard error while a large model loads, then the block that says it is ready."""
+    """Bars on standard error while a large model loads and the machine is measured, then the ready block."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._bar: Progress | None = None
         self._bar_id: Any = None
+        self._what = ""
 
     def show(self, share: float) -> None:
         """Show how much of the model is loaded, 0 to 1; nothing for a quick load."""
+        if self._bar is not None or time.monotonic() - self._started >= _SLOW_S:
+            self._show("Loading the model", share)
+
+    def measuring(self, share: float) -> None:
+        """Show how far the machine is measured, 0 to 1: the first time, which takes some seconds."""
+        if self._what != _MEASURING and not sys.stderr.isatty():
+            with suppress(OSError):
+                sys.stderr.write(f"{_MEASURING}.\n")
+        self._show(_MEASURING, share)
+
+    def _show(self, what: str, share: float) -> None:
+        """Show how far that is, in place of what was shown before; nothing unless a person looks."""
+        if what != self._what:
+            self.stop()
+            self._what = what
         if self._bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - self._started < _SLOW_S:
+            if not sys.stderr.isatty():
                 return
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = (TextColumn("Loading the model"), BarColumn(), TimeElapsedColumn())
+            columns = (TextColumn(what), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=console(stderr=True), transient=True)
             self._bar_id = self._bar.add_task("load", total=1.0)
             self._bar.start()
@@ -130,6 +155,8 @@ class LoadProgress:
 
 def ready_block(info: ReadyInfo, took_s: float) -> str:
     """Return the lines that `serve` prints once it accepts connections."""
+    from uma_trio.costing.neighbours import in_words
+
     model, limits = info.model, info.limits
     window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
     rows = {
@@ -144,6 +171,8 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     }
     lines = [f"uma-trio is ready after {duration(took_s)}."]
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
+    if info.others:
+        lines.append(f"  {'note':<8} {in_words(info.others)}")
     lines += [f"  try      {how_to_ask(Path(info.socket).absolute())}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
 

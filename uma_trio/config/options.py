@@ -238,7 +238,8 @@ class Config(HttpConfig):
         maximum=0.9,
         since="0.1",
         help="The minimum share of machine time for background work. A --latency-cap below 1 / (1 - "
-        "floor) is raised to that value (deadline policy).",
+        "floor) is raised to that value (deadline policy). 0 promises background work no slot while people "
+        "keep asking.",
     )
     interactive_prompt: int = option(
         512,

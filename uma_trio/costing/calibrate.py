@@ -108,10 +108,16 @@ def assume_looking_back(cost: CostModel, cell_s: float, *, whole_cache: bool) ->
 
 
 class Calibration:
-    """One measuring session. `clock` is in seconds."""
+    """One measuring session. `clock` is in seconds; `on_progress` is told the part of it that has passed."""
 
-    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Callable[[], float],
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
         self._clock = clock
+        self._on_progress = on_progress
         self._watch = Stopwatch(backend, clock)
         self._samples = Samples()
         self._recapture_s = self._capture_s = 0.0
@@ -218,6 +224,7 @@ class Calibration:
             expected_s = self._expected(shape)
             if known or not told or expected_s > dearest_s:
                 continue
+            self._show(deadline)
             if deadline.fits(expected_s, share):
                 self._samples.add(shape, self._watch.sample(shape))
                 if expected_s and self._samples.seconds(shape) > DISTURBED * expected_s:
@@ -227,8 +234,13 @@ class Calibration:
         """Time again what was timed once, or not twice the same, the most useful first."""
         shapes = [shape for shape in self._watch.able(ORDER) if shape in self._samples]
         for shape in shapes:
+            self._show(deadline)
             while not self._samples.settled(shape) and deadline.fits(self._expected(shape)):
                 self._samples.add(shape, self._watch.sample(shape))
+
+    def _show(self, deadline: Deadline) -> None:
+        if self._on_progress is not None:
+            self._on_progress(deadline.passed)
 
     def _look_back(self, deadline: Deadline) -> None:
         """Find what a token pays for a cell that it looks back at, and for one of others.

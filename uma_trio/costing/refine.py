@@ -40,6 +40,7 @@ class Refinement:
         self._watch = Stopwatch(backend, clock)
         self._seen = {ONE}
         self._disturbed: set[Shape] = set()
+        self._doubtful = DOUBTFUL
         self._shape = ONE
         self._samples = Samples()  # of that shape, and of what it is held against
 
@@ -76,6 +77,7 @@ class Refinement:
             # Others were at work when it was measured: nothing makes a machine quicker by chance. What they took
             # from each shape is not the same, so all are looked at again.
             self._seen, self._disturbed = {ONE}, set()
+            self._doubtful = TOO_SLOW / 2
             return cost.quicker(known_s / believed_s, known.tokens)
         if _has(cost, shape) and _off(known_s, cost.scale * cost.computing(known.tokens)):
             # Others are at work: what they take from each shape is not the same. Once more, later.
@@ -83,7 +85,7 @@ class Refinement:
             (self._seen if shape in self._disturbed else self._disturbed).add(shape)
             return cost
         self._seen.add(shape)
-        return _corrected(cost, shape, times)
+        return _corrected(cost, shape, times, self._doubtful)
 
     def _next(self, cost: CostModel, longest_s: float) -> Shape | None:
         """Return what to look at: what goes unnoticed before the rest, and gaps before steps."""
@@ -107,16 +109,19 @@ def _has(cost: CostModel, shape: Shape) -> bool:
     return shape.tokens in (cost.steps if shape.rows == 1 else cost.output.at)
 
 
-def _off(seconds: float, believed: float) -> bool:
-    return abs(seconds - believed) > DOUBTFUL * seconds
+def _off(seconds: float, believed: float, doubtful: float = DOUBTFUL) -> bool:
+    return abs(seconds - believed) > doubtful * seconds
 
 
-def _corrected(cost: CostModel, shape: Shape, times: float) -> CostModel:
-    """Return `cost` with a `shape` that takes so many `times` as long as what is beside it."""
+def _corrected(cost: CostModel, shape: Shape, times: float, doubtful: float) -> CostModel:
+    """Return `cost` with a `shape` that takes so many `times` as long as what is beside it.
+
+    A step that is off by no more than the part `doubtful` stays.
+    """
     n, known = shape.tokens, _beside(shape).tokens
     believed = cost.computing(n) + (cost.output(n) if shape.rows > 1 else 0.0)
     seconds = times * cost.computing(known)
-    if _has(cost, shape) and not _off(seconds, believed):
+    if _has(cost, shape) and not _off(seconds, believed, doubtful):
         return cost
     if shape.rows > 1:
         extra = max(seconds - cost.computing(n), -0.5 * cost.computing(n))

@@ -40,6 +40,11 @@ class Deadline:
         self._clock, self._seconds = clock, seconds
         self._began = clock()
 
+    @property
+    def passed(self) -> float:
+        """The part of the session that has passed, 0 to 1."""
+        return min(1.0, (self._clock() - self._began) / self._seconds) if self._seconds else 1.0
+
     def fits(self, expected_s: float, share: float = 1.0) -> bool:
         """Return whether what takes `expected_s` would end within that share of the session."""
         return self._clock() - self._began + expected_s <= share * self._seconds

@@ -37,6 +37,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spanned_cell_s: float
     recapture_s: float
     capture_s: float
+    others: float = 0.0  # files of older versions are not marked
 
 
 def cache_folder() -> Path:
@@ -92,6 +93,7 @@ def recall(path: Path, weight_bytes: float = 0.0) -> CostModel | None:
         spanned_cell_s=stored.spanned_cell_s,
         recapture_s=stored.recapture_s,
         capture_s=stored.capture_s,
+        others=min(1.0, max(0.0, stored.others)),
     )
     why = implausible(model, weight_bytes)
     if why is not None:
@@ -112,6 +114,7 @@ def remember(path: Path, model: CostModel, weight_bytes: float = 0.0) -> None:
         spanned_cell_s=model.spanned_cell_s,
         recapture_s=model.recapture_s,
         capture_s=model.capture_s,
+        others=model.others,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

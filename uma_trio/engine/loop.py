@@ -119,7 +119,7 @@ class Engine:
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
-        self._idle_time = IdleTime(backend, inbox, self._planner, self.registry, clock)
+        self.idle_time = IdleTime(backend, inbox, self._planner, self.registry, metrics, clock)
         wanted = settings.drafts and settings.cost is not None  # or what a row is worth is unknown
         self._drafter = drafter_for(backend.limits, drafter, wanted=wanted)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
@@ -149,7 +149,7 @@ class Engine:
             elif self.prefix.idle(QUICK_S):
                 continue
             else:
-                idle = IDLE_S if self._inbox.wait(idle) else self._idle_time.use()
+                idle = IDLE_S if self._inbox.wait(idle) else self.idle_time.use()
         self.publish()
 
     def tick(self) -> bool:

@@ -178,7 +178,8 @@ class CostModel:
 
     `error` is the smoothed absolute log error of its latest predictions. `measured` is the table as
     it was measured, and `table_error` the error of predictions from that table. If the corrected
-    values cannot be trusted and the table has a smaller error, the model uses the table.
+    values cannot be trusted and the table has a smaller error, the model uses the table. `others` marks a
+    table that is to be measured again: the part of the machine that other programs used meanwhile.
     """
 
     computing: Staircase
@@ -194,6 +195,7 @@ class CostModel:
     contended_host_s: float = 0.0
     error: float = 0.0
     table_error: float = 0.0
+    others: float = 0.0
     measured: Staircase = field(default=Factory(lambda self: self.computing, takes_self=True))
 
     @property

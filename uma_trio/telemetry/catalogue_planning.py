@@ -149,6 +149,13 @@ PLANNING: tuple[Metric, ...] = (
         "1 if `cost_error`, or the same error of the measured table, is at most 15 %.",
     ),
     Metric(
+        "cost_others_share",
+        "gauge",
+        "ratio",
+        "The part of the machine that other programs used when it was measured, if that was a tenth or "
+        "more: it is measured again when it is idle and quiet. Else 0.",
+    ),
+    Metric(
         "cost_scale",
         "gauge",
         "ratio",

@@ -26,6 +26,10 @@ class CostFigures(Protocol):
         """The smoothed error of its predictions."""
 
     @property
+    def others(self) -> float:
+        """The part of the machine that other programs used when it was measured, 0 if it was quiet."""
+
+    @property
     def scale(self) -> float:
         """The scale factor on all its steps."""
 
@@ -221,6 +225,7 @@ class PromiseFigures:
             "cost_error_p50": p50,
             "cost_error_p95": p95,
             "cost_trusted": None if cost is None else int(cost.trusted),
+            "cost_others_share": None if cost is None else cost.others,
             "cost_scale": None if cost is None else cost.scale,
             "cost_staircase_ms": None
             if cost is None
