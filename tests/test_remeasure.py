@@ -198,3 +198,11 @@ def test_doctor_says_that_a_daemons_table_is_one_of_a_busy_machine() -> None:
     assert finding.what == in_words(0.7)
     assert finding.fix
     assert judge_measured({"cost_others_share": 0.0}) == judge_measured({}) == []
+
+
+def test_what_was_timed_in_a_second_that_became_busy_is_not_believed() -> None:
+    """It was quiet for a moment, in which one token was timed; others then stay for good."""
+    machine = Machine(TRUTH, Clock())
+    found, kept = idle(machine, disturbed(3.0), lambda now: 0.8 * (now > 1.6))
+    assert set(machine.sizes) == {1}
+    assert (found, kept) == (disturbed(3.0), [])
