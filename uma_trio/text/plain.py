@@ -15,7 +15,7 @@ from typing import Any, Final
 from uma_trio.text.shape import Kind
 
 # An alternative of ten arrays of itself has steps of 5 to 10 ms for a token of 64 brackets, the
-# dearest one that was found; one of thirty of 40 ms (fuzz/step_target.py).
+# dearest one that was found; one of thirty of 40 ms.
 MAX_ALTERNATIVES: Final = 8
 # Properties that may be left out are all possible next: a row of the parser has as many entries.
 MAX_PROPERTIES: Final = 256
