@@ -203,7 +203,7 @@ class Run:
 
 #: What has to happen in a run of all questions, or it shows nothing.
 WANTED = {
-    "on": ("hits, leaf", "hits, fork"),
+    "on": ("hits, saved", "hits, fork"),
     "disturbed": (
         "hits, leaf", "hits, running", "hits, saved", "hits, fork", "preemptions", "pages evicted",
         "times all leaves went", "times cells were moved", "pages cleared",

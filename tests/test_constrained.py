@@ -115,6 +115,8 @@ def test_a_seed_gives_the_same_tokens_in_any_company(params: SamplingParams) -> 
         logits = rows(tick, 2)
         tokens = choice(logits).tokens
         assert tokens == [alone(logits[0]), free(logits[1])]
+        for sampler in together:
+            sampler.given(1)
         for sampler, token in zip([*together, alone, free], tokens * 2, strict=True):
             sampler.accept(token)
 

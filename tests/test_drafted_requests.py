@@ -223,7 +223,6 @@ def test_tokens_that_are_drawn_along_chains_follow_the_models_distribution() -> 
     chance = np.random.default_rng(5)
     row = (chance.standard_normal(n_vocab) * 1.5).astype(np.float32)
     sampler = Sampler(SamplingParams(1.0, seed=11), ())
-    sampler.expect_to_lose_rows()
     choice, logits = Choice([sampler] * 4, n_vocab), np.stack([row] * 4)
     ids, probs = Sampler(SamplingParams(1.0), ()).candidates(row)
     shares = np.zeros(n_vocab)
@@ -234,7 +233,7 @@ def test_tokens_that_are_drawn_along_chains_follow_the_models_distribution() -> 
         guesses = [int(token) for token in chance.choice(n_vocab, 3, p=shares)]
         tokens = choice(logits, [*guesses, -1]).tokens
         right = next((n for n in range(3) if tokens[n] != guesses[n]), 3)
-        sampler.return_unused(right + 1)
+        sampler.given(right + 1)
         np.add.at(counts, tokens[: right + 1], 1)
         drawn += right + 1
     expected = shares * drawn

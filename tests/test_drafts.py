@@ -21,6 +21,8 @@ from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, Origin
+from uma_trio.http.asking import speculation_of
+from uma_trio.http.fields import Body
 from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
@@ -352,9 +354,27 @@ def test_drafts_keep_every_rule_of_a_plan(
 
 
 def test_what_a_request_says_of_speculation_reaches_the_engine() -> None:
-    """By the socket's words; without a word it is what the daemon allows."""
+    """By the socket's words; without a word it is what the daemon allows, and nothing with a seed."""
     assert ask_of(Generate("a", speculation="off", prompt="Hi")).speculation == "off"
     assert ask_of(Generate("a", prompt="Hi")).speculation == "auto"
+    assert ask_of(Generate("a", seed=3, prompt="Hi")).speculation == "off"
+    assert ask_of(Generate("a", seed=3, speculation="auto", prompt="Hi")).speculation == "auto"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, "auto"),
+        ({"seed": None}, "auto"),
+        ({"seed": -1}, "auto"),
+        ({"seed": 0}, "off"),
+        ({"seed": 0, "speculation": "free"}, "free"),
+        ({"speculation": "off"}, "off"),
+    ],
+)
+def test_what_a_body_says_of_speculation_is_taken(said: dict[str, object], expected: str) -> None:
+    """A seed below 0 stands for a random one, so it asks for no repetition."""
+    assert speculation_of(Body(said, ())) == expected
 
 
 # --- the engine ---

@@ -514,9 +514,9 @@ def test_a_late_row_is_drawn_again_with_the_number_that_it_had() -> None:
             row = np.random.default_rng(n).standard_normal((1, N_VOCAB)).astype(np.float32)
             row[0, list(b"xyz")] += 4.0
             while (token := choice(row).tokens[0]) == LATE:
-                sampler.return_unused(0)
+                sampler.given(0)
                 masks.release()
-            sampler.return_unused(1)
+            sampler.given(1)
             sampler.accept(token)
             tokens.append(token)
         answers.append(tokens)

@@ -264,7 +264,7 @@ def test_no_top_p_keeps_what_weighs_nothing_beside_the_likeliest() -> None:
     drawn = [choose(logits, together) for _ in range(10)]
     assert drawn == [one_by_one(logits, apart) for _ in range(10)]
     assert {tokens[1] for tokens in drawn} == {7}
-    assert {tokens[0] for tokens in drawn} > {7}
+    assert len({tokens[0] for tokens in drawn}) > 1
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), *SETTINGS], ids=str)

@@ -38,6 +38,7 @@ from uma_trio.service.ask import (
     Sharing,
     Tool,
     ToolChoice,
+    chosen,
     seeded,
 )
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said, collect
@@ -69,7 +70,7 @@ def ask_of(generate: Generate) -> Ask:
         session=generate.session,
         cache=_sharing(generate.cache),
         reasoning_budget=generate.reasoning_budget,
-        speculation=generate.speculation,
+        speculation=chosen(generate.speculation, seeded=generate.seed is not None),
         pace=generate.pace,
         awaits=generate.awaits,
         streamed=generate.stream,
@@ -208,6 +209,7 @@ def _sampling(generate: Generate) -> SamplingParams:
         top_k=generate.top_k,
         min_p=generate.min_p,
         seed=seeded(generate.seed),
+        seed_named=generate.seed is not None,
         ignore_eos=generate.ignore_eos,
         presence_penalty=generate.presence_penalty,
         frequency_penalty=generate.frequency_penalty,

@@ -148,7 +148,7 @@ class Generate(_Request, frozen=True, tag="generate"):
     grammar: str | None = None
     stream: bool = True
     ignore_eos: bool = False
-    speculation: Speculation = "auto"
+    speculation: Speculation | None = None
     pace: Pace = "smooth"
     awaits: Awaits | None = None
     continue_final_message: bool = False

@@ -138,7 +138,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field(
                 "seed",
                 Integer(0, MAX_INT64),
-                "the same seed gives the same draws; default: a random seed",
+                "the same seed gives the same draws; default: a random seed; see docs/REPRODUCIBILITY.md",
             ),
             Field(
                 "n",
@@ -201,7 +201,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "speculation",
                 Choice(get_args(events.Speculation)),
                 "speculative decoding, up to the daemon's own setting: `off`; `free`: only drafts that "
-                "make no tick longer; default `auto`; it never changes an answer",
+                "make no tick longer; default `auto`, or `off` for a request with a `seed`",
             ),
             Field(
                 "pace",

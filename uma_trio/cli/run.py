@@ -108,7 +108,11 @@ class Asking:
         int, Parameter(help="The model cannot end the answer before this many tokens.")
     ] = 0
     seed: Annotated[
-        int | None, Parameter(help="The seed of the draws. The same seed gives the same answer.")
+        int | None,
+        Parameter(
+            help="The seed of the draws. The same seed gives the same draws, and the same answer where "
+            "nothing else runs (docs/REPRODUCIBILITY.md)."
+        ),
     ] = None
     n: Annotated[
         int,
@@ -154,9 +158,11 @@ class Asking:
         ),
     ] = None
     speculation: Annotated[
-        Speculation,
-        Parameter(help="Speculative decoding, up to the daemon's own setting."),
-    ] = "auto"
+        Speculation | None,
+        Parameter(
+            help="Speculative decoding, up to the daemon's own setting; default: auto, or off with --seed."
+        ),
+    ] = None
     pace: Annotated[
         Pace,
         Parameter(

@@ -62,7 +62,7 @@ class Params(TypedDict, total=False):
     grammar: str | None
     stream: bool
     ignore_eos: bool
-    speculation: Speculation
+    speculation: Speculation | None
     pace: Pace
     awaits: Awaits
     continue_final_message: bool

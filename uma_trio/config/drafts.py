@@ -23,7 +23,7 @@ class DraftConfig(ReplyConfig):
         help="Speculative decoding: guess the next tokens of an answer from earlier text and verify "
         "them in one batch (deadline policy). off: never; free: only where the tick takes no "
         "longer; auto: also where it raises the tokens per second; default: auto on a CPU, off "
-        "on a GPU. A request may restrict it. It never changes an answer.",
+        "on a GPU. A request may restrict it. A request with a seed gets no drafts by default.",
     )
     draft_model: Path | None = option(
         None,
@@ -34,6 +34,5 @@ class DraftConfig(ReplyConfig):
         since="0.1",
         help="A small GGUF model with the same vocabulary, which guesses the next tokens where no "
         "earlier text does. It is used only where the measured times of both models give more "
-        "tokens per second; `uma-trio doctor --draft-model` predicts this. It never changes an "
-        "answer.",
+        "tokens per second; `uma-trio doctor --draft-model` predicts this.",
     )

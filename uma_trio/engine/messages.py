@@ -30,6 +30,7 @@ SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]
 class SamplingParams:
     """How the next token is sampled. ``temperature`` 0 is greedy; ``top_k`` 0 is off.
 
+    - `seed_named` says that the client chose `seed`, so that it may ask for the same answer again.
     - `presence_penalty` and `frequency_penalty` count tokens of the answer. `repeat_penalty` counts
       the last `repeat_last_n` tokens of prompt and answer (0: none, -1: all).
     - `logit_bias` pairs token ids, each at most once, with the value added to their logits.
@@ -46,6 +47,7 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    seed_named: bool = False
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

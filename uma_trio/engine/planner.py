@@ -284,7 +284,21 @@ class Planner:
         """Return the state with what the policy makes of it."""
         if not state.sequences:
             return state, Plan(memory=state.memory)
-        return state, self._policy(state)
+        plan = self._policy(state)
+        return state, evolve(plan, ballast=1) if self._is_lone_row(state, plan) else plan
+
+    def _is_lone_row(self, state: SchedulerState, plan: Plan) -> bool:
+        """Whether the batch is the last token of a prompt alone, which another row makes equal to longer ones.
+
+        One row alone is summed in another order than two and more (docs/REPRODUCIBILITY.md).
+        """
+        if (
+            plan.n_tokens != 1
+            or plan.ballast
+            or not (self._limits.whole_cache and state.spare_rows)
+        ):
+            return False
+        return not state.views[plan.items[0].key].started
 
     def _filled(self, state: SchedulerState, plan: Plan, batch: Batch) -> Tick:
         """Return the tick of `plan`, and write it into `batch`."""

@@ -199,7 +199,7 @@ class Sequence:
         """
         if self.draft.tokens:
             self.guess(NO_DRAFT)
-        self.sampler.return_unused(len(outcome.tokens))
+        self.sampler.given(len(outcome.tokens))
         view = self.view
         known = view.computed + view.pending
         if not outcome.tokens:
@@ -280,7 +280,6 @@ class Sequence:
         if not (draft.tokens or self.draft.tokens):
             return
         self.draft = draft
-        self.sampler.expect_to_lose_rows()
         due, n = self.view.due, len(draft.tokens)
         modelled = draft.origin.source == DRAFT_MODEL
         self.view = evolve(

@@ -32,7 +32,7 @@ from uma_trio.http.message import Caller, Head, Request
 from uma_trio.http.settings import Shared
 from uma_trio.lanes import AWAITS as AWAITED
 from uma_trio.lanes import LANES, PACES, Awaits, Lane
-from uma_trio.service.ask import Ask, Chat, Origin, seeded
+from uma_trio.service.ask import Ask, Chat, Origin, chosen, seeded
 from uma_trio.service.service import Service
 
 MAX_STOPS = 16
@@ -198,8 +198,8 @@ CACHE: tuple[Field, ...] = (
 SPECULATION = honoured(
     "speculation",
     Choice(get_args(Speculation)),
-    "speculative decoding, up to the daemon's --speculation; never changes an answer",
-    default="auto",
+    "speculative decoding, up to the daemon's --speculation",
+    default="auto, or off for a request with a seed",
 )
 
 EFFORTS = (*get_args(Effort), "max")
@@ -290,14 +290,25 @@ def sampling_of(body: Body, defaults: SamplingParams) -> SamplingParams:
         plain.setdefault("repeat_penalty", body.get("repetition_penalty"))
     if body.get("top_k") is not None:
         plain["top_k"] = max(0, body.get("top_k"))
-    seed = body.get("seed")
     return evolve(
         defaults,
         **plain,
-        seed=seeded(None if seed is None or seed < 0 else seed),
+        seed=seeded(_seed(body)),
+        seed_named=_seed(body) is not None,
         logit_bias=tuple(body.get(bias.FIELD, {}).items()),
         stop_token_ids=tuple(body.get("stop_token_ids", ())),
     )
+
+
+def speculation_of(body: Body) -> Speculation:
+    """Return what drafts a request may have."""
+    return chosen(body.get("speculation"), seeded=_seed(body) is not None)
+
+
+def _seed(body: Body) -> int | None:
+    """Return the seed that a request names; one below 0 stands for a random one."""
+    seed: int | None = body.get("seed")
+    return None if seed is None or seed < 0 else seed
 
 
 def effort_of(field: str, value: Any) -> Effort | None:

@@ -18,6 +18,7 @@ from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.lanes import Awaits, Lane, Pace
 from uma_trio.sockets.principal import Principal
 from uma_trio.speculation import Speculation
+from uma_trio.speculation import chosen as chosen
 from uma_trio.text.chat import AUTO as AUTO  # these are words of the fronts, too
 from uma_trio.text.chat import Call as Call
 from uma_trio.text.chat import Message as Message

@@ -1,1 +1,1 @@
-"""The prefix cache: computed cells are used again, and never change an answer."""
+"""The prefix cache: computed cells are used again, for exactly the same tokens."""

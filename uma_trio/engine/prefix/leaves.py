@@ -48,6 +48,11 @@ class Leaf:
         return len(self.tokens) - self.saved
 
     @property
+    def is_saved(self) -> bool:
+        """Whether all of its tokens are in pages that are still there."""
+        return not self.unsaved and self.page is not None and self.page.saved is not None
+
+    @property
     def to_save(self) -> int:
         """The number of its tokens that are still to be saved."""
         return 0 if self.given_up else self.unsaved

@@ -6,6 +6,8 @@ It leaves when its rent equals the cost of its return. The cells above it are th
 
 from __future__ import annotations
 
+from typing import Final
+
 from attrs import define, evolve
 
 from uma_trio.backend.base import Backend
@@ -13,8 +15,12 @@ from uma_trio.engine.prefix.compaction import Compaction
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
 from uma_trio.engine.prefix.saving import Saving
 from uma_trio.engine.prefix.usage import Reuse
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.prefix import Prices, moves_out, rent
+
+# So many ticks of one token may be spent on saving leaves before a request that is alone.
+_EMPTYING: Final = 10
+_TICK_S: Final = 0.01  # where no tick was measured
 
 
 @define(eq=False)
@@ -49,6 +55,23 @@ class Room:
     def drop_all(self) -> bool:
         """Drop all leaves with cells, after a decode found no room; False if there are none."""
         return self.make(self.backend.limits.n_ctx)
+
+    def empty(self) -> None:
+        """Save all leaves and take them out of the KV cache, before a request begins that is alone in it.
+
+        Its cells then lie in order from the first on, whatever was computed before it, and logits depend
+        on the places of cells (docs/REPRODUCIBILITY.md). Leaves would soon leave anyway: a few ticks of
+        rent pay for their return. Those stay for whose saving there is no time, or no way.
+        """
+        left_s = _EMPTYING * self._tick_s()
+        for leaf in self.leaves:
+            left_s -= self.saving.at_once(leaf, left_s)
+            if leaf.is_saved:
+                self.drop(leaf)
+
+    def _tick_s(self) -> float:
+        cost = self.saving.cost
+        return _TICK_S if cost is None else cost.seconds(Work(1, 1))
 
     def drop(self, leaf: Leaf) -> None:
         """Free a leaf's cells."""

@@ -184,6 +184,14 @@ class Saving:
         self._save()
         return True
 
+    def at_once(self, leaf: Leaf, most_s: float) -> float:
+        """Save the rest of a leaf, no page after `most_s` are over; return how long it took."""
+        took_s = 0.0
+        self.first(leaf)
+        while leaf in self._queue and took_s < most_s:
+            took_s += self._save()
+        return took_s
+
     def _next_s(self) -> float:
         return self._page_s(self._queue[0])
 

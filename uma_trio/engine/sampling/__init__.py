@@ -1,7 +1,8 @@
 """From rows of logits to tokens: a :class:`Choice` for a whole tick, a :class:`Sampler` per sequence.
 
 `choice` is where to begin; it reads all rows at once. `shortlist` finds the likeliest tokens,
-`drawing` draws one of a list, `lists` one of each of many lists, `reached` chooses along guesses.
+`numbers` has a random number for each place of an answer, `drawing` draws one token of a list, `lists`
+one of each of many lists, `reached` chooses along guesses.
 `adjusting` changes a row by its request and its history (bias, penalties), `logprobs` describes it as
 the model gave it, or as it was drawn from; both only where they are asked for. `checking` replaces
 tokens that a constraint refuses, with the masks of `masks`.

@@ -47,8 +47,11 @@ class Bound(Protocol):
     def mask(self, masks: Masks, ahead: int) -> Mask:
         """Return what its constraint allows, which stands `ahead` tokens behind the answer."""
 
-    def redraw(self, row: FloatArray, ids: IdArray) -> int:
-        """Return one of the tokens `ids`, by the logits of `row`; `IMPOSSIBLE` if none can be."""
+    def redraw(self, row: FloatArray, ids: IdArray, ahead: int) -> int:
+        """Return one of the tokens `ids`, by the logits of `row`; `IMPOSSIBLE` if none can be.
+
+        The row is `ahead` tokens behind the answer.
+        """
 
 
 class Chain(NamedTuple):
@@ -169,7 +172,7 @@ def _walk(
             if elsewhere and _holds(ids, tokens[row]):
                 continue
             among[row] = ids
-            tokens[row] = sampler.redraw(logits[row], ids)
+            tokens[row] = sampler.redraw(logits[row], ids, ahead)
     finally:
         for _ in range(ahead):
             constraint.take_back()

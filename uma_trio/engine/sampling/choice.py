@@ -26,7 +26,6 @@ the guesses were right, and is taken back. A row behind a wrong guess is not rea
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
@@ -42,6 +41,7 @@ from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but
 from uma_trio.engine.sampling.lists import Lists
 from uma_trio.engine.sampling.logprobs import Describer, Seen
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
+from uma_trio.engine.sampling.numbers import Numbers
 from uma_trio.engine.sampling.reached import one_by_one
 from uma_trio.engine.sampling.shortlist import IdArray, is_short, largest, nucleus
 
@@ -59,10 +59,10 @@ class NonFinite(ArithmeticError):
 
 
 class Sampler:
-    """Chooses the tokens of one sequence, from its own stream of random numbers.
+    """Chooses the tokens of one sequence, each with the random number of its place in the answer.
 
     The same parameters (with their seed), the same prompt and the same rows give the same tokens,
-    whatever else runs. A token draws at most one random number.
+    whatever else runs, and whatever rows were chosen from in vain.
 
     A row is chosen from only after every token before it was given to `accept`, in order. That is
     also all there is to do when its sequence is preempted and computed again.
@@ -70,12 +70,12 @@ class Sampler:
 
     __slots__ = (
         "_again",
+        "_ahead",
         "_mask",
         "_n_accepted",
         "_numbers",
-        "_random",
+        "_place",
         "_refused",
-        "_unused",
         "adjuster",
         "constraint",
         "ends",
@@ -108,21 +108,21 @@ class Sampler:
         self.filters = Filters.of(params)
         #: Whether what is sampled of a row depends on the tokens before it.
         self.has_history = self.adjuster is not None or constraint is not None
-        self._random = random.Random(params.seed)
-        self._numbers: list[float] | None = None  # while rows may be chosen in vain
-        self._unused: list[float] = []
-        self._again: random.Random | None = None
+        self._numbers = Numbers(params.seed)
+        self._again: Numbers | None = None
+        self._place = 0  # how many tokens the answer has
+        self._ahead = 0  # how many rows behind these were drawn from since
         self._n_accepted = 0
         self._refused = -_SOON  # behind how many tokens the latest draw was refused
         # The latest, and behind how many tokens it holds.
         self._mask: tuple[int, Mask] | None = None
         if constraint is not None:
-            self._again = random.Random(f"again {params.seed}")
-            self.expect_to_lose_rows()
+            self._again = Numbers(f"again {params.seed}")
 
     def __call__(self, row: FloatArray) -> int:
-        """Return the next token for one row of logits, ``[vocab]``. Raises `NonFinite`."""
+        """Give the answer the next token by one row of logits, ``[vocab]``. Raises `NonFinite`."""
         (token,) = choose(row[np.newaxis], [self])
+        self.given(1)
         if token < 0:
             raise NonFinite(_NO_MAXIMUM)
         return token
@@ -138,26 +138,15 @@ class Sampler:
             self.constraint.accept(token)
 
     def random(self) -> float:
-        """Draw the next number of [0, 1) of this sequence."""
-        if self._numbers is None:
-            return self._random.random()
-        number = self._unused.pop() if self._unused else self._random.random()
-        self._numbers.append(number)
+        """Return the number of [0, 1) of the next row that is drawn from, of one for each token."""
+        number = self._numbers(self._place + self._ahead)
+        self._ahead += 1
         return number
 
-    def expect_to_lose_rows(self) -> None:
-        """Keep numbers from now on: rows behind a wrong draft, or with a late mask, are chosen in vain."""
-        if self._numbers is None and not self.greedy:
-            self._numbers = []
-
-    def return_unused(self, used: int) -> None:
-        """Note that the first `used` numbers since the last call were those of tokens.
-
-        The others are drawn again: the tokens that a seed gives do not depend on drafts.
-        """
-        if self._numbers:
-            self._unused += reversed(self._numbers[used:])
-            self._numbers.clear()
+    def given(self, n: int) -> None:
+        """Note that the answer has `n` tokens more; rows behind them were drawn from in vain."""
+        self._place += n
+        self._ahead = 0
 
     def pick(self, row: FloatArray, likeliest: int) -> int:
         """Return the next token for a row whose (finite) maximum is known.
@@ -203,8 +192,10 @@ class Sampler:
         else:
             self._mask[1].notify(there)
 
-    def redraw(self, row: FloatArray, ids: IdArray) -> int:
+    def redraw(self, row: FloatArray, ids: IdArray, ahead: int) -> int:
         """Return one of the tokens `ids`, where the one that `pick` gave for the row was refused.
+
+        The row is `ahead` tokens behind the answer.
 
         `IMPOSSIBLE` if none can be chosen. A draw from the whole vocabulary follows the probabilities
         of `ids` exactly, as a refused one is drawn again from these. With filters a refused draw is
@@ -219,7 +210,7 @@ class Sampler:
             return IMPOSSIBLE
         if self.greedy or self._again is None:
             return int(ids[likeliest])
-        return int(ids[self._drawn(values, likeliest, self._again.random())])
+        return int(ids[self._drawn(values, likeliest, self._again(self._place + ahead))])
 
     def _drawn(self, row: FloatArray, likeliest: int, u: float) -> int:
         """Draw from a row by a number `u` of [0, 1)."""

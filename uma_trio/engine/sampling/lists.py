@@ -21,7 +21,7 @@ class Random(Protocol):
     filters: Filters
 
     def random(self) -> float:
-        """Draw the next number of [0, 1)."""
+        """Return the number of [0, 1) of the next row."""
 
 
 class Lists:
