@@ -19,7 +19,7 @@ def bench(*, whole_cache: bool = True) -> Bench:
     """Return an engine with the prefix cache; without flash attention if `whole_cache`."""
     backend = FakeBackend(n_ctx=4096, n_slots=4, n_rows=8, n_batch=64)
     backend.limits = evolve(backend.limits, whole_cache=whole_cache)
-    return Bench(backend, settings=EngineSettings(prefix_bytes=MIB, scratch_slots=(3,)))
+    return Bench(backend, settings=EngineSettings(prefix_bytes=MIB, scratch_slots=1))
 
 
 def leaves_after(made: Bench, params: dict[str, object]) -> int:

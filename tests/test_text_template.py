@@ -6,9 +6,11 @@ import sys
 import threading
 import time
 from datetime import datetime
+from typing import Any
 
 import pytest
 
+from uma_trio.text.bounds import weight_of
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.sandbox import CPU_SECONDS
 from uma_trio.text.template import ChatTemplate, Manner, problem_of
@@ -175,6 +177,11 @@ def test_what_templates_use_is_there() -> None:
 
 
 NEST = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+NEST2 = (
+    "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+)
+NEST_TUPLES = NEST.replace("[1]", "(1, 2)").replace("[ns.x, ns.x]", "(ns.x, ns.x)")
 BOMBS = {
     "nested loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
     "nested filters": "{% for i in range(9999) %}{% for j in range(9999) if false %}{% endfor %}{% endfor %}",
@@ -200,6 +207,45 @@ BOMBS = {
     "nest trim": NEST + "{{ ns.x | trim }}",
     "attributes": "{{ ''.__class__.__mro__ }}",
     "include": "{% include '/etc/passwd' %}",
+    "compare": NEST2 + "{{ ns.x == ns.y }}",
+    "compare a chain": NEST2 + "{{ ns.x < ns.y < ns.x }}",
+    "in a list": NEST2 + "{{ ns.x in [ns.y] }}",
+    "in a dict": NEST_TUPLES + "{{ ns.x in {} }}",
+    "test": NEST2 + "{{ ns.x is eq ns.y }}",
+    "select": NEST2 + "{{ [ns.x] | select('eq', ns.y) | list | length }}",
+    "sort": NEST2 + "{{ [ns.x, ns.y] | sort | length }}",
+    "sort by attribute": NEST2 + "{{ [{'a': ns.x}, {'a': ns.y}] | sort(attribute='a') | length }}",
+    "max": NEST2 + "{{ [ns.x, ns.y] | max | length }}",
+    "unique": NEST_TUPLES + "{{ [ns.x] | unique | list | length }}",
+    "dictsort": NEST2 + "{{ {'a': ns.x, 'b': ns.y} | dictsort(by='value') | length }}",
+    "key": NEST_TUPLES + "{{ {ns.x: 1} | length }}",
+    "look up": NEST_TUPLES + "{{ {}[ns.x] }}",
+    "get": NEST_TUPLES + "{{ {}.get(ns.x) }}",
+    "count": NEST2 + "{{ [ns.x].count(ns.y) }}",
+    "index": NEST2 + "{{ [ns.x].index(ns.y) }}",
+    "changed": NEST2 + "{% for i in [ns.x, ns.y] %}{{ loop.changed(i) }}{% endfor %}",
+    "dict of pairs": NEST_TUPLES + "{{ dict([(ns.x, 1)]) | length }}",
+    "nest is lower": NEST2 + "{{ ns.x is lower }}",
+    "nest by varargs": "{% macro m(n) %}{% if n %}{{ m(n - 1, varargs, varargs) }}{% else %}"
+    "{{ varargs == [varargs[0]] + [1] or {varargs: 1} }}{% endif %}{% endmacro %}{{ m(60, 1, 1) }}",
+    "nest by cycler": "{% set ns = namespace(x=(1, 2)) %}{% for i in range(60) %}"
+    "{% set ns.x = cycler(ns.x, ns.x).items %}{% endfor %}{{ {ns.x: 1} }}",
+    "fromkeys": "{{ {}.fromkeys(range(9999), 1) | length }}",
+    "long texts": "{% set a = 'a' * 4000000 %}{% set b = 'a' * 4000000 %}"
+    "{{ [a] * 9999 == [b] * 9999 }}",
+    "long text in": "{% set a = 'a' * 4000000 %}{% set b = 'a' * 4000000 %}{{ a in [b] * 99999 }}",
+    "rfind": "{{ ('a' * 4000000).rfind('b' + 'a' * 2000000) }}",
+    "rsplit": "{{ ('a' * 4000000).rsplit('b' + 'a' * 2000000) | length }}",
+    "strip": "{{ ('a' * 4000000).strip('b' * 2000000) }}",
+    "trim": "{{ ('a' * 4000000) | trim('b' * 2000000) }}",
+    "is even": "{{ '%9999999999d' is even }}",
+    "numeral": "{{ ('f' * 4000000) | int(0, 16) }}",
+    "divide": "{{ 0x" + "f" * 100000 + " // 0x" + "e" * 50000 + " }}",
+    "long list": "{{ 'a' * 4000000 | list | length }}{{ ('a' * 4000000) | list | length }}",
+    "split": "{{ ('a ' * 2000000).split() | length }}",
+    "lists of lists": "{{ ([range(9999)] * 9999) | map('list') | list | length }}",
+    "blocks": "{% set ns = namespace(n=0) %}{% block a %}{% if ns is undefined %}{% endif %}"
+    "{{ self.a() }}{{ self.a() }}{% endblock %}",
     "deep": "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
 }
 
@@ -211,6 +257,60 @@ def test_a_template_that_runs_away_is_stopped(bomb: str) -> None:
     with pytest.raises(Unrenderable):
         ChatTemplate(bomb + "{{ messages[0].content }}")
     assert time.thread_time() - start < 4 * CPU_SECONDS
+
+
+def test_what_is_compared_is_weighed_by_every_way_to_it() -> None:
+    """A list that stands twice in another counts twice, and no more is visited than allowed."""
+    shared: list[Any] = [1]
+    for _ in range(10):
+        shared = [shared, shared]
+    assert weight_of(shared) == 2**10 * 3 - 1
+    assert weight_of(shared, 3000) is None
+    assert weight_of({"a": "x" * 640, "b": (1, None)}) == 1 + 2 + 1 + 10 + 1 + 2
+
+
+def test_comparisons_are_refused_by_weight_before_they_start() -> None:
+    """The refusal comes from weighing, not from the limit of time, which C code does not look at."""
+    with pytest.raises(Unrenderable, match="holds more than"):
+        ChatTemplate(NEST2 + "{{ ns.x == ns.y }}{{ messages[0].content }}")
+
+
+def test_comparisons_within_the_bounds_say_what_jinja_says() -> None:
+    """Lists, dicts, chains, tests and filters that compare give the answers of plain Jinja."""
+    source = (
+        "{% set n = [1, 2] %}{% set one = 1 %}{{ n == [1, 2] }} {{ n != [1, 2] }} {{ one in n }} "
+        "{{ n in [n] }} {{ one not in n }} {{ 0 < one < n[1] }} {{ n[1] < one < raise_exception }} "
+        "{{ 'a' in {'a': n} }} {{ n is eq [1, 2] }} {{ one is in n }} {{ 4 is even }} "
+        "{{ ['b', 'a', 'b'] | unique | sort | join }} {{ {'b': n, 'a': n} | dictsort | length }} "
+        "{{ [n, [0]] | max | length }} {{ 'a</think>b'.split('</think>')[one] }} {{ 7 // 2 }} "
+        "{{ n.index(2) }} {{ {n[0]: 3}[one] }} {{ 'x' | list | length }} {{ n | map('string') | join }}"
+    )
+    expected = [
+        "True",
+        "False",
+        "True",
+        "True",
+        "False",
+        "True",
+        "False",
+        "True",
+        "True",
+        "True",
+        "True",
+        "ab",
+        "2",
+        "2",
+        "b",
+        "3",
+        "1",
+        "3",
+        "1",
+        "12",
+    ]
+    rendered = whole(
+        ChatTemplate(source + "{{ messages[0].content }}").render([Message("user", "")])
+    )
+    assert rendered.split() == expected
 
 
 def test_a_template_cannot_replace_the_brake() -> None:

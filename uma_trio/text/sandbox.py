@@ -8,47 +8,75 @@ template and without a trace function or a second process:
   a step counts and, now and then, looks at the thread's CPU time, so that nested empty loops end;
 * a bound on every operation that makes a long value from short ones: ``+ * ** % ~``, ``join``,
   ``replace``, ``indent``, ``tojson``, ``format``, macros' and ``set`` blocks' output;
-* lists of the filters, globals and string methods that chat templates use; no others exist.
+* a bound on every operation that visits many values at once (:mod:`uma_trio.text.bounds`):
+  comparing, hashing and sorting lists, looking for one text in another, dividing integers;
+* lists of the filters, tests, globals and methods that chat templates use; no others exist.
 
-Not covered is one primitive operation on values within the bounds: sorting 10,000 items
-takes milliseconds, but comparing two lists that were nested into each other forty times
-takes for ever. Nor is what compiling costs, which the template's length and Python's
-recursion limit bound. A template is part of a model file that the operator chose.
+So no operation holds the GIL for more than some milliseconds, and between two of them the limits
+of time are looked at. What compiling costs is bounded by the template's length and Python's
+recursion limit. A template is part of a model file that the operator chose.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import datetime
 from typing import Any, Final
 
-from jinja2 import TemplateError, Undefined, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
-MAX_TEXT: Final = 4 << 20  # characters of any value; chat templates make a few thousand
+from uma_trio.text.bounds import (
+    COMPARING_TESTS,
+    COMPARISONS,
+    MAX_INT_BITS,
+    MAX_SORTED,
+    Runaway,
+    bounded,
+    few,
+    searchable_for,
+    small_numbers,
+    weigh,
+    weigh_all,
+)
+from uma_trio.text.instrument import Instrument
+from uma_trio.text.operations import (
+    MAX_INDENT,
+    cased,
+    check_length,
+    check_method,
+    indent,
+    numeral,
+    of_numbers,
+    of_text,
+    replace,
+    sortable_dict,
+    text_of,
+    trim,
+)
+
 MAX_RANGE: Final = 10_000  # a request has at most 1024 messages
 MAX_STEPS: Final = 2_000_000  # 1024 messages, each looked at once for each other one
 CPU_SECONDS: Final = 1.0  # of the thread, so that a machine under load does not matter
 _LOOK_EVERY: Final = 8
-_MAX_INT_BITS: Final = 256
-_MAX_INDENT: Final = 64
 
 # fmt: off
-_FILTERS: Final = (
-    "abs", "count", "d", "default", "dictsort", "first", "float", "int", "items",
-    "last", "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse",
-    "select", "selectattr", "sort", "unique",
+_FILTERS: Final = ("abs", "count", "d", "default", "first", "last", "length")
+_LAZY_FILTERS: Final = ("items", "map", "reject", "rejectattr", "select", "selectattr")
+_TESTS: Final = (
+    "boolean", "callable", "defined", "false", "float", "integer", "iterable", "mapping", "none",
+    "number", "sameas", "sequence", "string", "true", "undefined",
 )
-_TEXT_FILTERS: Final = ("capitalize", "lower", "title", "trim", "upper")
+_TEXT_FILTERS: Final = ("capitalize", "lower", "title", "upper")
 _STR_METHODS: Final = frozenset({
     "capitalize", "count", "endswith", "find", "format", "index", "isalnum", "isalpha",
     "isascii", "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper",
@@ -56,12 +84,16 @@ _STR_METHODS: Final = frozenset({
     "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip",
     "swapcase", "title", "upper",
 })
+_VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
+_METHODS: Final[dict[type, frozenset[str]]] = {
+    str: _STR_METHODS,
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    **{view: frozenset[str]() for view in _VIEWS},
+}
 # fmt: on
 _PLAIN_FIELD: Final = re.compile(r"\{(\w*)\}")
-
-
-class Runaway(TemplateError):
-    """The template did more than it may: too long, too many steps, too large a value."""
 
 
 class _Budget(threading.local):
@@ -74,7 +106,7 @@ class _Budget(threading.local):
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment. One for the process is enough; rendering is safe from any thread."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "/", "//"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -82,25 +114,113 @@ class Sandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[loopcontrols, _Generation],
             optimized=False,  # folding constants would run filters while compiling
-            finalize=_text,
+            finalize=text_of,
         )
         self._budget = _Budget()
-        known = self.filters
-        self.filters = {name: known[name] for name in _FILTERS} | {
-            **{name: _of_text(known[name]) for name in _TEXT_FILTERS},
-            "join": self.join_filter,
-            "replace": _replace,
-            "indent": _indent,
-            "tojson": self.to_json,
-            "string": _text,
-            "safe": _text,  # nothing is escaped here
-        }
+        self.filters = self._known_filters()
+        self.tests = self._known_tests()
         allowed = ("dict", "namespace", "joiner", "cycler")
         self.globals = {name: self.globals[name] for name in allowed} | {
             "range": _range,
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
         }
+
+    def _known_filters(self) -> dict[str, Any]:
+        known: dict[str, Any] = dict(self.filters)
+        wrap = self._wrap
+        plain = {name: wrap(known[name]) for name in _FILTERS}
+        lazy = {name: wrap(known[name], after=self._each) for name in _LAZY_FILTERS}
+        texts = {name: wrap(of_text(known[name]), cased) for name in _TEXT_FILTERS}
+        return {
+            **plain,
+            **lazy,
+            **texts,
+            "trim": wrap(trim),
+            "int": wrap(known["int"], numeral),
+            "float": wrap(known["float"], numeral),
+            "list": wrap(self._list),
+            "sort": wrap(known["sort"], self._sortable),
+            "min": wrap(known["min"], self._sortable),
+            "max": wrap(known["max"], self._sortable),
+            "unique": wrap(known["unique"], self._sortable, self._each),
+            "dictsort": wrap(known["dictsort"], sortable_dict),
+            "reverse": wrap(known["reverse"], self._sized),
+            "join": self.join_filter,
+            "replace": replace,
+            "indent": indent,
+            "tojson": self.to_json,
+            "string": text_of,
+            "safe": text_of,  # nothing is escaped here
+        }
+
+    def _known_tests(self) -> dict[str, Any]:
+        known: dict[str, Any] = dict(self.tests)
+        return {
+            **{name: known[name] for name in _TESTS},
+            **COMPARING_TESTS,
+            **{name: of_text(known[name]) for name in ("lower", "upper")},
+            **{name: of_numbers(known[name]) for name in ("divisibleby", "even", "odd")},
+        }
+
+    def _wrap(
+        self,
+        known: Callable[..., Any],
+        before: Callable[[Any], Any] = lambda value: value,
+        after: Callable[[Any], Any] = lambda value: value,
+    ) -> Callable[..., Any]:
+        """Make a filter take a step, weigh its arguments and change its value and its result."""
+        place = 1 if hasattr(known, "jinja_pass_arg") else 0
+
+        @functools.wraps(known)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.step()
+            weigh_all(args[place + 1 :])
+            weigh_all(kwargs.values())
+            value = before(args[place])
+            return after(known(*args[:place], value, *args[place + 1 :], **kwargs))
+
+        return wrapped
+
+    def _each(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self.step()
+            yield value
+
+    def _list(self, values: Any) -> list[Any]:
+        if isinstance(values, Sized):
+            few(len(values))
+            self._budget.steps += len(values)
+            self._look()
+            return list(values)  # type: ignore[call-overload,no-any-return]
+        made: list[Any] = []
+        for value in values:
+            self.step()
+            few(len(made) + 1)
+            made.append(value)
+        return made
+
+    def _sortable(self, values: Any) -> Any:
+        made = self._list(values)
+        few(len(made), MAX_SORTED)
+        return weigh(made)
+
+    def _sized(self, values: Any) -> Any:
+        return values if isinstance(values, Sized) else self._list(values)
+
+    def compare(self, value: Any, *rest: Any) -> Any:
+        """Do what ``value op other op other ...`` does, with bounds; `rest` alternates the two."""
+        result: Any = True
+        for kind, other in zip(rest[::2], rest[1::2], strict=True):
+            result = COMPARISONS[kind](value, other)
+            if not result:
+                return result
+            value = other
+        return result
+
+    def weigh(self, value: Any) -> Any:
+        """Return a value that is about to be hashed, unless that takes long."""
+        return weigh(value)
 
     def start(self) -> None:
         """Begin a rendering on this thread with a full budget."""
@@ -127,21 +247,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         length = 0
         for part in parts:
             length += len(part)
-            _bounded(length)
+            bounded(length)
             kept.append(part)
             self.step()
         return "".join(kept)
 
     def join_text(self, *values: Any) -> str:
         """Do what ``~`` does."""
-        return self.concat(map(_text, values))
+        return self.concat(map(text_of, values))
 
     def join_filter(self, values: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
         """Do what the filter ``join`` does."""
         parts: list[str] = []
         for index, value in enumerate(values):
+            self.step()
             item = value if attribute is None else self.getitem(value, attribute)
-            parts += [d, _text(item)] if index else [_text(item)]
+            parts += [d, text_of(item)] if index else [text_of(item)]
         return self.concat(parts)
 
     def to_json(
@@ -153,9 +274,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         sort_keys: bool = False,
     ) -> str:
         """Do what transformers' ``tojson`` does: no HTML escapes, any character as it is."""
+        if sort_keys:
+            weigh(value)
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii,
-            indent=None if indent is None else min(max(indent, 0), _MAX_INDENT),
+            indent=None if indent is None else min(max(indent, 0), MAX_INDENT),
             separators=separators,
             sort_keys=sort_keys,
         )
@@ -165,22 +288,25 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Do an operation that can make a long value, if the result is short enough."""
         sized = [value for value in (left, right) if isinstance(value, str | list | tuple)]
         if operator == "+" and sized:
-            _bounded(sum(map(len, sized)))
+            check_length(sized[0], sum(map(len, sized)))
         elif operator == "*" and sized:
             times = right if sized[0] is left else left
-            _bounded(len(sized[0]) * (times if isinstance(times, int) else 0))
+            check_length(sized[0], len(sized[0]) * (times if isinstance(times, int) else 0))
         elif operator == "%" and isinstance(left, str):
             raise SecurityError("formatting with % is not available")
+        elif operator in ("%", "/", "//"):
+            small_numbers(left, right)
         elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * (right if operator == "**" else 1)
-            if bits + right.bit_length() > _MAX_INT_BITS:
+            if bits + right.bit_length() > MAX_INT_BITS:
                 raise Runaway("a number gets too large")
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Strings have the methods that chat templates use, others what jinja2 allows."""
-        if isinstance(obj, str):
-            return attr in _STR_METHODS
+        """Texts, lists and dicts have the methods that templates use, others what jinja2 allows."""
+        for kind, methods in _METHODS.items():
+            if isinstance(obj, kind):
+                return attr in methods and super().is_safe_attribute(obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -200,25 +326,33 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for index in range(1, len(parts), 2):
             name = parts[index]
             if name and not name.isdecimal():
-                parts[index] = _text(kwargs[name])
+                parts[index] = text_of(kwargs[name])
                 continue
-            parts[index] = _text(args[int(name) if name else unnamed])
+            parts[index] = text_of(args[int(name) if name else unnamed])
             unnamed += 1
         return self.concat(parts)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template calls; string methods that multiply are bounded first."""
+        """Call what a template calls, with the bounds of what is called."""
         owner = getattr(obj, "__self__", None)
+        if owner is self:  # put there by Instrument
+            return obj(*args)  # kwargs are what jinja2 adds inside loops
+        self.step()
+        name = getattr(obj, "__name__", "")
         if isinstance(owner, str):
-            name = getattr(obj, "__name__", "")
             if name == "replace" and len(args) >= 2:
-                return _replace(owner, *args[:3])
+                return replace(owner, *args[:3])
             if name == "join" and args:
                 return self.join_filter(args[0], owner)
+            check_method(owner, name, [*args, *kwargs.values()])
+        if not isinstance(obj, Macro):  # which is given its values without a look at them
+            weigh_all(args)
+            if isinstance(owner, list | tuple) and args:
+                searchable_for(owner, args[0])
         return super().call(context, obj, *args, **kwargs)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Instrument().visit(super()._parse(source, name, filename))
+        tree: nodes.Template = Instrument().visit(super()._parse(source, name, filename))
         return tree
 
 
@@ -233,83 +367,6 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Instrument(NodeTransformer):
-    """Puts a step into everything that repeats, and bounds ``~``.
-
-    `EnvironmentAttribute` compiles to a look at the environment itself, which a template
-    cannot name, so it cannot replace what is called there.
-    """
-
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
-        """Step at every turn, and at every item that ``for ... if`` looks at."""
-        self.generic_visit(node)
-        node.body.insert(0, _statement(node.lineno))
-        if node.test is not None:
-            node.test = nodes.And(_step(node.lineno), node.test, lineno=node.lineno)
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
-        """Step at every call: macros can call themselves."""
-        self.generic_visit(node)
-        node.body.insert(0, _statement(node.lineno))
-        return node
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:  # noqa: N802
-        """Step whenever a macro calls back."""
-        self.generic_visit(node)
-        node.body.insert(0, _statement(node.lineno))
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
-        """Make ``a ~ b`` a call that can refuse."""
-        self.generic_visit(node)
-        target = nodes.EnvironmentAttribute("join_text", lineno=node.lineno)
-        return nodes.Call(target, list(node.nodes), [], None, None, lineno=node.lineno)
-
-
-def _step(lineno: int) -> nodes.Call:
-    target = nodes.EnvironmentAttribute("step", lineno=lineno)
-    return nodes.Call(target, [], [], None, None, lineno=lineno)
-
-
-def _statement(lineno: int) -> nodes.ExprStmt:
-    return nodes.ExprStmt(_step(lineno), lineno=lineno)
-
-
-def _bounded(length: int) -> None:
-    if length > MAX_TEXT:
-        raise Runaway(f"a value gets longer than {MAX_TEXT:,} characters")
-
-
-def _text(value: Any) -> str:
-    """Write a value into the output. Lists would be written out for ever if nested deeply."""
-    if isinstance(value, str):
-        return value
-    if value is None or isinstance(value, bool | int | float | Undefined):
-        return str(value)
-    raise SecurityError(f"a {type(value).__name__} cannot be written; tojson can")
-
-
-def _of_text(known: Callable[..., str]) -> Callable[..., str]:
-    """Make a filter of strings write its value the bounded way first."""
-    return lambda value, *args, **kwargs: known(_text(value), *args, **kwargs)
-
-
-def _replace(s: Any, old: str, new: str, count: int | None = None) -> str:
-    text = _text(s)
-    _bounded(len(text) + text.count(old) * len(new))
-    return text.replace(old, new, -1 if count is None else count)
-
-
-def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = _text(s)
-    pad = width if isinstance(width, str) else " " * min(max(width, 0), _MAX_INDENT)
-    lines = text.split("\n")
-    _bounded(len(text) + len(lines) * len(pad))
-    indented = [pad + line if line or blank else line for line in lines[1:]]
-    return "\n".join([pad + lines[0] if first else lines[0], *indented])
-
-
 def _range(*args: int) -> range:
     values = range(*args)
     if len(values) > MAX_RANGE:
@@ -318,7 +375,7 @@ def _range(*args: int) -> range:
 
 
 def _raise_exception(message: object) -> None:
-    raise TemplateError(_text(message))
+    raise TemplateError(text_of(message))
 
 
 def _strftime_now(layout: str) -> str:
