@@ -114,6 +114,20 @@ async def test_choices_cost_one_prompt(autojump_clock: MockClock, stream: bool) 
         assert eos.usage.cached_tokens == n_prompt - 1
 
 
+async def test_choices_without_the_cache_cost_one_prompt(autojump_clock: MockClock) -> None:
+    """Nothing of it is kept, so the same request costs the same again."""
+    async with http_house(prefix_bytes=MIB) as daemon:
+        backend, prefix = daemon.inner.backend, daemon.inner.bench.engine.prefix
+        body = {"prompt": LONG, "n": 4, "max_tokens": 12, "cache_prompt": False, **SAMPLED}
+        for _ in range(2):
+            before = sum(backend.computed.values())
+            answer = await daemon.ask("POST", "/v1/completions", body)
+            usage = answer.json["usage"]
+            assert sum(backend.computed.values()) - before == usage["prompt_tokens"] + 3 + 4 * 11
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+        assert (len(prefix.leaves), prefix.store.n_bytes, backend.kv_used()) == (0, 0, 0)
+
+
 async def test_whole_answers_come_in_their_ends(autojump_clock: MockClock) -> None:
     """Without streaming there is no token, and the same text."""
     async with house() as daemon:

@@ -49,12 +49,16 @@ PRINCIPALS = st.builds(
 
 
 def of(
-    cache: Sharing = "user", uid: int | None = 1000, pid: int = 7, key: int | None = None
+    cache: Sharing = "user",
+    uid: int | None = 1000,
+    pid: int = 7,
+    key: int | None = None,
+    together: int = 1,
 ) -> str:
     """Return the namespace of a request of this origin."""
     principal = Principal(connection=pid, uid=uid, pid=None if uid is None else pid, key=key)
     found = namespace(
-        Ask(prompt="p", cache=cache), Origin(principal=principal, door=DOOR, name="r")
+        Ask(prompt="p", cache=cache), Origin(principal=principal, door=DOOR, name="r"), together
     )
     return found or "nowhere"
 
@@ -66,11 +70,12 @@ def test_two_principals_never_share(
     """Whatever they call themselves, and whatever they ask of the cache. Nor does one own the other's."""
     assume(one.shares_as != other.shares_as)
     first = namespace(
-        Ask(prompt="p", cache=mine), Origin(principal=one, door=DOOR, name=name, app=app)
+        Ask(prompt="p", cache=mine), Origin(principal=one, door=DOOR, name=name, app=app), 1
     )
     second = namespace(
         Ask(prompt="p", cache=theirs, session=name),
         Origin(principal=other, door=DOOR, name=name, app=app),
+        1,
     )
     assert first is None or first != second
     assert second is None or not one.owns(second)
@@ -84,8 +89,8 @@ def test_what_is_asked_of_the_cache_is_not_mixed_up(
     """A salt is neither the principal at large nor its private namespace, whatever the salt says."""
     assume(one != other)
     origin = Origin(principal=principal, door=DOOR, name="r")
-    first = namespace(Ask(prompt="p", cache=one), origin)
-    assert first is None or first != namespace(Ask(prompt="p", cache=other), origin)
+    first = namespace(Ask(prompt="p", cache=one), origin, 1)
+    assert first is None or first != namespace(Ask(prompt="p", cache=other), origin, 1)
 
 
 def test_processes_of_one_user_share() -> None:
@@ -118,11 +123,11 @@ def test_without_a_user_each_connection_is_alone() -> None:
     assert of(uid=None, pid=1) != of(uid=None, pid=2)
 
 
-def test_cache_prompt_false_leaves_nothing() -> None:
-    """There is no namespace to write to, also not with a salt."""
+def test_cache_prompt_false_shares_with_no_other_request() -> None:
+    """Also not with a salt."""
     asked = _sharing(Body({"cache_prompt": False, "cache_salt": "x"}, ()))
     assert asked == "none"
-    assert of(asked) == "nowhere"
+    assert of(asked, together=1) != of(asked, together=2)
 
 
 def test_the_salt_private_over_http_is_that_text() -> None:
@@ -136,7 +141,7 @@ def test_a_scored_prompt_has_no_namespace() -> None:
     """What is cached has no logits to score with."""
     scored = evolve(SamplingParams(), prompt_logprobs=0)
     origin = Origin(principal=Principal(connection=1, uid=1), door=DOOR, name="r")
-    assert namespace(Ask(prompt="p", sampling=scored), origin) is None
+    assert namespace(Ask(prompt="p", sampling=scored), origin, 1) is None
 
 
 # --- machine time ---

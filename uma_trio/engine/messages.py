@@ -116,7 +116,8 @@ class Submit:
     - `constraint` belongs to this request only.
     - With `smooth` the tokens of an interactive request may be held to be sent at even intervals.
     - `namespace` is the namespace of cached prefixes that the request reads and extends; None: it
-      does neither.
+      does neither. Unless it `keeps`, only requests that run at the same time find its prefix there:
+      nothing of it is kept when it ends or is preempted.
     - `session` names the conversation that it is a turn of.
     - `speculation` restricts speculative decoding.
     - `pieces` are the bytes of each token, if the answer's text needs more than those of the
@@ -138,6 +139,7 @@ class Submit:
     targets: Targets = field(factory=Targets)
     constraint: Constraint | None = None
     namespace: str | None = None
+    keeps: bool = True
     session: str | None = None
     speculation: Speculation = "auto"
     smooth: bool = False

@@ -73,15 +73,17 @@ class Answers:
         self.generations = tuple(
             Generation(
                 service,
-                service.new_handle(),
+                handle,
                 of_choice(ask, choice),
                 origin,
+                together=handles[0],
                 choice=choice,
                 reader=self._reader,
                 preparing=self._preparing,
             )
             for ask in asks
-            for choice in range(ask.n)
+            for handles in [[service.new_handle() for _ in range(ask.n)]]
+            for choice, handle in enumerate(handles)
         )
         self._open = list(enumerate(self.generations))
         for generation in self.generations:

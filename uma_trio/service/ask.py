@@ -70,7 +70,8 @@ class Ask:
       (None: no separate limit).
     - `cache` says which of the principal's requests share cached prefixes with this one: "user",
       all; "private", those of the same process (of the same connection where the process is
-      unknown); a salt, those with the same salt; "none", none, and it leaves nothing.
+      unknown); a salt, those with the same salt; "none", no other request, and it leaves nothing:
+      only its own choices share the prompt while they are computed.
     - `speculation` restricts speculative decoding.
     - `streamed` says that tokens are passed on as they come, so the metrics count the times between
       them.
@@ -136,15 +137,18 @@ class Origin:
     app: str | None = None
 
 
-def namespace(ask: Ask, origin: Origin) -> str | None:
-    """Return the namespace of cached prefixes that a request reads and extends.
+def namespace(ask: Ask, origin: Origin, together: int) -> str | None:
+    """Return the namespace of cached prefixes that an answer reads and extends.
 
-    It is its principal's, or narrower. None means that the cache is neither read nor written: if the
-    request says so, or if the prompt is scored, because cached tokens have no logits.
+    It is its principal's, or narrower. With `cache` "none" only the answers to one prompt of a request
+    have it, which are `together`. None means that the cache is neither read nor written: the prompt is scored, and cached tokens
+    have no logits.
     """
     principal = origin.principal
-    if ask.cache == "none" or ask.sampling.prompt_logprobs is not None:
+    if ask.sampling.prompt_logprobs is not None:
         return None
+    if ask.cache == "none":
+        return f"{principal.shares_as}/request {together}"
     if ask.cache == "user":
         return principal.shares_as
     if ask.cache == "private":

@@ -67,6 +67,8 @@ class Prepared:
 class Generation:
     """One answer and its stream of items: choice number `choice` of a request.
 
+    `together` is the handle of the first answer to the same prompt of the request.
+
     It is in the directory until it is closed. Its items are any number of :class:`PromptProgress`
     (if requested), a :class:`PromptDone`, any number of :class:`TokenOut` and exactly one
     :class:`Finished`. The task that takes items reports when it is done with them; their credit
@@ -81,6 +83,7 @@ class Generation:
         ask: Ask,
         origin: Origin,
         *,
+        together: int,
         choice: int = 0,
         reader: Reader,
         preparing: trio.CancelScope,
@@ -97,6 +100,7 @@ class Generation:
         #: Whether the terminal item was taken.
         self.finished = False
         self._service = service
+        self._together = together
         self._arrived = service.clock()
         self.pipe = Pipe(service.playout, reader)
         self._preparing = preparing
@@ -131,7 +135,8 @@ class Generation:
             sink=self.pipe,
             submitted=self._arrived,
             targets=ask.targets,
-            namespace=namespace(ask, self.origin),
+            namespace=namespace(ask, self.origin, self._together),
+            keeps=ask.cache != "none",
             session=ask.session,
             speculation=ask.speculation,
             smooth=ask.streamed and ask.pace == "smooth" and awaits_of(ask) == "tokens",

@@ -183,7 +183,7 @@ class Drafter:
     def keep(self, sequence: Sequence) -> None:
         """Put the answer of a sequence that has ended into the pool, if its request shares."""
         submit = sequence.submit
-        if submit.namespace is None or submit.speculation == "off":
+        if submit.namespace is None or not submit.keeps or submit.speculation == "off":
             return
         if sequence.n_generated >= LEAST_ANSWER:
             first = max(0, sequence.n_prompt - LED_IN_BY)

@@ -93,11 +93,12 @@ class PrefixCache:
             return Found()
         if self._empties_for(sequence, running):
             self.room.empty()
+        submit = sequence.submit
         found = search(sequence, self._leaders(running), self.leaves, self.store)
         self._note_miss(sequence, found)
-        if not sequence.preempted and sequence.submit.namespace is not None:
+        if not sequence.preempted and submit.namespace is not None and submit.keeps:
             there = max(found.resident, found.saved, found.coming) / sequence.known
-            self.reuse.note(sequence.submit.program, there)
+            self.reuse.note(submit.program, there)
         if not self._waits(sequence, found):
             self._take(sequence, found)
         self.room.make_way(len(sequence.tokens) - max(found.resident, found.saved), found.leaf)
@@ -106,7 +107,7 @@ class PrefixCache:
     def _note_miss(self, sequence: Sequence, found: Found) -> None:
         """Count a prompt, and pages that were evicted and would have been used now."""
         namespace = sequence.submit.namespace
-        if namespace is None:
+        if namespace is None or not sequence.submit.keeps:
             return
         use, page = self.usage.of(namespace), found.page
         use.asked += 0 if sequence.preempted else sequence.n_prompt
@@ -197,8 +198,9 @@ class PrefixCache:
         if n:
             self.hits[source] += 1
             self.tokens_saved += n
-            if sequence.submit.namespace is not None and not sequence.preempted:
-                self.usage.of(sequence.submit.namespace).there += n
+            namespace = sequence.submit.namespace
+            if namespace is not None and sequence.submit.keeps and not sequence.preempted:
+                self.usage.of(namespace).there += n
         if found.apart:
             mine = int(sequence.tokens[found.apart])
             self._note(
@@ -334,6 +336,7 @@ class PrefixCache:
         if lane is not None:
             sequence.move_to(lane)
         namespace, n = sequence.submit.namespace, sequence.computed
+        keep = keep and sequence.submit.keeps
         if not keep or held is not None or namespace is None or n < LEAST_HIT:
             return
         tokens = sequence.tokens[:n].copy()
