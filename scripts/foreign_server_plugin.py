@@ -306,6 +306,7 @@ def options(server: Any, folder: Path) -> list[str]:
         keys.write_text(f"{server.api_key}\n", encoding="utf-8")
         given += ["--http-key-file", str(keys)]
     given += ["--http-origin", server.cors_origins] if server.cors_origins else []
+    given += ["--reasoning", server.reasoning] if server.reasoning in ("on", "off") else []
     given += ["--prefix-ram", f"{server.cache_ram}MiB"] if server.cache_ram else []
     if server.model_draft:
         from uma_trio import models
@@ -321,8 +322,8 @@ def options(server: Any, folder: Path) -> list[str]:
 def asking(method: Any) -> Any:
     """Return a method that asks as a server with the options of the test would understand it.
 
-    llama-server has options for what this daemon takes from each request: temperature, seed, reasoning,
-    the prompt in the answer. Its chats continue a last message of the assistant, and its metrics have
+    llama-server has options for what this daemon takes from each request: temperature, seed, the
+    prompt in the answer. Its chats continue a last message of the assistant, and its metrics have
     one format.
     """
 
@@ -362,8 +363,6 @@ def defaults(server: Any, path: str, data: dict[str, Any]) -> dict[str, Any]:
             roles = [message.get("role") for message in messages[-2:]]
             if roles == ["user", "assistant"] and "add_generation_prompt" not in data:
                 more |= {"continue_final_message": True}
-    if server.reasoning in ("on", "off"):
-        more |= {"reasoning_effort": "none" if server.reasoning == "off" else "medium"}
     return more
 
 

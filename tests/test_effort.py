@@ -48,6 +48,14 @@ ANOTHER_MEASURE = template(
     "{% if thinking and thinking_effort is defined and thinking_effort not in ['low', 'high', 'max'] %}"
     "{{ raise_exception('no') }}{% endif %}{{ thinking }} {{ thinking_effort if thinking else '' }}"
 )
+OTHER_WORDS = template(
+    "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'no_think' %}"
+    "{% elif reasoning_effort not in ['high', 'low', 'no_think'] %}{{ raise_exception('no') }}{% endif %}"
+    "{{ reasoning_effort }}"
+)
+MODES = template("{{ thinking_mode or 'adaptive' }}")
+BUDGETS = template("{{ 'off' if thinking_budget == 0 else 'on' }}")
+COMMAND_A = template("{{ 'off' if reasoning is defined and not reasoning else 'on' }}")
 HARMONY = chatml(
     "{{ m.content }}", prompt=_PROMPT.replace("$", "{{ reasoning_effort | d('medium') }}")
 ) + ("{# <|channel|><|message|><|start|> #}")
@@ -76,6 +84,17 @@ HARMONY = chatml(
         (ANOTHER_MEASURE, Manner(effort="xhigh"), "True max"),
         (ANOTHER_MEASURE, Manner(effort="minimal"), "True low"),
         (ANOTHER_MEASURE, Manner(effort="none"), "False "),
+        (OTHER_WORDS, Manner(effort="none"), "no_think"),
+        (OTHER_WORDS, Manner(thinks=False), "no_think"),
+        (OTHER_WORDS, Manner(effort="minimal"), "low"),
+        (MODES, Manner(), "adaptive"),
+        (MODES, Manner(effort="low"), "enabled"),
+        (MODES, Manner(thinks=False), "disabled"),
+        (MODES, Manner(effort="low", arguments={"thinking_mode": "disabled"}), "disabled"),
+        (BUDGETS, Manner(effort="low"), "on"),
+        (BUDGETS, Manner(effort="none"), "off"),
+        (BUDGETS, Manner(effort="none", arguments={"thinking_budget": 512}), "on"),
+        (COMMAND_A, Manner(effort="none"), "off"),
         (HARMONY, Manner(effort="minimal"), "low"),
         (HARMONY, Manner(effort="none"), "low"),
         (HARMONY, Manner(effort="xhigh"), "high"),
@@ -101,6 +120,34 @@ def test_what_nothing_said_means_is_found_out(
     """Templates differ in it."""
     efforts = FrontEnd(FakeVocabulary(), source).replies.found.efforts
     assert (efforts.switches, efforts.by_default) == (switches, by_default)
+
+
+@pytest.mark.parametrize(
+    ("source", "reasons", "expected"),
+    [
+        (OFF_UNLESS_TOLD, True, "on"),
+        (OFF_BY_ANOTHER_NAME, True, "on"),
+        (ON_UNLESS_TOLD, True, "on"),
+        (WORDS, True, "-"),
+        (OFF_UNLESS_TOLD, False, "off"),
+        (ON_UNLESS_TOLD, False, "off"),
+        (WORDS, False, "none"),
+        (OFF_UNLESS_TOLD, None, "off"),
+        (ON_UNLESS_TOLD, None, "on"),
+    ],
+)
+def test_the_operator_says_what_holds_where_a_request_says_nothing(
+    source: str, reasons: bool | None, expected: str
+) -> None:
+    """The template itself if the operator leaves it to that; a request always goes first."""
+    front = FrontEnd(FakeVocabulary(), source, reasons=reasons)
+
+    def end(manner: Manner) -> str:
+        return front.render([Message("user", "x")], manner).rpartition("assistant\n")[2]
+
+    assert end(Manner()) == f"{expected}</think>"
+    if reasons is not None and source != WORDS:
+        assert end(Manner(thinks=not reasons)) == f"{'off' if reasons else 'on'}</think>"
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,7 @@ class _Daemon:
             self._model.chat_template,
             reply_format(self._config),
             confinement(self._config, metrics.shapes),
+            reasons={"on": True, "off": False}.get(self._config.reasoning),
         )
         if front_end.chat_problem is not None:
             self._log.warning("messages are refused", why=front_end.chat_problem)

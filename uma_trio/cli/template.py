@@ -78,7 +78,7 @@ def _by_default(found: Derivation) -> str:
     """Return what the template does about reasoning where a request says nothing."""
     if found.efforts.by_default is None:
         return "up to the model"
-    return "on" if found.efforts.by_default else "off"
+    return "on" if found.efforts.by_default else "off, unless serve --reasoning says on"
 
 
 def _rendered(template: ChatTemplate, found: Derivation) -> str:

@@ -10,7 +10,7 @@ from uma_trio.config.option import Option
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": (
         "model", "threads", "gpu_layers", "flash_attention", "mlock", "mmap", "alias",
-        "chat_template_file", "reply_format",
+        "chat_template_file", "reasoning", "reply_format",
     ),
     "Clients": (
         "socket", "max_sessions", "max_queue", "max_prompt_bytes", "max_tokens", "max_tokens_cap",

@@ -47,6 +47,14 @@ class ReplyConfig(ShapeConfig):
         help="A file with the Jinja template that chats are rendered by, instead of the model's own. "
         "`uma-trio doctor --template FILE` tells about it.",
     )
+    reasoning: str = option(
+        "on",
+        flag="--reasoning",
+        choices=("on", "off", "template"),
+        since="0.1",
+        help="Whether the model reasons where a request says nothing of it, if its chat template can "
+        "be told; template leaves it to the template.",
+    )
     reply_format: Path | None = option(
         None,
         flag="--reply-format",

@@ -8,7 +8,7 @@ prompt with each name and word.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import evolve, field, frozen
@@ -17,6 +17,7 @@ from uma_trio.text.template import SWITCHES, Manner
 
 _MEASURES: Final = ("reasoning_effort", "thinking_effort")
 _WORDS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_NONE: Final = "no_think"  # another word for "none": Hy3
 # A template in harmony writes any word; the model knows these.
 # https://cookbook.openai.com/articles/openai-harmony
 _HARMONY: Final = ("low", "medium", "high")
@@ -42,7 +43,7 @@ class Efforts:
         """Return a manner whose arguments say all of it; those of the request go first."""
         told: dict[str, Any] = {}
         if manner.reasons is not None:
-            told |= dict.fromkeys(self.switches, manner.reasons)
+            told |= {name: SWITCHES[name][not manner.reasons] for name in self.switches}
         word = "none" if manner.effort is None and manner.thinks is False else manner.effort
         for name, words in self.words.items():
             if word is not None and word in words:
@@ -51,24 +52,26 @@ class Efforts:
 
 
 def efforts_of(render: Render, source: str, *, harmony: bool) -> Efforts:
-    """Try a template that has this source. Renders at most 19 prompts."""
+    """Try a template that has this source. Renders at most 27 prompts."""
     plain = render({})
     switches: list[str] = []
     by_default: bool | None = None
     for name in _named(SWITCHES, source):
-        on, off = render({name: True}), render({name: False})
+        on, off = [render({name: value}) for value in SWITCHES[name]]
         if on and off and on != off:
             switches.append(name)
             by_default = {on: True, off: False}.get(plain, by_default)
-    words: dict[str, Mapping[str, str]] = {}
+    words: dict[str, dict[str, str]] = {}
     for name in _named(_MEASURES, source):
-        turned_on = dict.fromkeys(switches, True)
+        turned_on = {switch: SWITCHES[switch][0] for switch in switches}
         taken = _HARMONY if harmony else [w for w in _WORDS if render({**turned_on, name: w})]
         words[name] = _nearest(taken, switched=bool(switches))
+        if not harmony and "none" not in taken and render({**turned_on, name: _NONE}):
+            words[name] |= {"none": _NONE}
     return Efforts(tuple(switches), by_default, words)
 
 
-def _named(names: Sequence[str], source: str) -> list[str]:
+def _named(names: Iterable[str], source: str) -> list[str]:
     return [name for name in names if re.search(rf"\b{name}\b", source)]
 
 

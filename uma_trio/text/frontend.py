@@ -12,6 +12,7 @@ from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from attrs import evolve
 
 from uma_trio.backend.base import IntArray, Vocabulary
 from uma_trio.text import telling
@@ -70,7 +71,10 @@ class FrontEnd:
         chat_template: str | None,
         reply_format: ReplyFormat | None = None,
         confine: Callable[[Vocabulary], Confinement] | None = None,
+        *,
+        reasons: bool | None = None,
     ) -> None:
+        """Prepare for a model. `reasons` is what is said of reasoning where a request says nothing."""
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces()
         #: The bytes of the longest token: no token stands for more of a text.
@@ -81,6 +85,7 @@ class FrontEnd:
         self._reply_format = reply_format
         self._source = chat_template or ""
         self._confine = confine
+        self._reasons = reasons
         #: Why messages cannot be rendered; None if they can.
         self.chat_problem: str | None = None
         if not chat_template:
@@ -209,6 +214,8 @@ class FrontEnd:
         self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
     ) -> list[Part]:
         found = self.replies.found
+        if manner.reasons is None:
+            manner = evolve(manner, thinks=self._reasons)
         manner = found.efforts.told(manner)
         parts = self._rendered(messages, manner, tools)
         if manner.reasons is False and not manner.continue_final:

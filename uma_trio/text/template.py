@@ -43,8 +43,14 @@ MAX_SOURCE: Final = 256 << 10  # characters; the longest published template has 
 
 # What the template is told by others than the request.
 _OURS: Final = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents")
-SWITCHES: Final = ("enable_thinking", "thinking")
-"""The variables of templates that turn the reasoning on and off."""
+SWITCHES: Final[Mapping[str, tuple[Any, Any]]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning": (True, False),  # Command A Reasoning
+    "thinking_mode": ("enabled", "disabled"),  # MiniMax M3
+    "thinking_budget": (-1, 0),  # Seed-OSS
+}
+"""The variables of templates that turn the reasoning on and off, each with its values for both."""
 # What some templates are told of today, if they name it: Llama 3's, and those of FireFunction. Without
 # the time of day, which would change every prompt.
 _DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
@@ -73,9 +79,9 @@ class Manner:
     @property
     def reasons(self) -> bool | None:
         """Whether the model should reason; None where nothing says."""
-        for name in SWITCHES:
-            if isinstance(said := self.arguments.get(name), bool):
-                return said
+        for name, (on, off) in SWITCHES.items():
+            if name in self.arguments and (said := self.arguments[name]) in (on, off):
+                return bool(said == on)
         if self.thinks is not None:
             return self.thinks
         return None if self.effort is None else self.effort != "none"

@@ -116,7 +116,7 @@ class _Probe:
                 opens, closes = _TAG.findall(before), _TAG.findall(after.partition(_SAID)[0])
                 plain = self.text([_USER, Message("assistant", _SAID)])
                 found = [*opens[-1:], *closes[:1]]
-                if len(found) == 2 and not any(tag in plain for tag in found):
+                if len(found) == 2 and not _surround(found, plain):
                     name = before.rpartition(found[0])[2].strip()  # of a channel, in the marker
                     return Thought(found[0] + name, found[1]), key
                 return None, key
@@ -166,6 +166,16 @@ class _Probe:
         if thought is not None and thought.close in reply.partition(calls[0].name)[0]:
             reply = reply.partition(thought.close)[2]
         return reply.strip()
+
+
+def _surround(tags: Sequence[str], plain: str) -> bool:
+    """Whether two tags stand around a text without reasoning, too, as they do around any message.
+
+    An empty thought in front of it, or the end of one, is how some templates say that there is none.
+    """
+    before, _, after = plain.rpartition(_USER.content)[2].partition(_SAID)
+    before = before.rstrip().removesuffix(tags[1]).rstrip().removesuffix(tags[0])
+    return any(tag in before + after for tag in tags)
 
 
 def _reads_back(syntax: CallSyntax, one: str, two: str) -> bool:
