@@ -114,11 +114,12 @@ def test_what_stands_around_reasoning_is_found_out() -> None:
     own = THINKING_TEMPLATE.replace("<think>", "[T]").replace("</think>", "[/T]")
     assert found(own).format.thought == Thought("[T]", "[/T]")
     assert found(HERMES_TEMPLATE).format.thought is None
-    for empty in ("<think></think>", "</think>\n"):
-        told = "Reason in <think></think>.{% for m in messages %}"
-        source = THINKING_TEMPLATE.replace("{% for m in messages %}", told)
-        source = source.replace("\n\n{% endif %}", "{% elif m.role == 'assistant' %}" + empty + "{% endif %}")
-        assert found(source).format.thought == Thought("<think>", "</think>")
+    for empty in ("[T][/T]", "[/T]\n"):
+        told = "Reason in [T][/T].{% for m in messages %}"
+        source = own.replace("{% for m in messages %}", told)
+        none = "{% elif m.role == 'assistant' %}" + empty + "{% endif %}"
+        source = source.replace("\n\n{% endif %}", none)
+        assert found(source).format.thought == Thought("[T]", "[/T]")
     wrapped = "<t>{{ m.reasoning_content }}</t>{{ m.content }}<t></t>"
     assert found(chatml(wrapped)).format.thought is None
     cut = chatml(
