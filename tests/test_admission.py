@@ -9,14 +9,13 @@ from policy_kit import waiting
 
 from uma_trio.policy.admission import (
     AWAY_S,
-    MAX_PASSED_OVER,
-    MOST_PASSED_OVER,
     admit,
     gives_back,
     gives_place,
     makes_way,
 )
 from uma_trio.policy.floor import BUCKET_S
+from uma_trio.policy.line import MAX_PASSED_OVER, MOST_PASSED_OVER
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 

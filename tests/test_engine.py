@@ -29,9 +29,9 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.step import Tick
-from uma_trio.policy.admission import MAX_PASSED_OVER
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.line import MAX_PASSED_OVER
 from uma_trio.policy.pipeline import Pipeline, PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState

@@ -1,0 +1,173 @@
+"""The waiting requests in the order in which they get places, sorted once for any room that there may be.
+
+What is sorted and grouped depends only on who waits and who runs. Asking who gets in with so many free
+slots and cells then looks at the senders, and not at every request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
+
+from attrs import define, field
+
+from uma_trio.lanes import Lane
+from uma_trio.policy.floor import BUCKET_S
+from uma_trio.policy.state import AdmissionState, Waiting
+
+# How often a request may see later ones go before it without a token of its own meanwhile. Then it
+# is next in its turn, whatever its size: room is kept free for it, a person's aside. A background request is next
+# only while the lane is owed time (:mod:`uma_trio.policy.floor`). After the second number room is kept
+# from persons, too.
+MAX_PASSED_OVER, MOST_PASSED_OVER = 8, 64
+
+
+@define
+class _Group:
+    """The requests of one lane and one sender, oldest first. The first `at` do not fit any more, or are gone."""
+
+    path: tuple[int, ...]
+    members: Sequence[Waiting]
+    at: int = 0
+
+    def first(self, gone: set[int], cells: int) -> Waiting | None:
+        """Return the first that is not `gone` and fits; `cells` must not grow from call to call."""
+        while self.at < len(self.members):
+            one = self.members[self.at]
+            if one.cells <= cells and one.key not in gone:
+                return one
+            self.at += 1
+        return None
+
+
+@define
+class _Room:
+    """What is left while requests get their places, one after the other."""
+
+    slots: int
+    cells: int
+    owed: bool
+    running: Counter[int]
+    persons: Sequence[_Group]
+    others: Sequence[_Group]
+    gone: set[int] = field(factory=set)
+
+    def give(self, chosen: Waiting) -> None:
+        """Note that a request has its place."""
+        self.gone.add(chosen.key)
+        self.running.update(chosen.path)
+        self.slots -= 1
+        self.cells -= chosen.cells
+        self.owed = self.owed and chosen.lane == "interactive"
+
+    def best(self, groups: Sequence[_Group]) -> Waiting | None:
+        """Return who has least running of those that fit, then who came first.
+
+        The outermost share that they do not have in common decides, so many names are not many shares.
+        """
+        found = [(group, one) for group in groups if (one := group.first(self.gone, self.cells))]
+        if len(found) <= 1:
+            return found[0][1] if found else None
+        return min(found, key=lambda pair: _rank(pair[0], pair[1], self.running))[1]
+
+
+class Line:
+    """Those that wait for a place, where at least `slots` are free."""
+
+    def __init__(self, state: AdmissionState, slots: int) -> None:
+        self._running = state.running
+        self._owed = owed = _is_owed(state)
+        self._left = state.waiting
+        if not (owed or _may_return(state, slots)):
+            self._left = tuple([one for one in state.waiting if not _was_preempted(one)])
+        overdue = [one for one in self._left if one.passed_over >= MAX_PASSED_OVER]
+        self._overdue = sorted(overdue, key=lambda one: (-one.passed_over, one.arrived))
+
+    def in_order(self, slots: int, cells: int) -> Iterator[Waiting]:
+        """Yield who gets one of so many free `slots`, in order. All of them fit into `cells` together."""
+        room = _Room(
+            slots,
+            cells,
+            self._owed,
+            self._counts.copy(),
+            [_Group(path, members) for path, members in self._groups["interactive"].items()],
+            [_Group(path, members) for path, members in self._groups["background"].items()],
+        )
+        while room.slots > 0:
+            chosen = self._next(room)
+            if chosen is None:
+                return
+            yield chosen
+            room.give(chosen)
+
+    def keeps_out(self, cells: int) -> bool:
+        """Whether all of so many free `cells` are kept for one that needs more."""
+        turn = self._first_overdue(set(), owed=self._owed)
+        return turn is not None and turn.cells > cells and turn.passed_over >= MOST_PASSED_OVER
+
+    @cached_property
+    def _counts(self) -> Counter[int]:
+        """How many have a place already, by each that shares in it."""
+        return Counter(node for held in self._running for node in held.path)
+
+    @cached_property
+    def _groups(self) -> Mapping[Lane, Mapping[tuple[int, ...], Sequence[Waiting]]]:
+        """Those that wait by lane and sender, the oldest first."""
+        groups: dict[Lane, dict[tuple[int, ...], list[Waiting]]] = {
+            "interactive": {},
+            "background": {},
+        }
+        for one in sorted(self._left, key=attrgetter("arrived", "key")):
+            groups[one.lane].setdefault(one.path, []).append(one)
+        return groups
+
+    def _next(self, room: _Room) -> Waiting | None:
+        """Return who of those that are left is next, and fits."""
+        first = self._first_overdue(room.gone, owed=True)
+        if first is None:
+            return room.best(room.persons) or room.best(room.others)
+        # What the lane is not owed a background request gets before others of its lane, and after persons.
+        turn = first if room.owed else self._first_overdue(room.gone, owed=False)
+        if turn is not None and turn.cells <= room.cells:
+            return turn
+        if turn is not None and turn.passed_over >= MOST_PASSED_OVER:
+            return None
+        person = room.best(room.persons)
+        if person is not None or turn is not None:
+            return person
+        return first if first.cells <= room.cells else None
+
+    def _first_overdue(self, gone: set[int], *, owed: bool) -> Waiting | None:
+        """Return whose turn it is, a background request's only if the lane is `owed` time."""
+        for one in self._overdue:
+            if one.key not in gone and (owed or one.lane == "interactive"):
+                return one
+        return None
+
+
+def _rank(
+    group: _Group, one: Waiting, running: Mapping[int, int]
+) -> tuple[tuple[int, ...], float, int]:
+    return tuple([running.get(node, 0) for node in group.path]), one.arrived, one.key
+
+
+def _is_owed(state: AdmissionState) -> bool:
+    """Whether a background request is to have a place in its turn, as the lane is owed time."""
+    return state.bucket_s >= BUCKET_S and not any(held.tenured for held in state.running)
+
+
+def _may_return(state: AdmissionState, slots: int) -> bool:
+    """Whether a background request that was preempted may have a place where so many `slots` are free.
+
+    It would be again, by the next interactive one, as long as those come and go and the place is the only
+    one.
+    """
+    if slots > 1:
+        return True
+    return not any(held.lane == "interactive" and not held.parked_s for held in state.running)
+
+
+def _was_preempted(one: Waiting) -> bool:
+    return one.preempted and one.lane == "background"
