@@ -54,8 +54,8 @@ class Job:
     """One request of fixed length, greedy unless it is to be `sampled`.
 
     `priority` is the daemon's lane; a server without lanes gets none. With `progress`, a server
-    that can is asked to say how much of the prompt it has computed. `speculation` and `cache` are the
-    daemon's fields.
+    that can is asked to say how much of the prompt it has computed. `speculation`, `cache` and
+    `awaits` are the daemon's fields.
     """
 
     id: str
@@ -66,6 +66,7 @@ class Job:
     sampled: bool = False
     speculation: str | None = None
     cache: str | None = None
+    awaits: str | None = None
 
     @property
     def choosing(self) -> dict[str, float]:
@@ -144,7 +145,8 @@ class FramedWire:
 
     def request(self, job: Job) -> bytes:
         """Return one `generate` frame."""
-        fields = {"priority": job.priority, "speculation": job.speculation, "cache": job.cache}
+        names = ("priority", "speculation", "cache", "awaits")
+        fields = {name: getattr(job, name) for name in names}
         return frame(
             {
                 "type": "generate",

@@ -116,6 +116,15 @@ def server_flags(variant: str, k: int) -> tuple[str, ...]:
     }[variant]
 
 
+def peer_flags(text: str, slots: int) -> tuple[str, ...]:
+    """Return llama-server's flags in `text`, after a slot for each client and one KV cache.
+
+    If `text` says how many slots there are, nothing comes before it.
+    """
+    flags = tuple(text.split())
+    return flags if "-np" in flags else (*server_flags("np-kvu", slots), *flags)
+
+
 def batch_flags(slots: int, size: int) -> tuple[str, ...]:
     """Return llama-server's flags for one KV cache and a batch of `size`, 0 for its own.
 

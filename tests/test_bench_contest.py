@@ -394,3 +394,9 @@ def test_help_says_what_is_measured_and_how_long_it_takes(
     said = capsys.readouterr().out
     assert f"python -m benches {name}" in said
     assert "minute" in said or "--seconds" in said
+
+
+def test_a_setting_of_llama_server_that_names_its_slots_is_used_as_it_is() -> None:
+    """Without `-np` each client gets a slot and all share one KV cache."""
+    assert servers.peer_flags("-b 64", 3) == ("--parallel", "3", "--kv-unified", "-b", "64")
+    assert servers.peer_flags("-kvu -b 4 -np 4", 8) == ("-kvu", "-b", "4", "-np", "4")

@@ -11,7 +11,9 @@ tokens that no server has seen. All requests are interactive and greedy. *makesp
 the last agent is done. *first TTFT* is that of an agent's first step, *step TTFT* that of its
 later steps. With `--person` one more client sends questions of 64 tokens, one after another, and
 reads answers of 100; *gap* is the time between two of its tokens. llama-server has a slot for each client,
-one KV cache, and runs once with each set of `--peer-flags`: compare with its best setting.
+one KV cache, and runs once with each set of `--peer-flags`: compare with its best setting. The
+daemon drafts nothing unless `--speculation` says so: models with random weights repeat themselves,
+so more drafts would be right than with real text.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from benches.live import Endless, Live, Stream
 from benches.report import cell
 from uma_trio.sim.latency import median, percentile
 
-PEER_FLAGS = ("", "-cram 0")
+PEER_FLAGS = ("", "-cram 0", "-b 64", "-kvu -fa off -b 4 -np 4")
 PATIENCE_S = 600.0
 _TABLE = Table("", (
     ("makespan s", "makespan_s", 2),
@@ -56,6 +58,7 @@ class Script:
     answer: int = 40
     person: bool = False
     question: int = 64
+    awaits: str | None = None
 
     @property
     def slots(self) -> int:
@@ -90,7 +93,9 @@ class Agent:
     def step(self) -> None:
         """Send the next step, and the one after it when it is answered."""
         name = f"agent{self._number}-{len(self.steps)}"
-        job = Job(name, " ".join(self._words), self._script.answer, "interactive")
+        script = self._script
+        prompt = " ".join(self._words)
+        job = Job(name, prompt, script.answer, "interactive", awaits=script.awaits)
         self.steps.append(self._live.start(job, self._next))
 
     def _next(self, _before: Stream) -> None:
@@ -186,40 +191,45 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--adds", type=int, metavar="N", help="new tokens of each later step (20; 390)")
     add("--answer", type=int, metavar="N", help="tokens that each step generates (40; 100)")
     add("--person", action="store_true", help="one more client asks short questions")
+    add("--awaits", choices=["tokens", "answer"], help="what the agents wait for (tokens)")
     add("--n-ctx", type=int, metavar="N", help="the KV cache (as many as all of them need)")
-    caps_argument(parser)
+    daemon_arguments(parser)
     peer_arguments(parser)
 
 
-def caps_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names the daemon's settings."""
+def daemon_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the daemon's settings."""
     parser.add_argument("--caps", type=float, nargs="*", default=[], metavar="X",
                         help="the daemon also with these values of --latency-cap")  # fmt: skip
+    parser.add_argument("--serve", nargs="*", default=[], metavar="FLAGS",
+                        help="the daemon also with each of these sets of flags")  # fmt: skip
+    parser.add_argument("--speculation", default="off", metavar="CHOICE",
+                        help="the daemon's --speculation (off)")  # fmt: skip
 
 
 def peer_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the option that names llama-server's settings."""
     parser.add_argument("--peer-flags", nargs="*", default=[*PEER_FLAGS], metavar="FLAGS",
-                        help="llama-server once with each, beside -np and -kvu; '' is none")  # fmt: skip
+                        help="llama-server once with each, beside -np N -kvu unless it says -np; "
+                             "'' is none")  # fmt: skip
 
 
 def systems(
     given: argparse.Namespace, here: Here, setup: servers.Setup, once: contest.Play, case: str = ""
 ) -> list[contest.System]:
-    """Return the daemon at its default and at each cap, and llama-server with each set of flags."""
-    knobs = [(), *(("--latency-cap", f"{cap:g}") for cap in given.caps)]
+    """Return the daemon at its default and each other setting, and llama-server at each of its."""
+    knobs = ["", *(f"--latency-cap {cap:g}" for cap in given.caps), *given.serve]
     compared = [
         contest.serving(
             contest.OURS,
-            " ".join(knob).replace("--latency-cap", "cap"),
-            partial(servers.ours, setup, *knob),
+            knob.replace("--latency-cap", "cap").replace("--", ""),
+            partial(servers.ours, setup, "--speculation", given.speculation, *knob.split()),
             once,
             case,
         )
         for knob in knobs
     ]
-    shared = servers.server_flags("np-kvu", setup.slots)
-    flags = [(*shared, *each.split()) for each in given.peer_flags]
+    flags = [servers.peer_flags(text, setup.slots) for text in given.peer_flags]
     return compared + contest.llama_servers(here.peers, setup, flags, once, case)
 
 
@@ -228,7 +238,7 @@ def script_of(given: argparse.Namespace) -> Script:
     script = LARGE if given.large else Script()
     if given.quick or given.dry_run:
         script = replace(script, steps=2)
-    names = ("agents", "steps", "shared", "own", "adds", "answer")
+    names = ("agents", "steps", "shared", "own", "adds", "answer", "awaits")
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
     return replace(script, person=given.person, **asked)
 

@@ -8,6 +8,7 @@ All prompts are different, interactive and greedy, and each asks for `--answer` 
 sending to the first token. `--ceiling` also runs llama-bench with as many tokens and `-ub 512`: the
 time that llama.cpp needs for the prompt without a server. llama-server has a slot for each
 client, one KV cache, and runs once with each set of `--peer-flags`: compare with its best setting.
+The daemon drafts nothing unless `--speculation` says so, as in the scene agents.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from benches.contest import Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
 from benches.report import cell
-from benches.scenes.agents import caps_argument, peer_arguments, systems
+from benches.scenes.agents import daemon_arguments, peer_arguments, systems
 from uma_trio.sim.latency import median
 
 CEILING = "llama-bench"
@@ -79,7 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, default=1950, metavar="N", help="of each prompt")
     add("--answer", type=int, default=40, metavar="N", help="tokens that each generates")
     add("--ceiling", action="store_true", help="also the prompt in llama-bench")
-    caps_argument(parser)
+    daemon_arguments(parser)
     peer_arguments(parser)
 
 
