@@ -119,8 +119,10 @@ def server_flags(variant: str, k: int) -> tuple[str, ...]:
 def peer_flags(text: str, slots: int) -> tuple[str, ...]:
     """Return llama-server's flags in `text`, after a slot for each client and one KV cache.
 
-    If `text` says how many slots there are, nothing comes before it.
+    If `text` says how many slots there are, nothing comes before it; ``default`` is no flag at all.
     """
+    if text == "default":
+        return ()
     flags = tuple(text.split())
     return flags if "-np" in flags else (*server_flags("np-kvu", slots), *flags)
 

@@ -261,6 +261,7 @@ DRY = {
     "overhead": "--k 1 --gen-tokens 8",
     "agents": "--agents 2 --person",
     "bursts": "--sizes 2 --answer 8",
+    "goodput": "",
     "lag": "--bodies 16,000\\ lists",
 }
 TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}
@@ -400,3 +401,4 @@ def test_a_setting_of_llama_server_that_names_its_slots_is_used_as_it_is() -> No
     """Without `-np` each client gets a slot and all share one KV cache."""
     assert servers.peer_flags("-b 64", 3) == ("--parallel", "3", "--kv-unified", "-b", "64")
     assert servers.peer_flags("-kvu -b 4 -np 4", 8) == ("-kvu", "-b", "4", "-np", "4")
+    assert servers.peer_flags("default", 8) == ()

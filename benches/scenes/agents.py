@@ -207,30 +207,49 @@ def daemon_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the daemon's --speculation (off)")  # fmt: skip
 
 
-def peer_arguments(parser: argparse.ArgumentParser) -> None:
+def peer_arguments(parser: argparse.ArgumentParser, flags: Sequence[str] = PEER_FLAGS) -> None:
     """Add the option that names llama-server's settings."""
-    parser.add_argument("--peer-flags", nargs="*", default=[*PEER_FLAGS], metavar="FLAGS",
+    parser.add_argument("--peer-flags", nargs="*", default=[*flags], metavar="FLAGS",
                         help="llama-server once with each, beside -np N -kvu unless it says -np; "
-                             "'' is none")  # fmt: skip
+                             "'' is none, 'default' not even those")  # fmt: skip
+
+
+Setting = tuple[str, str, contest.Start]
+"""Its family, how tables call its flags, and how it is started."""
+
+
+def settings(
+    given: argparse.Namespace, here: Here, setup: servers.Setup, *also: str
+) -> list[Setting]:
+    """Return the daemon at its default and each other setting, and llama-server at each of its.
+
+    The daemon has the flags `also` at each.
+    """
+    knobs = ["", *(f"--latency-cap {cap:g}" for cap in given.caps), *given.serve]
+    found: list[Setting] = [
+        (
+            contest.OURS,
+            knob.replace("--latency-cap", "cap").replace("--", ""),
+            partial(servers.ours, setup, "--speculation", given.speculation, *also, *knob.split()),
+        )
+        for knob in knobs
+    ]
+    if here.peers is not None:
+        for text in given.peer_flags:
+            flags = servers.peer_flags(text, setup.slots)
+            start = partial(servers.llama_server, here.peers, setup, flags)
+            found.append((contest.PEER, contest.short(flags), start))
+    return found
 
 
 def systems(
     given: argparse.Namespace, here: Here, setup: servers.Setup, once: contest.Play, case: str = ""
 ) -> list[contest.System]:
-    """Return the daemon at its default and each other setting, and llama-server at each of its."""
-    knobs = ["", *(f"--latency-cap {cap:g}" for cap in given.caps), *given.serve]
-    compared = [
-        contest.serving(
-            contest.OURS,
-            knob.replace("--latency-cap", "cap").replace("--", ""),
-            partial(servers.ours, setup, "--speculation", given.speculation, *knob.split()),
-            once,
-            case,
-        )
-        for knob in knobs
+    """Return every setting as a system that plays `once`."""
+    return [
+        contest.serving(family, knob, start, once, case)
+        for family, knob, start in settings(given, here, setup)
     ]
-    flags = [servers.peer_flags(text, setup.slots) for text in given.peer_flags]
-    return compared + contest.llama_servers(here.peers, setup, flags, once, case)
 
 
 def script_of(given: argparse.Namespace) -> Script:
