@@ -8,9 +8,11 @@ import pytest
 from attrs import evolve
 from http_kit import Answer, HttpHouse, http_house
 from net_kit import TICK_S
+from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.engine.messages import Finished
 from uma_trio.http import intake
 from uma_trio.http.accounts import timings
@@ -193,6 +195,37 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         assert (await daemon.ask("POST", CHAT, {**HELLO, **asked})).status == 200
 
 
+async def test_a_prompt_may_end_behind_the_last_message(autojump_clock: MockClock) -> None:
+    """Whoever says it: no answer is begun then, as templates of transformers do."""
+    async with http_house() as daemon:
+        asked = {**HELLO, "add_generation_prompt": False}
+        ends = (await daemon.ask("POST", "/apply-template", asked)).json["prompt"]
+        begins = (await daemon.ask("POST", "/apply-template", HELLO)).json["prompt"]
+        assert begins == ends + "<|im_start|>assistant\n"
+        assert (await daemon.ask("POST", CHAT, {**asked, "max_tokens": 3})).status == 200
+
+
+@pytest.mark.parametrize("how", [True, "reasoning_content"])
+async def test_reasoning_that_was_cut_off_goes_on(autojump_clock: MockClock, how: Any) -> None:
+    """Where the last message has nothing but reasoning; the answer begins inside of it."""
+    backend = ScriptedBackend(
+        [list(b" that.</think>Yes.")], n_ctx=4096, n_batch=512, chat_template=THINKING_TEMPLATE
+    )
+    chat = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "reasoning_content": "I think"},
+    ]
+    asked = {"messages": chat, "continue_final_message": how, "temperature": 0}
+    async with http_house(backend=backend) as daemon:
+        answer = await daemon.ask("POST", "/apply-template", asked)
+        assert answer.json["prompt"].endswith("<|im_start|>assistant\n<think>\nI think")
+        message = (await daemon.ask("POST", CHAT, asked)).json["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == (" that.", "Yes.")
+    async with http_house() as daemon:
+        error = await refused(daemon, CHAT, asked)
+        assert "no reasoning that could be continued" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -244,7 +277,7 @@ async def test_an_answer_goes_on_with_the_last_message(autojump_clock: MockClock
         ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"speculation": "on"}, "speculation"),
         ({"pace": "slow"}, "pace"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": "all"}, "continue_final_message"),
         (
             {"add_generation_prompt": True, "continue_final_message": True},
             "add_generation_prompt",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from uma_trio.text.bounds import weight_of
-from uma_trio.text.chat import Message, Tool
+from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.sandbox import CPU_SECONDS
 from uma_trio.text.template import ChatTemplate, Manner, problem_of
 from uma_trio.text.veil import Part, Unrenderable
@@ -366,11 +366,12 @@ def test_a_continued_message_is_stripped_as_the_template_does() -> None:
         [Message("user", "Hi")],
         [Message("assistant", "x"), Message("user", "Hi")],
         [Message("assistant", " ")],
+        [Message("assistant", "x", calls=(Call("c", "f", "{}"),))],
     ],
 )
 def test_only_an_answer_that_was_begun_can_be_continued(messages: list[Message]) -> None:
     """Another speaker's message, or none, is refused with a sentence."""
-    with pytest.raises(Unrenderable, match="must be the assistant's, and not empty"):
+    with pytest.raises(Unrenderable, match="must be the assistant's, not empty and without calls"):
         ChatTemplate(CHATML).render(messages, Manner(continue_final=True))
 
 

@@ -229,10 +229,16 @@ TEMPLATE: tuple[Field, ...] = (
     ),
     honoured(
         "continue_final_message",
-        Flag(),
-        "continues the last message, which must be the assistant's",
+        Either(Flag(), Choice(("content", "reasoning_content"))),
+        "continues the last message, which must be the assistant's and have no calls: its content, or the "
+        "reasoning of one that has no content",
     ),
-    honoured("add_generation_prompt", Flag(), "false is accepted only with continue_final_message"),
+    honoured(
+        "add_generation_prompt",
+        Flag(),
+        "false: the prompt ends behind the last message, without the beginning of an answer",
+        default="true, or false with continue_final_message",
+    ),
 )
 
 STATELESS: tuple[Field, ...] = (

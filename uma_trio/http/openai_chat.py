@@ -153,14 +153,16 @@ class ChatCompletions(Choices):
 
 def manner_of(body: Body) -> Manner:
     """Return how a chat is rendered."""
-    manner = Manner(
-        continue_final=body.get("continue_final_message", False),
+    goes_on = body.get("continue_final_message", False) is not False
+    begins = body.get("add_generation_prompt", not goes_on)
+    if goes_on and begins:
+        raise invalid("add_generation_prompt", "must be false with continue_final_message")
+    return Manner(
+        continue_final=goes_on,
+        begins=begins,
         arguments=body.get("chat_template_kwargs", {}),
         effort=effort_of("reasoning_effort", body.get("reasoning_effort")),
     )
-    if body.get("add_generation_prompt") is manner.continue_final:
-        raise invalid("add_generation_prompt", "must be the opposite of continue_final_message")
-    return manner
 
 
 class _Chunks(Chunks):

@@ -202,7 +202,9 @@ class Service:
             return [Prepared(tokens, constraint) for constraint in constraints]
         prepared: list[Prepared] = []
         for constraint in constraints:
-            parser = front_end.replies.parser(chat.tools, choice, thinking=thinking)
+            parser = front_end.replies.parser(
+                chat.tools, choice, thinking=thinking, continued=chat.manner.continue_final
+            )
             pieces = None if parser is None else front_end.replies.pieces
             reading = Reading(parser, loosened.names)
             prepared.append(Prepared(tokens, constraint, reading, pieces))

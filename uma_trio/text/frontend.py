@@ -57,6 +57,13 @@ def _without_markers(parts: Iterable[Part], forgeable: Forgeable | None) -> Iter
             yield Part(text, is_content=True)
 
 
+def _is_thought(messages: Sequence[Message]) -> bool:
+    """Whether the last message is an answer that has not come further than its reasoning."""
+    last = messages[-1] if messages else Message("")
+    said = last.content.strip() or last.calls
+    return last.role == "assistant" and bool(last.reasoning) and not said
+
+
 class FrontEnd:
     """Turns text into tokens for one model.
 
@@ -146,7 +153,9 @@ class FrontEnd:
             if len(tokens[-1]):  # a control token has no bytes
                 after_text = bool(self._pieces[int(tokens[-1][-1])])
         _ = self.replies.pieces  # made here, in a helper thread
-        thinking = not manner.continue_final and self.replies.opens_thought(parts)
+        thinking = self.replies.opens_thought(parts)
+        if manner.continue_final:
+            thinking = _is_thought(messages)
         return self._finished(np.concatenate(tokens)), thinking
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
@@ -217,10 +226,26 @@ class FrontEnd:
         if manner.reasons is None:
             manner = evolve(manner, thinks=self._reasons)
         manner = found.efforts.told(manner)
+        if manner.continue_final and _is_thought(messages):
+            return self._within_thought(messages, manner, tools)
         parts = self._rendered(messages, manner, tools)
         if manner.reasons is False and not manner.continue_final:
             parts += self.replies.closing(parts)
         return parts
+
+    def _within_thought(
+        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
+    ) -> list[Part]:
+        """Render the messages up to the end of the last one's reasoning, with which the model goes on."""
+        thought = self.replies.format.thought
+        if thought is None:
+            raise Unrenderable("no reasoning that could be continued is known of the model")
+        parts = self._rendered(
+            messages[:-1], evolve(manner, continue_final=False, begins=True), tools
+        )
+        if not self.replies.opens_thought(parts):
+            parts.append(Part(f"{thought.open}\n", is_content=False))
+        return [*parts, Part(messages[-1].reasoning, is_content=True)]
 
     def _rendered(
         self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]

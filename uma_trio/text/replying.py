@@ -119,7 +119,12 @@ class Replies:
     # --- reading ---
 
     def parser(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, thinking: bool
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        *,
+        thinking: bool,
+        continued: bool = False,
     ) -> ReplyParser | None:
         """Return what reads one reply; None if its text is all that it can say."""
         calls = bool(tools) and choice.mode != "none"
@@ -127,7 +132,9 @@ class Replies:
         framed = syntax is not None and syntax.framed
         if not calls and self.format.thought is None and not framed:
             return None
-        return ReplyParser(self.format, thinking=thinking, tools=tools, calls=calls)
+        return ReplyParser(
+            self.format, thinking=thinking, continued=continued, tools=tools, calls=calls
+        )
 
     def opens_thought(self, parts: Sequence[Part]) -> bool:
         """Whether a rendered prompt ends inside the model's reasoning."""

@@ -65,13 +65,15 @@ class Manner:
     """How a chat is rendered, beyond its messages.
 
     With `continue_final` the rendered text ends inside the last message, which has to be the
-    assistant's, so that the model goes on with it. `arguments` are variables of the template;
+    assistant's, so that the model goes on with it. Without `begins` it ends behind the last message,
+    where no answer begins. `arguments` are variables of the template;
     `problem_of` says which are allowed. `effort` is how much the model should reason, and `thinks`
     whether it should at all, where that is said by itself; :mod:`uma_trio.text.effort` makes arguments
     of both.
     """
 
     continue_final: bool = False
+    begins: bool = True
     arguments: Mapping[str, Any] = field(factory=dict)
     effort: str | None = None
     thinks: bool | None = None
@@ -156,7 +158,7 @@ class ChatTemplate:
         habits: Habits = NO_HABITS,
         prompts: bool = True,
     ) -> list[Part]:
-        """Render messages, ready for the assistant's answer, unless `prompts` is false.
+        """Render messages, ready for the assistant's answer, unless `prompts` or `begins` is false.
 
         Raises :class:`Unrenderable` if the template refuses these messages, takes too long, or
         does not bring every content back exactly once; or if there is no final message to go on
@@ -164,12 +166,13 @@ class ChatTemplate:
         """
         if manner.continue_final and not _can_go_on(messages):
             raise Unrenderable(
-                "the last message to continue must be the assistant's, and not empty"
+                "the last message to continue must be the assistant's, not empty and without calls"
             )
         veil = Veil()
         shown = messages_of(messages, veil, habits)
         told = tools_of(tools, veil)
-        rendered = self._run(shown, told, manner, prompts=prompts and not manner.continue_final)
+        prompts = prompts and manner.begins and not manner.continue_final
+        rendered = self._run(shown, told, manner, prompts=prompts)
         pieces = veil.cut(rendered)
         found = [word.index for word in pieces.words if word.index in veil.contents]
         missing = sorted(veil.contents.keys() - found)
@@ -239,7 +242,7 @@ def _functions(tools: Sequence[Mapping[str, Any]], *, as_text: bool) -> Any:
 
 def _can_go_on(messages: Sequence[Message]) -> bool:
     last = messages[-1] if messages else Message("")
-    return last.role == "assistant" and bool(last.content.strip())
+    return last.role == "assistant" and bool(last.content.strip()) and not last.calls
 
 
 def _one_line(error: Exception) -> str:

@@ -26,23 +26,26 @@ class ReplyParser:
     How the text is cut into pieces changes nothing but how the events are cut. Text that is not what
     the format expects comes back as :class:`Content`: nothing is lost but markers and the white
     space around them, and nothing is raised. Once a call has begun, what follows up to its end is its
-    arguments, JSON or not. Arguments whose end has not come are never whole JSON. `thinking` says that the prompt opened the reasoning already. `tools`
-    are those of the request: they tell texts from other values where calls are tagged. Without
-    `calls`, markers of calls are text.
+    arguments, JSON or not. Arguments whose end has not come are never whole JSON. `thinking` says that
+    the prompt opened the reasoning already, `continued` that some of it stands there, so that white
+    space at the beginning is part of it. `tools` are those of the request: they tell texts from other
+    values where calls are tagged. Without `calls`, markers of calls are text.
     """
 
-    __slots__ = ("_format", "_maker", "_run", "_source")
+    __slots__ = ("_continued", "_format", "_maker", "_run", "_source")
 
     def __init__(
         self,
         format: ReplyFormat,  # noqa: A002
         *,
         thinking: bool = False,
+        continued: bool = False,
         tools: Sequence[Tool] = (),
         calls: bool = True,
         ids: Callable[[], str] = new_id,
     ) -> None:
         self._format = format
+        self._continued = continued
         self._source = Source()
         self._maker = Maker(ids, tools, thinking=thinking)
         syntax = format.calls if calls else None
@@ -103,8 +106,10 @@ class ReplyParser:
         What stands in the middle of a line is talk about calls, unless it is a control token.
         """
         source, maker = self._source, self._maker
+        continued = self._continued and maker.thinking
         maker.thinking = True
-        yield from source.peek()
+        if not continued:
+            yield from source.peek()
         triggers = () if calls is None else calls.triggers
         for trigger in triggers:
             if calls is not None and maker.thinking and (yield from source.stands(trigger)):
