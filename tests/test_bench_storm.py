@@ -377,22 +377,36 @@ def test_each_cap_and_batch_is_a_system() -> None:
     """The knobs of the command line are what is compared; without peers there is only us."""
     words = "--caps 2 --batch 0 16 --no-flash 4"
     assert systems(words, Path("bin")) == [
+        "uma-trio",
         "uma-trio cap 2",
         "uma-trio baseline",
         "llama-server -kvu -b 2048",
         "llama-server -kvu -b 16",
         "llama-server -kvu -fa off -b 4",
     ]
-    assert len(systems(words)) == 2
+    assert len(systems(words)) == 3
     assert systems("--caps 2 --no-baseline --policies mine deadline") == [
+        "uma-trio",
         "uma-trio mine cap 2",
         "uma-trio cap 2",
     ]
 
 
+def test_the_step_of_the_defaults_is_the_longer_of_the_cap_and_the_reading_pace() -> None:
+    """Alone at 10 ms it is 40, at 50 it is 60; a reader who got nothing has no share of it."""
+    assert storm.by_step({"solo_p50": 10.0, "storm_p99": 44.0})[
+        "storm_p99_by_step"
+    ] == pytest.approx(1.1)
+    assert storm.by_step({"solo_p50": 50.0, "storm_p99": 66.0})[
+        "storm_p99_by_step"
+    ] == pytest.approx(1.1)
+    assert storm.by_step({"solo_p50": 50.0, "storm_n": 0}) == {}
+
+
 def test_a_part_that_is_left_out_makes_a_system_beside_the_caps() -> None:
     """One for each part, at the default cap, whichever caps are compared."""
     assert systems("--caps 3 --no-baseline --without guard stairs") == [
+        "uma-trio",
         "uma-trio cap 3",
         "uma-trio -guard cap 1.2",
         "uma-trio -stairs cap 1.2",
@@ -437,13 +451,18 @@ def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
     """The whole way without a model: the policy that was named is the one that ran."""
     monkeypatch.setattr(report, "OUT", tmp_path)
     words = "storm --dry-run --processes --caps 1.2 --bursts 2 --no-baseline --without guard "
-    words += "--policies deadline,-stairs deadline"
-    status = driver.main(words.split())
+    words += "--policies deadline,-stairs deadline --serve"
+    status = driver.main([*words.split(), "--playout-ms 0"])
     (file,) = tmp_path.glob("storm-*.csv")
     text = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     rows = {row["family"]: row for row in csv.DictReader(text)}
     assert status == 0
-    assert set(rows) == {"uma-trio", "uma-trio deadline,-stairs", "uma-trio -guard"}
+    assert set(rows) == {
+        "uma-trio",
+        "uma-trio --playout-ms 0",
+        "uma-trio deadline,-stairs",
+        "uma-trio -guard",
+    }
     assert all(float(row["burst2_ttft_ms"]) > 0 for row in rows.values())
     assert rows["uma-trio"]["says_tick_limit_ms"]
     assert not rows["uma-trio -guard"]["says_tick_limit_ms"]

@@ -12,8 +12,9 @@ Three loads, each against the same reader alone, seconds earlier on the same ser
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
 (3 background streams), and *newcomers* (short questions in the storm). ``--paste`` adds one big
 unlabelled prompt, ``--bursts`` so many people who ask at the same moment. Systems: the daemon
-at several caps (or under another package's ``--policies``), its baseline, and llama-server at
-several batch sizes, which is the knob it has for this; on request the daemon without one part of its policy.
+as it is by default and with each of ``--serve``, at several caps without a reading pace (or under another package's
+``--policies``), its baseline, and llama-server at several batch sizes, which is the knob it has for this; on request
+the daemon without one part of its policy. *by step* is by the step of the default contract: 40 ms or 1.2 times alone.
 What the figures mean is in docs/BENCHMARKS.md. One client for all unless there are ``--processes``,
 prompts from a printed seed, greedy, fixed lengths.
 """
@@ -39,9 +40,11 @@ OURS_POLICY = "deadline"
 NO_FLASH = f"{PEER} -fa off"  # as the daemon has it on a CPU
 PEERS = (PEER, NO_FLASH)
 DEFAULT_CAP = 1.2
+READING_PACE_MS = 40.0  # the daemon's default
 CAPS, BATCHES = (DEFAULT_CAP, 1.5, 2.0, 3.0, 5.0), (0, 64, 16, 8, 4)
-# At the default cap; checked on the medians and printed, never asserted. What is shown is by what is shown to
+# At the default cap without a reading pace; checked on the medians and printed, never asserted. What is shown is by what is shown to
 # the reader alone.
+STEP_TARGET = 1.1
 TARGETS = (
     ("storm_p95_later_x", 1.2, "storm, after the first 3 s: p95 / solo"),
     ("storm_p99_later_x", 1.2, "storm, after the first 3 s: p99 / solo"),
@@ -59,17 +62,25 @@ def systems(
 
     def play(running: servers.Running, seed: str) -> Row:
         with processes(running.wire, script.background if given.processes else 0) as clients:
-            return Scenes(running.wire, script, seed, clients).play()
+            found = Scenes(running.wire, script, seed, clients).play()
+        return found | by_step(found)
 
     def ours(*flags: str) -> Start:
         return lambda: servers.ours(setup, *flags)
 
-    def capped(family: str, policy: str, cap: float) -> System:
-        # With drafts several tokens come at once, and half of all gaps may be none.
-        flags = ("--policy", policy, "--latency-cap", f"{cap:g}", "--speculation", "off")
-        return serving(family, f"cap {cap:g}", ours(*flags), play)
+    # With drafts several tokens come at once, and half of all gaps may be none.
+    undrafted = ("--speculation", "off")
 
+    def capped(family: str, policy: str, cap: float) -> System:
+        flags = ("--policy", policy, "--latency-cap", f"{cap:g}", "--reading-pace", "0")
+        return serving(family, f"cap {cap:g}", ours(*flags, *undrafted), play)
+
+    # Each set of flags is a family of its own: the chart joins the caps only.
     found = [
+        serving(f"{OURS} {text}".strip(), "", ours(*undrafted, *text.split()), play)
+        for text in ("", *given.serve)
+    ]
+    found += [
         capped(OURS if policy == OURS_POLICY else f"{OURS} {policy}", policy, cap)
         for cap in given.caps
         for policy in given.policies
@@ -89,6 +100,14 @@ def systems(
         start = partial(servers.llama_server, folder, setup, flags)
         found.append(serving(family, f"-b {size or 2048}", start, play))
     return found
+
+
+def by_step(found: Row) -> Row:
+    """Return the storm's p99 by the step of the default contract, if there is a p99."""
+    solo, p99 = found.get("solo_p50"), found.get("storm_p99")
+    if not isinstance(solo, float) or not isinstance(p99, float):
+        return {}
+    return {"storm_p99_by_step": p99 / max(DEFAULT_CAP * solo, READING_PACE_MS)}
 
 
 def _progress(row: Row) -> str:
@@ -118,6 +137,8 @@ TABLES = (
         ("p95 later x", "storm_p95_later_x", 2), ("p99 later x", "storm_p99_later_x", 2),
         ("worst later x", "storm_worst_later_x", 2),
         ("worst 3 s x", "storm_worst_startup_x", 2), ("TTF5 x", "storm_ttf5_x", 2),
+        ("p95 ms", "storm_p95", 1), ("p99 ms", "storm_p99", 1), ("worst ms", "storm_worst", 0),
+        ("p99 by step", "storm_p99_by_step", 2), ("TTFT ms", "storm_ttft", 0),
         ("prompts/s", "storm_prompts_s", 2), ("prefill t/s", "storm_tokens_s", 0),
         ("whole prompts", "storm_prompts", 0),
     ), "storm_n"),
@@ -157,6 +178,10 @@ def verdicts(medians: Medians) -> Iterator[str]:
     if OURS in at_default:
         for figure, target, text in TARGETS:
             yield contest.verdict(f"{OURS}: {text}", medians(at_default[OURS], figure), target)
+    for system in medians.systems:
+        if (system.family, system.knob) == (OURS, ""):
+            text = f"{OURS} at its defaults: storm, p99 / step"
+            yield contest.verdict(text, medians(system, "storm_p99_by_step"), STEP_TARGET)
     for load, gain, unit in (
         ("storm", "storm_prompts_s", "prompts/s"),
         ("decoders", "decoders_tokens_s", "tokens/s"),
@@ -175,7 +200,10 @@ def verdicts(medians: Medians) -> Iterator[str]:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--caps", type=float, nargs="*", default=list(CAPS), metavar="X", help="latency caps")
+    add("--caps", type=float, nargs="*", default=list(CAPS), metavar="X",
+        help="latency caps, each without a reading pace")  # fmt: skip
+    add("--serve", nargs="*", default=[], metavar="FLAGS",
+        help="the daemon also with each of these sets of flags")  # fmt: skip
     add("--batch", type=int, nargs="*", default=list(BATCHES), metavar="N",
         help="llama-server's -b; 0 is its default")  # fmt: skip
     add("--no-flash", type=int, nargs="*", default=[], metavar="N",
