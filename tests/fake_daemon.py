@@ -8,6 +8,7 @@ configuration, and `cost` (seconds a tick takes), `die` (the decode at which the
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,9 @@ from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.settings import flag_key, load
 from uma_trio.engine.task import EngineDied
+from uma_trio.sockets.inherited import inherited_sockets
 from uma_trio.sockets.listener import SocketTaken
+from uma_trio.sockets.supervisor import Supervisor
 from uma_trio.telemetry import log
 
 
@@ -87,8 +90,14 @@ def slow(config: Config, cost: float, die: int) -> SlowBackend:
 
 
 async def serve(config: Config, backend: FakeBackend) -> None:
-    """Serve, and say when it is ready."""
-    await daemon.serve(config, backend=backend, on_ready=lambda _: print("ready", flush=True))
+    """Serve, on what a supervisor passed if one did, and say when it is ready."""
+    await daemon.serve(
+        config,
+        backend=backend,
+        on_ready=lambda _: print("ready", flush=True),
+        inherited=inherited_sockets(os.environ),
+        supervisor=Supervisor.of(os.environ, os.getpid()),
+    )
 
 
 if __name__ == "__main__":

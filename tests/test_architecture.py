@@ -29,7 +29,9 @@ ALLOWED = {
         *("attrs", "cattrs", "uma_trio.spelling", "uma_trio.speculation"),
         *("uma_trio.backend.kv_types", "uma_trio.sockets.path", "uma_trio.sockets.address"),
     },
-    "uma_trio.config.settings": {"yaml", "uma_trio.config", "uma_trio.spelling"},
+    "uma_trio.config.settings": {
+        *("yaml", "uma_trio.config", "uma_trio.spelling", "uma_trio.sockets.path"),
+    },
     "uma_trio.models": set(),
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),
@@ -120,6 +122,7 @@ UNBOUND = (
     "uma_trio.wiring_drafts",
     "uma_trio.wiring_http",
     "uma_trio.wiring_shapes",
+    "uma_trio.wiring_sockets",
 )  # they put everything together
 
 THREADS = {

@@ -22,7 +22,6 @@ from uma_protocol import Cancel, LocalProtocolError, Message
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.client import (
-    DEFAULT_SOCKET,
     HELD_BACK,
     ConnectionFailed,
     ServerError,
@@ -31,7 +30,6 @@ from uma_trio.client import (
 )
 from uma_trio.client.link import Link, connect_to
 from uma_trio.client.request import build_request
-from uma_trio.config.options import Config
 from uma_trio.sockets.listener import claim
 
 
@@ -492,11 +490,6 @@ def test_a_daemon_that_starts_or_stops_is_waited_for(path: Path) -> None:
     """It has the lock and no socket that accepts; another one could not be started."""
     with claim(path), pytest.raises(ConnectionFailed, match="is starting or stopping there"):
         list(generate_sync("hello", path))
-
-
-def test_the_default_socket_is_the_daemons() -> None:
-    """Declared twice, so that importing the client stays quick; this keeps them together."""
-    assert str(Config().socket) == DEFAULT_SOCKET
 
 
 # --- tools and reasoning ---

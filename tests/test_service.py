@@ -1,347 +1,405 @@
-"""The service alone: what a front gets without a socket or a wire format."""
+"""The daemon as a service: sockets made by a supervisor, signs of life, units, and `stop`."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import plistlib
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-import numpy as np
 import pytest
 import trio
-from net_kit import TICK_S, House, at_once, give, house, items_of, slowly, take_from
-from trio.testing import MockClock
 
-from uma_protocol import Code
-from uma_trio.backend.fake import N_VOCAB, FakeBackend, linear_cost
-from uma_trio.engine.messages import Credit, Finished, PromptDone, StreamItem, TokenOut
-from uma_trio.engine.outlet import Outlet
-from uma_trio.service.ask import Ask, Chat, Door, Message, Origin, Refusal
-from uma_trio.service.checks import Bounds, check_fits
-from uma_trio.service.playout import Playout
-from uma_trio.service.stream import Pipe, Reader
-from uma_trio.sockets.principal import Principal
+from uma_trio.cli import service as verb
+from uma_trio.cli.stop import stop
+from uma_trio.cli.units import SERVICE_UNIT, SOCKET_UNIT, launch_agent, systemd_units
+from uma_trio.client import default_socket, generate_sync
+from uma_trio.config.settings import load
+from uma_trio.sockets.address import parse_address
+from uma_trio.sockets.inherited import NONE, Inherited, NotUsable, inherited_sockets
+from uma_trio.sockets.listener import claim
+from uma_trio.sockets.path import SHARED_SOCKET, socket_to_ask
+from uma_trio.sockets.supervisor import Supervisor
+from uma_trio.wiring_sockets import names_taken, told_by
 
-SOMEBODY = Principal(connection=7, uid=1000, pid=7)
-DOOR = Door(max_prompt_bytes=100, option="--door-bytes")
-
-
-def origin(**fields: Any) -> Origin:
-    """Return somebody."""
-    return Origin(**{"principal": SOMEBODY, "door": DOOR, "name": "r", **fields})
+COMMAND = Path("/opt/uma/bin/uma-trio")
 
 
-async def answer(daemon: House, ask: Ask) -> tuple[str, Finished]:
-    """Return the text of a request and how it ended."""
-    text = ""
-    async with daemon.service.generate([ask], origin()) as stream:
-        async for item in items_of(stream):
-            if not isinstance(item, PromptDone):
-                text += item.text
-    assert isinstance(item, Finished)
-    return text, item
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a name short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="uma") as name:
+        yield Path(name)
 
 
-async def refused(daemon: House, **fields: Any) -> Refusal:
-    """Return why a request is not accepted; nothing of it stays."""
-    with pytest.raises(Refusal) as caught:
-        await answer(daemon, Ask(**fields))
-    assert not len(daemon.service.directory)
-    return caught.value
+def listening(path: Path) -> socket.socket:
+    """Return a Unix socket that listens."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen()
+    return sock
 
 
-async def test_a_stream_yields_the_end_of_the_prompt_the_tokens_and_the_end(
-    autojump_clock: MockClock,
-) -> None:
-    """In this order, and then nothing; leaving the block leaves the directory."""
-    async with house() as daemon:
-        async with daemon.service.generate([Ask(prompt="hello", max_tokens=5)], origin()) as stream:
-            items = [item async for item in items_of(stream)]
-            assert len(daemon.service.directory) == 1
-        assert [type(item) for item in items] == [PromptDone, *[TokenOut] * 5, Finished]
-        assert not len(daemon.service.directory)
+@contextmanager
+def passed(*socks: socket.socket, names: str = "") -> Iterator[tuple[dict[str, str], int]]:
+    """Give `socks` consecutive descriptors, as a supervisor does: the variables, and the first."""
+    first = 900
+    with ExitStack() as stack:
+        for place, sock in enumerate(socks):
+            os.dup2(sock.fileno(), first + place)
+            stack.callback(sock.close)
+        env = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(socks))}
+        yield {**env, "LISTEN_FDNAMES": names} if names else env, first
 
 
-async def test_text_tokens_and_chats_are_asked_the_same_way(autojump_clock: MockClock) -> None:
-    """Tokens are taken as they are."""
-    async with house() as daemon:
-        text, _ = await answer(daemon, Ask(prompt="hello", max_tokens=6))
-        assert text == daemon.expected("hello", 6)
-        tokens = daemon.backend.vocabulary.tokenize("hello", add_special=True, parse_special=False)
-        assert (await answer(daemon, Ask(prompt=tokens, max_tokens=6)))[0] == text
-        _, end = await answer(daemon, Ask(prompt=Chat((Message("user", "hi"),)), max_tokens=6))
-        assert end.reason == "length"
+# --- inherited sockets ---
 
 
-async def test_a_chat_is_refused_where_the_model_has_no_template(
-    autojump_clock: MockClock,
-) -> None:
-    """The message says what to send instead."""
-    async with house(FakeBackend(chat_template=None)) as daemon:
-        refusal = await refused(daemon, prompt=Chat((Message("user", "hi"),)))
-        assert (refusal.code, refusal.field) == (Code.E_MODEL_002, "messages")
-        assert "`prompt`" in refusal.message
+def test_sockets_are_told_apart_by_their_names(folder: Path) -> None:
+    """HTTP may be on a Unix socket, too."""
+    framed, http = listening(folder / "a"), listening(folder / "b")
+    with passed(http, framed, names="http:uma") as (env, first):
+        got = inherited_sockets(env, first)
+    assert (got.path, got.http_address) == (str(folder / "a"), f"unix:{folder / 'b'}")
+    assert env == {}
+    got.close()
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        ({"prompt": "x", "model": "other"}, Code.E_MODEL_002, "model"),
-        ({"prompt": ""}, Code.E_PROTO_003, "prompt"),
-        ({"prompt": Chat(())}, Code.E_PROTO_003, "messages"),
-        ({"prompt": np.array([], np.int32)}, Code.E_PROTO_003, "prompt"),
-        ({"prompt": np.array([3, N_VOCAB], np.int32)}, Code.E_PROTO_003, "prompt"),
-        ({"prompt": np.array([-1, 3], np.int32)}, Code.E_PROTO_003, "prompt"),
-        ({"prompt": "é" * 51}, Code.E_LIMIT_001, "prompt"),
-        (
-            {"prompt": Chat((Message("user", "x" * 60), Message("user", "x" * 41)))},
-            Code.E_LIMIT_001,
-            "messages",
-        ),
-        ({"prompt": "x", "max_tokens": 11}, Code.E_PROTO_003, "max_tokens"),
-    ],
-)
-async def test_what_cannot_be_served_is_refused_with_its_field(
-    autojump_clock: MockClock, fields: dict[str, Any], code: Code, field: str
-) -> None:
-    """Each rule is checked here, for every front."""
-    async with house(max_tokens_cap=10) as daemon:
-        refusal = await refused(daemon, **fields)
-        assert (refusal.code, refusal.field) == (code, field)
+def test_sockets_without_names_are_told_apart_by_their_family(folder: Path) -> None:
+    """A TCP socket is for HTTP, a Unix socket for the framed protocol."""
+    port = socket.create_server(("127.0.0.1", 0))
+    number = port.getsockname()[1]
+    with passed(port, listening(folder / "a")) as (env, first):
+        got = inherited_sockets(env, first)
+    assert (got.path, got.http_address) == (str(folder / "a"), f"127.0.0.1:{number}")
+    assert got.framed is not None
+    assert not got.framed.getblocking()
+    assert not got.framed.get_inheritable()
+    got.close()
 
 
-async def test_the_option_of_the_door_is_named_where_a_prompt_is_too_long(
-    autojump_clock: MockClock,
-) -> None:
-    """Every front has a bound of its own."""
-    async with house() as daemon:
-        refusal = await refused(daemon, prompt="x" * 101)
-        assert "--door-bytes" in refusal.message
+def test_sockets_for_another_process_are_left_alone() -> None:
+    """A child inherits the variables of its parent, which are not meant for it."""
+    assert inherited_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == NONE
+    assert inherited_sockets({}) == NONE
 
 
-async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(
-    autojump_clock: MockClock,
-) -> None:
-    """A front can tell its client how much too long it is."""
-    async with house(FakeBackend(n_ctx=64, cost=linear_cost(TICK_S, 0))) as daemon:
-        refusal = await refused(daemon, prompt="x" * 90)
-        assert (refusal.code, refusal.prompt_tokens, refusal.context) == (
-            Code.E_LIMIT_004,
-            91,
-            64,
+def test_two_sockets_for_one_front_are_refused(folder: Path) -> None:
+    """It is not guessed which is meant."""
+    socks = (listening(folder / "a"), listening(folder / "b"))
+    with passed(*socks) as (env, first), pytest.raises(NotUsable, match="the framed protocol"):
+        inherited_sockets(env, first)
+
+
+def test_what_does_not_listen_is_refused(folder: Path) -> None:
+    """A connected socket, say."""
+    refused = pytest.raises(NotUsable, match="descriptor 900 is no listening")
+    with passed(socket.socket(socket.AF_UNIX)) as (env, first), refused:
+        inherited_sockets(env, first)
+
+
+def test_an_inherited_name_is_neither_probed_nor_removed(folder: Path) -> None:
+    """Who waits in its backlog must be answered; the supervisor goes on listening there."""
+    made = listening(folder / "s")
+    with claim(folder / "s", inherited=made) as name, name.listen() as listener:
+        assert listener.path == str(folder / "s")
+    assert (folder / "s").exists()
+
+
+def test_inherited_sockets_take_the_place_of_the_configured_ones(folder: Path) -> None:
+    """The ready message, `ps` and the checks of the HTTP address speak of what is served."""
+    with listening(folder / "s") as made:
+        config = told_by(Inherited(framed=made), load({"socket": "/elsewhere"}, {}))
+        assert (config.socket, config.source("socket")) == (folder / "s", "LISTEN_FDS")
+
+
+_HOLDER = """\
+import os, sys
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_who_connects_while_no_daemon_runs_is_answered_by_the_next(folder: Path) -> None:
+    """The holder's socket outlives two daemons; no connect is refused, and each answer is whole."""
+    made, path = listening(folder / "s"), str(folder / "s")
+
+    def start() -> subprocess.Popen[bytes]:
+        daemon = str(Path(__file__).parent / "fake_daemon.py")
+        return subprocess.Popen(
+            [sys.executable, "-c", _HOLDER, daemon, path],
+            env={**os.environ, "LISTEN_FDS": "1"},
+            stdin=made,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=lambda: os.dup2(0, 3),  # noqa: PLW1509  no threads
+            pass_fds=(3,) if made.fileno() != 3 else (),
         )
-        refusal = await refused(daemon, prompt="x" * 9, max_tokens=60)
-        assert (refusal.field, refusal.prompt_tokens, refusal.context) == ("max_tokens", 10, 64)
+
+    for _ in range(2):
+        running = start()
+        try:
+            assert len(list(generate_sync("hello", path, max_tokens=3))) == 3
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(60) == 0
+        finally:
+            running.kill()
+            running.wait()
+    made.close()
 
 
-async def test_a_wish_that_may_be_trimmed_is_trimmed(autojump_clock: MockClock) -> None:
-    """To the room in the context, and to the daemon's cap."""
-    backend = FakeBackend(n_ctx=64, cost=linear_cost(TICK_S, 0))
-    async with house(backend, max_tokens_cap=40) as daemon:
-        _, end = await answer(daemon, Ask(prompt="x" * 49, max_tokens=999, clamp=True))
-        assert (end.reason, end.completion_tokens) == ("length", 14)
-        _, end = await answer(daemon, Ask(prompt="x", max_tokens=999, clamp=True))
-        assert end.completion_tokens == 40
+# --- default paths ---
 
 
-async def test_credit_goes_back_once_a_burst(autojump_clock: MockClock) -> None:
-    """However many tokens were there, one message says that they are dealt with."""
-    async with house(credit=4) as daemon:
-        given: list[int] = []
-        put = daemon.bench.inbox.put
-
-        def spy(message: Any) -> None:
-            if isinstance(message, Credit):
-                given.append(message.n)
-            put(message)
-
-        daemon.bench.inbox.put = spy  # type: ignore[method-assign]
-        async with daemon.service.generate(
-            [Ask(prompt="hello", max_tokens=12)], origin()
-        ) as stream:
-            sizes = []
-            while sum(sizes) < 12:
-                await trio.sleep(20 * TICK_S)
-                ((_, items),) = await stream.burst()
-                sizes.append(sum(isinstance(item, TokenOut) for item in items))
-        assert max(sizes) > 1
-        assert given == sizes[: len(given)]
-        assert len(given) == len(sizes) - 1
+def test_the_default_path_is_in_the_users_runtime_folder(folder: Path) -> None:
+    """Only without one it is in /tmp."""
+    env = {"XDG_RUNTIME_DIR": str(folder)}
+    assert str(load({}, env).socket) == str(folder / "uma-trio" / "uma.sock")
+    assert default_socket({}) == default_socket({"XDG_RUNTIME_DIR": "/not/there"}) == SHARED_SOCKET
 
 
-async def test_leaving_the_block_ends_the_request(autojump_clock: MockClock) -> None:
-    """By the next tick its slot is free."""
-    async with house() as daemon:
-        async with daemon.service.generate(
-            [Ask(prompt="hello", max_tokens=900)], origin()
-        ) as stream:
-            await stream.burst()
-        await daemon.until_idle()
-        daemon.check_idle_engine()
-
-
-async def test_cancelling_while_it_is_tokenised_submits_nothing(
-    autojump_clock: MockClock,
+async def test_a_daemon_that_was_told_no_path_is_found_under_both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine never hears of it, and it ends as any request does."""
-    async with house(run_blocking=slowly(5)) as daemon:
-        generation = daemon.service.generate([Ask(prompt="hello")], origin())
-        with trio.move_on_after(60):
-            async with trio.open_nursery() as nursery:
-
-                async def cancel() -> None:
-                    await trio.sleep(1)
-                    assert daemon.service.cancel(generation.handle, SOMEBODY)
-
-                nursery.start_soon(cancel)
-                async with generation as stream:
-                    ((_, (end,)),) = await stream.burst()
-        assert isinstance(end, Finished)
-        assert (end.reason, end.total_s) == ("cancelled", pytest.approx(1))
-
-
-async def test_a_request_is_moved_and_cancelled_by_its_handle(autojump_clock: MockClock) -> None:
-    """Whoever asks; an unknown handle is no fault."""
-    async with house() as daemon:
-        service = daemon.service
-        async with service.generate([Ask(prompt="hello", max_tokens=500)], origin()) as stream:
-            await stream.burst()
-            assert service.move(stream.handle, "background", SOMEBODY)
-            (running,) = await service.running()
-            assert (running.handle, running.report.lane) == (stream.handle, "background")
-            assert running.origin.name == "r"
-            service.cancel(stream.handle, SOMEBODY)
-            items = [item async for item in items_of(stream)]
-        assert isinstance(items[-1], Finished)
-        assert items[-1].reason == "cancelled"
-        assert not service.move(stream.handle, "interactive", SOMEBODY)
-        assert not service.cancel(stream.handle, SOMEBODY)
+    """The seeds' client knows /tmp/uma.sock alone."""
+    shared = folder / "shared"
+    for module in ("uma_trio.wiring_sockets", "uma_trio.sockets.path"):
+        monkeypatch.setattr(f"{module}.SHARED_SOCKET", str(shared))
+    config = load({}, {"XDG_RUNTIME_DIR": str(folder)})
+    met: list[socket.socket] = []
+    with names_taken(config, NONE) as listen, listen() as listeners:
+        assert stat.S_IMODE(config.socket.parent.stat().st_mode) == 0o700
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listeners.accept_forever, met.append, lambda _: None)
+            for path in (config.socket, shared):
+                with trio.socket.socket(socket.AF_UNIX) as client:
+                    await client.connect(str(path))
+            while len(met) < 2:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    for sock in met:
+        sock.close()
+    assert not config.socket.exists()
+    assert not shared.exists()
 
 
-async def test_texts_are_looked_at_without_a_request(autojump_clock: MockClock) -> None:
-    """Tokens of a text, bytes of tokens, a chat as the template writes it."""
-    async with house(run_blocking=at_once) as daemon:
-        service = daemon.service
-        tokens = await service.tokenize("héllo", add_special=False, parse_special=False)
-        assert service.detokenize(tokens).decode() == "héllo"
-        assert "hi" in await service.render(Chat((Message("user", "hi"),)))
-        with pytest.raises(Refusal) as caught:
-            service.detokenize([N_VOCAB])
-        assert caught.value.field == "tokens"
-
-
-# --- the pipe ---
-
-
-async def test_a_pipe_gives_all_that_is_there(autojump_clock: MockClock) -> None:
-    """In order; a reader that waits gets those that came together in one piece."""
-    pipe = Pipe(Playout(trio.current_time), Reader())
-    got: list[list[StreamItem]] = []
-
-    async def read() -> None:
-        got.append(await take_from(pipe))
-        got.append(await take_from(pipe))
-
-    items: list[StreamItem] = [PromptDone(), TokenOut(1, "a"), TokenOut(2, "b")]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
-        give(pipe, items[0], items[1])
-        await trio.testing.wait_all_tasks_blocked()
-        give(pipe, items[2])
-    assert got == [items[:2], items[2:]]
-
-
-async def test_a_reader_that_is_cancelled_loses_nothing(autojump_clock: MockClock) -> None:
-    """The next one to ask gets what came meanwhile."""
-    pipe = Pipe(Playout(trio.current_time), Reader())
-    with trio.move_on_after(1):
-        await take_from(pipe)
-    give(pipe, PromptDone())
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await take_from(pipe)
-    assert await take_from(pipe) == [PromptDone()]
-
-
-async def test_a_closed_pipe_drops_what_comes(autojump_clock: MockClock) -> None:
-    """The engine may still be on its way with a token."""
-    pipe = Pipe(Playout(trio.current_time), Reader())
-    pipe.close()
-    give(pipe, PromptDone())
-    with trio.move_on_after(1) as scope:
-        await take_from(pipe)
-    assert scope.cancelled_caught
-
-
-async def test_what_one_reader_fails_at_reaches_nobody_else(autojump_clock: MockClock) -> None:
-    """Its own task has the exception; who shows the items, and other readers, do not."""
-    good, bad = (Pipe(Playout(trio.current_time), Reader()) for _ in range(2))
-    got: list[StreamItem] = []
-
-    def failing() -> bool:
-        raise LookupError("no such word")
-
-    async def fail() -> None:
-        with pytest.raises(LookupError):
-            await bad.reader.read(failing)
-        assert await take_from(bad) == [TokenOut(1, "a")]
-
-    async def read() -> None:
-        got.extend(await take_from(good))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fail)
-        nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
-        outlet = Outlet(lambda deliver: deliver())
-        outlet.deliver([(bad, PromptDone()), (good, PromptDone())])
-        await trio.testing.wait_all_tasks_blocked()
-        assert got == [PromptDone()]
-        bad.take()
-        give(bad, TokenOut(1, "a"))
-
-
-async def test_a_reader_that_ends_itself_is_called_no_more(autojump_clock: MockClock) -> None:
-    """As where its connection breaks while it writes: what comes then waits for the next reader."""
-    pipe = Pipe(Playout(trio.current_time), Reader())
-    calls: list[int] = []
-
-    async def read() -> None:
-        with trio.CancelScope() as scope:
-
-            def take() -> bool:
-                calls.append(len(pipe.take()))
-                scope.cancel()
-                return True
-
-            await pipe.reader.read(take)
-        assert scope.cancelled_caught
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
-        give(pipe, PromptDone())
-        give(pipe, TokenOut(1, "a"))
-    assert calls == [1]
-    assert await take_from(pipe) == [TokenOut(1, "a")]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "at_least"),
-    [
-        ("x" * 10_000, 10_000),
-        (Chat(tuple(Message("user", "hi") for _ in range(5000))), 10_000),
-        (Chat(tuple(Message("user", " ") for _ in range(5000))), None),
-        ("x" * 600, None),
-    ],
-)
-def test_a_prompt_far_beyond_the_context_is_not_tokenised(
-    prompt: str | Chat, at_least: int | None
+def test_a_shared_path_that_is_taken_stops_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its length says that it has four times the tokens of the context; what is near is counted."""
-    bounds = Bounds(model="m", n_ctx_seq=512, n_vocab=256)
-    ask = Ask(prompt=prompt)
-    if at_least is None:
-        check_fits(ask, bounds, longest_piece=1)
-        return
-    with pytest.raises(Refusal, match=f"at least {at_least} tokens"):
-        check_fits(ask, bounds, longest_piece=1)
+    """Two users of one machine each have a daemon; the first of them has /tmp/uma.sock."""
+    shared = folder / "shared"
+    monkeypatch.setattr("uma_trio.wiring_sockets.SHARED_SOCKET", str(shared))
+    config = load({}, {"XDG_RUNTIME_DIR": str(folder)})
+    with claim(shared), names_taken(config, NONE) as listen, listen() as listeners:
+        assert listeners.path == str(config.socket)
+
+
+def test_a_daemon_that_was_told_a_path_serves_there_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names a path does not expect another one."""
+    shared = folder / "shared"
+    monkeypatch.setattr("uma_trio.wiring_sockets.SHARED_SOCKET", str(shared))
+    with names_taken(load({"socket": str(folder / "s")}, {}), NONE) as listen, listen():
+        assert not shared.exists()
+
+
+def test_a_client_looks_in_both_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own comes first; with a socket in neither the message names the default."""
+    shared, env = folder / "shared", {"XDG_RUNTIME_DIR": str(folder)}
+    monkeypatch.setattr("uma_trio.sockets.path.SHARED_SOCKET", str(shared))
+    own = Path(default_socket(env))
+    assert socket_to_ask(env) == str(own)
+    with listening(shared):
+        assert socket_to_ask(env) == str(shared)
+        own.parent.mkdir()
+        with listening(own):
+            assert socket_to_ask(env) == str(own)
+
+
+def test_the_users_settings_file_is_read_if_it_is_there(folder: Path) -> None:
+    """A service has no command line to write settings on."""
+    env = {"XDG_CONFIG_HOME": str(folder)}
+    assert load({}, env).n_ctx == 4096
+    (folder / "uma-trio").mkdir()
+    (folder / "uma-trio" / "config.yaml").write_text("n_ctx: 8192\n")
+    assert load({}, env).n_ctx == 8192
+    assert load({"n_ctx": "512"}, env).n_ctx == 512
+
+
+# --- signs of life ---
+
+
+@contextmanager
+def supervised(folder: Path) -> Iterator[tuple[Supervisor, socket.socket]]:
+    """A supervisor's end of the datagrams, and ours."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(folder / "notify"))
+        heard.setblocking(False)
+        env = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "2000000"}
+        supervisor = Supervisor.of(env, os.getpid())
+        assert "NOTIFY_SOCKET" not in env
+        yield supervisor, heard
+
+
+def test_a_supervisor_hears_of_loading_ready_life_and_stopping(folder: Path) -> None:
+    """In sd_notify(3)'s words."""
+    with supervised(folder) as (supervisor, heard):
+        assert supervisor.watchdog_s == 2.0
+        supervisor.loading(0.4)
+        supervisor.ready("serving a model")
+        supervisor.alive()
+        supervisor.stopping(20)
+        said = [heard.recv(4096).decode() for _ in range(4)]
+    assert "STATUS=loading the model, 40%" in said[0]
+    assert "EXTEND_TIMEOUT_USEC=" in said[0]
+    assert said[1].splitlines() == ["READY=1", "STATUS=serving a model"]
+    assert said[2] == "WATCHDOG=1"
+    assert "STOPPING=1" in said[3]
+
+
+def test_a_supervisor_that_does_not_listen_disturbs_nobody(folder: Path) -> None:
+    """Nor one that is not there."""
+    Supervisor(str(folder / "gone")).ready("")
+    Supervisor().alive()
+    assert Supervisor.of({"WATCHDOG_USEC": "5000000"}, 1).watchdog_s == 0.0
+
+
+def test_another_process_may_be_the_one_that_is_watched() -> None:
+    """WATCHDOG_PID names it (sd_watchdog_enabled(3))."""
+    env = {"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
+    assert Supervisor.of(env, 2).watchdog_s == 0.0
+
+
+# --- units and `service` ---
+
+
+def test_the_service_has_its_sockets_and_its_time_to_drain() -> None:
+    """HTTP has a unit only if the settings serve it."""
+    units = systemd_units(COMMAND, parse_address("8080"), 30.0)
+    assert "ListenStream=127.0.0.1:8080" in units["uma-trio-http.socket"]
+    assert "TimeoutStopSec=50s" in units[SERVICE_UNIT]
+    assert f"ExecStart={COMMAND} serve" in units[SERVICE_UNIT]
+    assert "IPAddressDeny=any" in units[SERVICE_UNIT]
+    assert set(systemd_units(COMMAND, None, 1.0)) == {SOCKET_UNIT, SERVICE_UNIT}
+
+
+def test_a_service_that_others_can_reach_has_no_address_filter() -> None:
+    """Its keys decide who may use it."""
+    units = systemd_units(COMMAND, parse_address("0.0.0.0:8080"), 20.0)
+    assert "IPAddressDeny" not in units[SERVICE_UNIT]
+
+
+def test_a_path_with_spaces_and_percents_is_quoted() -> None:
+    """Systemd would take it for two words and a specifier."""
+    units = systemd_units(Path("/opt/my 100%/uma-trio"), None, 1.0)
+    assert 'ExecStart="/opt/my 100%%/uma-trio" serve' in units[SERVICE_UNIT]
+
+
+@pytest.mark.skipif(not os.access("/usr/bin/systemd-analyze", os.X_OK), reason="no systemd-analyze")
+def test_systemd_takes_the_units_and_finds_little_exposed(folder: Path) -> None:
+    """Its own words about them: no complaint, and an exposure of at most 2.5."""
+    for name, text in systemd_units(Path(sys.executable), parse_address("8080"), 20.0).items():
+        (folder / name).write_text(text)
+    unit = str(folder / SERVICE_UNIT)
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+    )
+    assert "uma-trio" not in checked.stderr
+    about = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", about)
+    assert found is not None
+    assert float(found[1]) <= 2.5
+
+
+def test_launchd_starts_it_at_login_and_when_it_fails() -> None:
+    """The property list can be read back."""
+    about = plistlib.loads(launch_agent(COMMAND, Path("/logs")))
+    assert about["ProgramArguments"] == [str(COMMAND), "serve"]
+    assert about["KeepAlive"] == {"SuccessfulExit": False}
+
+
+@pytest.fixture
+def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a `systemctl` that writes down what it is told."""
+    tool = folder / "systemctl"
+    tool.write_text(f'#!/bin/sh\necho "$*" >> {folder}/told\n')
+    tool.chmod(0o755)
+    (folder / "uma-trio").write_text("")
+    monkeypatch.setattr(sys, "argv", [str(folder / "uma-trio")])
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    return folder
+
+
+def test_install_writes_the_units_and_starts_them(home: Path) -> None:
+    """With the HTTP port of the user's settings."""
+    (home / "config" / "uma-trio").mkdir(parents=True)
+    (home / "config" / "uma-trio" / "config.yaml").write_text("http: '8080'\n")
+    assert verb.service("install") == 0
+    written = sorted(path.name for path in (home / "config" / "systemd" / "user").iterdir())
+    assert written == ["uma-trio-http.socket", SERVICE_UNIT, SOCKET_UNIT]
+    assert (home / "told").read_text().splitlines() == [
+        "--user daemon-reload",
+        f"--user enable --now {SOCKET_UNIT} uma-trio-http.socket {SERVICE_UNIT}",
+    ]
+
+
+def test_uninstall_leaves_nothing(home: Path) -> None:
+    """And says so when there was nothing."""
+    assert verb.service("install") == 0
+    assert verb.service("uninstall") == 0
+    assert list((home / "config" / "systemd" / "user").iterdir()) == []
+    assert verb.service("uninstall") == 0
+
+
+def test_stop_stops_the_sockets_too(home: Path) -> None:
+    """Or the next request would start the daemon again."""
+    assert verb.service("install") == 0
+    assert verb.service("stop") == 0
+    assert (home / "told").read_text().splitlines()[-1] == (
+        f"--user stop {SOCKET_UNIT} {SERVICE_UNIT}"
+    )
+
+
+def test_a_service_that_is_not_installed_says_how(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the first thing that somebody types may be `service status`."""
+    assert verb.service("status") == 2
+    assert "service install" in capsys.readouterr().err
+
+
+# --- stop ---
+
+
+def test_stop_ends_the_daemon_of_a_socket(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It returns when the process has ended."""
+    daemon = str(Path(__file__).parent / "fake_daemon.py")
+    path = folder / "s"
+    command = [sys.executable, daemon, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().strip() == "ready"
+        assert stop(socket=str(path)) == 0
+        assert running.wait(60) == 0
+    assert f"Stopped process {running.pid}" in capsys.readouterr().out
+
+
+def test_stop_of_nothing_is_done(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that wants no daemon has what it wants."""
+    assert stop(socket=str(folder / "s")) == 0
+    assert "No daemon serves" in capsys.readouterr().out

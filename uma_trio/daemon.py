@@ -43,7 +43,9 @@ from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
 from uma_trio.service.service import Service, in_thread
 from uma_trio.service.timer import finest_timer
-from uma_trio.sockets.listener import Listener, claim
+from uma_trio.sockets.inherited import NONE, Inherited
+from uma_trio.sockets.listener import Listeners
+from uma_trio.sockets.supervisor import Supervisor
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorekeeper import ScoreKeeper
@@ -66,6 +68,7 @@ from uma_trio.wiring import (
 from uma_trio.wiring_drafts import Drafts, drafts_by
 from uma_trio.wiring_http import http_port, http_server
 from uma_trio.wiring_shapes import confinement, warm_if_used
+from uma_trio.wiring_sockets import names_taken, told_by
 
 if TYPE_CHECKING:
     from uma_trio.service.front import Listener as PortListener
@@ -100,6 +103,8 @@ async def serve(
     on_progress: Progress | None = None,
     on_measuring: Progress | None = None,
     backend: Backend | None = None,
+    inherited: Inherited = NONE,
+    supervisor: Supervisor | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return.
 
@@ -107,6 +112,7 @@ async def serve(
     it closes all connections, waits for the tick that is being computed, and removes the
     socket. `backend` is closed in any case. `on_progress` and `on_measuring`
     are called in the loading thread, with the part of the model that is loaded and of the machine's measuring.
+    `inherited` sockets are served in place of the configured ones; the `supervisor` is told what goes on.
 
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves there; nothing was loaded.
@@ -117,20 +123,29 @@ async def serve(
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
     """
     policy = chosen_policy(config)
+    config = told_by(inherited, config)
+    supervisor = supervisor or Supervisor()
     _check_trace(config)
     chat_template(config)  # refused before anything is loaded
-    with claim(config.socket) as name, scorecard_file(config) as table, http_port(config) as port:
+    with (
+        closing(inherited),
+        names_taken(config, inherited) as listen,
+        scorecard_file(config) as table,
+        http_port(config, inherited.http) as port,
+    ):
         if backend is None:
+            loading = _both(supervisor.loading, on_progress)
             backend = await trio.to_thread.run_sync(
-                load_backend, config, on_progress, abandon_on_cancel=True
+                load_backend, config, loading, abandon_on_cancel=True
             )
         try:
-            settings = await trio.to_thread.run_sync(engine_settings, config, backend, on_measuring)
+            measuring = _both(supervisor.measuring, on_measuring)
+            settings = await trio.to_thread.run_sync(engine_settings, config, backend, measuring)
             drafts = await trio.to_thread.run_sync(drafts_by, config, backend, settings)
             with closing(drafts), recorder(config, backend, settings) as record:
-                daemon = _Daemon(config, backend, policy, drafts, record, table, port)
+                daemon = _Daemon(config, backend, policy, drafts, record, table, port, supervisor)
                 tune_interpreter(overlaps=backend.traits.overlaps)
-                with name.listen() as listener:
+                with listen() as listener:
                     await daemon.run(listener, on_ready)
         finally:
             backend.close()
@@ -148,7 +163,9 @@ class _Daemon:
         recorder: Recorder,
         table: TableFile | None,
         port: PortListener | None,
+        supervisor: Supervisor,
     ) -> None:
+        self._supervisor = supervisor
         self._config = config
         self._backend = backend
         self._model = model_info(config, backend)
@@ -188,7 +205,7 @@ class _Daemon:
         self._forced = False
         self._clients = trio.CancelScope()
 
-    async def run(self, listener: Listener, on_ready: Callable[[ReadyInfo], None] | None) -> None:
+    async def run(self, listener: Listeners, on_ready: Callable[[ReadyInfo], None] | None) -> None:
         """Serve on `listener` until told to stop. Raises as :func:`serve` says."""
         _want_files(files_needed(_connections(self._config)), self._log.warning)
         with closing(self._texts):
@@ -202,7 +219,7 @@ class _Daemon:
             raise SystemExit(FORCED_EXIT)
 
     async def _serve(
-        self, listener: Listener, on_ready: Callable[[ReadyInfo], None] | None
+        self, listener: Listeners, on_ready: Callable[[ReadyInfo], None] | None
     ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._compute)
@@ -211,6 +228,7 @@ class _Daemon:
             nursery.start_soon(self._lag.run)
             nursery.start_soon(self._presence.run)
             nursery.start_soon(self._watch_name, listener)
+            nursery.start_soon(self._show_life)
             await nursery.start(self._obey_signals, listener)
             with self._clients:
                 async with trio.open_nursery() as clients:
@@ -218,8 +236,10 @@ class _Daemon:
                     await clients.start(self._server.serve, listener)
                     if self._http is not None and self._port is not None:
                         await clients.start(self._http.serve, self._port)
+                    info = self._ready_info(listener)
+                    self._supervisor.ready(f"serving {info.model.name} on {info.socket}")
                     if on_ready is not None:
-                        on_ready(self._ready_info(listener))
+                        on_ready(info)
                     await self._stopping.wait()
                     await self._drain()
                     clients.cancel_scope.deadline = trio.current_time() + _FLUSH_S
@@ -264,7 +284,7 @@ class _Daemon:
             self._log.warning("messages are refused", why=front_end.chat_problem)
         return front_end
 
-    def _ready_info(self, listener: Listener) -> ReadyInfo:
+    def _ready_info(self, listener: Listeners) -> ReadyInfo:
         backend = self._backend
         limits = evolve(backend.limits, n_slots=self._config.parallel)
         address = self._config.http_address
@@ -291,13 +311,25 @@ class _Daemon:
         finally:
             self._computed.set()
 
-    async def _watch_name(self, listener: Listener) -> None:
+    async def _watch_name(self, listener: Listeners) -> None:
         await listener.until_lost()
         self._log.warning(
             "the socket file was removed or replaced: no new client can reach this daemon",
             socket=listener.path,
             fix="restart it; those who are connected are served until then",
         )
+
+    async def _show_life(self) -> None:
+        """Tell the supervisor that the engine ticks or has nothing to do, as often as it asks."""
+        if self._supervisor.watchdog_s <= 0:
+            return
+        seen = -1
+        while True:
+            # Half of the time is what sd_watchdog_enabled(3) recommends.
+            await trio.sleep(self._supervisor.watchdog_s / 2)
+            if self._engine.rounds != seen or self._inbox.asleep:
+                self._supervisor.alive()
+            seen = self._engine.rounds
 
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
@@ -307,6 +339,7 @@ class _Daemon:
         if self._http is not None:
             self._http.stop_accepting()
         patience = 0.0 if self._died is not None else self._config.drain_s
+        self._supervisor.stopping(patience)
         self._log.info(
             "stopping; a second signal does not wait",
             connections=server.n_connections,
@@ -321,7 +354,7 @@ class _Daemon:
 
     async def _obey_signals(
         self,
-        listener: Listener,
+        listener: Listeners,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -358,6 +391,17 @@ def _described(config: Config, backend: Backend, policy: Policy) -> Metrics:
 def _shared(config: Config, service: Service) -> Shared:
     """Return what the connections of the socket have in common."""
     return Shared(settings=net_settings(config), service=service, log=FaultLog(log.get("net")))
+
+
+def _both(first: Progress, second: Progress | None) -> Progress:
+    """Return what tells both how far something is."""
+
+    def tell(share: float) -> None:
+        first(share)
+        if second is not None:
+            second(share)
+
+    return tell
 
 
 def _connections(config: Config) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,8 +26,12 @@ _REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
 
 
 @contextmanager
-def http_port(config: Config) -> Iterator[PortListener | None]:
+def http_port(
+    config: Config, inherited: socket.socket | None = None
+) -> Iterator[PortListener | None]:
     """Take the address that HTTP is to be served on, if it is, until the block ends.
+
+    An `inherited` socket listens there already.
 
     Raises :class:`ConfigError` if that needs a key and there is none, or it cannot be had.
     """
@@ -43,7 +48,7 @@ def http_port(config: Config) -> Iterator[PortListener | None]:
         )
     with ExitStack() as stack:
         try:
-            port = stack.enter_context(listening(address))
+            port = stack.enter_context(listening(address, inherited))
         except PortUnusable as error:
             raise ConfigError(str(error)) from error
         yield port

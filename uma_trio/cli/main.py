@@ -23,6 +23,8 @@ from uma_trio.config.option import ConfigError
 
 _VERBS = {
     "serve": "Load the model and serve it on a Unix socket, until Ctrl-C.",
+    "stop": "Stop the daemon, after its running requests.",
+    "service": "Run the daemon as a service of this user: install, status, logs, and so on.",
     "run": "Send one prompt and print the answer as it comes.",
     "ps": "Show the requests in progress.",
     "priority": "Move a request to the interactive or the background lane.",

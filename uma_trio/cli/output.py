@@ -14,7 +14,8 @@ from cyclopts import Parameter
 
 from uma_trio.cli.streams import cannot_write, is_unicode
 from uma_trio.config import settings
-from uma_trio.config.options import CONFIG_ENV, Config
+from uma_trio.config.options import CONFIG_ENV
+from uma_trio.sockets.path import SHARED_SOCKET, default_socket, socket_to_ask
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,17 +118,22 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def socket_path(flag: str | None) -> Path:
-    """Return the daemon's socket: the flag, then UMA_SOCK, then the YAML file, then the default."""
+    """Return the daemon's socket: the flag, UMA_SOCK, the YAML file, or where a daemon is found."""
     # The daemon's other variables are not read here. What is no variable at all may be a misspelt
     # UMA_SOCK, which must not go unnoticed.
     others = {*settings.known_env()} - {"UMA_SOCK", CONFIG_ENV}
     env = {name: text for name, text in os.environ.items() if name not in others}
-    return settings.load({"socket": flag}, env).socket
+    config = settings.load({"socket": flag}, env)
+    return config.socket if "socket" in config.sources else Path(socket_to_ask(env))
 
 
 def how_to_ask(socket: Path) -> str:
     """Return a command that asks the daemon on `socket` for something, to be copied."""
-    where = "" if socket == Config().socket else f" --socket {shlex.quote(str(socket))}"
+    where = (
+        ""
+        if str(socket) in (default_socket(), SHARED_SOCKET)
+        else f" --socket {shlex.quote(str(socket))}"
+    )
     # What the bundled model can do; others can too.
     return f'uma-trio run{where} "Tell me a story about a fox and a lantern"'
 

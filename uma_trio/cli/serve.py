@@ -64,9 +64,17 @@ def run_daemon(config: Config) -> int:
     from uma_trio.backend.base import ModelError
     from uma_trio.config.option import ConfigError
     from uma_trio.engine.task import EngineDied
+    from uma_trio.sockets.inherited import NotUsable, inherited_sockets
     from uma_trio.sockets.listener import SocketTaken, SocketUnusable
+    from uma_trio.sockets.supervisor import Supervisor
 
     progress = LoadProgress()
+    supervisor = Supervisor.of(os.environ, os.getpid())
+    try:
+        inherited = inherited_sockets(os.environ)
+    except NotUsable as error:
+        complain(str(error))
+        return USAGE
 
     async def daemon_main() -> None:
         await daemon.serve(
@@ -74,6 +82,8 @@ def run_daemon(config: Config) -> int:
             on_ready=progress.ready,
             on_progress=progress.show,
             on_measuring=progress.measuring,
+            inherited=inherited,
+            supervisor=supervisor,
         )
 
     statuses: dict[type[BaseException], int] = {

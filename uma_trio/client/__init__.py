@@ -26,10 +26,9 @@ from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.request import HELD_BACK, Chat, Params
 from uma_trio.client.script import generate_sync
 from uma_trio.client.streaming import Client, Generation, connect
-from uma_trio.sockets.path import DEFAULT_SOCKET
+from uma_trio.sockets.path import default_socket
 
 __all__ = [
-    "DEFAULT_SOCKET",
     "HELD_BACK",
     "Alternative",
     "CallPiece",
@@ -50,5 +49,6 @@ __all__ = [
     "Tool",
     "ToolCall",
     "connect",
+    "default_socket",
     "generate_sync",
 ]

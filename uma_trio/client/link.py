@@ -25,7 +25,7 @@ from uma_protocol import (
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.sockets.holder import holder_of
-from uma_trio.sockets.path import DEFAULT_SOCKET
+from uma_trio.sockets.path import default_socket, socket_to_ask
 from uma_trio.sockets.peers import peer_of
 from uma_trio.sockets.transport import Transport
 
@@ -35,8 +35,8 @@ _CLOSED = "the daemon closed the connection"
 
 
 def socket_path_of(path: str | os.PathLike[str] | None) -> str:
-    """Return `path`, or the default path of the daemon's socket."""
-    return os.fspath(path or os.environ.get("UMA_SOCK") or DEFAULT_SOCKET)
+    """Return `path`, or where a daemon is that was told nothing."""
+    return os.fspath(path or os.environ.get("UMA_SOCK") or socket_to_ask())
 
 
 def pauses() -> Iterator[float]:
@@ -79,7 +79,7 @@ def _what_to_do(path: str, error: OSError) -> str:
         return "that is not a socket; check the path"
     if (pid := holder_of(path)) is not None:
         return f"pid {pid} is starting or stopping there; try again in a moment"
-    where = "" if path == DEFAULT_SOCKET else f" --socket {shlex.quote(path)}"
+    where = "" if path == default_socket() else f" --socket {shlex.quote(path)}"
     return f"start it with `uma-trio serve{where}`"
 
 

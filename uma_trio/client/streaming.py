@@ -51,7 +51,8 @@ async def connect(
     """Connect to the daemon. Leaving the block closes the connection and cancels its request.
 
     Args:
-        socket_path: the daemon's socket; default ``$UMA_SOCK``, or ``/tmp/uma.sock``.
+        socket_path: the daemon's socket; default ``$UMA_SOCK``, else the
+            one in ``$XDG_RUNTIME_DIR/uma-trio``, else ``/tmp/uma.sock``.
         reconnect: try again a few times, with growing and jittered pauses, if the daemon cannot be
             reached, the connection is lost or the daemon answers "retry later". A generation is
             repeated only if no token of it has arrived. Without it a client is of no further use

@@ -15,7 +15,7 @@ from attrs import frozen
 from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
-from uma_trio.sockets.path import DEFAULT_SOCKET
+from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
 
 FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -74,13 +74,15 @@ class Config(HttpConfig):
         help="The GGUF file to load. It is loaded once and serves all clients.",
     )
     socket: Path = option(
-        Path(DEFAULT_SOCKET),
+        Path(SHARED_SOCKET),
         flag="--socket",
         env=("UMA_SOCK",),
         yaml=("ipc.uds_path",),
+        shown_default=DEFAULT_TEXT,
         metavar="PATH",
         since="0.1",
-        help="The path of the Unix domain socket to serve on.",
+        help="The path of the Unix domain socket to serve on. A daemon on the default path also serves "
+        f"on {SHARED_SOCKET} if that is free.",
     )
     n_ctx: int = option(
         4096,

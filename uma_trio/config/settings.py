@@ -1,5 +1,7 @@
 """Where settings come from: flag, then environment, then a YAML file, then the default.
 
+The file is the one that is named, or else ``~/.config/uma-trio/config.yaml`` if that is there.
+
 Both layouts of the seeds' YAML are read. Nothing unknown is ignored: it is refused with the
 nearest known name.
 """
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 from uma_trio.config.option import ConfigError, Option, as_written
 from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, Config
 from uma_trio.config.reserved import RESERVED
+from uma_trio.sockets.path import default_socket
 from uma_trio.spelling import nearest
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ def load(
         for item in OPTIONS
         if item.name in sources
     }
+    if "socket" not in values:
+        values["socket"] = Path(default_socket(env))
     config = Config(**values, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
     settings = ("socket", "model", "trace", "scorecard", "http_key_file", "http_admin_key_file")
     named = {config.source(name): getattr(config, name) for name in settings}
@@ -72,11 +77,18 @@ def load(
 def _file_of_settings(
     flags: Mapping[str, object], env: Mapping[str, str]
 ) -> tuple[Path | None, str]:
-    """Return the YAML file if one is named, and what names it."""
+    """Return the YAML file if one is named, or the user's if there is one, and what names it."""
     for path, named_by in ((flags.get("config"), CONFIG_FLAG), (env.get(CONFIG_ENV), CONFIG_ENV)):
         if path:
             return Path(str(path)).expanduser(), named_by
-    return None, CONFIG_FLAG
+    own = users_file(env)
+    return (own, "the settings file") if own is not None and own.is_file() else (None, CONFIG_FLAG)
+
+
+def users_file(env: Mapping[str, str]) -> Path | None:
+    """Return where a user's settings are read from (XDG Base Directory Specification), if anywhere."""
+    folder = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
+    return Path(folder, "uma-trio", "config.yaml") if os.path.isabs(folder) else None
 
 
 def _first(

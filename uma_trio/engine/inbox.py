@@ -43,6 +43,7 @@ class Inbox:
         self._came: Callable[[Submit], object] | None = None  # written by the engine
         self._closed = False
         self._event = threading.Event()
+        self.asleep = False  # written by the engine: whether it waits for a message
         self._wake = wake if wake is not None else self._set_event
 
     @property
@@ -128,6 +129,8 @@ class Inbox:
 
         Returns False if neither happened within `timeout_s`.
         """
+        self.asleep = True
         woken = self._event.wait(timeout_s)
+        self.asleep = False
         self._event.clear()
         return woken

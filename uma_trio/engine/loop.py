@@ -126,7 +126,8 @@ class Engine:
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         # `_aside_s` was spent on moving cells and on a draft model since the latest decode.
-        self._idle, self._aside_s = True, 0.0
+        # `rounds` counts those of `run`: it stands still only in a tick, and while there is nothing to do.
+        self._idle, self._aside_s, self.rounds = True, 0.0, 0
 
     @property
     def memory(self) -> Memory:
@@ -142,6 +143,7 @@ class Engine:
         """
         idle: float | None = IDLE_S
         while not self._inbox.closed:
+            self.rounds += 1
             if self.tick():
                 idle = IDLE_S
             elif self.registry.awaits_masks:

@@ -47,8 +47,8 @@ class TcpListener:
 
 
 @contextmanager
-def listening(address: Address) -> Iterator[Listener]:
-    """Listen on an address until the block ends.
+def listening(address: Address, inherited: socket.socket | None = None) -> Iterator[Listener]:
+    """Listen on an address until the block ends; an `inherited` socket does so already.
 
     Raises:
         PortUnusable: it is taken, or cannot be had.
@@ -56,10 +56,11 @@ def listening(address: Address) -> Iterator[Listener]:
         uma_trio.sockets.listener.SocketUnusable: it cannot be made there.
     """
     if address.path:
-        with unix.claim(address.path, "--http unix:PATH") as name, name.listen() as listener:
+        taken = unix.claim(address.path, "--http unix:PATH", inherited=inherited)
+        with taken as name, name.listen() as listener:
             yield listener
     else:
-        with TcpListener(_bind(address)) as listener:
+        with TcpListener(_bind(address) if inherited is None else inherited) as listener:
             yield listener
 
 

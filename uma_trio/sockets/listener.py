@@ -64,16 +64,21 @@ class Claim:
     Held before the model is loaded, so that a second daemon learns at once that it is one.
     """
 
-    def __init__(self, path: str, lock_fd: int) -> None:
+    def __init__(self, path: str, lock_fd: int, inherited: socket.socket | None = None) -> None:
         self._lock_fd = lock_fd
+        self._inherited = inherited
         self.path = path
 
     def listen(self) -> Listener:
-        """Make the socket. Only this user can connect: the file is born with mode 0600.
+        """Make the socket, or take the inherited one.
+
+        Only this user can connect to one that is made: the file is born with mode 0600.
 
         Raises:
             SocketUnusable: it cannot be made there; nothing is left behind.
         """
+        if self._inherited is not None:
+            return Listener(self._inherited, self.path, ours=False)
         sock = _bind(self.path)
         try:
             return Listener(sock, self.path)
@@ -95,11 +100,15 @@ class Claim:
 
 
 class Listener:
-    """A listening Unix socket; made by :meth:`Claim.listen`, and good while the claim is held."""
+    """A listening Unix socket; made by :meth:`Claim.listen`, and good while the claim is held.
 
-    def __init__(self, sock: socket.socket, path: str) -> None:
+    The name is removed in the end if it is `ours`, and not that of a supervisor, which listens on.
+    """
+
+    def __init__(self, sock: socket.socket, path: str, *, ours: bool = True) -> None:
         self._sock = sock
         self._identity: tuple[int, int] | None = _identity(path)
+        self._ours = ours
         self.path = path
 
     def still_ours(self) -> bool:
@@ -129,7 +138,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop, and remove the name if it is still ours. Idempotent."""
-        if self._identity is not None and self.still_ours():
+        if self._ours and self._identity is not None and self.still_ours():
             os.unlink(self.path)
         self._identity = None
         self.stop()
@@ -141,10 +150,49 @@ class Listener:
         self.close()
 
 
-def claim(path: str | os.PathLike[str], flag: str = _SOCKET_FLAG) -> Claim:
+class Listeners:
+    """One front under several names: the first is the one that is told, and watched."""
+
+    def __init__(self, first: Listener, *others: Listener) -> None:
+        self._all = (first, *others)
+        self.path = first.path
+        self.until_lost = first.until_lost
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Hand each new client of any name to `handle`; see :meth:`Listener.accept_forever`."""
+        async with trio.open_nursery() as nursery:
+            for listener in self._all:
+                nursery.start_soon(listener.accept_forever, handle, failed)
+
+    def stop(self) -> None:
+        """Accept no more under any name. Idempotent."""
+        for listener in self._all:
+            listener.stop()
+
+    def close(self) -> None:
+        """Stop, and remove those names that are still ours. Idempotent."""
+        for listener in self._all:
+            listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def claim(
+    path: str | os.PathLike[str],
+    flag: str = _SOCKET_FLAG,
+    *,
+    inherited: socket.socket | None = None,
+) -> Claim:
     """Take `path`, which was chosen by `flag`, for this process; remove a stale socket there.
 
-    Nothing is left behind when it raises, but the lock file.
+    With an `inherited` socket, which listens there already, nothing is removed. Nothing is left behind
+    when it raises, but the lock file.
 
     Raises:
         SocketTaken: another daemon holds the lock, or some process answers on the socket.
@@ -155,11 +203,12 @@ def claim(path: str | os.PathLike[str], flag: str = _SOCKET_FLAG) -> Claim:
         raise SocketUnusable(f"{problem}; {_elsewhere(flag)}")
     lock_fd = _take_lock(name, flag)
     try:
-        _remove_stale(name, flag)
+        if inherited is None:
+            _remove_stale(name, flag)
     except BaseException:
         os.close(lock_fd)
         raise
-    return Claim(name, lock_fd)
+    return Claim(name, lock_fd, inherited)
 
 
 def too_long(path: str | os.PathLike[str]) -> str:

@@ -1,0 +1,144 @@
+"""The files that make the daemon a service of one user: systemd's units and launchd's agent."""
+
+from __future__ import annotations
+
+import plistlib
+from pathlib import Path
+
+from uma_trio.sockets.address import Address
+
+LABEL = "uma-trio"
+SOCKET_UNIT, HTTP_UNIT, SERVICE_UNIT = f"{LABEL}.socket", f"{LABEL}-http.socket", f"{LABEL}.service"
+
+_SOCKET = """\
+[Unit]
+Description=uma-trio's socket: the first request starts the daemon
+
+[Socket]
+ListenStream=%t/uma-trio/uma.sock
+FileDescriptorName=uma
+SocketMode=0600
+DirectoryMode=0700
+Backlog=512
+
+[Install]
+WantedBy=sockets.target
+"""
+
+_HTTP = """\
+[Unit]
+Description=uma-trio's HTTP port: the first request starts the daemon
+
+[Socket]
+ListenStream={address}
+FileDescriptorName=http
+Service={service}
+Backlog=512
+
+[Install]
+WantedBy=sockets.target
+"""
+
+# systemd.exec(5). PrivateDevices and MemoryDenyWriteExecute are not here: GPUs need the devices, and
+# ctypes' callbacks memory that is written and executed. PrivateTmp neither: clients use /tmp/uma.sock.
+# A user's manager can set up Protect* and Private* only with PrivateUsers.
+_SERVICE = """\
+[Unit]
+Description=uma-trio: one language model for all programs of this user
+Requires={sockets}
+After={sockets}
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={command} serve
+Restart=on-failure
+RestartSec=2s
+# 75: another daemon has the socket. 1: a setting is wrong.
+RestartPreventExitStatus=1 75
+TimeoutStartSec=15min
+TimeoutStopSec={stop_s}s
+WatchdogSec=5min
+LimitNOFILE=65536
+CacheDirectory=uma-trio
+UMask=0077
+NoNewPrivileges=yes
+PrivateUsers=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths=/tmp %t/uma-trio{writable}
+ProtectProc=invisible
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+RemoveIPC=yes
+KeyringMode=private
+CapabilityBoundingSet=
+AmbientCapabilities=
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+{network}
+[Install]
+WantedBy=default.target
+"""
+
+_LOOPBACK_ONLY = "IPAddressDeny=any\nIPAddressAllow=localhost\n"
+
+
+def systemd_units(
+    command: Path, http: Address | None, drain_s: float, writable: tuple[Path, ...] = ()
+) -> dict[str, str]:
+    """Return the text of each unit by its file's name.
+
+    `command` is what starts uma-trio. With an `http` address there is a unit for its socket; the
+    service may reach other machines only if that address can be reached by them. `writable` are the
+    folders of further files that the settings have the daemon write.
+    """
+    sockets = [SOCKET_UNIT] if http is None else [SOCKET_UNIT, HTTP_UNIT]
+    units = {SOCKET_UNIT: _SOCKET}
+    if http is not None:
+        units[HTTP_UNIT] = _HTTP.format(address=_listen_stream(http), service=SERVICE_UNIT)
+    units[SERVICE_UNIT] = _SERVICE.format(
+        command=_quoted(command),
+        sockets=" ".join(sockets),
+        stop_s=round(drain_s) + 20,
+        writable="".join(f" {_quoted(folder)}" for folder in writable),
+        network=_LOOPBACK_ONLY if http is None or http.is_loopback else "",
+    )
+    return units
+
+
+def launch_agent(command: Path, logs: Path) -> bytes:
+    """Return launchd's property list: started at login, and again when it fails."""
+    about = {
+        "Label": LABEL,
+        "ProgramArguments": [str(command), "serve"],
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ProcessType": "Interactive",
+        "StandardOutPath": str(logs),
+        "StandardErrorPath": str(logs),
+    }
+    return plistlib.dumps(about)
+
+
+def _listen_stream(http: Address) -> str:
+    if http.path:
+        return http.path
+    host = "127.0.0.1" if http.host == "localhost" else http.host
+    return f"[{host}]:{http.port}" if ":" in host else f"{host}:{http.port}"
+
+
+def _quoted(path: Path) -> str:
+    """Write a path as systemd.syntax(7) wants it: `%` begins a specifier, and a space ends a word."""
+    text = str(path).replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
+    return f'"{text}"' if " " in text or '"' in text else text
