@@ -143,6 +143,7 @@ class Balking:
         return np.arange(N_VOCAB, dtype=np.intp)
 
     elsewhere = False
+    problem = None
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""

@@ -43,6 +43,7 @@ class Only:
         return np.array(sorted(self._tokens), np.intp)
 
     elsewhere = False
+    problem = None
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""

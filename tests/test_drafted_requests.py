@@ -54,6 +54,7 @@ class Turns:
         return np.array([token for token in (97, 98) if token != twice], np.intp)
 
     elsewhere = False
+    problem = None
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""

@@ -121,6 +121,7 @@ class Only:
         return self.ids
 
     elsewhere = False
+    problem = None
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same later."""

@@ -51,6 +51,7 @@ class Letters:
         return np.array([t for t in b"xyz" if self.told[-1:] != [t]], np.intp)
 
     elsewhere = False
+    problem = None
 
     def deferred(self) -> Callable[[], IdArray]:
         """Return the same, found already."""
@@ -283,6 +284,7 @@ class Elsewhere(Letters):
     """The same, which another process knows: nobody may ask it about one token."""
 
     elsewhere = True
+    problem = None
 
     def allows(self, token: int) -> bool:
         """Fail: the engine would wait."""
@@ -532,6 +534,7 @@ class Blocked(Letters):
         self._may, self._error = may, error
 
     elsewhere = False
+    problem = None
 
     def deferred(self) -> Callable[[], IdArray]:
         """Return what waits."""
@@ -580,6 +583,7 @@ def test_a_mask_that_nobody_asks_for_any_more_is_not_made() -> None:
 
     class Noted(Letters):
         elsewhere = False
+        problem = None
 
         def deferred(self) -> Callable[[], IdArray]:
             def find() -> IdArray:

@@ -114,6 +114,7 @@ class Cycle:
         return np.array(self._last if n >= self._n else (ord("abc"[n % 3]),), np.intp)
 
     elsewhere = False
+    problem = None
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return the same, found already."""
@@ -162,6 +163,19 @@ def test_an_answer_without_a_way_on_ends_with_its_code(kind: type[FakeBackend]) 
     bench.run()
     assert (sink.text, sink.end.reason, sink.end.code) == ("abcabcabc", "error", "E_RUNTIME_005")
     assert free.tokens == bench.expected("other", 30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_that_a_limit_leaves_no_way_on_says_which(kind: type[FakeBackend]) -> None:
+    """It is no fault of the daemon, and its sender can do something about it."""
+
+    class Limited(Cycle):
+        problem = "The grammar takes too long."
+
+    bench = Bench(kind())
+    _, sink = bench.submit("hello", 30, constraint=Limited(last=()))
+    bench.run()
+    assert (sink.end.code, sink.end.message) == ("E_LIMIT_007", "The grammar takes too long.")
 
 
 # --- over the socket ---

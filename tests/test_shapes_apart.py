@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
 
 from uma_trio.backend.fake import EOS, IM_END, FakeVocabulary
 from uma_trio.telemetry.shapes import ShapeFigures
@@ -51,6 +54,10 @@ class Told:
         self.verdicts = list(verdicts)
         self.figures = ShapeFigures()
 
+    def note(self, event: str) -> None:
+        """Count it."""
+        self.figures.events[event] += 1
+
     def check(self, shape: Shape) -> Verdict:
         """Return the next verdict."""
         found = self.verdicts.pop(0)
@@ -79,12 +86,14 @@ def test_a_hostile_shape_is_refused_and_remembered(
 ) -> None:
     """It is compiled nowhere but in its process, and the second time nowhere."""
     kind, text, words = HOSTILE[name]
+    again = confinement.figures.events["refused again"]
     for _ in range(2):
         checked = sum(confinement.figures.outcomes.values())
         with pytest.raises(Unconstrainable, match=words) as caught:
             grammarian.follow(Shape(kind, text))
         assert len(str(caught.value).splitlines()) == 1
     assert sum(confinement.figures.outcomes.values()) == checked
+    assert confinement.figures.events["refused again"] == again + 1
     assert grammarian._made is None
     assert grammarian.held_bytes == 0
 
@@ -199,14 +208,27 @@ def test_a_process_that_ends_leaves_no_way_on(confinement: Confinement) -> None:
 
 
 def test_an_answer_that_takes_too_long_altogether_has_no_way_on(confinement: Confinement) -> None:
-    """A grammar that is ambiguous everywhere ends before the thousandth token, and within its time."""
-    follower = confinement.follow(Shape("grammar", AMBIGUOUS))
-    for _ in range(2000):
+    """A grammar that is ambiguous everywhere ends before the thousandth token, and says which limit it was."""
+    stopped = confinement.figures.events["stopped"]
+    follower = confinement.follow(Shape("grammar", AMBIGUOUS, "grammar"))
+    for _ in range(1000):
         if not len(follower.allowed()):
             break
+        assert follower.problem is None
         follower.accept(ord("a"))
     else:
         raise AssertionError("it goes on for ever")
+    assert follower.problem is not None
+    assert re.fullmatch(r"The grammar (takes more|can be read in too many).*", follower.problem)
+    assert confinement.figures.events["stopped"] - stopped in (0, 1)
+
+
+def test_a_grammar_with_no_way_on_of_its_own_names_no_limit(confinement: Confinement) -> None:
+    """That the model's next token does not fit is no matter of time."""
+    follower = confinement.follow(Shape("grammar", 'root ::= "a"'))
+    follower.accept(ord("b"))
+    assert not len(follower.allowed())
+    assert follower.problem is None
 
 
 def test_its_process_ends_with_the_follower(confinement: Confinement) -> None:
@@ -254,8 +276,57 @@ def test_a_large_vocabulary_is_prepared_before_the_daemon_serves_or_not_at_all(
     assert isinstance(grammarian.follow(Shape("regex", "ac+")), Follower)
 
 
-def test_an_answer_with_a_step_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its check has measured: it has no way on, and takes no further step."""
+def test_a_step_that_takes_too_long_moves_its_answer_to_a_process(
+    grammarian: Grammarian, confinement: Confinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on where it was, and may be taken back beyond that; the next answer begins there."""
+    shape, moved = Shape("regex", "(ab)+"), confinement.figures.events["moved"]
+    follower = grammarian.follow(shape)
+    assert isinstance(follower, Follower)
+    follower.accept(ord("a"))
+    assert not follower.elsewhere
+    monkeypatch.setattr("uma_trio.text.constrain._STEP_S", -1.0)
+    follower.accept(ord("b"))
+    assert follower.elsewhere
+    assert EOS in follower.allowed()
+    follower.take_back()
+    assert follower.allowed().tolist() == [ord("b")]
+    follower.take_back()
+    assert follower.deferred()().tolist() == [ord("a")]
+    assert follower.problem is None
+    assert confinement.figures.events["moved"] == moved + 1
+    assert isinstance(grammarian.follow(shape), ApartFollower)
+    assert grammarian.held_bytes == 0
+
+
+def test_an_answer_of_any_length_can_be_moved(confinement: Confinement) -> None:
+    """Its tokens go in several frames, each with a time limit of its own."""
+    follower = confinement.follow(Shape("grammar", 'root ::= "a"+ "b"'))
+    follower.begin([ord("a")] * 1000)
+    assert ord("b") in follower.allowed()
+    follower.accept(ord("b"))
+    assert EOS in follower.allowed()
+
+
+def test_an_answer_that_can_be_read_in_many_ways_is_not_followed_in_the_daemon(
+    confinement: Confinement,
+) -> None:
+    """Whatever a shape was taken for: llguidance ends it here at so many items, and a process goes on."""
+    source = LLMatcher.grammar_from_lark(any_to_lark(AMBIGUOUS))
+    taken = told(Verdict(source=source, plain=True))
+    taken.follow = confinement.follow
+    follower = Grammarian(FakeVocabulary(), confinement=taken).follow(Shape("grammar", AMBIGUOUS))
+    assert isinstance(follower, Follower)
+    n_here = 0
+    while not follower.elsewhere:
+        follower.accept(ord("a"))
+        n_here += 1
+    assert 3 < n_here < 40
+    assert ord("a") in follower.allowed()
+
+
+def test_an_answer_without_another_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else can follow it, it has no way on, and takes no further step."""
     follower = Grammarian(FakeVocabulary()).follow(Shape("regex", "a+"))
     assert follower.allows(ord("a"))
     monkeypatch.setattr("uma_trio.text.constrain._STEP_S", -1.0)

@@ -33,6 +33,7 @@ class Code(StrEnum):
     E_LIMIT_004 = "E_LIMIT_004"
     E_LIMIT_005 = "E_LIMIT_005"
     E_LIMIT_006 = "E_LIMIT_006"
+    E_LIMIT_007 = "E_LIMIT_007"
     E_IO_001 = "E_IO_001"
     E_MODEL_001 = "E_MODEL_001"
     E_MODEL_002 = "E_MODEL_002"
@@ -137,6 +138,12 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             "ask with stream true, or for fewer max_tokens",
         ),
         Code.E_LIMIT_006: CodeInfo("connection idle", _ALWAYS, True, "reconnect when needed"),
+        Code.E_LIMIT_007: CodeInfo(
+            "the schema or grammar takes too much time or memory",
+            _TERMINAL,
+            False,
+            "simplify the schema or grammar, or raise the daemon's --shape-cpu or --shape-memory",
+        ),
         Code.E_IO_001: CodeInfo(
             "write stalled", _ALWAYS, True, "read events as they come, then try again"
         ),

@@ -68,6 +68,10 @@ class Constraint(Protocol):
     def elsewhere(self) -> bool:
         """Whether another process knows what is allowed here: ask for all of it, and wait for `allows` never."""
 
+    @property
+    def problem(self) -> str | None:
+        """Which limit leaves no way on, for a message; None if none does."""
+
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
 

@@ -24,7 +24,7 @@ from uma_trio.engine.publisher import (
 )
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
-from uma_trio.engine.step import Outcome
+from uma_trio.engine.step import Outcome, fault_of
 from uma_trio.lanes import Lane
 from uma_trio.policy.admission import gives_back, is_away
 from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
@@ -255,8 +255,8 @@ class Registry:
                 if delivery.itl_s is not None:
                     itl_s[step.key] = delivery.itl_s / len(delivery.tokens)
             elif outcome.fault is not None:
-                code, message = outcome.fault.code, outcome.fault.message
-                self.end(sequence, "error", now, code=code, message=message)
+                fault = fault_of(outcome.fault, sequence.sampler.constraint)
+                self.end(sequence, "error", now, code=fault.code, message=fault.message)
             elif sequence.submit.progress:
                 self._tell_progress(sequence, now)
         return itl_s

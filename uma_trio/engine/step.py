@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from attrs import frozen
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.messages import InboxMessage, TokenLogprobs
+from uma_trio.engine.messages import Constraint, InboxMessage, TokenLogprobs
 from uma_trio.engine.sampling import IMPOSSIBLE, LATE, NO_GUESS, NOT_FINITE, Choice, Choices
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import Work
@@ -117,6 +117,13 @@ FAULTS: Final = {
     ),
 }
 """What :class:`Choice` answers in place of a token, and what that says."""
+
+
+def fault_of(fault: Fault, constraint: Constraint | None) -> Fault:
+    """Return what to say of a fault: a limit, if it is one that leaves the constraint no way on."""
+    if fault is not FAULTS[IMPOSSIBLE] or constraint is None or constraint.problem is None:
+        return fault
+    return Fault("E_LIMIT_007", constraint.problem)
 
 
 class Outcome(NamedTuple):

@@ -196,6 +196,15 @@ METRICS: tuple[Metric, ...] = (
         "by --shape-cpu, --shape-memory or the time limit.",
         "outcome",
     ),
+    Metric(
+        "shape_events_total",
+        "counter",
+        "events",
+        "By event. refused again: a shape was refused at once, because it had been refused before; "
+        "moved: an answer was moved to a process of its own, because a step in the daemon was too "
+        "large; stopped: an answer was ended by a limit of its process.",
+        "event",
+    ),
     Metric("shape_check_ms", "histogram", "ms", "Time to compile a new shape in its process."),
     Metric("shape_processes", "gauge", "processes", "Processes that compile or follow shapes."),
     Metric("shape_bytes", "gauge", "bytes", "Memory of the compiled shapes cached in the daemon."),

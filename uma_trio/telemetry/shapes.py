@@ -9,10 +9,17 @@ from attrs import define, field
 from uma_trio.telemetry.histogram import Histogram, bounds_ms
 
 _OUTCOMES = ("plain", "apart", "refused", "ended")
+# A shape was refused because it had been before; an answer was moved to a process of its own after it had
+# begun; the process of an answer was ended by a limit.
+_EVENTS = ("refused again", "moved", "stopped")
 
 
 def _outcomes() -> dict[str, int]:
     return dict.fromkeys(_OUTCOMES, 0)
+
+
+def _events() -> dict[str, int]:
+    return dict.fromkeys(_EVENTS, 0)
 
 
 @define
@@ -20,6 +27,7 @@ class ShapeFigures:
     """Since the start, but for `processes` and `held_bytes`, which are asked for."""
 
     outcomes: dict[str, int] = field(factory=_outcomes)
+    events: dict[str, int] = field(factory=_events)
     check_ms: Histogram = field(factory=lambda: Histogram(bounds_ms(1, 100_000)))
     processes: Callable[[], int] = lambda: 0
     held_bytes: Callable[[], int] = lambda: 0
@@ -28,6 +36,7 @@ class ShapeFigures:
         """Return them by the names of the catalogue."""
         return {
             "shapes_checked_total": dict(self.outcomes),
+            "shape_events_total": dict(self.events),
             "shape_check_ms": self.check_ms,
             "shape_processes": self.processes(),
             "shape_bytes": self.held_bytes(),

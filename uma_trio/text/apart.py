@@ -2,13 +2,13 @@
 
 The engine never waits for it with the interpreter's lock: steps are sent as they come, and the mask
 of a place is asked for as soon as the answer is there. A process that takes too long is killed by
-its limits; there is no way on then, which ends this request and no other.
+its limits; there is no way on then, which ends this request and no other, and `problem` says why.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Final
@@ -16,31 +16,58 @@ from typing import Final
 import numpy as np
 
 from uma_trio.confined.workers import Worker
-from uma_trio.text.shape_worker import ACCEPT, MASK, STEP, TAKE_BACK
+from uma_trio.text.shape_worker import ACCEPT, ALLOWED, STEP, TAKE_BACK
 from uma_trio.text.under_way import NONE, Ids, UnderWay
 
 # A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
 _AT_ONCE_S: Final = 0.020
 _WORD_BITS: Final = 8
+# Tokens of an answer that has begun before it is followed here: each frame has a time limit of its own.
+_FRAME_TOKENS: Final = 256
+
+
+class _Fate:
+    """Why an answer has no way on, if its process says so. Shared with what waits for the process."""
+
+    __slots__ = ("problem",)
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
 
 
 class ApartFollower:
     """Walks one answer through its grammar, as :class:`.constrain.Follower` does.
 
     `start` returns a worker that has been told what to follow; it is called for the first mask, and
-    never waits. The worker ends with this object.
+    never waits. The worker ends with this object. `explain` makes a message of how it was ended.
     """
 
     #: What is allowed is found elsewhere: ask for all of it, rather than for one token.
     elsewhere: Final = True
 
-    def __init__(self, start: Callable[[], Worker | None], n_vocab: int) -> None:
+    def __init__(
+        self, start: Callable[[], Worker | None], n_vocab: int, explain: Callable[[str], str]
+    ) -> None:
         self._start = start
         self._n_vocab = n_vocab
+        self._explain = explain
+        self._fate = _Fate()
         self._worker: Worker | None = None
         self._failed = False
         self._steps = bytearray()
         self._mask: UnderWay | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Which limit leaves no way on, for a message; None if none does."""
+        return self._fate.problem
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Go on behind so many tokens, before anything else was asked. Never waits."""
+        for first in range(0, len(tokens), _FRAME_TOKENS):
+            for token in tokens[first : first + _FRAME_TOKENS]:
+                self.accept(token)
+            self._here()
 
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`. Waits, but not for long: then it is False."""
@@ -90,21 +117,35 @@ class ApartFollower:
         if self._worker is None:
             found.set_result(NONE)
             return UnderWay(found)
-        answer = self._worker.ask(bytes(self._steps) + STEP.pack(MASK, 0))
+        answer = self._worker.ask(bytes(self._steps))
         self._steps.clear()
-        answer.add_done_callback(partial(_tell, found, self._n_vocab))
+        answer.add_done_callback(partial(_tell, found, self._n_vocab, self._fate, self._explain))
         return UnderWay(found)
 
 
-def _tell(found: Future[Ids], n_vocab: int, answer: Future[bytes]) -> None:
-    found.set_result(_ids(answer, n_vocab))
+def _tell(
+    found: Future[Ids],
+    n_vocab: int,
+    fate: _Fate,
+    explain: Callable[[str], str],
+    answer: Future[bytes],
+) -> None:
+    """Pass on what the worker says; no tokens if it is gone, or has found no way on."""
+    if answer.cancelled():
+        found.set_result(NONE)
+        return
+    gone = answer.exception(0)
+    said = b"" if gone is not None else answer.result(0)
+    if gone is not None:
+        fate.problem = explain(str(gone))
+    elif not said.startswith(ALLOWED):
+        fate.problem = said[1:].decode() or None
+    found.set_result(_ids(said, n_vocab))
 
 
-def _ids(answer: Future[bytes], n_vocab: int) -> Ids:
-    """Return the tokens of an answer; none if the worker is gone."""
-    if answer.cancelled() or answer.exception(0) is not None:
+def _ids(said: bytes, n_vocab: int) -> Ids:
+    """Return the tokens that a worker allows; none if it says something else."""
+    if not said.startswith(ALLOWED) or (len(said) - 1) * _WORD_BITS < n_vocab:
         return NONE
-    bits = np.frombuffer(answer.result(0), np.uint8)
-    if len(bits) * _WORD_BITS < n_vocab:
-        return NONE
+    bits = np.frombuffer(said, np.uint8, offset=1)
     return np.flatnonzero(np.unpackbits(bits, count=n_vocab, bitorder="little"))

@@ -23,13 +23,14 @@ from uma_trio.telemetry.shapes import ShapeFigures
 from uma_trio.text.apart import ApartFollower
 from uma_trio.text.patience import waits_until
 from uma_trio.text.shape import Shape, Unconstrainable
-from uma_trio.text.shape_worker import Check, Follow, Known, Verdict
+from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
 
 PROGRAM: Final = "uma_trio.text.shape_worker:prepare"
 # In the daemon: whatever takes more than this is followed elsewhere.
 _PLAIN_BYTES: Final = 8 << 20
 _PLAIN_COMPILE_S: Final = 0.25
 _PLAIN_STEP_S: Final = 0.005
+_GRACE: Final = 0.25  # of the CPU time to compile, for an answer that is followed
 _SLACK_S: Final = 0.5  # for the answer to arrive
 
 
@@ -104,7 +105,7 @@ class Confinement:
             raise NotChecked("takes too long to be compiled; simplify it, or try again") from None
         except Gone as gone:
             self._count("ended", began)
-            raise Unconstrainable(self._over(str(gone))) from None
+            raise Unconstrainable(self._over(str(gone), "compile")) from None
         finally:
             worker.close()
         found = msgspec.msgpack.decode(answer, type=Verdict)
@@ -122,10 +123,19 @@ class Confinement:
                 worker = self._workers.start(self.limits.of_worker)
             except Unavailable:
                 return None
-            worker.tell(msgspec.msgpack.encode(Follow(shape.kind, shape.text)))
+            worker.tell(msgspec.msgpack.encode(Follow(shape.kind, shape.text, self._grace_s)))
             return worker
 
-        return ApartFollower(start, self._vocabulary.n_vocab)
+        def explain(why: str) -> str:
+            self.note("stopped")
+            return f"The {shape.field} {self._over(why, 'follow')}."
+
+        return ApartFollower(start, self._vocabulary.n_vocab, explain)
+
+    def note(self, event: str) -> None:
+        """Count an event of :class:`.shapes.ShapeFigures`."""
+        with self._lock:
+            self.figures.events[event] += 1
 
     def close(self) -> None:
         """End every process."""
@@ -144,16 +154,27 @@ class Confinement:
             Known(tuple(vocabulary.pieces()), sorted(vocabulary.end_tokens))
         )
 
-    def _over(self, why: str) -> str:
+    @property
+    def _grace_s(self) -> float:
+        """CPU time that an answer may take more than `STEP_S` for each of its tokens."""
+        return self.limits.cpu_s * _GRACE
+
+    def _over(self, why: str, verb: str) -> str:
         limits = self.limits
         if why == "out of CPU time":
-            return f"takes more than {limits.cpu_s:g} s of CPU time to compile (--shape-cpu); simplify it"
+            took = f"takes more than {limits.cpu_s:g} s of CPU time to compile"
+            if verb == "follow":
+                took = (
+                    f"takes more CPU time to follow than {STEP_S * 1e3:g} ms a token and "
+                    f"{self._grace_s:g} s"
+                )
+            return f"{took}; simplify it, or raise --shape-cpu"
         if why == "out of memory":
             most = limits.memory_bytes >> 20
-            return f"takes more than {most} MiB to compile (--shape-memory); simplify it"
+            return f"takes more than {most} MiB to {verb}; simplify it, or raise --shape-memory"
         if why == "out of time":
-            return f"takes more than {limits.wall_s:g} s to compile; simplify it"
-        return f"ends the process that compiles it ({why})"
+            return f"takes more than {limits.wall_s:g} s to {verb}; simplify it"
+        return f"ends the process that is to {verb} it ({why})"
 
     def _count(self, outcome: str, began: float) -> None:
         with self._lock:

@@ -16,7 +16,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import ClassVar, Final
+from functools import partial
+from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -26,6 +27,8 @@ from uma_trio.backend.base import Vocabulary
 from uma_trio.text.apart import ApartFollower
 from uma_trio.text.confinement import Confinement, NotChecked, fits_in_daemon
 from uma_trio.text.grammars import (
+    LIMITS,
+    LIMITS_HERE,
     Words,
     compiled,
     refuse_failed,
@@ -42,8 +45,9 @@ _BYTES_A_BYTE: Final = 100
 CACHE_BYTES: Final = 64 << 20
 _LEAST_BYTES: Final = 65_536
 _REMEMBERED: Final = 1024  # verdicts, of some hundred bytes each
-# A step that took longer than this, with the lock held, is the last one of its answer.
-_STEP_S: Final = 0.020
+# The rest of an answer is followed in another process once a step in this one took so long, with the lock
+# held. A row of the parser is bounded (`LIMITS_HERE`), so that no step takes much longer.
+_STEP_S: Final = 0.010
 # llguidance prepares a vocabulary with the lock held, some 10 us a token: 20 ms for so many.
 _SMALL_VOCABULARY: Final = 2048
 _WORD: Final = 32
@@ -91,7 +95,7 @@ class Grammarian:
             known = self._compiled.get(key)
             verdict = self._verdicts.get(key)
         if known is not None:
-            return self._copy_of(key, *known)
+            return self._copy_of(key, shape, *known)
         if verdict is None:
             if self._confinement is None:
                 source = source_of(shape.kind, shape.text)
@@ -100,8 +104,9 @@ class Grammarian:
             if fits_in_daemon(found) and self._is_prepared():
                 return self._compile(key, shape, found.source, max(found.held_bytes, _LEAST_BYTES))
             self._note(key, verdict := "")
-        if verdict or self._confinement is None:
-            raise Unconstrainable(verdict or "is not usable")
+        if self._confinement is None:
+            raise Unconstrainable("is not usable")
+        self._refuse_known(verdict, self._confinement)
         return self._confinement.follow(shape)
 
     def knows(self, shape: Shape) -> bool:
@@ -121,8 +126,7 @@ class Grammarian:
         with self._lock:
             known = key in self._compiled or key in self._passed
             verdict = self._verdicts.get(key)
-        if verdict:
-            raise Unconstrainable(verdict)
+        self._refuse_known(verdict or "", self._confinement)
         if not known and verdict is None:
             self._checked(key, shape, self._confinement)
             with self._lock:
@@ -135,6 +139,13 @@ class Grammarian:
         """About how much memory what is remembered takes."""
         return self._held_bytes
 
+    @staticmethod
+    def _refuse_known(verdict: str, confinement: Confinement) -> None:
+        """Refuse a shape that was refused before."""
+        if verdict:
+            confinement.note("refused again")
+            raise Unconstrainable(verdict)
+
     def _checked(self, key: bytes, shape: Shape, confinement: Confinement) -> Verdict:
         """Return what a process says of a shape; remember a refusal."""
         try:
@@ -145,17 +156,28 @@ class Grammarian:
             self._note(key, str(error))
             raise
 
+    def _move(self, key: bytes, shape: Shape, confinement: Confinement) -> ApartFollower:
+        """Return what follows an answer that turned out to be dear; the next ones begin there."""
+        with self._lock:
+            _, freed = self._compiled.pop(key, (None, 0))
+            self._held_bytes -= freed
+        self._note(key, "")
+        confinement.note("moved")
+        return confinement.follow(shape)
+
     def _note(self, key: bytes, verdict: str) -> None:
         with self._lock:
             self._verdicts[key] = verdict
             while len(self._verdicts) > _REMEMBERED:
                 self._verdicts.popitem(last=False)
 
-    def _copy_of(self, key: bytes, compiled: LLMatcher, n_bytes: int) -> Follower:
+    def _copy_of(self, key: bytes, shape: Shape, compiled: LLMatcher, n_bytes: int) -> Follower:
         with self._lock:
             self._remember(key, compiled, n_bytes)
             copy = compiled.deep_copy()
-        return Follower(copy, self._vocabulary)
+        if self._confinement is None:
+            return Follower(copy, self._vocabulary)
+        return Follower(copy, self._vocabulary, partial(self._move, key, shape, self._confinement))
 
     def _remember(self, key: bytes, compiled: LLMatcher, n_bytes: int) -> None:
         """Keep the latest; forget the oldest beyond what all together may take. Under the lock."""
@@ -199,10 +221,11 @@ class Grammarian:
         return ids
 
     def _compile(self, key: bytes, shape: Shape, source: str, n_bytes: int) -> Follower:
-        matcher = compiled(self._tokenizer(), shape.kind, source)
+        limits = LIMITS if self._confinement is None else LIMITS_HERE
+        matcher = compiled(self._tokenizer(), shape.kind, source, limits)
         Follower(matcher, self._vocabulary).allowed()  # the first step may take long
         refuse_failed(matcher)
-        return self._copy_of(key, matcher, n_bytes)
+        return self._copy_of(key, shape, matcher, n_bytes)
 
 
 def _measured(shape: Shape) -> tuple[int, bytes]:
@@ -216,20 +239,43 @@ def _measured(shape: Shape) -> tuple[int, bytes]:
 
 
 class Follower:
-    """Walks one answer through its grammar, a token at a time. For one thread at a time."""
+    """Walks one answer through its grammar, a token at a time. For one thread at a time.
 
-    __slots__ = ("_failed", "_matcher", "_vocabulary", "_words")
+    `move` is called at most once: where a step took long, or the answer can be read in more ways than
+    `LIMITS_HERE` allows. What it returns follows the rest of the answer, in another process. Without
+    it such an answer has no way on.
+    """
 
-    elsewhere: ClassVar = False
+    __slots__ = ("_apart", "_failed", "_matcher", "_move", "_said", "_vocabulary", "_words")
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: Vocabulary,
+        move: Callable[[], ApartFollower] | None = None,
+    ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._words = np.zeros((vocabulary.n_vocab + 31) // 32, np.int32)
         self._failed = False
+        self._move = move
+        self._apart: ApartFollower | None = None
+        self._said: list[int] = []
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process knows what is allowed."""
+        return self._apart is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Which limit leaves no way on, for a message; None if none does."""
+        return None if self._apart is None else self._apart.problem
 
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
+        if self._apart is not None:
+            return self._apart.allows(token)
         if token in self._vocabulary.end_tokens:
             return self._matcher.is_accepting()
         if self._failed:
@@ -241,6 +287,8 @@ class Follower:
 
     def allowed(self) -> NDArray[np.intp]:
         """Return all tokens that the answer may go on with; none if the grammar has failed."""
+        if self._apart is not None:
+            return self._apart.allowed()
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._failed or self._matcher.is_error():
@@ -257,22 +305,38 @@ class Follower:
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
         """Return what `allowed` is here and now, to be called later, in any thread, once."""
-        # A copy takes 0.02 ms, and 8 % off what the next mask finds prepared.
-        follower = Follower(self._matcher.deep_copy(), self._vocabulary)
-        follower._failed = self._failed
-        return follower.allowed
+        if self._apart is None:
+            # A copy takes 0.02 ms, longer behind a long answer, and 8 % off what the next mask finds prepared.
+            began = time.thread_time()
+            follower = Follower(self._matcher.deep_copy(), self._vocabulary)
+            follower._failed = self._failed
+            self._look_at(began)
+        return follower.allowed if self._apart is None else self._apart.deferred()
 
     def accept(self, token: int) -> None:
         """Go on behind `token`."""
+        if self._apart is not None:
+            self._apart.accept(token)
+            return
         began = time.thread_time()
-        self._matcher.consume_token(token)
-        self._look_at(began)
+        fits = self._matcher.consume_token(token)
+        self._said.append(token)
+        self._look_at(began, fits=fits)
 
     def take_back(self) -> None:
         """Go back to before the latest `accept`."""
+        if self._apart is not None:
+            self._apart.take_back()
+            return
+        self._said.pop()
         self._matcher.rollback(1)
 
-    def _look_at(self, began: float) -> None:
-        """Let the answer fail if its grammar holds everybody up."""
-        if time.thread_time() - began > _STEP_S:
+    def _look_at(self, began: float, *, fits: bool = True) -> None:
+        """Have another process follow the answer if its grammar would hold everybody up here."""
+        if fits and time.thread_time() - began <= _STEP_S:
+            return
+        if self._move is None:
             self._failed = True
+            return
+        self._apart = self._move()
+        self._apart.begin(self._said)

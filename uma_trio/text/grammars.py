@@ -15,13 +15,27 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from uma_trio.text.shape import Kind, Unconstrainable
 
-LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # some 20 ms
-    step_lexer_fuel=100_000,  # some 7 ms, which hardly anything needs
-    max_grammar_size=200_000,
-    max_lexer_states=50_000,  # of 1 to 2 kB each
-    verbose_errors=False,
-)
+# Items in a row of Earley's table. A row takes time by the square of its items, and by the cube where
+# an answer can be read in many ways: 700 ms for a token of several lexemes at 2000.
+MAX_ITEMS: Final = 2000
+# In the daemon. 250 of 300 schemas of guidance-ai/jsonschemabench need less (248 less than 150), and no token
+# of any ambiguous grammar that was tried took more than 5 ms then.
+MAX_ITEMS_HERE: Final = 300
+
+
+def _limits(max_items: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=max_items,
+        initial_lexer_fuel=1_000_000,  # some 20 ms
+        step_lexer_fuel=100_000,  # some 7 ms, which hardly anything needs
+        max_grammar_size=200_000,
+        max_lexer_states=50_000,  # of 1 to 2 kB each
+        verbose_errors=False,
+    )
+
+
+LIMITS: Final = _limits(MAX_ITEMS)
+LIMITS_HERE: Final = _limits(MAX_ITEMS_HERE)
 JSON: Final[Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": r" |\n[ ]{0,40}",
@@ -107,13 +121,15 @@ def source_of(kind: Kind, text: str) -> str:
         raise Unconstrainable(_reason(str(error))) from error
 
 
-def compiled(tokenizer: LLTokenizer, kind: Kind, source: str) -> LLMatcher:
+def compiled(
+    tokenizer: LLTokenizer, kind: Kind, source: str, limits: LLParserLimits = LIMITS
+) -> LLMatcher:
     """Return the matcher of a source. Without the interpreter's lock, but for reading `source`.
 
     Raises:
-        Unconstrainable: it cannot be enforced, or not within `LIMITS`.
+        Unconstrainable: it cannot be enforced, or not within `limits`.
     """
-    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     refuse_failed(matcher)
     for warning in matcher.get_grammar_warnings() if kind not in _LOOSE_KINDS else ():
         if _UNIMPLEMENTED.search(warning):

@@ -1,13 +1,18 @@
 """What runs in the processes that check shapes and follow the dear ones. See :mod:`.confinement`.
 
 A worker's first frame says what it is for. :class:`Check` is answered with a :class:`Verdict`. After
-:class:`Follow` each frame is a run of steps, of which :data:`MASK` is answered with the bits of the
-allowed tokens, none if there is no way on.
+:class:`Follow` each frame is a run of steps, answered with :data:`ALLOWED` and the bits of the tokens
+that are allowed behind the last one, or with :data:`FAILED` and the reason why there is no way on. A
+worker that has taken too long altogether ends as one does that takes too long for one frame.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
+import os
 import random
+import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -18,18 +23,36 @@ from llguidance import LLMatcher, LLTokenizer
 
 from uma_trio.confined.host import anonymous
 from uma_trio.confined.link import Link
-from uma_trio.text.grammars import Words, compiled, refuse_failed, source_of, tokenizer_of, unforced
+from uma_trio.text.grammars import (
+    LIMITS_HERE,
+    MAX_ITEMS,
+    Words,
+    compiled,
+    refuse_failed,
+    source_of,
+    tokenizer_of,
+    unforced,
+)
 from uma_trio.text.plain import is_plain
 from uma_trio.text.shape import Kind, Unconstrainable
 
 STEP: Final = struct.Struct("<ci")
-ACCEPT, TAKE_BACK, MASK = b"a", b"t", b"m"
-# An answer whose steps take longer than 20 ms on average is ended: it would keep a core busy.
-STEP_S: Final = 0.020
-GRACE_S: Final = 1.0
+ACCEPT, TAKE_BACK = b"a", b"t"
+ALLOWED, FAILED = b"m", b"f"
+# CPU time that an answer has for each of its tokens, on average. Five times what 99 of 100 masks take
+# (docs/STRUCTURE.md); an ambiguous grammar takes more with each token.
+STEP_S: Final = 0.005
+# What takes so much more than that gets less of the processor, beside everything else.
+_POLITE_S: Final = 0.1
+_POLITE: Final = 5  # added to the niceness that it has
 _TRIED_S: Final = 0.010
 _TRIED_STEPS: Final = 24
 _DEAR: Final = 48
+_AMBIGUOUS: Final = (
+    f"can be read in too many ways (more than {MAX_ITEMS} items in a row of the parser's table); "
+    "make it less ambiguous"
+)
+_SIGNS: Final = frozenset(b'[]{}",:')
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
@@ -47,10 +70,14 @@ class Check(msgspec.Struct, frozen=True, tag="check", array_like=True):
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", array_like=True):
-    """Compile this, which has been checked, and follow one answer."""
+    """Compile this, which has been checked, and follow one answer.
+
+    It may take `grace_s` of CPU time, and `STEP_S` for each token.
+    """
 
     kind: Kind
     text: str
+    grace_s: float = 0.5
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
@@ -84,24 +111,32 @@ def prepare(setup: bytes) -> Callable[[Link], None]:
             return
         source = unforced(source_of(asked.kind, asked.text))
         matcher = compiled(tokenizer, asked.kind, source)
-        spent = _Spent()
+        allowance = _Allowance(asked.grace_s)
         while True:
             steps = link.receive()
-            link.send(_stepped(matcher, steps) if spent.has_room() else b"")
+            link.send(_stepped(matcher, steps))
+            allowance.take(steps)
 
     return work
 
 
-class _Spent:
-    """What one answer has taken."""
+class _Allowance:
+    """What one answer may take altogether."""
 
-    def __init__(self) -> None:
-        self._until = time.process_time() + GRACE_S
+    def __init__(self, grace_s: float) -> None:
+        self._since = time.process_time()
+        self._grace_s = grace_s
+        self._is_polite = False
 
-    def has_room(self) -> bool:
-        """Count a step; False once they took too long altogether."""
-        self._until += STEP_S
-        return time.process_time() < self._until
+    def take(self, steps: bytes) -> None:
+        """Count steps that were taken, and end this process if all took too long."""
+        self._since += STEP_S * sum([step == ACCEPT for step, _ in STEP.iter_unpack(steps)])
+        over = time.process_time() - self._since
+        if over > self._grace_s:
+            os.kill(os.getpid(), signal.SIGPROF)
+        elif over > _POLITE_S and not self._is_polite:
+            self._is_polite = True
+            os.nice(_POLITE)
 
 
 def _stepped(matcher: LLMatcher, steps: bytes) -> bytes:
@@ -109,10 +144,13 @@ def _stepped(matcher: LLMatcher, steps: bytes) -> bytes:
     for step, token in STEP.iter_unpack(steps):
         if step == ACCEPT:
             matcher.consume_token(token)
-        elif step == TAKE_BACK:
+        else:
             matcher.rollback(token)
     mask = matcher.compute_bitmask()
-    return b"" if matcher.is_error() else mask
+    if not matcher.is_error():
+        return ALLOWED + mask
+    error = matcher.get_error()
+    return FAILED + (_AMBIGUOUS.encode() if "items" in error else b"")
 
 
 def _verdict(tokenizer: LLTokenizer, dear: Sequence[int], asked: Check) -> Verdict:
@@ -126,14 +164,18 @@ def _verdict(tokenizer: LLTokenizer, dear: Sequence[int], asked: Check) -> Verdi
     except Unconstrainable as error:
         return Verdict(problem=str(error))
     took = time.process_time() - began
-    plain = is_plain(asked.kind, asked.text)
-    step = _walked(matcher, dear) if plain else 0.0
+    if not is_plain(asked.kind, asked.text):
+        return Verdict(None, source, max(0, anonymous() - held), took)
+    step = _walked(compiled(tokenizer, asked.kind, source, LIMITS_HERE), dear)
     # What follows is held for each answer, too, and what was read is not.
-    return Verdict(None, source, max(0, anonymous() - held), took, step, plain)
+    return Verdict(None, source, max(0, anonymous() - held), took, step, plain=True)
 
 
 def _walked(matcher: LLMatcher, dear: Sequence[int]) -> float:
-    """Walk, first by the dearest tokens and then by any of them; return how long the longest step took."""
+    """Walk, first by the dearest tokens and then by any of them; return how long the longest step took.
+
+    Infinity if a walk came to what the daemon's limits forbid.
+    """
     until = time.process_time() + _TRIED_S
     worst = _longest_step(matcher.deep_copy(), dear, lambda found: found[0], until)
     return max(worst, _longest_step(matcher.deep_copy(), dear, random.Random(0).choice, until))
@@ -158,14 +200,18 @@ def _longest_step(
         began = time.process_time()
         walker.consume_token(choose(found))
         worst = max(worst, time.process_time() - began)
+        if walker.is_error():
+            return math.inf
     return worst
 
 
 def _dear(pieces: Sequence[bytes]) -> list[int]:
-    """Return tokens of many lexemes, the longest first, and every single byte."""
-    signs = frozenset(b'[]{}",: \n0a')
-    found = [
-        token for token, piece in enumerate(pieces) if len(piece) > 1 and signs.issuperset(piece)
-    ]
-    found.sort(key=lambda token: -len(pieces[token]))
-    return [*found[:_DEAR], *(token for token, piece in enumerate(pieces) if len(piece) == 1)]
+    """Return tokens of many lexemes of JSON, those of most first, and every single byte."""
+    found = [(_n_signs(piece), token) for token, piece in enumerate(pieces) if len(piece) > 1]
+    most = heapq.nlargest(_DEAR, [each for each in found if each[0] > 1])
+    singles = [token for token, piece in enumerate(pieces) if len(piece) == 1]
+    return [*(token for _, token in most), *singles]
+
+
+def _n_signs(piece: bytes) -> int:
+    return sum([byte in _SIGNS for byte in piece])

@@ -71,6 +71,11 @@ class Thinking:
         """Whether another process knows what is allowed here."""
         return self._at.phase == "answer" and self._inner is not None and self._inner.elsewhere
 
+    @property
+    def problem(self) -> str | None:
+        """Which limit leaves no way on, for a message; None if none does."""
+        return None if self._inner is None else self._inner.problem
+
     def allows(self, token: int) -> bool:
         """Whether the answer may go on with `token`; with an end token, whether it may end."""
         at = self._at

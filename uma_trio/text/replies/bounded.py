@@ -83,6 +83,11 @@ class Bounded:
         """Whether another process knows what is allowed here."""
         return not self._at.forced and self._inner is not None and self._inner.elsewhere
 
+    @property
+    def problem(self) -> str | None:
+        """Which limit leaves no way on, for a message; None if none does."""
+        return None if self._inner is None else self._inner.problem
+
     def allows(self, token: int) -> bool:
         """Whether the reply may go on with `token`; with an end token, whether it may end."""
         at = self._at
