@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from uma_trio.backend.base import IntArray, ModelError
 
 _NO_VOCABULARY: Final = 0  # LLAMA_VOCAB_TYPE_NONE
 _NULL_TOKEN: Final = -1  # LLAMA_TOKEN_NULL
+_SPM: Final = 1  # LLAMA_VOCAB_TYPE_SPM
 _BPE: Final = 2  # LLAMA_VOCAB_TYPE_BPE
 _PIECE_ROOM: Final = 1024
 # llama.cpp cuts text into words with std::regex, which recurses once for each character of a
@@ -22,6 +24,20 @@ _PIECE_ROOM: Final = 1024
 # of spaces of some 4,000 to 25,000 characters, depending on the model's pattern, ends the
 # process. No pattern goes on over a line end but for more white space.
 _LONGEST_LINE: Final = 1000
+_LINE_IN_TOKEN: Final = re.compile(rb"\n[A-Za-z]")
+_BEFORE_LINES: Final = (
+    "word",
+    "12345",
+    "end.",
+    "it'",
+    "a  )",
+    "x = {",
+    "Aa/",
+    "don't",
+    "\t-",
+    "é!",
+)
+_BEHIND_LINES: Final = ("word", "s", "ll be", "I", "Zürich 12", "if (x)\n\n", "THE end\n")
 _SLICE: Final = 16_384  # characters that are encoded while the GIL is held
 
 
@@ -55,6 +71,7 @@ class LlamaVocabulary:
         self.eos_text = self._text(int(llama.llama_vocab_eos(self._vocab)))
         self.end_tokens = frozenset(self._build_end_tokens())
         self._pieces = self._build_pieces()
+        self.parts_at_lines = kind in (_SPM, _BPE) and self._ends_tokens_at_lines()
 
     @classmethod
     def load(cls, path: Path) -> LlamaVocabulary:
@@ -101,6 +118,27 @@ class LlamaVocabulary:
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, indexed by id; control tokens are empty."""
         return self._pieces
+
+    def _ends_tokens_at_lines(self) -> bool:
+        """Whether a line end and the letter behind it are never of one token, nor change others.
+
+        Both kinds of vocabularies join neighbours for as long as what they are together is a token. So where
+        no token holds both, what is before is joined apart from what is behind. Words are cut before that:
+        each pattern of llama.cpp (llama-vocab.cpp, `llm_tokenizer_bpe`) ends one there, and looks no
+        further. Of a pattern that is not known yet a few texts tell.
+        """
+        if _LINE_IN_TOKEN.search(b"\0".join(self._pieces)):
+            return False
+
+        def tokens(text: str) -> list[int]:
+            return [*map(int, self._tokenize("\n" + text, False, False))]
+
+        mark = tokens("")
+        return all(
+            tokens(f"{before}\n{behind}") == tokens(f"{before}\n") + tokens(behind)[len(mark) :]
+            for before in _BEFORE_LINES
+            for behind in _BEHIND_LINES
+        )
 
     def _text(self, token: int) -> str:
         """Return how a special token is written in a template."""

@@ -156,6 +156,14 @@ class Vocabulary(Protocol):
     def adds_bos(self) -> bool:
         """Whether the model was trained to see its beginning-of-sequence token first."""
 
+    @property
+    def parts_at_lines(self) -> bool:
+        """Whether the tokens of a text are those of its two parts, where it is cut as said here.
+
+        It is cut behind a line end that follows a visible ASCII character, before an ASCII letter. Holds
+        for texts without special tokens, and but for the space that some vocabularies begin a text with.
+        """
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return the tokens of `text`.
 

@@ -112,6 +112,7 @@ class FakeVocabulary:
     bos_text = _SPECIAL[BOS]
     eos_text = _SPECIAL[EOS]
     adds_bos = True
+    parts_at_lines = True
 
     def __init__(self, n_vocab: int = N_VOCAB) -> None:
         self.n_vocab = n_vocab

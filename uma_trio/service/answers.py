@@ -19,7 +19,6 @@ from uma_trio.engine.messages import Finished, FinishReason, StreamItem
 from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
-from uma_trio.service.compiling import Client, client_of
 from uma_trio.service.generation import Generation, Prepared
 from uma_trio.service.generation import Host as AnswerHost
 from uma_trio.service.stream import Reader
@@ -41,7 +40,7 @@ class Host(AnswerHost, Protocol):
     async def check(self, ask: Ask, door: Door) -> None:
         """Check what can be checked without tokens. Raises :class:`Refusal`."""
 
-    async def prepare(self, ask: Ask, client: Client) -> list[Prepared]:
+    async def prepare(self, ask: Ask, origin: Origin) -> list[Prepared]:
         """Return what each answer to `ask` needs. Raises :class:`Refusal`."""
 
     def new_handle(self) -> int:
@@ -66,7 +65,7 @@ class Answers:
         self._service = service
         self._asks = asks
         self._door = origin.door
-        self._client = client_of(origin)
+        self._origin = origin
         self._preparing = trio.CancelScope()
         self._reader = Reader()
         #: One for each choice of each ask, in their order.
@@ -191,7 +190,7 @@ class Answers:
             for ask in self._asks:
                 await service.check(ask, self._door)
             for ask in self._asks:
-                prepared += await service.prepare(ask, self._client)
+                prepared += await service.prepare(ask, self._origin)
         if self._preparing.cancel_called:
             self.end()  # one was ended before it was submitted, and so all are
             return

@@ -25,6 +25,7 @@ from uma_trio.text.chat import Message as Message
 from uma_trio.text.chat import Mode as Mode
 from uma_trio.text.chat import Tool as Tool
 from uma_trio.text.chat import ToolChoice as ToolChoice
+from uma_trio.text.remembered import Whose
 from uma_trio.text.shape import Shape as Shape
 from uma_trio.text.template import PLAINLY
 from uma_trio.text.template import Manner as Manner
@@ -154,6 +155,15 @@ def namespace(ask: Ask, origin: Origin, together: int) -> str | None:
     if ask.cache == "private":
         return f"{principal.shares_as}/{principal.process}"
     return f"{principal.shares_as}/salt {ask.cache.text}"
+
+
+def whose_texts(ask: Ask, origin: Origin) -> Whose | None:
+    """Return whose texts are those of a request, if their tokens may be remembered at all.
+
+    Who shares cached prefixes with it shares them, too.
+    """
+    shared = None if ask.cache == "none" else namespace(ask, origin, 0)
+    return None if shared is None else Whose(origin.principal.shares_as, shared)
 
 
 class Refusal(Exception):

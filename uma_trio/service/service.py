@@ -22,7 +22,7 @@ from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, Seque
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.lanes import Lane
 from uma_trio.service.answers import Answers
-from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal
+from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
 from uma_trio.service.checks import (
     Bounds,
     check_fits,
@@ -32,7 +32,7 @@ from uma_trio.service.checks import (
     refusing_depth,
 )
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
-from uma_trio.service.compiling import Client, RunFor
+from uma_trio.service.compiling import Client, RunFor, client_of
 from uma_trio.service.directory import Directory, Request
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
@@ -167,17 +167,18 @@ class Service:
         """The tokens with which the model ends an answer."""
         return self._front_end.end_tokens
 
-    async def prepare(self, ask: Ask, client: Client) -> list[Prepared]:
+    async def prepare(self, ask: Ask, origin: Origin) -> list[Prepared]:
         """Return what engine and reader of each answer need, made in helper threads.
 
-        Compilers are shared fairly between clients.
+        Compilers are shared fairly between clients. What was tokenised before is not again, where the
+        request may use what is cached.
 
         Raises:
             Refusal: the model does not support the request, a constraint cannot be enforced, or its
                 compilation takes too long.
         """
         chat = ask.prompt if isinstance(ask.prompt, Chat) else None
-        front_end = self._front_end
+        front_end, client = self._front_end, client_of(origin)
         loosened = NOTHING_LOOSENED
         if chat is not None and chat.tools:
             tools, choice = chat.tools, chat.choice
@@ -186,7 +187,7 @@ class Service:
                 lambda: front_end.replies.loosened(front_end.grammarian, tools, choice),
                 client,
             )
-        tokens, thinking = await self._tokens_of(ask)
+        tokens, thinking = await self._tokens_of(ask, origin)
         shape, budget = ask.shape, ask.reasoning_budget
         choice = AUTO if chat is None else chat.choice
         constraints: Sequence[Constraint | None] = [None] * ask.n
@@ -210,14 +211,14 @@ class Service:
             prepared.append(Prepared(tokens, constraint, reading, pieces))
         return prepared
 
-    async def _tokens_of(self, ask: Ask) -> tuple[IntArray, bool]:
+    async def _tokens_of(self, ask: Ask, origin: Origin) -> tuple[IntArray, bool]:
         """Return the tokens of what is asked, and whether the answer begins inside its reasoning."""
-        prompt = ask.prompt
+        prompt, front_end, whose = ask.prompt, self._front_end, whose_texts(ask, origin)
         if isinstance(prompt, str):
-            return await self._run_blocking(lambda: self._front_end.prepare_prompt(prompt)), False
+            return await self._run_blocking(lambda: front_end.prepare_prompt(prompt, whose)), False
         if isinstance(prompt, Chat):
             return await self._rendered(
-                lambda: self._front_end.prepare_chat(prompt.messages, prompt.manner, prompt.tools)
+                lambda: front_end.prepare_chat(prompt.messages, prompt.manner, prompt.tools, whose)
             )
         return prompt, False
 
@@ -249,7 +250,7 @@ class Service:
         """
         await self.check(ask, origin.door, fits=False)
         with refusing_depth():
-            return len((await self._tokens_of(ask))[0])
+            return len((await self._tokens_of(ask, origin))[0])
 
     async def _compiled(
         self, field: str, compile_: Callable[[], Answer], client: Client | None
@@ -372,7 +373,12 @@ class Service:
         session: str | None = None,
         pin_s: float = 0.0,
     ) -> PrefixReport:
-        """Return the cached prefixes of a principal, after clearing them or pinning a session."""
+        """Return the cached prefixes of a principal, after clearing them or pinning a session.
+
+        With them goes what is remembered of its texts.
+        """
+        if clear:
+            self._front_end.forget(whose.shares_as)
         found: PrefixReport = await self._asked(
             lambda reply: Prefix(reply, whose.owns, clear, session, pin_s)
         )

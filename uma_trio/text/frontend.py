@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
@@ -17,10 +17,12 @@ from attrs import evolve
 from uma_trio.backend.base import IntArray, Vocabulary
 from uma_trio.text import telling
 from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
+from uma_trio.text.remembered import Whose
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
 from uma_trio.text.slices import Forgeable
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
+from uma_trio.text.tokeniser import Tokeniser
 from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from uma_trio.text.constrain import Grammarian
     from uma_trio.text.inner import Inner
     from uma_trio.text.shape import Shape
-
-_MARKER: Final = "\n"
 
 
 def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
@@ -86,8 +86,8 @@ class FrontEnd:
         self._pieces = vocabulary.pieces()
         #: The bytes of the longest token: no token stands for more of a text.
         self.longest_piece = max(map(len, self._pieces), default=1)
+        self._tokeniser = Tokeniser(vocabulary, self._pieces)
         self._bos = self._find_bos()
-        self._adds_space = self.detokenize(self._plain("a").tolist()).startswith(b" ")
         self._template: ChatTemplate | None = None
         self._reply_format = reply_format
         self._source = chat_template or ""
@@ -110,12 +110,12 @@ class FrontEnd:
         """The tokens with which the model ends an answer."""
         return self._vocabulary.end_tokens
 
-    def prepare_prompt(self, text: str) -> IntArray:
+    def prepare_prompt(self, text: str, whose: Whose | None = None) -> IntArray:
         """Return the tokens of a prompt (int32), with the model's first token if it wants one.
 
-        What looks like a special token in `text` stays text.
+        What looks like a special token in `text` stays text. `whose` text it is may be remembered.
         """
-        return self._finished(self._plain(text))
+        return self._finished(self._tokeniser.tokens(text, whose))
 
     def prepare_mixed(self, parts: Sequence[str | int]) -> IntArray:
         """Return the tokens of a prompt whose `parts` are texts and tokens, one or more.
@@ -125,7 +125,7 @@ class FrontEnd:
         found: list[IntArray] = []
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             if is_text:
-                found += [self._plain(str(text)) for text in run]
+                found += [self._tokeniser.tokens(str(text)) for text in run]
             else:
                 found.append(np.array([*run], np.int32))
         tokens = np.concatenate(found)
@@ -142,14 +142,25 @@ class FrontEnd:
         return self.prepare_chat(messages, manner, tools)[0]
 
     def prepare_chat(
-        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
+        self,
+        messages: Sequence[Message],
+        manner: Manner,
+        tools: Sequence[Tool],
+        whose: Whose | None = None,
     ) -> tuple[IntArray, bool]:
-        """Return the same, and whether the answer begins inside the model's reasoning."""
+        """Return the same, and whether the answer begins inside the model's reasoning.
+
+        `whose` texts these are may be remembered: each message is tokenised once.
+        """
         parts = self._parts(messages, manner, tools)
         tokens: list[IntArray] = []
         after_text = False
         for part in _without_markers(_with_spaces(parts), self.replies.forgeable):
-            tokens.append(self._part(part.text, special=not part.is_content, joined=after_text))
+            tokens.append(
+                self._tokeniser.tokens(
+                    part.text, whose, special=not part.is_content, joined=after_text
+                )
+            )
             if len(tokens[-1]):  # a control token has no bytes
                 after_text = bool(self._pieces[int(tokens[-1][-1])])
         _ = self.replies.pieces  # made here, in a helper thread
@@ -157,6 +168,10 @@ class FrontEnd:
         if manner.continue_final:
             thinking = _is_thought(messages)
         return self._finished(np.concatenate(tokens)), thinking
+
+    def forget(self, principal: str) -> None:
+        """Drop what is remembered of a principal's texts."""
+        self._tokeniser.forget(principal)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return the tokens (int32) of `text` alone, as :meth:`Vocabulary.tokenize` does."""
@@ -265,24 +280,6 @@ class FrontEnd:
         return self._template.render(
             telling.without_system(said), manner, tools=told, habits=found.habits
         )
-
-    def _part(self, text: str, *, special: bool, joined: bool) -> IntArray:
-        """Return the tokens of one part of a longer text.
-
-        Some vocabularies put a space before any text they begin with. In the middle of a text,
-        `joined`, that space would be one too many: then a line end goes first and is cut off
-        again, with the space before it.
-        """
-        tokenize = self._vocabulary.tokenize
-        if joined and self._adds_space:
-            tokens = tokenize(_MARKER + text, add_special=False, parse_special=special)
-            for count in range(1, min(4, len(tokens)) + 1):
-                if self.detokenize(tokens[:count].tolist()) == b" " + _MARKER.encode():
-                    return tokens[count:]
-        return tokenize(text, add_special=False, parse_special=special)
-
-    def _plain(self, text: str) -> IntArray:
-        return self._vocabulary.tokenize(text, add_special=False, parse_special=False)
 
     def _find_bos(self) -> IntArray | None:
         """Return the token that goes first, if the model wants one."""
