@@ -11,6 +11,7 @@ from policy_kit import COST, decoder, prompt, situation
 
 from uma_protocol.errors import Code
 from uma_protocol.events import Generate, Tool
+from uma_trio.engine.sequences import after_tokens
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.first_tokens import MOMENT_S, STRETCH, prefill_s
 from uma_trio.policy.deadline.first_tokens import deadline as due_at
@@ -66,6 +67,36 @@ def test_a_wait_that_the_lane_does_not_have_is_refused(lane: str, awaits: str) -
             ask, Door(max_prompt_bytes=100), Bounds(model="m", n_ctx_seq=99, n_vocab=9)
         )
     assert (refused.value.code, refused.value.field) == (Code.E_PROTO_003, "awaits")
+
+
+def test_whoever_waits_for_the_end_does_so_behind_the_first_token() -> None:
+    """An answer that nobody reads does not become one that is read."""
+    world = Simulation(deadline, READS, profile=built_in("h200", steady))
+    world.submit(20, 2000, client=1, awaits="answer")
+    world.run(1.0)
+    (running,) = world.engine.registry.running.values()
+    assert running.view.started
+    assert not running.view.read
+
+
+def test_tokens_change_of_a_sequence_only_where_it_stands() -> None:
+    """What its request said, and who sent it, stays: no field is forgotten."""
+    view = decoder(
+        1,
+        awaits="answer",
+        within=(7, 8),
+        client=9,
+        pays_for_drafts=False,
+        target_ttft_s=1.0,
+        target_itl_s=0.1,
+        cached=3,
+        shown_at=4.0,
+        first_token_at=2.0,
+        last_token_at=3.0,
+    )
+    after = after_tokens(view, 12, 1, 5.0, 6.0)
+    moved = evolve(view, pending=1, computed=11, credit=view.credit - 1)
+    assert after == evolve(moved, last_token_at=5.0, shown_at=6.0)
 
 
 # --- the step ---

@@ -420,6 +420,7 @@ def after_tokens(
         cached=view.cached,
         pays_for_drafts=view.pays_for_drafts,
         shown_at=shown_at if n else view.shown_at,
+        awaits=view.awaits,
     )
 
 
