@@ -12,7 +12,7 @@ import hypothesis
 import msgspec
 from hypothesis import strategies as st
 
-from uma_trio.http.pieces import PIECE_BYTES, PIECE_MARKS, Excessive, Limits, NotJson, decoded
+from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS, Excessive, Limits, NotJson, decoded
 
 _BYTES = 1 << 20
 _LIMITS = Limits(values=1 << 18)

@@ -48,6 +48,7 @@ ALLOWED = {
     "uma_trio.text.constrain": {
         *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
     },
+    "uma_trio.text.pieces": {"attrs", "msgspec", "numpy"},
     "uma_trio.text.grammars": {"llguidance", "uma_trio.text.shape"},
     "uma_trio.text.shape_worker": {"llguidance", "msgspec", "uma_trio.confined", "uma_trio.text"},
     "uma_trio.text.confinement": {
@@ -89,7 +90,7 @@ ALLOWED = {
         "uma_trio.service",
         "uma_trio.sockets.principal",
         "uma_trio.engine.records",
-        "uma_trio.text.replies",
+        *("uma_trio.text.replies", "uma_trio.text.slices"),
     },
     "uma_trio.net": {
         "uma_trio.text.replies",
@@ -101,11 +102,11 @@ ALLOWED = {
         *("uma_protocol.errors", "uma_protocol.events", "uma_protocol.rules"),
         "uma_protocol.fields",
         *("uma_trio.engine.messages", "uma_trio.lanes", "uma_trio.telemetry.exposition"),
-        "uma_trio.text.replies",
+        *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
     },
     "uma_trio.http.generate": {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),
-        *("uma_trio.engine.messages", "uma_trio.service.answers"),
+        *("uma_trio.engine.messages", "uma_trio.service.answers", "uma_trio.service.ask"),
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio.sim": {

@@ -13,7 +13,7 @@ from net_kit import at_once
 from trio.testing import MockClock
 
 from uma_trio.http import fields
-from uma_trio.http.pieces import PIECE_BYTES, PIECE_MARKS, decoded
+from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS, decoded
 
 _FILE = "def f(x):\n    return x + 1\n" * 8000  # 200 KiB
 _TEXTS = [f"message {number} " * 20 for number in range(299)]

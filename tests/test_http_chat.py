@@ -17,7 +17,7 @@ from uma_trio.engine.messages import Finished
 from uma_trio.http import intake
 from uma_trio.http.accounts import timings
 from uma_trio.http.fields import document_of
-from uma_trio.http.pieces import Limits
+from uma_trio.text.pieces import Limits
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {

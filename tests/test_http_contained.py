@@ -392,3 +392,47 @@ async def test_faults_at_many_places_are_bounded(autojump_clock: MockClock) -> N
     except kinds[-1]:
         log.exception("a fault")
     assert len(book.faults) == fault_log.MOST_PLACES + 1
+
+
+_TOO_LONG = 40 << 20
+
+
+@pytest.mark.parametrize(
+    ("host", "status", "by_socket"),
+    [(b"localhost", 413, False), (b"localhost", 413, True), (b"evil", 403, False)],
+)
+async def test_who_is_refused_while_it_sends_reads_the_answer(
+    autojump_clock: MockClock, host: bytes, status: int, *, by_socket: bool
+) -> None:
+    """Clients send a body to its end before they read: the connection stays until then."""
+    async with http_house() as daemon:
+        client = daemon.connect(by_socket=by_socket)
+        head = b"POST /completion HTTP/1.1\r\nHost: %b\r\nContent-Length: %d\r\n"
+        plain = b"Content-Type: application/json\r\n\r\n"
+        await client.send_bytes(head % (host, _TOO_LONG) + plain + b" " * _TOO_LONG)
+        client.http.send(h11.Request(method="POST", target="/", headers=[("Host", "x")]))
+        answer = await client.answer()
+        assert answer.status == status
+        assert answer.error["message"]
+        assert await client.is_closed()
+
+
+async def test_what_a_refused_client_sends_is_read_up_to_a_bound(autojump_clock: MockClock) -> None:
+    """Who sends for ever does not keep its place."""
+    async with http_house(linger_bytes=1 << 20) as daemon:
+        client = daemon.connect()
+        head = (
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+        )
+        with pytest.raises(trio.BrokenResourceError):
+            await client.send_bytes(head + b" " * _TOO_LONG)
+
+
+async def test_who_says_nothing_more_is_not_waited_for(autojump_clock: MockClock) -> None:
+    """A refused client that neither sends nor closes has its place for a second."""
+    async with http_house(linger_quiet_s=1.0) as daemon:
+        client = daemon.connect()
+        head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n"
+        await client.send_bytes(head)
+        await trio.sleep(1.5)
+        assert not daemon.server.n_connections

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import trio
+from http_kit import http_house
 from net_kit import house
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Explain, Explanation, Generate, GetMetrics
 from uma_trio.net import explained
 from uma_trio.service.questions import LEAST_S, LONGEST_PAUSE_S, PAUSE, Questions
+from uma_trio.sockets.principal import Principal
 
 WORK_S = 0.01
 
@@ -125,6 +127,48 @@ async def test_the_socket_s_questions_take_turns(autojump_clock: MockClock) -> N
         await client.send(GetMetrics())
         await client.next()
         assert len(asked) == 2
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/slots", "/v1/models", "/props", "/health"])
+async def test_what_is_asked_by_http_takes_turns(autojump_clock: MockClock, path: str) -> None:
+    """Every GET passes the queue, each under its principal; a request for an answer does not."""
+    async with http_house() as daemon:
+        asked: list[str] = []
+        questions = daemon.inner.service.questions
+        answer = questions.answer
+
+        async def noted(asker: str, make: Any) -> Any:
+            asked.append(asker)
+            return await answer(asker, make)
+
+        questions.answer = noted  # type: ignore[method-assign]
+        found = await daemon.ask("POST", "/completion", {"prompt": "a", "n_predict": 1})
+        assert (found.status, asked) == (200, [])
+        for uid in (1001, 1002):
+            daemon.peer = Principal(connection=0, uid=uid)
+            assert (await daemon.ask("GET", path)).status == 200
+        assert len(set(asked)) == len(asked) == 2
+
+
+async def test_a_flood_of_gets_leaves_readers_their_turn(autojump_clock: MockClock) -> None:
+    """While a request runs, a hundred of one user's delay another user's by one or two pauses."""
+    async with http_house() as daemon:
+        await daemon.connect().send("POST", "/completion", {"prompt": "a", "n_predict": 900})
+        await trio.sleep(1)
+        ended: list[str] = []
+
+        async def ask(name: str, uid: int) -> None:
+            daemon.peer = Principal(connection=0, uid=uid)
+            client = daemon.connect()
+            assert (await client.ask("GET", "/health")).status == 200
+            ended.append(name)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(50):
+                nursery.start_soon(ask, f"a{n}", 1001)
+            nursery.start_soon(ask, "b", 1002)
+        assert len(ended) == 51
+        assert ended.index("b") <= 3
 
 
 async def test_an_explanation_is_made_in_slices(

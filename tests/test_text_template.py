@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from uma_trio.text import documents
 from uma_trio.text.bounds import weight_of
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.sandbox import CPU_SECONDS
@@ -454,3 +456,16 @@ def test_plain_arguments_are_allowed() -> None:
     """Words, numbers, switches and structures of them, in any script."""
     plain = {"a_1": "Größe: 3.5, d'accord (ja)!\n", "b": [1, 2.5, None, True], "c": {"d": "漢字"}}
     assert problem_of(plain) is None
+
+
+def test_arguments_beyond_their_bound_stay_text() -> None:
+    """The values of the arguments of one conversation are counted before they are built."""
+    within = json.dumps({"a": [1] * (documents.MAX_VALUES - 10)})
+    beyond = json.dumps({"a": [1] * documents.MAX_VALUES})
+    few = json.dumps({"a": 1})
+    assert documents.Arguments(documents.NO_HABITS).read(within) == json.loads(within)
+    assert documents.Arguments(documents.NO_HABITS).read(beyond) == beyond
+    several = documents.Arguments(documents.NO_HABITS)
+    assert [several.read(text) for text in (few, within, within, few)] == [
+        *(json.loads(few), json.loads(within), within, json.loads(few))
+    ]

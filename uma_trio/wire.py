@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from uma_protocol import (
@@ -42,6 +41,7 @@ from uma_trio.service.ask import (
     seeded,
 )
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said, collect
+from uma_trio.text.slices import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -192,13 +192,13 @@ def _piece(event: Event) -> CallPiece | None:
 def _shape(generate: Generate) -> Shape | None:
     """Return what the answer has to look like; the codec has seen to it that there is one at most."""
     if generate.schema is not None:
-        return Shape("schema", json.dumps(generate.schema, ensure_ascii=False))
+        return Shape("schema", json_text(generate.schema))
     if generate.regex is not None:
         return Shape("regex", generate.regex, "regex")
     if generate.grammar is not None:
         return Shape("grammar", generate.grammar, "grammar")
     if generate.choice:
-        return Shape("choice", json.dumps(generate.choice, ensure_ascii=False), "choice")
+        return Shape("choice", json_text(generate.choice), "choice")
     return None
 
 

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 from attrs import evolve
@@ -42,12 +42,12 @@ from uma_trio.http.llama_settings import generation_settings
 from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
-from uma_trio.http.streams import Answer, Encoder, stream, whole
+from uma_trio.http.streams import MUCH, Answer, Encoder, stream, whole
 from uma_trio.http.tools import loosened_header
-from uma_trio.service.ask import Ask, Chat, Prompt, Refusal, Salt, Shape, Sharing
+from uma_trio.http.writing import written
+from uma_trio.service.ask import Ask, Prompt, Refusal, Salt, Shape, Sharing
 from uma_trio.service.generation import Generation
-
-_MUCH: Final = 64  # tokens with their probabilities; what is more is written in a helper thread
+from uma_trio.text.slices import SLICE
 
 
 class Api(ABC):
@@ -74,7 +74,7 @@ class Api(ABC):
         self.created = int(time.time())
         self.model, self._required_model = model_of(body, shared)
         self._set_aside: list[str] = []
-        self._prompt: str | None = None
+        self._texts: list[str] = []  # of the prompts, if an answer repeats them
 
     @property
     def streams(self) -> bool:
@@ -123,24 +123,36 @@ class Api(ABC):
             Fault: the body asks for what is not to be had.
         """
 
-    async def look_closer(self, ask: Ask) -> None:
-        """Write the prompt down as the model reads it, if somebody wants to know.
+    @property
+    def repeats_prompts(self) -> bool:
+        """Whether an answer has its prompt in it."""
+        return bool(self.body.get("verbose", False))
+
+    async def look_closer(self, asks: Sequence[Ask]) -> None:
+        """Write the prompts down as the model reads them, if an answer repeats them.
 
         Raises:
             Refusal: the template does not take it.
         """
-        if self.body.get("verbose", False):
-            chat = ask.prompt if isinstance(ask.prompt, Chat) else None
-            service = self.shared.service
-            self._prompt = text_of(ask, service) if chat is None else await service.render(chat)
+        if self.repeats_prompts:
+            self._texts = [await text_of(ask, self.shared) for ask in asks]
+
+    def prompt_text(self, index: int) -> str:
+        """Return the prompt of answer `index` as a text; "" if no answer repeats it."""
+        return self._texts[index // self.body.get("n", 1)] if self._texts else ""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether what is repeated of the prompts is long to write."""
+        return sum(map(len, self._texts)) > SLICE
 
     def asked(self, generation: Generation) -> dict[str, Any]:
         """Return how a request was understood, for whoever wants to know, as llama-server calls it."""
-        if self._prompt is None:
+        if not self.body.get("verbose", False):
             return {}
         return {
             "__verbose": {
-                "prompt": self._prompt,
+                "prompt": self.prompt_text(0),
                 "tokens_evaluated": len(generation.prompt),
                 "generation_settings": self.settings(generation.ask),
             }
@@ -236,7 +248,7 @@ async def answered(
     origin = origin_of(exchange.request, shared, asked.id)
     async with _renaming(type(asked)), shared.service.generate(asks, origin) as found:
         generations = found.generations
-        await asked.look_closer(asks[0])
+        await asked.look_closer(asks)
         headers = (*asked.headers, *loosened_header(generations))
         if asked.streams:
             encoder = asked.encoder(generations)
@@ -245,9 +257,10 @@ async def answered(
         answers = await whole(shared, found)
 
     def write() -> bytes:
-        return sse.unsplit(msgspec.json.encode(asked.document(generations, answers)))
+        return sse.unsplit(written(asked.document(generations, answers)))
 
-    body = await aside(shared, write, apart=sum(answer.weight for answer in answers) > _MUCH)
+    much = asked.is_long or sum(answer.weight for answer in answers) > MUCH
+    body = await aside(shared, write, apart=much)
     for generation in generations:
         generation.tell_of_calls()
     return Reply(200, body, headers=headers)

@@ -28,12 +28,13 @@ from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.http import bias
 from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured, ignored, refused
+from uma_trio.http.intake import aside
 from uma_trio.http.message import Caller, Head, Request
 from uma_trio.http.settings import Shared
+from uma_trio.http.tokens import FEW, text_of_ids
 from uma_trio.lanes import AWAITS as AWAITED
 from uma_trio.lanes import LANES, PACES, Awaits, Lane
 from uma_trio.service.ask import Ask, Chat, Origin, chosen, seeded
-from uma_trio.service.service import Service
 
 MAX_STOPS = 16
 _STOP_BYTES = 256
@@ -329,13 +330,18 @@ def effort_of(field: str, value: Any) -> Effort | None:
     return effort
 
 
-def text_of(ask: Ask, service: Service) -> str:
-    """Return the text of a prompt that is continued."""
-    if isinstance(ask.prompt, Chat):
-        return ""
-    if isinstance(ask.prompt, str):
-        return ask.prompt
-    return service.detokenize(ask.prompt.tolist()).decode("utf-8", "replace")
+async def text_of(ask: Ask, shared: Shared) -> str:
+    """Return the text of a prompt as the model reads it; one of token ids is made in slices.
+
+    Raises:
+        Refusal: the template does not take it.
+    """
+    prompt, service = ask.prompt, shared.service
+    if isinstance(prompt, Chat):
+        return await service.render(prompt)
+    if isinstance(prompt, str):
+        return prompt
+    return await aside(shared, lambda: text_of_ids(prompt, service), apart=len(prompt) > FEW)
 
 
 def stops_of(body: Body, name: str = "stop") -> tuple[str, ...]:

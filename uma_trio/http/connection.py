@@ -92,11 +92,18 @@ class Connection:
                     await self._serve()
                     nursery.cancel_scope.cancel()
             if not self._writer.broken:
-                with trio.move_on_after(self._settings.linger_s):
-                    await self._writer.finish()
-                    await self._transport.linger(self._settings.linger_bytes)
+                await self._linger()
         finally:
             self._transport.close()
+
+    async def _linger(self) -> None:
+        """Let the client read the last word, also one that is still sending a body."""
+        settings = self._settings
+        with trio.move_on_after(settings.linger_s):
+            with trio.move_on_after(settings.linger_quiet_s) as finishing:
+                await self._writer.finish()
+            if not finishing.cancelled_caught:
+                await self._transport.linger(settings.linger_bytes, settings.linger_quiet_s)
 
     def end(self) -> None:
         """End the connection once the request that runs is answered. Idempotent."""

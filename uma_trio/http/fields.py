@@ -15,13 +15,14 @@ from attrs import frozen
 
 from uma_protocol.rules import Rule, shown
 from uma_trio.http.errors import Fault, invalid
-from uma_trio.http.pieces import (
+from uma_trio.text.pieces import (
     USUAL,
     Excessive,
     Limits,
     NotJson,
     TooDeep,
     TooLong,
+    TooManyDigits,
     decoded,
     is_blank,
 )
@@ -81,7 +82,7 @@ def document_of(body: bytes, limits: Limits = USUAL) -> dict[str, Any]:
     """Return the JSON object in a body, decoded in pieces.
 
     Raises:
-        Fault: it is no JSON, or no object, or exceeds `limits`.
+        Fault: it is no JSON, or no object, or exceeds `limits` or the digits of a number.
     """
     if is_blank(body):
         raise invalid(None, "the body is empty; send a JSON object", code="invalid_json")
@@ -89,7 +90,7 @@ def document_of(body: bytes, limits: Limits = USUAL) -> dict[str, Any]:
         document = decoded(body, limits)
     except NotJson as error:
         raise invalid(None, f"the body is not JSON: {error}", code="invalid_json") from None
-    except TooDeep as error:
+    except (TooDeep, TooManyDigits) as error:
         raise invalid(None, f"the body {error}; simplify it", code="invalid_json") from None
     except TooLong as error:
         why = f"the body {error}; shorten it, or raise the daemon's --http-max-prompt-bytes"

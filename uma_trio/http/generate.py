@@ -19,11 +19,12 @@ from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.asking import origin_of
 from uma_trio.http.errors import Fault, invalid
-from uma_trio.http.intake import take
+from uma_trio.http.intake import aside, take
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.settings import Shared
-from uma_trio.http.streams import Answer, Encoder, stream, whole
+from uma_trio.http.streams import MUCH, Answer, Encoder, stream, whole
 from uma_trio.service.answers import Answers, together
+from uma_trio.service.ask import Ask
 from uma_trio.wire import Telling, ask_of, eos_event
 
 
@@ -32,17 +33,23 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     request = exchange.request
     limits = evolve(shared.limits(), depth=MAX_DEPTH)
     name = f"generate-{shared.name}-{request.number}"
-    asked = (await take(exchange, shared, lambda found: _asked(found, name), limits)).value
+    taken = await take(exchange, shared, lambda found: _asked(found, name), limits)
+    asked, ask = taken.value
     origin = origin_of(request, shared, asked.id)
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
-    async with shared.service.generate([ask_of(asked)], origin) as answers:
+    async with shared.service.generate([ask], origin) as answers:
         if asked.stream:
             await stream(exchange, shared, answers, _Events(asked, answers, shared), ())
             return None
         every = await whole(shared, answers)
     tellings = [Telling(asked, generation) for generation in answers.generations]
-    return Reply(200, sse.unsplit(_document(asked, answers, tellings, every)))
+
+    def write() -> bytes:
+        return sse.unsplit(_document(asked, answers, tellings, every))
+
+    much = sum(answer.weight for answer in every) > MUCH
+    return Reply(200, await aside(shared, write, apart=much))
 
 
 def _document(
@@ -62,7 +69,7 @@ def _document(
     return msgspec.json.encode(document)
 
 
-def _asked(document: dict[str, Any], name: str) -> Generate:
+def _asked(document: dict[str, Any], name: str) -> tuple[Generate, Ask]:
     """Return the request in a document, which is called `name` if it has no id of its own."""
     try:
         asked = request_of({"id": name, **document})
@@ -70,7 +77,7 @@ def _asked(document: dict[str, Any], name: str) -> Generate:
         raise invalid(None, error.message) from None
     if not isinstance(asked, Generate):
         raise invalid("type", "must be generate, or omitted")
-    return asked
+    return asked, ask_of(asked)
 
 
 class _Events(Encoder):

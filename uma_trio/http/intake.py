@@ -13,8 +13,8 @@ from attrs import frozen
 
 from uma_trio.http.fields import Body, Field, decode, document_of
 from uma_trio.http.message import Exchange
-from uma_trio.http.pieces import Limits, is_small
 from uma_trio.http.settings import Shared
+from uma_trio.text.pieces import Limits, is_small
 
 T = TypeVar("T")
 

@@ -25,7 +25,6 @@ from uma_trio.http.asking import (
     SPECULATION,
     TIMINGS,
     URGENCY,
-    text_of,
 )
 from uma_trio.http.errors import Fault
 from uma_trio.http.fields import Body, honoured, ignored
@@ -37,6 +36,7 @@ from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all, without_answer
+from uma_trio.http.writing import Part
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
@@ -151,6 +151,11 @@ class Completion(Api):
         """Whether the prompt is computed for later, and the one token behind it given to nobody."""
         return bool(self.body.get("n_predict", self.body.get("max_tokens")) == 0)
 
+    @property
+    def repeats_prompts(self) -> bool:
+        """Whether an answer has its prompt in it."""
+        return "prompt" in self._wanted or super().repeats_prompts
+
     def encoder(self, generations: Sequence[Generation]) -> Encoder:
         """Return what writes the text in parts."""
         return _Chunks(self, generations)
@@ -207,7 +212,7 @@ class Completion(Api):
             "timings": timings(end),
         }
         if "prompt" in wanted:
-            document["prompt"] = text_of(ask, self.shared.service)
+            document["prompt"] = self.prompt_text(index)
         fault = failure_of(end)
         error = {} if fault is None else fault.member(native=True)
         return {**only(wanted, {**document, **more}), **error}
@@ -270,15 +275,14 @@ class _Chunks(Encoder):
             chunk["timings"] = timings(self._generations[index].so_far(n))
         return sse.event(chunk)
 
-    def end(self, index: int, finished: Finished) -> bytes:
+    def end(self, index: int, finished: Finished) -> Part:
         text = "" if self._api.only_prompt else finished.text
         lines = self._lines[index] or "\n" in text
         generation = self._generations[index]
-        return sse.event(
-            self._api.last(index, generation, finished, text=text, lines=lines, more={})
-        )
+        last = self._api.last(index, generation, finished, text=text, lines=lines, more={})
+        return (lambda: sse.long_event(last)) if self._api.is_long else sse.event(last)
 
-    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
+    def failure(self, index: int, fault: Fault, finished: Finished) -> Part:
         # Its clients read no further behind an error: that goes out only if no answer is whole.
         return self.end(index, finished) if len(self._generations) > 1 else b""
 

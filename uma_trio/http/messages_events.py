@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 from attrs import frozen
 
 from uma_trio.engine.messages import Finished, TokenOut
@@ -15,6 +14,8 @@ from uma_trio.http.errors import Fault
 from uma_trio.http.messages_errors import error_of
 from uma_trio.http.streams import Encoder
 from uma_trio.service.reading import Reading
+from uma_trio.text.pieces import Excessive, Limits, NotJson, decoded
+from uma_trio.text.slices import utf8
 
 _PING: Final = sse.named({"type": "ping"})
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -112,8 +113,8 @@ def _input(closed: Closed) -> dict[str, Any]:
     """Return the arguments of a call; what is no object, as when it was cut off, stands in one."""
     arguments = closed.text or ("" if closed.cut else "{}")
     try:
-        found = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+        found = decoded(utf8(arguments), Limits(text=len(arguments)))
+    except (NotJson, Excessive):
         found = None
     return found if isinstance(found, dict) else {"arguments": arguments}
 

@@ -17,6 +17,7 @@ from uma_trio.http.fields import Body
 from uma_trio.http.message import Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all
+from uma_trio.http.writing import Part
 from uma_trio.service.generation import Generation
 from uma_trio.service.reading import Reading
 
@@ -125,6 +126,12 @@ class Chunks(Encoder):
         more = {"timings": timings(finished)} if self._timed else {}
         return chunk | more | self.api.asked(self._generations[0])
 
+    def written(self, chunk: dict[str, Any]) -> Part:
+        """Return a chunk that may repeat a prompt as an event."""
+        if not self.api.is_long:
+            return sse.event(chunk)
+        return lambda: sse.long_event(chunk)
+
     def closing(self, every: Sequence[Finished]) -> bytes:
         """Return the usage, if it was asked for, and ``[DONE]``; the error if every answer failed."""
         if (fault := failure_of_all(every)) is not None:
@@ -133,7 +140,7 @@ class Chunks(Encoder):
             return sse.DONE
         return sse.event(self.api.part([]) | self.api.account(every, self.readings)) + sse.DONE
 
-    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
+    def failure(self, index: int, fault: Fault, finished: Finished) -> Part:
         """Return the end of one of several answers, with its error.
 
         The SDKs raise an error that is an event of its own, and read no further. So that goes out

@@ -37,6 +37,7 @@ from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, read
 from uma_trio.http.tools import FIELDS as TOOLS
 from uma_trio.http.tools import budget_of, call_of, choice_of, tools_of
+from uma_trio.http.writing import Part, joined
 from uma_trio.service.ask import Ask, Call, Chat, Manner
 from uma_trio.service.generation import Generation
 from uma_trio.service.reading import Reading
@@ -194,11 +195,11 @@ class _Chunks(Chunks):
     def empty(self, index: int) -> dict[str, Any]:
         return self._chunk(index, {})
 
-    def end(self, index: int, finished: Finished) -> bytes:
+    def end(self, index: int, finished: Finished) -> Part:
         reading = self._readings[index]
         rest = self._events(index, reading.end(finished))
         chunk = self._chunk(index, {}, reading.reason(finished))
-        return rest + sse.event(self.last(chunk, finished))
+        return joined([rest, self.written(self.last(chunk, finished))])
 
     def _events(self, index: int, events: Sequence[Event], logprobs: Any = None) -> bytes:
         """Return a chunk for each event; the first has the probabilities of the token."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import evolve
@@ -22,7 +22,6 @@ from uma_trio.http.asking import (
     SPECULATION,
     STREAM,
     URGENCY,
-    text_of,
 )
 from uma_trio.http.fields import Body, honoured, refused
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
@@ -31,6 +30,7 @@ from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Answer, without_answer
+from uma_trio.http.writing import Part
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
 
@@ -108,7 +108,7 @@ class Completions(Choices):
 
     def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
         """Return a whole text."""
-        echo, service = self.echo(generation.ask), self.shared.service
+        echo, service = self.echo(index), self.shared.service
         places = prompt_places(generation.prompt.tolist(), answer.prompt, service)
         places += answer_places(answer.tokens, len(echo))
         return _choice(index, echo + answer.text, answer.end.reason, text_logprobs(places, service))
@@ -123,9 +123,14 @@ class Completions(Choices):
         """Whether the prompt is echoed, and the one token behind it given to nobody."""
         return self.echoes and self.body.get("max_tokens") == 0
 
-    def echo(self, ask: Ask) -> str:
-        """Return what goes before an answer: nothing, or its prompt."""
-        return text_of(ask, self.shared.service) if self.echoes else ""
+    @property
+    def repeats_prompts(self) -> bool:
+        """Whether an answer has its prompt in it."""
+        return self.echoes or super().repeats_prompts
+
+    def echo(self, index: int) -> str:
+        """Return what goes before answer `index`: nothing, or its prompt."""
+        return self.prompt_text(index) if self.echoes else ""
 
 
 class _Chunks(Chunks):
@@ -134,20 +139,23 @@ class _Chunks(Chunks):
     def __init__(self, api: Completions, generations: Sequence[Generation]) -> None:
         super().__init__(api, generations)
         self._service = api.shared.service
-        self._echoes = echoes = [api.echo(generation.ask) for generation in generations]
+        self._echoes = echoes = [api.echo(index) for index in range(len(generations))]
         self._frames = [sse.Frame(self._chunk(i, sse.HOLE)) for i in range(len(echoes))]
         self._offsets = [len(echo) for echo in echoes]
         self._only_prompt = api.only_prompt
         self._scored = api.echoes and api.body.get("logprobs") is not None
 
-    def opening(self) -> bytes:
+    def opening(self) -> Part:
         if self._scored:
             return b""  # the prompt goes out with its logprobs
-        return b"".join(
-            frame.fill(echo) for frame, echo in zip(self._frames, self._echoes, strict=True) if echo
-        )
 
-    def prompt(self, index: int, item: PromptDone) -> bytes | Callable[[], bytes]:
+        def write() -> bytes:
+            pairs = zip(self._frames, self._echoes, strict=True)
+            return b"".join(frame.fill(echo) for frame, echo in pairs if echo)
+
+        return write if self.api.is_long else write()
+
+    def prompt(self, index: int, item: PromptDone) -> Part:
         if not self._scored:
             return b""
         prompt = self._generations[index].prompt
@@ -155,7 +163,7 @@ class _Chunks(Chunks):
         def write() -> bytes:
             places = prompt_places(prompt.tolist(), item, self._service)
             found = text_logprobs(places, self._service)
-            return sse.event(self._chunk(index, self._echoes[index], logprobs=found))
+            return sse.long_event(self._chunk(index, self._echoes[index], logprobs=found))
 
         return write if len(prompt) > _MANY else write()
 
@@ -173,10 +181,10 @@ class _Chunks(Chunks):
     def empty(self, index: int) -> dict[str, Any]:
         return self._chunk(index, "")
 
-    def end(self, index: int, finished: Finished) -> bytes:
+    def end(self, index: int, finished: Finished) -> Part:
         if self._only_prompt:
             finished = without_answer(finished)
-        return sse.event(self.last(self._chunk(index, finished.text, finished.reason), finished))
+        return self.written(self.last(self._chunk(index, finished.text, finished.reason), finished))
 
     def closing(self, every: Sequence[Finished]) -> bytes:
         if self._only_prompt:

@@ -151,6 +151,7 @@ class Responses(Api):
             logprobs=self._logprobs(),
             session=body.get("prompt_cache_key"),
         )
+        _ = self.form  # made here: this may be a helper thread, and there may be many tools
         return [evolve(ask, reasoning_budget=budget_of(body))]
 
     def shape(self) -> Shape | None:

@@ -11,8 +11,10 @@ from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from uma_trio.http.errors import Fault
 from uma_trio.http.responses_items import Form
-from uma_trio.http.streams import Encoder
+from uma_trio.http.streams import MUCH, Encoder
+from uma_trio.http.writing import Part, joined
 from uma_trio.service.reading import Reading
+from uma_trio.text.slices import SLICE
 
 # What clients know of codes; everything else is a fault of the server.
 _CODES: Final = {
@@ -21,13 +23,11 @@ _CODES: Final = {
 }
 
 
-_NO_MORE: Final[Mapping[str, Any]] = {}
-
-
 class Events(Encoder):
     """Writes one response. A long silence is broken by the state that it is in.
 
-    Clients such as Codex count events, and take a stream of comments for dead. The last event has the
+    Clients such as Codex count events, and take a stream of comments for dead. That state has no items, and
+    nothing long of what the client sent. The last event has the
     timings beside the response. Every event of growth has them, too, if `so_far` is given, which returns
     an answer as if it ended with so many tokens.
     """
@@ -44,48 +44,74 @@ class Events(Encoder):
         self._number = 0
         self._at: dict[str, Any] = {}  # where the open block is
         self._deltas: sse.Frame | None = None
+        self._is_ending = False
+        self._n_closed = 0
+        self._is_long = form.is_long  # what it would take to write the response so far
 
-    def opening(self) -> bytes:
+    def opening(self) -> Part:
         """Return that the response has begun."""
-        begun = self._form.begun([])
-        return self._response("created", begun) + self._response("in_progress", begun)
+        number = self._next_number()
+        after = self._next_number()
+
+        def write() -> bytes:
+            begun = {"response": self._form.begun([])}
+            created = {"type": "response.created", **begun, "sequence_number": number}
+            begins = {"type": "response.in_progress", **begun, "sequence_number": after}
+            return sse.long_named(created) + sse.long_named(begins)
+
+        return write if self._is_long else write()
 
     def progress(self, index: int, item: PromptProgress) -> bytes:
         """Return the state of the response, with how much of the prompt is computed."""
         more = {"prompt_progress": progress(item)}
         if self._so_far is not None:
             more["timings"] = timings_until(item)
-        return self._response("in_progress", self._form.begun([]), more)
+        return self._event("in_progress", {"response": self._form.in_brief(), **more})
 
-    def token(self, index: int, item: TokenOut) -> bytes:
+    def token(self, index: int, item: TokenOut) -> Part:
         """Return what changes with a token."""
         self._n += 1
-        return b"".join([self._changed(change) for change in self._blocks.token(item)])
+        return joined([self._changed(change) for change in self._blocks.token(item)])
 
-    def end(self, index: int, finished: Finished) -> bytes:
+    def end(self, index: int, finished: Finished) -> Part:
         """Return the end of the last item, and the whole response."""
+        self._is_ending = True
         last = [self._changed(change) for change in self._blocks.end(finished)]
-        response = self._form.ended(self._blocks.done, finished, self._reading)
-        more = {"timings": timings(finished)}
-        return b"".join([*last, self._response(response["status"], response, more)])
+        number = self._next_number()
 
-    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
+        def write() -> bytes:
+            response = self._form.ended(self._blocks.done, finished, self._reading)
+            told = {"response": response, "timings": timings(finished), "sequence_number": number}
+            return sse.long_named({"type": f"response.{response['status']}", **told})
+
+        return joined([*last, write if self._is_long else write()])
+
+    def failure(self, index: int, fault: Fault, finished: Finished) -> Part:
         """Return that the response has failed, with the items that were whole."""
         error = {
             "code": _CODES.get(fault.code, "server_error"),
             "message": fault.message,
             **fault.more,
         }
-        response = {**self._form.begun(self._blocks.done, "failed"), "error": error}
-        return self._response("failed", response)
+        self._is_ending = True
+        number = self._next_number()
+
+        def write() -> bytes:
+            response = {**self._form.begun(self._blocks.done, "failed"), "error": error}
+            told = {"response": response, "sequence_number": number}
+            return sse.long_named({"type": "response.failed", **told})
+
+        return write if self._is_long else write()
 
     def keep_alive(self) -> bytes:
-        """Return the state of the response."""
-        return self._response("in_progress", self._form.begun(self._blocks.done))
+        """Return the state of the response; a comment while its end is being written."""
+        if self._is_ending:
+            return sse.KEEP_ALIVE
+        return self._event("in_progress", {"response": self._form.in_brief()})
 
     # --- one change ---
 
-    def _changed(self, change: Change) -> bytes:
+    def _changed(self, change: Change) -> Part:
         if isinstance(change, Grown):
             return self._grown(change)
         if isinstance(change, Opened):
@@ -114,24 +140,39 @@ class Events(Encoder):
         self._number += 1
         return self._deltas.fill(grown.text, self._number - 1)
 
-    def _closed(self, closed: Closed) -> bytes:
+    def _closed(self, closed: Closed) -> Part:
+        long = len(closed.text) > SLICE or len(closed.tokens) > MUCH
+        self._is_long |= long
+        self._n_closed += 1
+        self._is_long |= self._n_closed > MUCH
+        at = {**self._at, **self._part_of(closed.block)}
+        numbers = [self._next_number() for _ in range(2 if closed.block.kind == "call" else 3)]
+
+        def write() -> bytes:
+            told = zip(numbers, self._told_of(closed, at), strict=True)
+            return b"".join(
+                sse.long_named({"type": f"response.{name}", **document, "sequence_number": number})
+                for number, (name, document) in told
+            )
+
+        return write if long else write()
+
+    def _told_of(
+        self, closed: Closed, at: Mapping[str, Any]
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the events that end a block, by their names."""
         block, items = closed.block, self._items
         item = items.whole(closed)
-        whole = {"output_index": block.number, "item": item}
-        name = self._name_of(block)
+        ended = ("output_item.done", {"output_index": block.number, "item": item})
+        name = f"{self._name_of(block)}.done"
         if block.kind == "call":
-            arguments = {**self._at, "name": item["name"], "arguments": closed.text}
-            return self._event(f"{name}.done", arguments) + self._event("output_item.done", whole)
-        at = {**self._at, **self._part_of(block)}
+            return [(name, {**at, "name": item["name"], "arguments": closed.text}), ended]
+        part = items.part(block, closed.text, closed.tokens)
         said: dict[str, Any] = {"text": closed.text}
         if block.kind == "text":
-            said["logprobs"] = items.logprobs(closed.tokens)
-        part = {"part": items.part(block, closed.text, closed.tokens)}
-        return (
-            self._event(f"{name}.done", {**at, **said})
-            + self._event(f"{self._part_name(block)}.done", {**at, **part})
-            + self._event("output_item.done", whole)
-        )
+            said["logprobs"] = part["logprobs"]
+        part_done = (f"{self._part_name(block)}.done", {**at, "part": part})
+        return [(name, {**at, **said}), part_done, ended]
 
     def _name_of(self, block: Block) -> str:
         """Return what the text of a block is called."""
@@ -165,11 +206,9 @@ class Events(Encoder):
         return sse.Frame(document, sse.named)
 
     def _event(self, name: str, document: dict[str, Any]) -> bytes:
-        numbered = {"type": f"response.{name}", **document, "sequence_number": self._number}
-        self._number += 1
+        numbered = {"type": f"response.{name}", **document, "sequence_number": self._next_number()}
         return sse.named(numbered)
 
-    def _response(
-        self, status: str, response: dict[str, Any], more: Mapping[str, Any] = _NO_MORE
-    ) -> bytes:
-        return self._event(status, {"response": response, **more})
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number - 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.blocks import Block, Closed
 from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.responses_input import Tools, seal
+from uma_trio.http.writing import kept
 from uma_trio.service.reading import Reading
 from uma_trio.service.service import Service
 
@@ -75,17 +78,30 @@ class Items:
         return {"type": "reasoning", **item, **where, "encrypted_content": sealed}
 
 
+_NO_TOOLS: Final[Mapping[str, Any]] = {"tools": [], "text": {"format": {"type": "text"}}}
+
+
 class Form:
-    """Writes one response with the items that it has so far; `repeated` is in it from the beginning."""
+    """Writes one response with the items that it has so far; `repeated` is in it from the beginning.
+
+    `is_long` is whether that takes long to write, as a list of many tools does.
+    """
 
     def __init__(self, repeated: Mapping[str, Any], items: Items) -> None:
         self.items = items
-        self._repeated = repeated
+        self._repeated = {name: kept(value) for name, value in repeated.items()}
+        long = {name for name, value in self._repeated.items() if isinstance(value, msgspec.Raw)}
+        self.is_long = bool(long)
+        self._brief = self._repeated | {name: _NO_TOOLS.get(name) for name in long}
 
     def begun(self, done: Sequence[Closed], status: str = "in_progress") -> dict[str, Any]:
         """Return the response with the items that are whole."""
         output = [self.items.whole(block) for block in done]
         return {**self._repeated, "status": status, "output": output}
+
+    def in_brief(self) -> dict[str, Any]:
+        """Return the response without items, and without what is long of what it repeats."""
+        return {**self._brief, "status": "in_progress", "output": []}
 
     def ended(self, done: Sequence[Closed], end: Finished, reading: Reading) -> dict[str, Any]:
         """Return the response when its answer is at its end, whole or cut off."""

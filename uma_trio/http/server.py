@@ -66,7 +66,9 @@ class Server(Front[Connection]):
             transport.close()
             return
         if not self._has_place(principal):
-            self._refusing.tell(transport, _BUSY, self._nursery, self._shared.settings.linger_s)
+            self._refusing.tell(
+                transport, _BUSY, self._nursery, self._shared.settings.linger_quiet_s
+            )
             return
         connection = Connection(
             transport,

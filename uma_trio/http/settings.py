@@ -11,10 +11,10 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from uma_trio.http.pieces import Limits
 from uma_trio.service.ask import Door
 from uma_trio.service.service import RunBlocking, Service
 from uma_trio.service.telemetry import Log
+from uma_trio.text.pieces import Limits
 
 MIB = 1 << 20
 _MAX_KEYS = 256
@@ -53,8 +53,10 @@ class Settings:
     idle_timeout_s: float = 75.0
     stall_timeout_s: float = 30.0
     keep_alive_s: float = 15.0
-    linger_s: float = 1.0
-    linger_bytes: int = MIB
+    # Who is refused while it sends reads the answer only behind what it sends: most of all bodies.
+    linger_s: float = 10.0
+    linger_quiet_s: float = 1.0
+    linger_bytes: int = 64 * MIB
     send_buffer_bytes: int = 8192
 
     @property

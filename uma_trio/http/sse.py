@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from uma_trio.http.writing import written
+
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -23,7 +25,7 @@ _encode = msgspec.json.encode
 
 def text(value: str) -> bytes:
     """Return `value` as a JSON string without any line end of Unicode."""
-    data = _encode(value)
+    data = written(value)
     return data if value.isascii() else unsplit(data)
 
 
@@ -47,6 +49,16 @@ def _unsplit(data: bytes) -> bytes:
         if raw in data:
             data = data.replace(raw, escaped)
     return data
+
+
+def long_event(document: object) -> bytes:
+    """Return a document of any size as one event, in bounded pieces of work."""
+    return b"data: " + unsplit(written(document)) + b"\n\n"
+
+
+def long_named(document: Mapping[str, Any]) -> bytes:
+    """Return a document of any size as an event that is called by its type."""
+    return b"event: %b\n%b" % (document["type"].encode(), long_event(document))
 
 
 def event(document: object) -> bytes:

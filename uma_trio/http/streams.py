@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import assert_never
+from collections.abc import Sequence
+from typing import Final, assert_never
 
 from attrs import evolve, frozen
 
@@ -14,10 +14,13 @@ from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.message import Exchange, Headers
 from uma_trio.http.settings import Shared
+from uma_trio.http.writing import Part
 from uma_trio.service.answers import Answers, Burst
 from uma_trio.service.reading import Reading
 from uma_trio.text.replies import Said, collect
 
+MUCH: Final = 64
+"""Tokens with their probabilities; an answer of more is written in a helper thread."""
 _FAULT, _OURS = Code.E_RUNTIME_006.value, "a fault of the daemon's; its log says more"
 
 
@@ -36,25 +39,26 @@ class Answer:
 
     @property
     def weight(self) -> int:
-        """The number of tokens that are written, where a tenth of one is spent on one without more."""
+        """The number of tokens that are written, where a quarter of one is spent on one without more."""
         scored = self.prompt is not None and self.prompt.logprobs is not None
         prompt = len(self.prompt.logprobs or ()) if self.prompt is not None and scored else 0
         rich = bool(self.tokens) and self.tokens[0].logprobs is not None
-        return prompt + (len(self.tokens) if rich else len(self.tokens) // 10)
+        return prompt + (len(self.tokens) if rich else len(self.tokens) // 4)
 
 
 class Encoder(ABC):
-    """How an API writes a stream. Each method returns the bytes of whole events."""
+    """How an API writes a stream. Each method returns whole events.
 
-    def opening(self) -> bytes:
+    What takes long to write is returned as a function that writes it, which is called in a helper
+    thread. Then other methods are called only after it, but for :meth:`keep_alive`.
+    """
+
+    def opening(self) -> Part:
         """Return what goes out once the requests are accepted."""
         return b""
 
-    def prompt(self, index: int, item: PromptDone) -> bytes | Callable[[], bytes]:
-        """Return what goes out once the prompt of answer `index` is computed.
-
-        If it is long to write, return what writes it in a helper thread.
-        """
+    def prompt(self, index: int, item: PromptDone) -> Part:
+        """Return what goes out once the prompt of answer `index` is computed."""
         return b""
 
     def progress(self, index: int, item: PromptProgress) -> bytes:
@@ -62,11 +66,11 @@ class Encoder(ABC):
         return b""
 
     @abstractmethod
-    def token(self, index: int, item: TokenOut) -> bytes:
+    def token(self, index: int, item: TokenOut) -> Part:
         """Return what says a token of answer `index`."""
 
     @abstractmethod
-    def end(self, index: int, finished: Finished) -> bytes:
+    def end(self, index: int, finished: Finished) -> Part:
         """Return what says that answer `index` is whole."""
 
     def closing(self, every: Sequence[Finished]) -> bytes:
@@ -74,7 +78,7 @@ class Encoder(ABC):
         return b""
 
     @abstractmethod
-    def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
+    def failure(self, index: int, fault: Fault, finished: Finished) -> Part:
         """Return what says that there will be no answer `index`, and how it ended instead."""
 
     def keep_alive(self) -> bytes:
@@ -89,12 +93,13 @@ async def stream(
 
     If it raises, a fault of ours, the stream has ended with an error event as far as that can be told.
     """
-    exchange.open(headers, encoder.keep_alive, encoder.opening())
+    (opening,) = await _all([encoder.opening()], shared)
+    exchange.open(headers, encoder.keep_alive, opening)
     ends: dict[int, Finished] = {}
     try:
         last = await _told(exchange, shared, answers, encoder, ends)
     except Exception:
-        await exchange.close(_broken_off(answers, encoder, ends))
+        await exchange.close(b"".join(await _all(_broken_off(answers, encoder, ends), shared)))
         raise
     await exchange.close(last)
 
@@ -108,7 +113,7 @@ async def _told(
 ) -> bytes:
     """Send all but the last part of the stream, and return that; fill `ends`."""
     write_token = encoder.token
-    parts: list[bytes | Callable[[], bytes]] = []
+    parts: list[Part] = []
 
     def write(bursts: list[Burst]) -> bool:
         parts.clear()
@@ -150,7 +155,7 @@ def _put(exchange: Exchange, data: bytes) -> bool:
     return not data or exchange.send(data)
 
 
-def _ready(parts: Sequence[bytes | Callable[[], bytes]]) -> bytes | None:
+def _ready(parts: Sequence[Part]) -> bytes | None:
     """Return the parts of a burst in one; None if one of them is to be written in a helper thread."""
     if len(parts) == 1:
         return parts[0] if isinstance(parts[0], bytes) else None
@@ -158,14 +163,14 @@ def _ready(parts: Sequence[bytes | Callable[[], bytes]]) -> bytes | None:
     return b"".join(ready) if len(ready) == len(parts) else None
 
 
-async def _all(parts: Sequence[bytes | Callable[[], bytes]], shared: Shared) -> list[bytes]:
+async def _all(parts: Sequence[Part], shared: Shared) -> list[bytes]:
     """Return all parts, after writing those that are long in a helper thread."""
     return [part if isinstance(part, bytes) else await shared.run_blocking(part) for part in parts]
 
 
-def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -> bytes:
+def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -> list[Part]:
     """Return the events that end a stream that we cannot continue; none if they fail, too."""
-    parts: list[bytes] = []
+    parts: list[Part] = []
     try:
         for index, generation in enumerate(answers.generations):
             end = ends.get(index)
@@ -175,8 +180,8 @@ def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -
             ends[index] = end
         parts.append(encoder.closing([ends[index] for index in range(len(ends))]))
     except Exception:  # the fault that is told is the first one
-        return b"".join(parts)
-    return b"".join(parts)
+        return parts
+    return parts
 
 
 async def whole(shared: Shared, answers: Answers) -> list[Answer]:
@@ -212,7 +217,7 @@ def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:
     return collect([*events, *reading.end(end)])
 
 
-def _last_words(encoder: Encoder, index: int, finished: Finished, shared: Shared) -> bytes:
+def _last_words(encoder: Encoder, index: int, finished: Finished, shared: Shared) -> Part:
     """Return the event that ends an answer."""
     _count(finished, shared)
     fault = failure_of(finished)

@@ -17,6 +17,8 @@ from uma_trio.service.service import Service
 
 MANY: Final = 4096
 """Ids that are read or written while the GIL is held, and the most that are on trio's thread."""
+FEW: Final = 512
+"""Ids whose texts are put together while the GIL is held, and the most that are on trio's thread."""
 _ID: Final = Integer(0, MAX_INT32)
 _encode: Final = msgspec.json.encode
 
@@ -67,10 +69,20 @@ def written_ids(ids: NDArray[np.int32]) -> bytes:
 def written_pieces(ids: NDArray[np.int32], service: Service) -> bytes:
     """Return ``{"tokens": [{"id": ..., "piece": ...}, ...]}``: texts, or bytes where they are none."""
     parts = (
-        _encode([{"id": id_, "piece": _piece(id_, service)} for id_ in ids[at : at + 512].tolist()])
-        for at in range(0, len(ids), 512)
+        _encode([{"id": id_, "piece": _piece(id_, service)} for id_ in ids[at : at + FEW].tolist()])
+        for at in range(0, len(ids), FEW)
     )
     return b'{"tokens":[' + b",".join(part[1:-1] for part in parts) + b"]}"
+
+
+def text_of_ids(ids: NDArray[np.int32], service: Service) -> str:
+    """Return the text of tokens of the vocabulary."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    parts = [
+        decoder.decode(service.detokenize(ids[at : at + FEW].tolist()))
+        for at in range(0, len(ids), FEW)
+    ]
+    return "".join([*parts, decoder.decode(b"", final=True)])
 
 
 def written_text(ids: NDArray[np.int32], service: Service, most: int) -> bytes:
@@ -82,8 +94,8 @@ def written_text(ids: NDArray[np.int32], service: Service, most: int) -> bytes:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts: list[bytes] = []
     n_bytes = 0
-    for at in range(0, len(ids), 512):
-        raw = service.detokenize(ids[at : at + 512].tolist())
+    for at in range(0, len(ids), FEW):
+        raw = service.detokenize(ids[at : at + FEW].tolist())
         n_bytes += len(raw)
         if n_bytes > most:
             why = f"have a text of more than {most} bytes; send fewer at once"

@@ -11,6 +11,7 @@ import fcntl
 import socket
 import sys
 import termios
+from math import inf
 
 import trio
 
@@ -94,15 +95,20 @@ class Transport:
         except OSError:
             return  # not connected any more
 
-    async def linger(self, max_bytes: int) -> None:
+    async def linger(self, max_bytes: int, quiet_s: float = inf) -> None:
         """End sending, and read and drop what the peer still says until it closes too.
 
         Closing a socket with unread bytes in it makes the peer lose what we said last. Ends
-        after `max_bytes`; the caller sets the time.
+        after `max_bytes`, or when nothing comes for `quiet_s`; the caller sets the time of all.
         """
         self.end_sending()
         try:
-            while max_bytes > 0 and (data := await self.receive_some()):
+            while max_bytes > 0:
+                data = b""
+                with trio.move_on_after(quiet_s):
+                    data = await self.receive_some()
+                if not data:
+                    return
                 max_bytes -= len(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return

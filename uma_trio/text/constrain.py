@@ -231,7 +231,10 @@ class Grammarian:
 def _measured(shape: Shape) -> tuple[int, bytes]:
     """Return how long a shape is and its digest. Raises :class:`Unconstrainable` if it is too long."""
     most = MAX_BYTES[shape.kind]
-    n_bytes = len(shape.text.encode("utf-8", "surrogatepass"))
+    # A byte at least for each character: what is far too long is not written down.
+    n_bytes = len(shape.text)
+    if n_bytes <= most:
+        n_bytes = len(shape.text.encode("utf-8", "surrogatepass"))
     if n_bytes > most:
         raise Unconstrainable(f"takes more than {most} bytes")
     text = f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")

@@ -14,10 +14,14 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from uma_trio.text.chat import Message, Tool
+from uma_trio.text.pieces import Excessive, Limits, NotJson, decoded
+from uma_trio.text.slices import SLICE, utf8
 from uma_trio.text.veil import Veil
 
 _KNOWS_RESULTS: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")
 _NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
+MAX_VALUES: Final = 32_768
+"""Of the arguments of all calls in a conversation; what is behind that is told as text."""
 
 
 @frozen
@@ -49,7 +53,11 @@ def wants_results_inside(source: str) -> bool:
 def messages_of(messages: Sequence[Message], veil: Veil, habits: Habits) -> list[dict[str, Any]]:
     """Return what a template is told of a conversation."""
     ids = _Ids(messages, habits)
-    told = [_message(message, place, veil, habits, ids) for place, message in enumerate(messages)]
+    arguments = Arguments(habits)
+    told = [
+        _message(message, place, veil, habits, ids, arguments)
+        for place, message in enumerate(messages)
+    ]
     return _with_results(told) if habits.results_inside else told
 
 
@@ -75,7 +83,9 @@ def _function(tool: Tool) -> dict[str, Any]:
     return {"name": tool.name, **described, "parameters": dict(tool.parameters)}
 
 
-def _message(message: Message, place: int, veil: Veil, habits: Habits, ids: _Ids) -> dict[str, Any]:
+def _message(
+    message: Message, place: int, veil: Veil, habits: Habits, ids: _Ids, arguments: Arguments
+) -> dict[str, Any]:
     content: str | None = veil.content(message.content, place, message.role)
     if habits.null_content and message.calls and not message.content:
         content = None
@@ -89,7 +99,7 @@ def _message(message: Message, place: int, veil: Veil, habits: Habits, ids: _Ids
                 "type": "function",
                 "function": {
                     "name": veil.hide(call.name),
-                    "arguments": veil.hide(_arguments(call.arguments, habits)),
+                    "arguments": veil.hide(arguments.read(call.arguments)),
                 },
             }
             for call in message.calls
@@ -122,12 +132,38 @@ def _nine(id_: str) -> str:
     return id_ if _NINE.fullmatch(id_) else hashlib.sha256(id_.encode()).hexdigest()[:9]
 
 
-def _arguments(text: str, habits: Habits) -> Any:
-    """Return arguments as an object; as they are where that is wanted, or they are none."""
-    if habits.arguments_as_text:
-        return text
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+class Arguments:
+    """Reads the arguments of the calls of one conversation, up to `MAX_VALUES` of them."""
+
+    def __init__(self, habits: Habits) -> None:
+        self._as_text = habits.arguments_as_text
+        self._left = MAX_VALUES
+
+    def read(self, text: str) -> Any:
+        """Return arguments as an object; as they are where that is wanted, or they are none."""
+        if self._as_text or self._left <= 0:
+            return text
+        try:
+            value = self._decoded(text or "{}")
+        except (ValueError, RecursionError, NotJson, Excessive):
+            return text
+        self._left -= _n_values(value)
+        return value if isinstance(value, dict) else text
+
+    def _decoded(self, text: str) -> Any:
+        if len(text) <= SLICE:
+            return json.loads(text)
+        return decoded(utf8(text), Limits(values=self._left, text=len(text)))
+
+
+def _n_values(value: Any) -> int:
+    """Return the number of values in a JSON value, itself included."""
+    n, left = 0, [value]
+    while left:
+        found = left.pop()
+        n += 1
+        if isinstance(found, dict):
+            left += found.values()
+        elif isinstance(found, list):
+            left += found
+    return n

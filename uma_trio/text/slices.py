@@ -48,7 +48,7 @@ def json_text(value: Any) -> str:
     Raises:
         RecursionError: `value` is nested too deeply.
     """
-    if _is_short(value):
+    if is_short(value):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, str):
         inside = (json.dumps(part, ensure_ascii=False)[1:-1] for part in slices(value))
@@ -59,7 +59,7 @@ def json_text(value: Any) -> str:
     return f"[{', '.join(map(json_text, value))}]"
 
 
-def _is_short(value: Any) -> bool:
+def is_short(value: Any) -> bool:
     """Whether one call of the encoder may write a value."""
     values, characters, left = 0, 0, [value]
     while left:

@@ -5,7 +5,6 @@ See :mod:`uma_trio.text.template` for what they are good for.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from uma_trio.text.slices import consists_of, slices
+from uma_trio.text.slices import consists_of, json_text, slices
 
 # Around a word: a line end, a white space that no template writes (vertical tab), a line end.
 # `strip()` takes all of it, `strip("\n")` the outer half. In the middle of a word stands a character
@@ -138,7 +137,7 @@ def is_prose(text: str) -> bool:
 def escaped(text: str, level: int) -> str:
     """Return `text` as it stands inside a JSON string, in one inside another, and so on."""
     for _ in range(level):
-        text = json.dumps(text, ensure_ascii=False)[1:-1]
+        text = json_text(text)[1:-1]
     return text
 
 

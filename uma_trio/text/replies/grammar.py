@@ -22,6 +22,7 @@ from uma_trio.text.replies.literals import kinds_of
 from uma_trio.text.replies.notation import CLOSING
 from uma_trio.text.replies.part import part_of
 from uma_trio.text.shape import Shape
+from uma_trio.text.slices import json_text
 
 _ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
@@ -81,7 +82,7 @@ def grammar_of(
         if token is not None:
             rules.append(f"lead: TEXT <[{token}]>")
         else:
-            rules.append(f"lead[lazy]: TEXT {json.dumps(trigger, ensure_ascii=False)}")
+            rules.append(f"lead[lazy]: TEXT {_quoted(trigger)}")
         rules.append(f"start: TEXT | lead {tail} rest")
     return _HEAD + _TEXT + "\n".join(rules) + "\n"
 
@@ -95,7 +96,7 @@ def answer_in_frame(
     """
     if shape.kind == "schema":
         schema = {**json.loads(shape.text), "x-guidance": style}
-        answer = f"%json {json.dumps(schema, ensure_ascii=False)}"
+        answer = f"%json {json_text(schema)}"
     elif shape.kind == "choice":
         answer = f"({' | '.join(map(_literal, json.loads(shape.text)))})"
     else:
@@ -133,7 +134,7 @@ class _Writer:
             head = self.marker(offer.name + syntax.after_name)
             close = _literal(CLOSING[syntax.after_name.strip()[-1]])
             return "\n".join([f"{name}: {head} {inner} {close}", *rules])
-        arguments = f"%json {json.dumps(offer.schema, ensure_ascii=False)}"
+        arguments = f"%json {json_text(offer.schema)}"
         if syntax.style == "object":
             head = f"{{{_quoted(syntax.name_key)}: {_quoted(offer.name)}, {_quoted(syntax.arguments_key)}: "
             tail = _literal("}")
@@ -175,7 +176,7 @@ class _Writer:
         schema = schema if isinstance(schema, dict) else {}
         if schema.get("type") != "string":
             alone = {**part_of(whole, schema), "x-guidance": whole.get("x-guidance", {})}
-            return f"%json {json.dumps(alone, ensure_ascii=False)} {self.marker(closer)}"
+            return f"%json {json_text(alone)} {self.marker(closer)}"
         words = schema.get("enum")
         if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
             return f"({' | '.join(map(_literal, words))}) {self.marker(closer)}"
@@ -236,7 +237,7 @@ class _Writer:
             **part_of(whole, {**schema, "type": kind}),
             "x-guidance": whole.get("x-guidance", {}),
         }
-        return f"%json {json.dumps(alone, ensure_ascii=False)}"
+        return f"%json {json_text(alone)}"
 
     def channels(self, rules: list[str], bodies: str, choice: ToolChoice) -> str:
         """Write the grammar of a reply in channels, behind its reasoning."""
@@ -265,4 +266,4 @@ def _literal(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json_text(text)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.slices import json_text
 
 _DEPTH: Final = 8
 _NUMBER: Final = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,3})?/"
@@ -122,9 +123,7 @@ class LiteralRules:
             return _literal(self._words[(True, False, None).index(value)])
         if isinstance(value, str):
             if self._python:
-                return (
-                    f"({_literal(repr(value))} | {_literal(json.dumps(value, ensure_ascii=False))})"
-                )
+                return f"({_literal(repr(value))} | {_literal(json_text(value))})"
             quote = self._marker(self._quote)
             return " ".join(part for part in (quote, _literal(value), quote) if part)
         return _literal(json.dumps(value))
@@ -136,4 +135,4 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return json_text(text) if text else ""

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.http import pieces
-from uma_trio.http.pieces import (
+from uma_trio.text import pieces
+from uma_trio.text.pieces import (
     MAX_DEPTH,
+    MAX_DIGITS,
     PIECE_BYTES,
     PIECE_MARKS,
     Excessive,
@@ -20,6 +21,7 @@ from uma_trio.http.pieces import (
     NotJson,
     TooDeep,
     TooLong,
+    TooManyDigits,
     decoded,
     is_blank,
 )
@@ -113,8 +115,10 @@ def test_no_piece_is_larger_than_is_said(document: bytes) -> None:
         (b"{" + b":" * 8_000_000 + b"}", Excessive),
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), TooDeep),
         (b'["' + b"x" * ((2 << 20) + 1) + b'"]', TooLong),
+        (b"[" + b"7" * (MAX_DIGITS + 1) + b"]", TooManyDigits),
+        (b" " * (PIECE_BYTES - 200) + b"[" + b"7" * (MAX_DIGITS + 1) + b"]", TooManyDigits),
     ],
-    ids=["numbers", "lists", "names", "colons", "depth", "text"],
+    ids=["numbers", "lists", "names", "colons", "depth", "text", "digits", "digits in two parts"],
 )
 def test_what_exceeds_a_bound_is_refused_early(document: bytes, fault: type[Exception]) -> None:
     """Values and levels are counted before anything is built, and a text while it is."""
@@ -123,6 +127,13 @@ def test_what_exceeds_a_bound_is_refused_early(document: bytes, fault: type[Exce
         decoded(document, Limits(), load)
     assert sum(load.marks) == 0
     assert sum(load.sizes) <= (2 << 20) + 100
+
+
+def test_as_many_digits_as_are_allowed_are_read() -> None:
+    """In a number; a text may have any number of them."""
+    number, text = b"7" * MAX_DIGITS, b"7" * (2 * MAX_DIGITS)
+    document = b'[%b, -%b.5, "%b"]' % (number, number[:300], text)
+    assert decoded(document, Limits()) == json.loads(document)
 
 
 def test_as_many_values_as_are_allowed_are_read() -> None:
