@@ -33,6 +33,7 @@ ALLOWED = {
         *("yaml", "uma_trio.config", "uma_trio.spelling", "uma_trio.sockets.path"),
     },
     "uma_trio.models": set(),
+    "uma_trio.library": {"attrs", "uma_trio.spelling"},
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),
         *("uma_trio.backend.base", "uma_trio.machine", "uma_trio.policy", "uma_trio.telemetry"),

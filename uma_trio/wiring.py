@@ -5,8 +5,10 @@ Whatever translates between two parts' words stands here, so that none of them k
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from attrs import evolve
@@ -21,6 +23,8 @@ from uma_trio.costing.neighbours import in_words
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
+from uma_trio.library.naming import NoSuchModel, model_file
+from uma_trio.library.stores import models_here
 from uma_trio.machine import limit_spinning, physical_cores, total_memory
 from uma_trio.models import bundled_model
 from uma_trio.net.settings import Settings
@@ -200,12 +204,16 @@ def unwritable(config: Config, name: str, why: str) -> ConfigError:
 
 
 def model_path(config: Config) -> Path:
-    """Return the model to serve: the one that is named, or the bundled one.
+    """Return the file of the model to serve: the one that is named, or the bundled one.
 
     Raises :class:`ModelError` if neither is there.
     """
     if config.model is not None:
-        return config.model
+        here = partial(models_here, config.model_dir, os.environ, Path.home())
+        try:
+            return model_file(str(config.model), here)
+        except NoSuchModel as error:
+            raise ModelError(str(error)) from None
     try:
         return bundled_model()
     except FileNotFoundError as missing:
@@ -248,7 +256,9 @@ def model_info(config: Config, backend: Backend) -> ModelInfo:
 def bounds(config: Config, backend: Backend) -> Bounds:
     """Put the options into the words of the service."""
     file = backend.model.name
-    names = config.alias or (file,)
+    asked = str(config.model) if config.model is not None else ""
+    by_name = asked and not asked.endswith(".gguf") and not Path(asked).exists()
+    names = config.alias or ((asked,) if by_name else (file,))
     return Bounds(
         model=names[0],
         aliases=tuple(dict.fromkeys([*names, file]))[1:],

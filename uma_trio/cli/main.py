@@ -25,6 +25,8 @@ _VERBS = {
     "serve": "Load the model and serve it on a Unix socket, until Ctrl-C.",
     "stop": "Stop the daemon, after its running requests.",
     "service": "Run the daemon as a service of this user: install, status, logs, and so on.",
+    "pull": "Fetch a model from Hugging Face's hub.",
+    "models": "List the models on this machine, and which of them fit.",
     "run": "Send one prompt and print the answer as it comes.",
     "ps": "Show the requests in progress.",
     "priority": "Move a request to the interactive or the background lane.",

@@ -55,6 +55,11 @@ def _bandwidth(raw: object) -> object:
     return text
 
 
+def _folders(raw: object) -> object:
+    """Read folders: of repeated flags, of a list in YAML, or one."""
+    return raw if isinstance(raw, list | tuple) else (raw,)
+
+
 def _log_level(raw: object) -> object:
     text = str(raw).strip().lower()
     return {"warn": "warning", "err": "error"}.get(text, text)
@@ -69,9 +74,20 @@ class Config(HttpConfig):
         flag="--model",
         env=("UMA_MODEL",),
         shown_default="the bundled model",
-        metavar="PATH",
+        metavar="MODEL",
         since="0.1",
-        help="The GGUF file to load. It is loaded once and serves all clients.",
+        help="The model to load: a GGUF file, or a name that `uma-trio models` lists. It is loaded once and "
+        "serves all clients.",
+    )
+    model_dir: tuple[Path, ...] = option(
+        (),
+        flag="--model-dir",
+        read=_folders,
+        shown_default="none",
+        metavar="FOLDER",
+        since="0.1",
+        help="A folder in which models are looked for by name, besides the caches of Hugging Face, Ollama "
+        "and LM Studio; may be given several times.",
     )
     socket: Path = option(
         Path(SHARED_SOCKET),

@@ -1,0 +1,420 @@
+"""The models on a machine: fetched whole or not at all, found where other programs keep them, named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_mirror import COMMIT, Mirror, mirror
+
+from uma_trio.backend.base import ModelError
+from uma_trio.cli.models import models as models_verb
+from uma_trio.cli.models import rows_of
+from uma_trio.cli.pull import pull
+from uma_trio.config.settings import load
+from uma_trio.library.download import Download
+from uma_trio.library.hub import Hub, HubFile, PullFailed, choose, reference
+from uma_trio.library.hub_cache import CachedRepository, cache_folder
+from uma_trio.library.naming import NoSuchModel, model_file
+from uma_trio.library.stores import Found, models_here
+from uma_trio.library.weights_names import is_model, quant_of, stem_of
+from uma_trio.models import bundled_model
+from uma_trio.wiring import model_path
+
+REPO = "owner/tiny-GGUF"
+NAME = "tiny-Q4_K_M.gguf"
+SECRET = "of nobody"  # noqa: S105 - it opens nothing
+
+
+def noise(n: int, seed: int = 1) -> bytes:
+    """Return bytes like those of a model."""
+    return b"GGUF" + random.Random(seed).randbytes(n - 4)
+
+
+@pytest.fixture
+def there() -> Iterator[Mirror]:
+    """A repository with a model of 3 MB in two quantisations."""
+    files = {NAME: noise(3_000_000), "tiny-Q8_0.gguf": noise(5000, 2), "README.md": b"read me"}
+    with mirror(files) as served:
+        yield served
+
+
+@pytest.fixture
+def home(tmp_path: Path, there: Mirror, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, in which commands look."""
+    for name in ("LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("XDG_CACHE_HOME", "OLLAMA_MODELS", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", there.url)
+    return tmp_path
+
+
+def fetch(there: Mirror, cache: Path, quant: str = "", token: str = "") -> Path:
+    """Fetch without waiting between attempts."""
+    hub = Hub(there.url, token)
+    wanted = choose(hub.files(REPO), quant, projector=True)
+    kept = CachedRepository.of(cache, REPO)
+    return Download(hub, REPO, kept, lambda *_: None, lambda _: None).fetch(wanted)
+
+
+def listed(cache: Path) -> list[str]:
+    """Return the files that programs would find."""
+    return sorted(path.name for path in cache.rglob("snapshots/*/**/*") if not path.is_dir())
+
+
+# --- fetching ---
+
+
+def test_a_model_arrives_whole_in_the_hubs_own_layout(there: Mirror, tmp_path: Path) -> None:
+    """Every program that reads this cache finds it."""
+    path = fetch(there, tmp_path)
+    assert path.read_bytes() == there.files[NAME]
+    folder = tmp_path / "models--owner--tiny-GGUF"
+    assert path == folder / "snapshots" / COMMIT / NAME
+    assert path.resolve() == folder / "blobs" / there.digest(NAME)
+    assert os.readlink(path) == f"../../blobs/{there.digest(NAME)}"
+    assert (folder / "refs" / "main").read_text() == COMMIT
+
+
+def test_what_is_there_is_not_fetched_again(there: Mirror, tmp_path: Path) -> None:
+    """The second pull asks for no file."""
+    fetch(there, tmp_path)
+    before = len([each for each in there.asked if each[0] == "GET"])
+    fetch(there, tmp_path)
+    assert len([each for each in there.asked if each[0] == "GET"]) == before + 1
+
+
+def test_a_fetch_that_is_cut_goes_on_where_it_ended(there: Mirror, tmp_path: Path) -> None:
+    """Cut twice, it asks for the rest twice."""
+    there.cuts = [1_200_000, 700_000]
+    assert fetch(there, tmp_path).read_bytes() == there.files[NAME]
+    assert there.ranges == ["bytes=1200000-", "bytes=1900000-"]
+
+
+def test_a_server_that_does_not_resume_is_asked_from_the_beginning(
+    there: Mirror, tmp_path: Path
+) -> None:
+    """Its answer to a range is the whole file."""
+    there.cuts, there.resumes = [1_000_000], False
+    assert fetch(there, tmp_path).read_bytes() == there.files[NAME]
+
+
+def test_a_wrong_byte_is_fetched_anew_once(there: Mirror, tmp_path: Path) -> None:
+    """The mirror's disk had a bad moment."""
+    there.wrong = 1
+    assert fetch(there, tmp_path).read_bytes() == there.files[NAME]
+
+
+def test_wrong_bytes_twice_leave_nothing(there: Mirror, tmp_path: Path) -> None:
+    """Neither a listed file nor a part that a later pull would go on from."""
+    there.wrong = 2
+    with pytest.raises(PullFailed, match="other bytes than the hub says, twice"):
+        fetch(there, tmp_path)
+    assert listed(tmp_path) == []
+    assert list(tmp_path.rglob("*.incomplete")) == []
+
+
+def test_a_server_that_is_silent_is_given_up_and_its_bytes_are_kept(
+    there: Mirror, tmp_path: Path
+) -> None:
+    """After some attempts in a row without a byte."""
+    there.cuts = [1_000_000, *[0] * 10]
+    with pytest.raises(PullFailed, match="what is there is kept"):
+        fetch(there, tmp_path)
+    assert listed(tmp_path) == []
+    (kept,) = tmp_path.rglob("*.incomplete")
+    assert kept.stat().st_size == 1_000_000
+
+
+def test_the_parts_of_a_split_model_come_to_light_together(tmp_path: Path) -> None:
+    """No program must load a model that lacks its second part."""
+    parts = {f"m-Q8_0-0000{k}-of-00002.gguf": noise(4000, k) for k in (1, 2)}
+    with mirror(parts) as there:
+        there.cuts = [4000, 10, *[0] * 10]
+        with pytest.raises(PullFailed):
+            fetch(there, tmp_path)
+        assert listed(tmp_path) == []
+        there.cuts = []
+        assert fetch(there, tmp_path).name == "m-Q8_0-00001-of-00002.gguf"
+    assert listed(tmp_path) == [*parts]
+
+
+def test_a_redirect_to_another_host_does_not_take_the_token_along(
+    there: Mirror, tmp_path: Path
+) -> None:
+    """The hub keeps its files at others' hosts."""
+    with mirror(there.files) as other:
+        there.elsewhere = other.url
+        fetch(there, tmp_path, token=SECRET)
+        assert {key for *_, key in there.asked} == {f"Bearer {SECRET}"}
+        assert [key for *_, key in other.asked] == [None]
+
+
+def test_no_room_is_said_before_the_first_byte(
+    there: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is needed and what there is."""
+    usage = type("Usage", (), {"free": 1_000_000})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(PullFailed, match=r"0\.0 GB are to be fetched and the disk of .* free"):
+        fetch(there, tmp_path)
+    assert not [each for each in there.asked if each[:2] == ("GET", f"/{REPO}/resolve/main/{NAME}")]
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_a_refusal_of_the_hub_is_a_sentence(there: Mirror, tmp_path: Path, status: int) -> None:
+    """It says what to do."""
+    there.status = status
+    with pytest.raises(PullFailed, match=r"HF_TOKEN|check the name|try again later"):
+        fetch(there, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"path": "../../x.gguf", "size": 1},
+        {"path": "/etc/x.gguf", "size": 1},
+        {"path": "x.gguf", "size": 1, "lfs": {"oid": "../../../etc/passwd", "size": 1}},
+        {"path": "x.gguf", "size": -1},
+        {"size": 1},
+    ],
+)
+def test_a_list_that_leads_out_of_the_cache_is_refused(
+    tmp_path: Path, entry: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirror is not to be trusted with paths."""
+    with mirror({}) as there:
+        monkeypatch.setattr(there, "tree", lambda: [entry])
+        with pytest.raises(PullFailed):
+            fetch(there, tmp_path)
+    assert list(tmp_path.rglob("*.gguf")) == []
+
+
+def test_pull_killed_at_40_percent_resumes(there: Mirror, home: Path) -> None:
+    """The next process asks for the rest alone, and the whole is right."""
+    command = [sys.executable, "-m", "uma_trio", "pull", REPO]
+    there.files[NAME] = noise(20_000_000)
+    there.cuts = [8_000_000]
+    there.cuts += [0] * 50  # after which it waits and tries again, until it is killed
+    with subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.DEVNULL) as running:
+        while len([each for each in there.asked if each[2]]) < 1:
+            assert running.poll() is None
+        running.send_signal(signal.SIGKILL)
+    assert listed(home) == []
+    there.cuts, there.asked = [], []
+    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=True)
+    assert there.ranges == ["bytes=8000000-"]
+    assert f"uma-trio serve --model {REPO}:Q4_K_M" in done.stdout
+    assert listed(home) == [NAME]
+
+
+def test_a_pull_that_fails_says_so_and_lists_nothing(
+    there: Mirror, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its exit status is that of a refusal."""
+    assert pull(f"{REPO}:Q2_K") == 2
+    assert "it has no Q2_K; it has Q4_K_M (0.0 GB), Q8_0 (0.0 GB)" in capsys.readouterr().err
+    assert listed(home) == []
+
+
+def test_a_name_that_is_no_repository_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """With an example of one."""
+    assert pull("qwen2.5:7b") == 2
+    assert "write owner/repo or owner/repo:QUANT" in capsys.readouterr().err
+
+
+# --- choosing ---
+
+
+def file(path: str, size: int = 1) -> HubFile:
+    """A file with some SHA-256."""
+    return HubFile(path, size, hashlib.sha256(path.encode()).hexdigest())
+
+
+def test_without_a_quantisation_the_usual_one_is_taken() -> None:
+    """Q4_K_M, else Q8_0, else the first."""
+    names = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
+    assert choose(map(file, names), "", projector=False).quant == "Q4_K_M"
+    assert choose(map(file, names[::2]), "", projector=False).quant == "Q8_0"
+    assert choose(map(file, names[:1]), "", projector=False).quant == "Q2_K"
+
+
+def test_the_projector_with_the_nearest_bits_comes_along() -> None:
+    """Unless it is not wanted."""
+    names = ["m-Q8_0.gguf", "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf"]
+    both = choose(map(file, names), "", projector=True)
+    assert [each.path for each in both.files] == ["m-Q8_0.gguf", "mmproj-m-Q8_0.gguf"]
+    assert len(choose(map(file, names), "", projector=False).files) == 1
+
+
+def test_a_split_model_without_one_of_its_parts_is_refused() -> None:
+    """It would be fetched for nothing."""
+    with pytest.raises(PullFailed, match="1 of the 2 parts"):
+        choose([file("m-Q8_0-00001-of-00002.gguf")], "", projector=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "repository", "quant"),
+    [
+        ("owner/repo", "owner/repo", ""),
+        ("owner/repo:Q5_K_M", "owner/repo", "Q5_K_M"),
+        ("hf:owner/repo", "owner/repo", ""),
+        ("https://huggingface.co/owner/repo/tree/main", "owner/repo", ""),
+    ],
+)
+def test_a_repository_may_be_named_in_several_ways(typed: str, repository: str, quant: str) -> None:
+    """Also by the address of its page."""
+    assert (reference(typed).repository, reference(typed).quant) == (repository, quant)
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "stem"),
+    [
+        ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", "Q4_K_M", "Qwen2.5-7B-Instruct-Q4_K_M"),
+        ("m-UD-IQ2_XXS-00001-of-00003.gguf", "UD-IQ2_XXS", "m-UD-IQ2_XXS"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4", "gpt-oss-20b-mxfp4"),
+        ("model.f16.gguf", "F16", "model.f16"),
+        ("plain.gguf", "", "plain"),
+    ],
+)
+def test_names_of_files_say_their_quantisation(name: str, quant: str, stem: str) -> None:
+    """As they are published."""
+    assert (quant_of(name), stem_of(name)) == (quant, stem)
+    assert is_model(name)
+
+
+# --- finding ---
+
+
+def model_at(path: Path) -> Path:
+    """Put a real model there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bundled_model().read_bytes())
+    return path
+
+
+def ollama(store: Path, name: str, tag: str, digest: str | None = None) -> None:
+    """Put a model where Ollama would; with another digest its manifest leads there."""
+    text = bundled_model().read_bytes()
+    own = hashlib.sha256(text).hexdigest()
+    blob = store / "blobs" / f"sha256-{own}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(text)
+    manifest = store / "manifests" / "registry.ollama.ai" / "library" / name / tag
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    kind = "application/vnd.ollama.image.model"
+    layer = {"mediaType": kind, "digest": digest or f"sha256:{own}", "size": len(text)}
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+
+
+def test_the_stores_of_four_programs_are_read_where_they_lie(tmp_path: Path) -> None:
+    """Each model has the name that its program gives it."""
+    hub = CachedRepository.of(cache_folder({}, tmp_path), "owner/tiny-GGUF")
+    hub.blob("b").parent.mkdir(parents=True)
+    hub.blob("b").write_bytes(bundled_model().read_bytes())
+    hub.put(COMMIT, "tiny-Q4_K_M.gguf", "b")
+    hub.set_main(COMMIT)
+    ollama(tmp_path / ".ollama" / "models", "qwen2.5", "7b")
+    model_at(tmp_path / ".lmstudio" / "models" / "pub" / "repo" / "m-Q8_0.gguf")
+    model_at(tmp_path / "mine" / "own.gguf")
+    model_at(tmp_path / "mine" / "folder" / "inner-Q5_K_M.gguf")
+    (tmp_path / "mine" / "mmproj-own.gguf").write_bytes(b"GGUF")
+    found = models_here([tmp_path / "mine"], {}, tmp_path)
+    assert [(each.name, each.source) for each in found] == [
+        ("own", str(tmp_path / "mine")),
+        ("inner-Q5_K_M", str(tmp_path / "mine")),
+        ("owner/tiny-GGUF:Q4_K_M", "hf"),
+        ("qwen2.5:7b", "ollama"),
+        ("pub/repo:Q8_0", "lmstudio"),
+    ]
+    rows = rows_of(found, load({}, {}), room=1 << 40)
+    assert {row.fits for row in rows} == {True}
+    assert rows_of(found, load({}, {}), room=1 << 20)[0].fits is False
+
+
+def test_one_file_is_listed_once(tmp_path: Path) -> None:
+    """Under its first name, however many lead to it."""
+    ollama(tmp_path / ".ollama" / "models", "qwen2.5", "7b")
+    ollama(tmp_path / ".ollama" / "models", "qwen2.5", "latest")
+    assert [each.name for each in models_here([], {}, tmp_path)] == ["qwen2.5:7b"]
+
+
+@pytest.mark.parametrize(
+    "digest", ["sha256:../../../../etc/passwd", "sha256:xyz", "", "sha1:" + "0" * 40]
+)
+def test_a_manifest_leads_to_nothing_outside_its_blobs(tmp_path: Path, digest: str) -> None:
+    """Its digest is a name that somebody else wrote."""
+    ollama(tmp_path / ".ollama" / "models", "evil", "latest", digest or "nothing")
+    assert models_here([], {}, tmp_path) == []
+
+
+def test_a_file_that_is_no_model_is_listed_with_the_reason(tmp_path: Path) -> None:
+    """So that nobody wonders why it is missing."""
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF but no more")
+    (row,) = rows_of(models_here([tmp_path], {}, tmp_path), load({}, {}), None)
+    assert row.problem
+
+
+def test_models_in_json_have_their_paths(
+    home: Path, there: Mirror, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For scripts."""
+    model_at(home / "mine" / "own.gguf")
+    assert models_verb(model_dir=(str(home / "mine"),), json=True) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["path"] == str(home / "mine" / "own.gguf")
+
+
+# --- naming ---
+
+HERE = [
+    Found("owner/tiny-GGUF:Q8_0", "hf", Path("/hf/8")),
+    Found("owner/tiny-GGUF:Q4_K_M", "hf", Path("/hf/4")),
+    Found("qwen2.5:7b", "ollama", Path("/o/7")),
+    Found("qwen2.5:latest", "ollama", Path("/o/latest")),
+    Found("pub/tiny-GGUF:Q2_K", "lmstudio", Path("/l/2")),
+]
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        ("qwen2.5:7b", "/o/7"),
+        ("qwen2.5", "/o/latest"),
+        ("owner/tiny-GGUF:q8_0", "/hf/8"),
+        ("owner/tiny-GGUF", "/hf/4"),
+        ("hf:owner/tiny-GGUF:Q8_0", "/hf/8"),
+        ("lmstudio:tiny-GGUF", "/l/2"),
+        ("/no/such.gguf", "/no/such.gguf"),
+    ],
+)
+def test_a_model_is_found_by_what_people_type(typed: str, path: str) -> None:
+    """Whole, without its tag, or without its owner; a path stays one."""
+    assert model_file(typed, lambda: HERE) == Path(path)
+
+
+def test_an_unknown_name_gets_the_nearest_and_a_way_to_fetch_it() -> None:
+    """Nobody has to guess the spelling."""
+    with pytest.raises(NoSuchModel, match=r"did you mean qwen2\.5:7b\?") as caught:
+        model_file("qwen25:7b", lambda: HERE)
+    assert "uma-trio models" in str(caught.value)
+    with pytest.raises(NoSuchModel, match=r"uma-trio pull owner/other"):
+        model_file("owner/other", lambda: HERE)
+
+
+def test_serve_takes_a_name_for_its_model(home: Path, there: Mirror) -> None:
+    """What is there is served, and what is not is refused before anything is loaded."""
+    ollama(home / ".ollama" / "models", "tiny", "1b")
+    assert model_path(load({"model": "tiny:1b"}, {})).name.startswith("sha256-")
+    with pytest.raises(ModelError, match="There is no model 'tiny:2b' here"):
+        model_path(load({"model": "tiny:2b"}, {}))

@@ -1,0 +1,119 @@
+"""`uma-trio models`: the models on this machine, and which of them fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from attrs import asdict, frozen
+from cyclopts import Parameter
+
+from uma_trio.cli.output import OK, console, count, print_json, size
+from uma_trio.config import settings
+from uma_trio.config.options import Config
+from uma_trio.library.stores import Found, models_here
+from uma_trio.library.weights_names import quant_of
+
+
+@frozen
+class Row:
+    """One model. `problem` says why it cannot be served; "" if nothing is known against it."""
+
+    name: str
+    source: str
+    path: str
+    size_bytes: int = 0
+    quant: str = ""
+    n_ctx_train: int = 0
+    needs_bytes: int = 0
+    fits: bool | None = None
+    problem: str = ""
+
+
+def models(
+    *,
+    model_dir: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="A further folder with GGUF files.", metavar="FOLDER", negative=""),
+    ] = None,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+) -> int:
+    """List the models on this machine: folders, Hugging Face's cache, Ollama, LM Studio.
+
+    NEEDS is the memory for the weights and the KV cache at the daemon's --n-ctx. Any NAME can be given to
+    `uma-trio serve --model`.
+    """
+    config = settings.load({"model_dir": model_dir})
+    rows = rows_of(models_here(config.model_dir, os.environ, Path.home()), config, _room())
+    if json:
+        print_json([asdict(row) for row in rows])
+    elif not rows:
+        console().print(
+            "There is no model here but the bundled one. Fetch one with `uma-trio pull owner/repo`."
+        )
+    else:
+        _table(rows, config)
+    return OK
+
+
+def rows_of(found: Sequence[Found], config: Config, room: int | None) -> list[Row]:
+    """Return what is known of each model by its header, with `room` bytes of memory free."""
+    return [_row(model, config, room) for model in found]
+
+
+def _room() -> int | None:
+    from uma_trio.backend.kv_memory import available_memory
+
+    return available_memory()
+
+
+def _row(model: Found, config: Config, room: int | None) -> Row:
+    from uma_trio.backend._llama_options import FLASH_ON, checked, context_bytes
+    from uma_trio.backend.base import ModelError
+    from uma_trio.backend.gguf_header import read_header
+    from uma_trio.backend.kv_memory import N_BATCH
+
+    known: dict[str, Any] = {"name": model.name, "source": model.source, "path": str(model.path)}
+    try:
+        header = read_header(model.path)
+        checked(header, n_ctx=config.n_ctx, n_slots=1, threads=1, kv_type=config.kv_type)
+    except ModelError as error:
+        return Row(**known, problem=str(error).removeprefix(f"{model.path} "))
+    trained = header.number("context_length")
+    cells = context_bytes(header, config.n_ctx, N_BATCH, config.kv_type, FLASH_ON)
+    needs = header.size_bytes + cells
+    return Row(
+        **known,
+        size_bytes=header.size_bytes,
+        quant=quant_of(model.path.name) or quant_of(model.name),
+        n_ctx_train=trained,
+        needs_bytes=needs,
+        fits=None if room is None else needs <= room,
+    )
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("NAME", lambda row: row.name),
+    ("SOURCE", lambda row: row.source),
+    ("SIZE", lambda row: size(row.size_bytes) if row.size_bytes else "-"),
+    ("QUANT", lambda row: row.quant or "-"),
+    ("CONTEXT", lambda row: count(row.n_ctx_train) if row.n_ctx_train else "-"),
+    ("NEEDS", lambda row: size(row.needs_bytes) if row.needs_bytes else "-"),
+    ("FITS", lambda row: row.problem or {None: "?", True: "yes", False: "no"}[row.fits]),
+)
+
+
+def _table(rows: Sequence[Row], config: Config) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, _ in _COLUMNS:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(text(row) for _, text in _COLUMNS))
+    console().print(table)
+    room = _room()
+    if room is not None:
+        console().print(f"{size(room)} of memory are free; NEEDS is for --n-ctx {config.n_ctx}.")

@@ -1,0 +1,111 @@
+"""`uma-trio pull`: fetch a model from Hugging Face's hub into its cache."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from uma_trio.cli.output import OK, REFUSED, complain, console, size
+from uma_trio.library.download import Download, Progress
+from uma_trio.library.hub import Hub, PullFailed, Reference, Wanted, choose, reference
+from uma_trio.library.hub_cache import CachedRepository, cache_folder
+
+_LINE_EACH_S = 10.0
+
+
+def pull(
+    model: Annotated[
+        str,
+        Parameter(
+            help="The repository, as owner/repo or owner/repo:QUANT. Without QUANT: Q4_K_M, else Q8_0.",
+            show=True,
+        ),
+    ],
+    /,
+    *,
+    mmproj: Annotated[
+        bool,
+        Parameter(help="Also fetch the model's projector for images.", negative="--no-mmproj"),
+    ] = True,
+) -> int:
+    """Fetch a GGUF model from Hugging Face's hub, whole and checked.
+
+    A fetch that was cut goes on where it ended. The files go to the cache that the hub's own tools
+    use. Environment: HF_ENDPOINT for a mirror, HF_TOKEN for repositories that need one, HF_HUB_CACHE.
+    """
+    try:
+        asked = reference(model)
+        hub = Hub.of(os.environ)
+        wanted = _chosen(hub, asked, projector=mmproj)
+        name = f"{asked.repository}:{wanted.quant}"
+        console().print(
+            f"{name}: {_parts(wanted)}, {size(wanted.n_bytes)}.{_against_memory(wanted)}"
+        )
+        cache = cache_folder(os.environ, Path.home())
+        with _shown() as progress:
+            repository = CachedRepository.of(cache, asked.repository)
+            path = Download(hub, asked.repository, repository, progress).fetch(wanted)
+    except PullFailed as failed:
+        complain(f"Cannot pull {model}: {failed}.")
+        return REFUSED
+    console().print(f"It is at {path}.")
+    console().print(f"Serve it with: uma-trio serve --model {name}")
+    return OK
+
+
+def _chosen(hub: Hub, asked: Reference, *, projector: bool) -> Wanted:
+    return choose(hub.files(asked.repository), asked.quant, projector=projector)
+
+
+def _parts(wanted: Wanted) -> str:
+    return "1 file" if len(wanted.files) == 1 else f"{len(wanted.files)} files"
+
+
+def _against_memory(wanted: Wanted) -> str:
+    """Return a sentence about this machine's memory, as far as the size of the files tells."""
+    from uma_trio.backend.kv_memory import available_memory
+
+    room = available_memory()
+    if room is None:
+        return ""
+    if room < wanted.n_bytes:
+        return (
+            f" This machine has {size(room)} of memory free: it will not fit; choose a smaller"
+            " quantisation or model."
+        )
+    return f" This machine has {size(room)} of memory free."
+
+
+@contextmanager
+def _shown() -> Iterator[Progress]:
+    """Show a bar on a terminal, otherwise a line every ten seconds."""
+    if sys.stderr.isatty():
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Bar(*columns, console=console(stderr=True), transient=True) as bar:
+            task = bar.add_task("fetch", total=None)
+            yield lambda there, total: bar.update(task, completed=there, total=total)
+        return
+    told = time.monotonic()
+
+    def tell(there: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _LINE_EACH_S:
+            told = time.monotonic()
+            console(stderr=True).print(f"{size(there)} of {size(total)}")
+
+    yield tell
