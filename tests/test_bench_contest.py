@@ -290,10 +290,10 @@ def test_the_longest_lag_is_exact_or_the_edge_of_its_step() -> None:
         return {"loop_lag_max_ms": longest, "loop_lag_ms": {"buckets": steps}}
 
     before = snapshot(60.0, 10, 11, 12)
-    assert lag.longest_lag(before, snapshot(71.5, 20, 21, 23)) == 71.5
-    assert lag.longest_lag(before, snapshot(60.0, 20, 22, 23)) == 5.5
-    assert lag.longest_lag(before, snapshot(60.0, 20, 21, 23)) == 60.0
-    assert lag.longest_lag(before, before) == 0.0
+    assert beside.longest_lag(before, snapshot(71.5, 20, 21, 23)) == 71.5
+    assert beside.longest_lag(before, snapshot(60.0, 20, 22, 23)) == 5.5
+    assert beside.longest_lag(before, snapshot(60.0, 20, 21, 23)) == 60.0
+    assert beside.longest_lag(before, before) == 0.0
 
 
 @pytest.mark.daemon

@@ -17,13 +17,10 @@ import http.client
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from benches import contest, servers
+from benches import beside, contest, servers
 from benches.clients import NotServed
 from benches.contest import Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
@@ -31,7 +28,6 @@ from benches.host import ROOT
 
 LAG_MS, RATIO = 5.0, 1.3  # the targets
 _ROUND_S = 1.0
-_SPIN = "while True: pass"
 
 
 def _chat(n: int) -> dict[str, Any]:
@@ -72,55 +68,6 @@ BODIES: Mapping[str, tuple[str, Callable[[], Any]]] = {
 }  # fmt: skip
 
 
-@dataclass
-class _Stream:
-    """The stream that is read beside everything: when its last part came, and the longest gap."""
-
-    port: int
-    longest: float = 0.0
-    last: float | None = None
-    parts: int = 0
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def restart(self) -> None:
-        """Forget what was seen."""
-        self.longest = 0.0
-
-    def gap_ms(self) -> float:
-        """Return the longest gap, the one that lasts included."""
-        waiting = 0.0 if self.last is None else time.monotonic() - self.last
-        return 1e3 * max(self.longest, waiting)
-
-    def run(self) -> None:
-        """Read one stream after the other."""
-        asked = {
-            "prompt": "Once upon a time",
-            "max_tokens": 400,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        body = json.dumps({**asked, "pace": "asap"}).encode()
-        while not self.ended.is_set():
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                self._read(body)
-            self.last = None
-
-    def _read(self, body: bytes) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            while not self.ended.is_set() and (line := answer.readline()):
-                if line.startswith(b"data:"):
-                    now = time.monotonic()
-                    if self.last is not None:
-                        self.longest = max(self.longest, now - self.last)
-                    self.last = now
-                    self.parts += 1
-        finally:
-            connection.close()
-
-
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bodies", nargs="+", default=[*BODIES], metavar="NAME", choices=BODIES)
 
@@ -149,66 +96,22 @@ def _verdicts(medians: Medians) -> Iterable[str]:
 
 def _measure(setup: servers.Setup, names: list[str]) -> list[Row]:
     port = servers.free_port()
-    with servers.ours(setup, "--http", str(port)), _sender(port, names) as sender:
-        stream = _Stream(port)
-        reader = threading.Thread(target=stream.run, daemon=True)
-        reader.start()
-        try:
-            _wait_for(stream)
-            return [_case(name, stream, sender) for name in names]
-        finally:
-            stream.ended.set()
-            reader.join(10)
+    with (
+        servers.ours(setup, "--http", str(port)),
+        _sender(port, names) as sender,
+        beside.stream(port) as stream,
+    ):
+        return [_case(name, stream, sender) for name in names]
 
 
-def _case(name: str, stream: _Stream, sender: subprocess.Popen[str]) -> Row:
+def _case(name: str, stream: beside.Stream, sender: subprocess.Popen[str]) -> Row:
     """Return the figures of one body, with those of the rounds before it."""
-    quiet = _round(stream, lambda: None)
-    with _spinning():
-        spin = _round(stream, lambda: None)
-    beside = _round(stream, lambda: _send(sender, name))
-    return {"case": name, "lag_ms": beside[0], "quiet_lag_ms": quiet[0], "gap_ms": beside[1],
-            "spin_gap_ms": spin[1], "ratio": beside[1] / spin[1] if spin[1] else 0.0}  # fmt: skip
-
-
-def _round(stream: _Stream, act: Callable[[], None]) -> tuple[float, float]:
-    """Return the longest lag and the longest gap, in ms, from what `act` does to a while behind it."""
-    before, began = _metrics(stream.port), time.monotonic()
-    stream.restart()
-    act()
-    time.sleep(max(0.2, began + _ROUND_S - time.monotonic()))
-    gap = stream.gap_ms()
-    return longest_lag(before, _metrics(stream.port)), gap
-
-
-def longest_lag(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    """Return the longest lag between two snapshots of the metrics, in ms."""
-    longest = float(after["loop_lag_max_ms"])
-    if longest > before["loop_lag_max_ms"]:
-        return longest
-    old, new = before["loop_lag_ms"]["buckets"], after["loop_lag_ms"]["buckets"]
-    # A step counts all below it, too: the first one that grew by as much as the last has them all.
-    grown = sorted((float(edge), new[edge] - old.get(edge, 0)) for edge in new)
-    if not grown or not grown[-1][1]:
-        return 0.0
-    return min(longest, next(edge for edge, count in grown if count == grown[-1][1]))
-
-
-def _wait_for(stream: _Stream) -> None:
-    limit = time.monotonic() + servers.START_S
-    while stream.parts < 2:
-        if time.monotonic() > limit:
-            raise NotServed("the stream beside which bodies are sent does not begin")
-        time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def _spinning() -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-c", _SPIN]) as process:
-        try:
-            yield
-        finally:
-            process.kill()
+    quiet = beside.felt(stream, _ROUND_S)
+    with beside.spinning():
+        spin = beside.felt(stream, _ROUND_S)
+    found = beside.felt(stream, _ROUND_S, lambda: _send(sender, name))
+    return {"case": name, "lag_ms": found.lag_ms, "quiet_lag_ms": quiet.lag_ms, "gap_ms": found.gap_ms,
+            "spin_gap_ms": spin.gap_ms, "ratio": beside.over(found.gap_ms, spin.gap_ms)}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -237,25 +140,6 @@ def _answer(sender: subprocess.Popen[str]) -> str:
     return "" if sender.stdout is None else sender.stdout.readline().strip()
 
 
-def _metrics(port: int) -> Mapping[str, Any]:
-    status, body = _ask(port, "GET", "/metrics")
-    if status != 200:
-        raise NotServed(f"/metrics was answered with {status}")
-    found: Mapping[str, Any] = json.loads(body)
-    return found
-
-
-def _ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
 def _serve(port: int, names: list[str]) -> None:
     """Make the bodies, then send each that is named on the input; say the status of its answer."""
     made = {}
@@ -266,7 +150,7 @@ def _serve(port: int, names: list[str]) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         try:
-            status, _ = _ask(port, "POST", *made[line.rstrip("\n")])
+            status, _ = beside.ask(port, "POST", *made[line.rstrip("\n")])
         except (OSError, http.client.HTTPException) as error:
             print(type(error).__name__, flush=True)
         else:
