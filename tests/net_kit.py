@@ -42,7 +42,8 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
 from uma_trio.service.answers import Answers
 from uma_trio.service.checks import Bounds
-from uma_trio.service.service import Answer, RunBlocking, Service
+from uma_trio.service.fair import Answer, RunBlocking
+from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe
 from uma_trio.sockets.listener import Listener
 from uma_trio.sockets.transport import Transport

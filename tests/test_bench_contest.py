@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benches import chart, contest, driver, report, servers
+from benches import beside, chart, contest, driver, report, servers
 from benches.clients import Answer, NotServed
 from benches.contest import Row, System
 from benches.driver import Comparison, Table
 from benches.pace import Point
-from benches.scenes import agent_chain, apart, lag, long_ctx, many, micro, prefill
+from benches.scenes import agent_chain, apart, long_ctx, many, micro, prefill
 from benches.scenes.agent_chain import Chain
 from uma_trio.models import bundled_model
 from uma_trio.policy.deadline import deadline
@@ -262,6 +262,7 @@ DRY = {
     "agents": "--agents 2 --person",
     "bursts": "--sizes 2 --answer 8",
     "goodput": "",
+    "attacks": "--attacks multipleOf questions",
     "lag": "--bodies 16,000\\ lists",
 }
 TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}

@@ -8,7 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from uma_trio.service.compiling import Client, FairPlaces, in_fair_threads
+from uma_trio.service.compiling import in_fair_threads
+from uma_trio.service.fair import Client, FairPlaces, in_threads, works_for
 from uma_trio.text.patience import waits_until
 
 
@@ -114,3 +115,32 @@ async def test_what_a_compiler_raises_reaches_who_asked() -> None:
     for _ in range(3):
         with pytest.raises(ArithmeticError):
             await run(fail, by("a"))
+
+
+async def test_a_flood_of_one_user_leaves_a_helper_thread_to_the_others() -> None:
+    """Also if each of its requests names another program; what it gave up keeps its place."""
+    run, ends = in_threads(3), threading.Event()
+    began: list[str] = []
+
+    async def work(user: str, program: str) -> None:
+        works_for(by(user, program))
+
+        def block() -> None:
+            began.append(user)
+            if user == "greedy":
+                ends.wait()
+
+        await run(block)
+
+    async with trio.open_nursery() as nursery:
+        for n in range(8):
+            nursery.start_soon(work, "greedy", str(n))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    try:
+        with trio.fail_after(60):
+            await work("other", "one")
+        assert began[-1] == "other"
+        assert began.count("greedy") <= 2
+    finally:
+        ends.set()

@@ -38,10 +38,11 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
 from uma_trio.service.compiling import in_fair_threads
+from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
-from uma_trio.service.service import Service, in_thread
+from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import Listeners
@@ -181,7 +182,7 @@ class _Daemon:
             inbox=self._inbox,
             telemetry=metrics,
             clock=time.monotonic,
-            run_blocking=in_thread(2),  # more would only take cores from the model
+            run_blocking=in_threads(HELPERS),
             run_compiling=in_fair_threads(),
             timer=finest_timer(time.monotonic),
             give_memory_back=give_memory_back,

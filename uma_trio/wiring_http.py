@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
+from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
-from uma_trio.service.service import Service, in_thread
+from uma_trio.service.service import Service
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def http_server(config: Config, service: Service) -> HttpServer:
         name=secrets.token_hex(4),
         bodies=Bodies(settings.all_bodies_bytes),
         started=int(time.time()),
-        run_blocking=in_thread(2),
+        run_blocking=in_threads(HELPERS),
     )
     return Server(shared, router(), os.geteuid())
 

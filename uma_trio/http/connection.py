@@ -27,6 +27,7 @@ from uma_trio.http.message import Caller, Head, Headers, Reply, Request
 from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Refusal
+from uma_trio.service.fair import client_of, works_for
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -188,8 +189,10 @@ class Connection:
             route = self._router.find(head)
             form = route.errors
             principal = guard.admit(head, self._settings, route.access, self._principal)
+            caller = Caller(principal, label(head))
+            works_for(client_of(caller.principal, caller.app))
             with self._holding_body():
-                request = Request(head, Caller(principal, label(head)), number)
+                request = Request(head, caller, number)
                 # No variable here or in a caller holds the body: it is freed once it is decoded.
                 exchange = self._exchanged(request, await self._read_body(head), headers)
                 await self._answer(route, exchange, headers)

@@ -12,7 +12,8 @@ from pathlib import Path
 from attrs import field, frozen
 
 from uma_trio.service.ask import Door
-from uma_trio.service.service import RunBlocking, Service
+from uma_trio.service.fair import RunBlocking
+from uma_trio.service.service import Service
 from uma_trio.service.telemetry import Log
 from uma_trio.text.pieces import Limits
 

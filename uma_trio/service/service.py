@@ -7,9 +7,9 @@ of tokens or of limits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import trio
@@ -32,8 +32,9 @@ from uma_trio.service.checks import (
     refusing_depth,
 )
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
-from uma_trio.service.compiling import Client, RunFor, client_of
+from uma_trio.service.compiling import RunFor
 from uma_trio.service.directory import Directory, Request
+from uma_trio.service.fair import Client, RunBlocking, client_of
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
 from uma_trio.service.questions import Questions
@@ -60,25 +61,6 @@ ANOTHER_USER: Final = "another user"
 HIDDEN: Final = 0
 
 _USE_PROMPT = "send the text as `prompt` instead of `messages`"
-
-
-class RunBlocking(Protocol):
-    """Runs a slow function without holding up the event loop."""
-
-    def __call__(self, function: Callable[[], Answer], /) -> Awaitable[Answer]:
-        """Return the function's result or raise its exception. If cancelled, abandon it."""
-
-
-def in_thread(limit: int) -> RunBlocking:
-    """Return a :class:`RunBlocking` that uses at most `limit` helper threads at a time."""
-    limiter = trio.CapacityLimiter(limit)
-
-    def run(function: Callable[[], Answer], /) -> Awaitable[Answer]:
-        # Abandoned threads keep their place in the limiter until they end, so a client that
-        # sends and cancels for ever gets no more of them than one that waits.
-        return trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
-
-    return run
 
 
 @frozen
@@ -178,7 +160,7 @@ class Service:
                 compilation takes too long.
         """
         chat = ask.prompt if isinstance(ask.prompt, Chat) else None
-        front_end, client = self._front_end, client_of(origin)
+        front_end, client = self._front_end, client_of(origin.principal, origin.app)
         loosened = NOTHING_LOOSENED
         if chat is not None and chat.tools:
             tools, choice = chat.tools, chat.choice
