@@ -37,6 +37,7 @@ ALLOWED = {
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),
         *("uma_trio.backend.base", "uma_trio.machine", "uma_trio.policy", "uma_trio.telemetry"),
+        "uma_trio.backend.attention",
     },
     "uma_trio.policy": {"attrs", "numpy", "uma_trio.lanes", "uma_trio.spelling"},
     "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},

@@ -49,7 +49,7 @@ def test_cells_are_where_the_attention_of_their_layers_is() -> None:
 
 
 def test_flash_attention_is_chosen_by_where_attention_is(header: GgufHeader) -> None:
-    """A GPU that has no layers does not make its slow CPU kernel any faster."""
+    """A GPU that has no layers changes nothing; where nothing was measured the CPU does without."""
     sizes = {"n_ctx": 1024, "n_batch": 512, "kv_type": "f16"}
     for gpu_layers, wanted in ((0, FLASH_OFF), (1, FLASH_OFF), (2, FLASH_LEFT), (-1, FLASH_LEFT)):
         assert chosen_flash("auto", header, Placement.of(9, CARD, gpu_layers), **sizes) == wanted

@@ -17,6 +17,7 @@ from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
+from uma_trio.costing.attention import flash_is_faster
 from uma_trio.costing.calibrate import assume_looking_back
 from uma_trio.costing.measured import measured_cost
 from uma_trio.costing.neighbours import in_words
@@ -62,6 +63,7 @@ def load_backend(config: Config, on_progress: Progress | None) -> Backend:
         threads=config.threads or physical_cores(),
         kv_type=config.kv_type,
         flash_attention=config.flash_attention,
+        flash_is_faster=flash_is_faster,
         mlock=config.mlock,
         mmap=config.mmap,
         gpu_layers=config.gpu_layers,

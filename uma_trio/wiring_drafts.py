@@ -12,6 +12,7 @@ from attrs import frozen
 
 from uma_trio.backend.base import Backend, ModelError, Vocabulary
 from uma_trio.config.options import Config
+from uma_trio.costing.attention import flash_is_faster
 from uma_trio.costing.measured import measured_cost
 from uma_trio.engine.drafts import Drafter, Drafting
 from uma_trio.engine.drafts.model import DraftModel
@@ -68,6 +69,7 @@ def load_draft(config: Config, path: Path, served: Backend) -> Backend:
         n_slots=config.parallel,
         threads=config.threads or physical_cores(),
         flash_attention=config.flash_attention,
+        flash_is_faster=flash_is_faster,
         mlock=config.mlock,
         mmap=config.mmap,
         gpu_layers=config.gpu_layers,

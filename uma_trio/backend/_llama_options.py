@@ -7,8 +7,12 @@ processor: where the layers are is told.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Final
 
+from uma_trio.backend.attention import PROBE_BATCH, PROBE_CELLS, Subject
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
@@ -42,6 +46,29 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
     return kv_type
 
 
+def flash_is_open(
+    wanted: str,
+    header: GgufHeader,
+    placement: Placement,
+    *,
+    n_ctx: int,
+    n_batch: int,
+    kv_type: str,
+) -> bool:
+    """Whether attention may be computed either way, so that the faster one should be found.
+
+    The choice is open on a CPU if nobody asked for one of the two, V is not quantised, all layers have
+    attention, and there is room for its scores and for the measurement.
+    """
+    if wanted != "auto" or placement.attends_on_gpu or kv_pair(kv_type)[1].quantised:
+        return False
+    if not attention_only(header) or not _scores_fit(header, n_ctx, n_batch, kv_type):
+        return False
+    need = 2 * context_bytes(header, PROBE_CELLS, PROBE_BATCH, kv_type, FLASH_OFF)
+    room = available_memory()
+    return room is None or need <= room
+
+
 def chosen_flash(
     wanted: str,
     header: GgufHeader,
@@ -50,14 +77,12 @@ def chosen_flash(
     n_ctx: int,
     n_batch: int,
     kv_type: str,
+    faster: bool | None = None,
 ) -> int:
-    """Return what to tell llama.cpp, whose own choice on a CPU is to use it.
+    """Return what to tell llama.cpp, whose own choice on a CPU is to use flash attention.
 
-    Its CPU kernel takes a token at a time until there are 64 (ggml-cpu/ops.cpp,
-    GGML_FA_TILE_Q): behind 512 cells of its own a tick of 8 tokens took 95 ms with it and 49 without,
-    on two cores (0.5B, Q4_0; ``benches long_ctx`` has llama-server both ways). Without it a token also
-    pays for cells that are not its own: it is slower where others hold nine times as many. And its
-    scores need room: where there is none, it is left to llama.cpp.
+    On a CPU `faster` decides: whether a measurement found it faster. Without a measurement (None) it is off,
+    since it is up to twice as slow on some processors, unless the scores of attention have no room.
     """
     quantised = kv_pair(kv_type)[1].quantised  # K alone may be without it
     if wanted == "off" and quantised:
@@ -68,11 +93,34 @@ def chosen_flash(
     if wanted == "auto":
         if placement.attends_on_gpu or quantised:
             return FLASH_LEFT
-        room = available_memory()
-        need = context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF)
-        fits = room is None or need <= room
-        return FLASH_OFF if fits else FLASH_LEFT
+        if faster:
+            return FLASH_ON
+        return FLASH_OFF if _scores_fit(header, n_ctx, n_batch, kv_type) else FLASH_LEFT
     return FLASH_ON if wanted == "on" else FLASH_OFF
+
+
+def subject(header: GgufHeader, kv_type: str, threads: int) -> Subject:
+    """Return what the times of attention are times of. Asks the package of llama.cpp for its files only."""
+    name = header.metadata.get("general.name") or header.path.stem
+    return Subject(str(name), header.size_bytes, kv_type_name(kv_type), threads, _library())
+
+
+@cache
+def _library() -> str:
+    """Return what tells builds of llama.cpp for a CPU apart: the version and the sizes of their files."""
+    try:
+        package = distribution("llama-cpp-python")
+    except PackageNotFoundError:
+        return ""
+    lib = Path(str(package.locate_file("llama_cpp"))) / "lib"
+    sizes = {file.name: file.stat().st_size for file in lib.glob("*ggml-cpu*")}
+    return f"{package.version} {sorted(sizes.items())}"
+
+
+def _scores_fit(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str) -> bool:
+    """Whether there is room for a context without flash attention."""
+    room = available_memory()
+    return room is None or context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF) <= room
 
 
 def refuse_without_room(

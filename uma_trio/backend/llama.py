@@ -21,6 +21,7 @@ from attrs import evolve
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_compute import Compute
+from uma_trio.backend._llama_flash import time_both
 from uma_trio.backend._llama_info import described, model_info, placed
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_load import (
@@ -36,9 +37,12 @@ from uma_trio.backend._llama_options import (
     MAX_SLOTS,
     checked,
     chosen_flash,
+    flash_is_open,
     refuse_without_room,
+    subject,
 )
 from uma_trio.backend._llama_vocab import LlamaVocabulary
+from uma_trio.backend.attention import Chooser
 from uma_trio.backend.base import (
     BackendDied,
     Batch,
@@ -137,13 +141,15 @@ class LlamaBackend:
         holds_extent: bool | None = None,
         progress: Progress | None = None,
         log: LogSink | None = None,
+        flash_is_faster: Chooser | None = None,
     ) -> Self:
         """Check the file, load the weights, make the context.
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple of
         256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
-        and may raise to stop the loading, `log` gets llama.cpp's warnings and errors. Raises
+        and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
+        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. Raises
         :class:`ModelError`.
         """
         _listen(log)
@@ -155,6 +161,10 @@ class LlamaBackend:
         flash = chosen_flash(flash_attention, header, placement, **cells)
         refuse_without_room(header, placement, **cells, flash=flash)
         model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
+        if flash_is_faster and flash_is_open(flash_attention, header, placement, **cells):
+            measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
+            faster = flash_is_faster(subject(header, kv_type, threads), measure)
+            flash = chosen_flash(flash_attention, header, placement, **cells, faster=faster)
         info = model_info(model.pointer, header, kv_type)
         vocabulary = LlamaVocabulary(model)
         context = make_context(

@@ -238,7 +238,7 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
 
     `devices` are those that layers can be offloaded to.
     """
-    from uma_trio.backend._llama_options import FLASH_OFF, chosen_flash, context_bytes
+    from uma_trio.backend._llama_options import FLASH_OFF, context_bytes
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
     from uma_trio.backend.kv_memory import N_BATCH, available_memory, kv_bytes
@@ -250,9 +250,7 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
         path = model_path(config)
         header = read_header(path)
         placement = Placement.of(header.number("block_count"), devices, config.gpu_layers)
-        flash = chosen_flash(
-            config.flash_attention, header, placement, n_ctx=n_ctx, n_batch=N_BATCH, kv_type=kv_type
-        )
+        flash, attention = _attention(config, header, placement)
     except ModelError as error:
         return [Finding("model", "blocks", str(error))]
     cells = kv_bytes(header, n_ctx, kv_type)
@@ -260,7 +258,11 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
     parts = f"a file of {size(header.size_bytes)}, {size(cells)} of KV cache"
     if flash == FLASH_OFF:
         parts += f", {size(context - cells)} of attention's scores"
-    found = [Finding("model", "ok", f"{path}: {parts}"), _layers(placement, config, devices)]
+    found = [
+        Finding("model", "ok", f"{path}: {parts}"),
+        _layers(placement, config, devices),
+        attention,
+    ]
     room = available_memory()
     if room is not None:
         fewer = "--flash-attention on" if flash == FLASH_OFF else "--kv-type q8_0"
@@ -268,6 +270,38 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
         weights, cells_there = header.size_bytes * on_host, context * placement.host_share
         found.append(_judge_memory(int(weights), int(cells_there), room, fewer))
     return [*found, _prefix_cache(config, header), *_check_mlock(config, header.size_bytes)]
+
+
+def _attention(config: Config, header: GgufHeader, placement: Placement) -> tuple[int, Finding]:
+    """Return what llama.cpp is told of flash attention, and say why. Measures nothing."""
+    from uma_trio.backend._llama_options import (
+        FLASH_OFF,
+        FLASH_ON,
+        chosen_flash,
+        flash_is_open,
+        subject,
+    )
+    from uma_trio.backend.attention import prefers_flash
+    from uma_trio.backend.kv_memory import N_BATCH
+    from uma_trio.costing.attention import in_words, recall
+
+    wanted, kv_type = config.flash_attention, config.kv_type
+    sizes = {"n_ctx": config.n_ctx, "n_batch": N_BATCH}
+    is_open = flash_is_open(wanted, header, placement, **sizes, kv_type=kv_type)
+    threads = config.threads or physical_cores()
+    timed = recall(subject(header, kv_type, threads)) if is_open else None
+    faster = None if timed is None else prefers_flash(timed.seconds)
+    flash = chosen_flash(wanted, header, placement, **sizes, kv_type=kv_type, faster=faster)
+    what = {FLASH_OFF: "without flash attention", FLASH_ON: "with flash attention"}.get(
+        flash, "with flash attention if llama.cpp can use it"
+    )
+    if wanted != "auto":
+        what += f", because of --flash-attention {wanted}"
+    elif timed is not None:
+        what += f": {in_words(timed)}"
+    elif is_open:
+        what = "with or without flash attention: the first start of the daemon measures which is faster"
+    return flash, Finding("attention", "ok", what)
 
 
 def _prefix_cache(config: Config, header: GgufHeader) -> Finding:

@@ -308,9 +308,10 @@ class Config(HttpConfig):
         flag="--flash-attention",
         choices=FLASH_ATTENTION,
         since="0.1",
-        help="Whether to use llama.cpp's flash attention. On a CPU it is several times slower for a "
-        "few tokens with a long context, so auto disables it there, unless the KV cache is "
-        "quantised, which needs it. It can be faster where many requests fill one cache.",
+        help="Whether to use llama.cpp's flash attention. On a CPU, auto times both ways behind full KV "
+        "caches when a model is loaded for the first time, uses the faster one and remembers the times; "
+        "`uma-trio doctor` shows them. A quantised V needs flash attention. Without it a lone answer with a "
+        "seed can be repeated exactly.",
     )
     prefix_ram: int | None = option(
         None,

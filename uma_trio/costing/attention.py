@@ -1,0 +1,112 @@
+"""Remember how a model computes attention best on this machine, so that only its first start times it.
+
+A file beside the staircases (:mod:`uma_trio.costing.store`). Its name has everything that changes the times:
+the machine, llama.cpp, the model, the type of the KV cache, the threads. `uma-trio doctor` finds it without
+loading anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from attrs import astuple, frozen
+
+from uma_trio.backend.attention import SHAPES, Seconds, Shape, Subject, chat_s, prefers_flash
+from uma_trio.costing.neighbours import BUSY, Reader, cpu_times, others_share
+from uma_trio.costing.store import cache_folder
+from uma_trio.machine import identity
+
+_FORMAT = 1
+
+
+def attention_file(subject: Subject) -> Path:
+    """Return where the times of a subject are kept."""
+    parts = (_FORMAT, identity(), *astuple(subject))
+    name = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+    return cache_folder() / f"attention-{name}.json"
+
+
+@frozen
+class Timed:
+    """The seconds of all shapes, and the part of the machine that other programs used meanwhile."""
+
+    seconds: Seconds
+    others: float = 0.0
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A shape and the seconds that it took."""
+
+    sequences: int
+    tokens: int
+    off_s: float
+    on_s: float
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file holds."""
+
+    others: float
+    rows: list[_Row]
+
+
+def recall(subject: Subject) -> Timed | None:
+    """Return what was timed of a subject; None if nothing was, or what is stored cannot be used."""
+    try:
+        stored = msgspec.json.decode(attention_file(subject).read_bytes(), type=_Stored)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    seconds = {Shape(row.sequences, row.tokens): (row.off_s, row.on_s) for row in stored.rows}
+    possible = all(0 < one < math.inf for pair in seconds.values() for one in pair)
+    return Timed(seconds, stored.others) if possible and set(seconds) == set(SHAPES) else None
+
+
+def remember(subject: Subject, timed: Timed) -> None:
+    """Store what was timed; a cache that cannot be written is no error."""
+    rows = [
+        _Row(shape.sequences, shape.tokens, off_s, on_s)
+        for shape, (off_s, on_s) in timed.seconds.items()
+    ]
+    path = attention_file(subject)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(msgspec.json.encode(_Stored(timed.others, rows)))
+        fresh.replace(path)
+    except OSError:
+        return
+
+
+def flash_is_faster(
+    subject: Subject, measure: Callable[[], Seconds], read: Reader = cpu_times
+) -> bool | None:
+    """Whether flash attention is worth it for a subject, as recalled or measured now.
+
+    What was measured while other programs used a tenth of the machine or more is measured again at each start, and
+    replaced by what is disturbed less. `measure` returns the times of all shapes, or nothing where it had no time
+    for them; None if nothing is known then.
+    """
+    known = recall(subject)
+    if known is None or known.others >= BUSY:
+        before = read()
+        seconds = measure()
+        if seconds:
+            now = Timed(seconds, others_share(before, read()))
+            if known is None or now.others <= known.others:
+                known = now
+                remember(subject, now)
+    return None if known is None else prefers_flash(known.seconds)
+
+
+def in_words(timed: Timed) -> str:
+    """Return for people what was measured."""
+    off_s, on_s = chat_s(timed.seconds)
+    words = f"the decodes of a chat take {on_s:.3g} s with it and {off_s:.3g} s without, as measured here"
+    if timed.others >= BUSY:
+        words += f" beside other programs ({timed.others:.0%}); the next start measures again"
+    return words
