@@ -15,13 +15,17 @@ from typing import Final
 from attrs import define, field, frozen
 
 from uma_trio.backend.base import IntArray
-from uma_trio.text.slices import slices
+from uma_trio.text.slices import SLICE, slices
 
 BUDGET: Final = 16 << 20
 """Bytes: four million tokens, less what is kept beside them."""
 MOST_PRINCIPALS: Final = 64
-# A digest, an array, and their places in a dict.
+_SHORT: Final = 64  # characters of a text that is its own name
+# A name, an array, and their places in a dict.
 _ENTRY_BYTES: Final = 400
+
+
+_Name = tuple[str, str, str | bytes]  # the namespace, how, the text or its digest
 
 
 @frozen
@@ -36,7 +40,7 @@ class Whose:
 class _Shelf:
     """What is kept for one principal, the entry that was used last at the end."""
 
-    tokens: OrderedDict[bytes, IntArray] = field(factory=OrderedDict)
+    tokens: OrderedDict[_Name, IntArray] = field(factory=OrderedDict)
     n_bytes: int = 0
 
 
@@ -63,7 +67,7 @@ class Remembered:
 
         `how` names everything else that the tokens depend on.
         """
-        name = _digest(whose.namespace, how, text)
+        name = whose.namespace, how, _digest(text)
         with self._lock:
             shelf = self._shelves.get(whose.principal)
             found = None if shelf is None else shelf.tokens.get(name)
@@ -81,7 +85,7 @@ class Remembered:
         with self._lock:
             self._drop(principal)
 
-    def _keep(self, principal: str, name: bytes, tokens: IntArray) -> None:
+    def _keep(self, principal: str, name: _Name, tokens: IntArray) -> None:
         n_bytes = tokens.nbytes + _ENTRY_BYTES
         shelf = self._shelves.setdefault(principal, _Shelf())
         self._shelves.move_to_end(principal)
@@ -103,11 +107,13 @@ class Remembered:
             self._n_bytes -= dropped.n_bytes
 
 
-def _digest(*texts: str) -> bytes:
-    """Return a name of these texts that no other ones have."""
+def _digest(text: str) -> str | bytes:
+    """Return a name of a text that no other one has: for most texts a digest, which is short."""
+    if len(text) <= _SHORT:
+        return text
+    if len(text) <= SLICE:
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     found = blake2b(digest_size=16)
-    for text in texts:
-        found.update(b"%d " % len(text))
-        for part in slices(text):
-            found.update(part.encode("utf-8", "surrogatepass"))
+    for part in slices(text):
+        found.update(part.encode("utf-8", "surrogatepass"))
     return found.digest()

@@ -341,11 +341,18 @@ class Saving:
             leaf.page, leaf.saved = there, there.end
 
     def worth_s(self, n: int) -> float:
-        """Return what computing the first `n` tokens of a prompt takes, page by page."""
-        return sum(self._cost_s(at, min(PAGE, n - at)) for at in range(0, n, PAGE))
+        """Return what computing the first `n` tokens of a prompt takes, page by page.
 
-    def _cost_s(self, start: int, n: int) -> float:
-        """Return what computing a page took, or would take."""
+        The cost of a page grows evenly with what is before it, so that of all is the middle one's.
+        """
+        pages, rest = divmod(n, PAGE)
+        middle = PAGE * (pages - 1) / 2
+        return (pages * self._cost_s(middle, PAGE) if pages else 0.0) + (
+            self._cost_s(n - rest, rest) if rest else 0.0
+        )
+
+    def _cost_s(self, start: float, n: int) -> float:
+        """Return what computing a page took, or would take, behind `start` tokens."""
         if self.cost is None:
             return n * _UNKNOWN_S * (1 + start / PAGE / 40)
-        return self.cost.seconds(Work(n, 1, n * start))
+        return self.cost.seconds(Work(n, 1, round(n * start)))
