@@ -286,6 +286,7 @@ class House:
         )
         self.recorder = Recorder()
         self.log = LogBook()
+        reply_format = settings.pop("reply_format", None)
         names = {field.name for field in fields(Bounds)}
         limits = backend.limits
         plain = Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=backend.model.n_vocab)
@@ -294,7 +295,7 @@ class House:
             model=backend.model,
             slots=limits.n_slots,
             bounds=evolve(plain, **{k: v for k, v in settings.items() if k in names}),
-            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template, reply_format),
             inbox=self.bench.inbox,
             telemetry=self.recorder,
             clock=trio.current_time,

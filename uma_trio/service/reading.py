@@ -49,8 +49,10 @@ class Reading:
         """Return the events of the text that was held back until the end."""
         if self._parser is None:
             return [Content(finished.text)] if finished.text else []
-        events = self._parser.feed(finished.text)
         cut = finished.reason != "stop" or finished.stop is not None
+        # Half a character at the end of a cut answer may be in a marker that would be cut with it.
+        text = finished.text.removesuffix("\ufffd") if cut else finished.text
+        events = self._parser.feed(text)
         events += self._parser.finish(cut=cut)
         self.cut_call = any(isinstance(event, CallEnd) and event.cut for event in events)
         self._count(events)
