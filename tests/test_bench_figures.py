@@ -10,7 +10,8 @@ import pytest
 
 from benches import driver
 from benches.scenes import figures
-from uma_trio.sim.machine import built_in
+from uma_trio.sim.latency import median
+from uma_trio.sim.machine import built_in, gaussian
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NAMES = ["pareto.png", "pareto.svg", "staircase.png", "staircase.svg"]
@@ -76,3 +77,21 @@ def test_each_picture_that_the_documents_show_is_there_and_small() -> None:
         text = (DOCS / name).read_text(encoding="utf-8")
         assert len(text) < 100_000
         assert not re.search(r"/(home|root|work|tmp)/", text)
+
+
+def test_settings_are_compared_on_two_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a reading pace a stream is read faster, and others get less, than by default."""
+    assert driver.main(["figures", "--dry-run", "--settings"]) == 0
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("| --reading-pace 80 ")
+    ]
+    assert len(lines) == 2
+    profile = built_in("q4_0-slow", gaussian(0.02))
+    (default, more), (quick, less) = (
+        figures.setting(profile, figures.SETTINGS[name], 20.0)
+        for name in ("the defaults", "--reading-pace 0")
+    )
+    assert median(quick.itl) < 0.6 * median(default.itl)
+    assert less < more

@@ -2,6 +2,7 @@
 
     python -m benches figures                       tables; charts to benches/out
     python -m benches figures --into docs/images    the charts of the documents, a minute
+    python -m benches figures --settings            the table of docs/SETTINGS.md, a minute
 
 One stream is read. Beside it three clients send background prompts without end, or one more person
 asks a question now and then. The engine is simulated (:mod:`uma_trio.sim`) on the cost table of
@@ -34,6 +35,16 @@ EVERY_S = (1.0, 2.0, 5.0, 10.0, 20.0)
 ONCE_S = (1.0, 6.0)  # in the stream's start-up window, and later
 QUESTION, PROMPT = 500, 506  # tokens
 SHOWN = ("q4_0", "q8_0", "q4_k_m")
+# What docs/SETTINGS.md names. The first is that of the daemon's defaults.
+DEFAULTS = Contract(reading_pace_s=0.040)
+SETTINGS = {
+    "the defaults": DEFAULTS,
+    "--reading-pace 0": evolve(DEFAULTS, reading_pace_s=0.0),
+    "--reading-pace 0 --latency-cap 2": evolve(DEFAULTS, reading_pace_s=0.0, latency_cap=2.0),
+    "--reading-pace 80": evolve(DEFAULTS, reading_pace_s=0.080),
+    "--playout-ms 0": evolve(DEFAULTS, playout_s=0.0),
+}
+SETTING_S = 30.0  # virtual, of each of these
 ANSWER, MOST_S = 31_000, 120  # as many tokens as cells are left; on a GPU they last two minutes
 WIDEST = 20  # tokens; the staircase's stairs are in its first few steps
 
@@ -64,6 +75,18 @@ def storm(
     reading = _reading(stream, profile)
     share = float(str(world.metrics.snapshot()["background_share"])) if policy in CAPPED else None
     return evolve(reading, prompts_s=answered / seconds, share=share)
+
+
+def setting(profile: Profile, contract: Contract, seconds: float) -> tuple[Request, float]:
+    """Return how a stream is read in the same storm, and the storm's prompt tokens per second."""
+    settings = settings_for(profile, contract)
+    world = Simulation(find_policy("deadline"), profile=profile, settings=settings)
+    for client in (101, 102, 103):
+        world.storm(client, PROMPT)
+    stream = _reader(world)
+    world.run(seconds)
+    answered = sum(r.end is not None and r.lane == "background" for r in world.requests)
+    return stream, answered * PROMPT / seconds
 
 
 def visits(profile: Profile, moments: Iterable[float], seconds: float) -> Reading:
@@ -141,6 +164,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--machine", choices=TABLES, default="q4_0", help="a measured table")
     add("--seconds", type=float, default=MOST_S, help="virtual, of each run")
+    add("--settings", action="store_true", help="only the table of settings, on two machines")
     add("--into", type=Path, help="folder for the charts, under their plain names")
     add("--dry-run", action="store_true", help="the whole way in seconds")
 
@@ -150,6 +174,11 @@ def figures(given: argparse.Namespace) -> int:
     """Print the tables and draw the charts."""
     if not 1 <= given.seconds <= MOST_S:
         raise SystemExit(f"--seconds is from 1 to {MOST_S}, not {given.seconds:g}")
+    if given.settings:
+        for name in ("q4_0-slow", "h200"):
+            machine = built_in(name, gaussian(0.02))
+            print(_settings_table(machine, 0.3 if given.dry_run else SETTING_S))
+        return 0
     seconds = 5.0 if given.dry_run else given.seconds
     profile = built_in(given.machine, gaussian(0.02))
     facts = {"machine": f"modelled: {profile.name}, noise 2 %", "runs": f"{seconds:g} s each"}
@@ -173,6 +202,24 @@ def _loads_table(found: Sequence[tuple[str, str, Reading]]) -> str:
     rows = [
         (who, knob, r.p95_x, r.startup_x, r.worst_x, r.prompts_s, r.share) for who, knob, r in found
     ]
+    return f"{report.table(headers, rows)}\n"
+
+
+def _settings_table(profile: Profile, seconds: float) -> str:
+    headers = (
+        profile.name,
+        "p50 ms",
+        "p95 ms",
+        "worst ms",
+        "tokens/s read",
+        "prompt tokens/s beside",
+    )
+    rows: list[tuple[object, ...]] = []
+    for name, contract in SETTINGS.items():
+        stream, others = setting(profile, contract, seconds)
+        itl = [1e3 * each for each in stream.itl]
+        read = 1e3 * len(itl) / sum(itl)
+        rows.append((name, median(itl), percentile(itl, 95), max(itl), read, others))
     return f"{report.table(headers, rows)}\n"
 
 
