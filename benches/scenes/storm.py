@@ -15,7 +15,7 @@ unlabelled prompt, ``--bursts`` so many people who ask at the same moment. Syste
 as it is by default and with each of ``--serve``, at several caps without a reading pace (or under another package's
 ``--policies``), its baseline, and llama-server at several batch sizes, which is the knob it has for this; on request
 the daemon without one part of its policy. *by step* is by the step of the default contract: 40 ms or 1.2 times alone.
-What the figures mean is in docs/BENCHMARKS.md. One client for all unless there are ``--processes``,
+What the figures mean is in benches/results/README.md. One client for all unless there are ``--processes``,
 prompts from a printed seed, greedy, fixed lengths.
 """
 
