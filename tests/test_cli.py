@@ -88,7 +88,7 @@ async def test_help_names_every_option_once() -> None:
     assert "--kv-pack" not in words
     assert "--no-http-strict" in words
     assert words[words.index("--threads") + 1] == "N"
-    assert words[words.index("--model") + 1] == "PATH"
+    assert words[words.index("--model") + 1] == "MODEL"
     assert words[words.index("--flash-attention") + 1] == "CHOICE"
     assert "Takes auto, on or off." in " ".join(word for word in words if word != "│")
     assert "Takes 1 to 256 slots." in " ".join(word for word in words if word != "│")

@@ -27,6 +27,7 @@ _VERBS = {
     "service": "Run the daemon as a service of this user: install, status, logs, and so on.",
     "pull": "Fetch a model from Hugging Face's hub.",
     "models": "List the models on this machine, and which of them fit.",
+    "chat": "Talk with the model in the terminal.",
     "run": "Send one prompt and print the answer as it comes.",
     "ps": "Show the requests in progress.",
     "priority": "Move a request to the interactive or the background lane.",

@@ -149,7 +149,13 @@ class Asking:
         Lane,
         Parameter(help="The lane: interactive if a person waits for the answer, else background."),
     ] = "interactive"
-    session: Annotated[str | None, Parameter(help="The key of a conversation.")] = None
+    session: Annotated[
+        str | None,
+        Parameter(
+            help="A name for a conversation: its prefix stays in the cache for a while. It keeps no "
+            "messages; `uma-trio chat` does."
+        ),
+    ] = None
     cache: Annotated[
         str | None,
         Parameter(
@@ -293,6 +299,10 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
 
         return metrics(json=True, socket=asking.socket)
     prompt = prompt_of(words, asking.prompt)
+    if not prompt and sys.stdin.isatty() and sys.stdout.isatty():
+        from uma_trio.cli.chat import chat as talk
+
+        return talk(system=asking.system or "", max_tokens=asking.max_tokens, socket=asking.socket)
     if not prompt:
         complain(f"There is no prompt. Try: {how_to_ask(socket_path(asking.socket))}")
         return USAGE

@@ -1,0 +1,197 @@
+"""`uma-trio chat`: the conversation that is sent, its commands, and words kept whole on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_trio.cli.chat import chat
+from uma_trio.cli.conversation import Conversation
+from uma_trio.cli.wrapped import Wrapped
+
+PATIENCE_S = 60.0
+HERE = Path(__file__).parent
+
+
+# --- words ---
+
+
+def shown(text: str, width: int, cut: Callable[[str], list[str]] = list) -> list[str]:
+    """Return the lines that a terminal shows of a text that came in pieces."""
+    written: list[str] = []
+    wrapped = Wrapped(written.append, lambda: width, len)
+    for piece in cut(text):
+        wrapped.put(piece)
+    return screen("".join(written))
+
+
+def screen(written: str) -> list[str]:
+    """Do what a terminal does with the only sequence that is used: back, and erase to the end."""
+    lines = [""]
+    for back, character in re.findall(r"\x1b\[(\d+)D\x1b\[K|([\s\S])", written):
+        if back:
+            lines[-1] = lines[-1][: -int(back)]
+        elif character == "\n":
+            lines.append("")
+        else:
+            lines[-1] += character
+    return lines
+
+
+@given(st.text(alphabet="ab \n", max_size=200), st.integers(20, 40))
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(text: str, width: int) -> None:
+    """Whatever comes: the same words in the same order, each whole unless it is wider than a line."""
+    lines = shown(text, width)
+    assert all(len(line) < width for line in lines)
+    if all(len(word) < width - 2 for word in text.split()):
+        assert " ".join(lines).split() == text.split()
+
+
+@given(st.text(alphabet="abc \n`", max_size=120), st.integers(1, 7))
+def test_pieces_are_shown_as_the_whole_would_be(text: str, size: int) -> None:
+    """Where a token ends is nobody's business."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert shown(text, 24, lambda _: pieces) == shown(text, 24)
+
+
+def test_code_is_left_as_it_is() -> None:
+    """A line of a program must be copied as it was written."""
+    line = "x = " + "1 + " * 20 + "1"
+    assert line in shown(f"```python\n{line}\n```\n", 30)
+
+
+# --- the conversation ---
+
+
+def test_a_question_without_an_answer_is_replaced() -> None:
+    """Templates want the turns to alternate."""
+    talk = Conversation("Be brief.")
+    talk.ask("one")
+    talk.ask("two")
+    talk.answered("2")
+    assert talk.messages == [("system", "Be brief."), ("user", "two"), ("assistant", "2")]
+
+
+def test_an_answer_can_be_given_again_and_gone_on_with() -> None:
+    """Again takes it back; more adds to it."""
+    talk = Conversation()
+    assert not talk.again()
+    talk.ask("one")
+    talk.answered("1")
+    talk.continued(".5")
+    assert talk.turns[-1] == ("assistant", "1.5")
+    assert talk.again()
+    assert talk.turns == [("user", "one")]
+
+
+def test_what_is_saved_can_be_loaded(tmp_path: Path) -> None:
+    """With its system message; as Markdown it can be read."""
+    talk, other = Conversation("Be brief."), Conversation()
+    talk.ask("é?")
+    talk.answered("è!")
+    talk.save(tmp_path / "talk.json")
+    other.load(tmp_path / "talk.json")
+    assert other.messages == talk.messages
+    talk.save(tmp_path / "talk.md")
+    assert "## assistant\n\nè!" in (tmp_path / "talk.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '[{"role": "tool", "content": ""}]', "no"])
+def test_what_is_no_conversation_changes_nothing(tmp_path: Path, text: str) -> None:
+    """Loading it is refused."""
+    (tmp_path / "x.json").write_text(text if text != "{}" else '{"a": 1}')
+    talk = Conversation("kept")
+    with pytest.raises(ValueError, match=r"."):
+        talk.load(tmp_path / "x.json")
+    assert talk.system == "kept"
+
+
+# --- the terminal ---
+
+
+def test_without_a_terminal_there_is_no_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the command for scripts."""
+    assert chat() == 1
+    assert "uma-trio run" in capsys.readouterr().err
+
+
+class Terminal:
+    """A terminal of 80 columns with the command in it."""
+
+    def __init__(self, *command: str, home: Path) -> None:
+        self._end, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        env = {**os.environ, "HOME": str(home), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        env.pop("XDG_STATE_HOME", None)
+        self._process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self._end, text.encode())
+
+    def until(self, words: str) -> None:
+        """Read until the terminal has shown some words since the last time."""
+        seen = ""
+        while words not in seen:
+            if not select.select([self._end], [], [], PATIENCE_S)[0]:
+                raise AssertionError(f"{words!r} is not in {seen!r}")
+            seen += os.read(self._end, 65536).decode(errors="replace")
+        self.seen += seen
+
+    def leave(self) -> int:
+        """Press Ctrl-D; return the exit status."""
+        self.type("\x04")
+        while True:
+            try:
+                if not os.read(self._end, 65536):
+                    break
+            except OSError:
+                break
+        os.close(self._end)
+        return self._process.wait(60)
+
+
+def test_a_conversation_in_a_terminal() -> None:
+    """A question, its answer, the figures, a saved file, and Ctrl-D."""
+    with tempfile.TemporaryDirectory(prefix="uma") as name:
+        folder = Path(name)
+        script, path = folder / "script", folder / "s"
+        script.write_text(json.dumps(["hello back", "and again"]))
+        serving = [sys.executable, str(HERE / "fake_daemon.py"), str(path), f"script={script}"]
+        with subprocess.Popen(serving, stdout=subprocess.PIPE, text=True) as daemon:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline().strip() == "ready"
+            command = (sys.executable, "-m", "uma_trio", "chat", "--socket", str(path), "--stats")
+            terminal = Terminal(*command, home=folder)
+            terminal.until("Ctrl-D leaves.")
+            terminal.type("hello\r")
+            terminal.until("hello back")
+            terminal.until("of the prompt cached")
+            terminal.type(f"/save {folder}/talk.json\r")
+            terminal.until("2 turns")
+            assert terminal.leave() == 0
+            daemon.terminate()
+        said = json.loads((folder / "talk.json").read_text())
+        assert [turn["role"] for turn in said] == ["user", "assistant"]
+        history = folder / ".local" / "state" / "uma-trio" / "chat-history"
+        assert history.stat().st_mode & 0o777 == 0o600
+        assert "+hello" in history.read_text()

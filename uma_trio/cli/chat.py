@@ -1,0 +1,376 @@
+"""`uma-trio chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from attrs import field, frozen, mutable
+from cyclopts import Parameter
+
+from uma_trio.cli.conversation import Conversation
+from uma_trio.cli.output import (
+    OK,
+    UNREACHABLE,
+    USAGE,
+    SocketFlag,
+    complain,
+    harmless,
+    leaves,
+    socket_path,
+)
+from uma_trio.cli.wrapped import Wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from prompt_toolkit import PromptSession
+    from trio import CancelScope
+
+    from uma_protocol import Eos
+
+_HELP = """\
+/system TEXT   set the system message; without TEXT show it
+/again         answer the last question again
+/more          go on with an answer that was cut or stopped
+/clear         forget the conversation
+/save FILE     write the conversation, as JSON or as .md
+/load FILE     take up a conversation that was saved as JSON
+/stats         show or hide tokens/s and the cached share after each answer
+/model         show which model answers
+/help          show this
+/exit          leave, as Ctrl-D does
+
+Enter sends, Alt-Enter begins a new line, pasted lines stay together. Ctrl-C stops an answer."""
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+@frozen
+class _Sampling:
+    """What every request of the conversation says beyond its messages."""
+
+    temperature: float
+    max_tokens: int | None
+    seed: int | None
+
+
+def chat(
+    *,
+    system: Annotated[str, Parameter(help="The system message.")] = "",
+    temperature: Annotated[
+        float,
+        Parameter(name=("--temperature", "--temp"), help="The sampling temperature; default 0.7."),
+    ] = 0.7,
+    max_tokens: Annotated[
+        int | None, Parameter(help="The maximum number of tokens of an answer; default: the room.")
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="The seed of the draws.")] = None,
+    stats: Annotated[
+        bool, Parameter(help="Show tokens/s and the cached share after each answer.", negative="")
+    ] = False,
+    socket: SocketFlag = None,
+) -> int:
+    """Talk with the model in the terminal. /help lists what else can be done there."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        complain("A conversation needs a terminal; for a single answer use `uma-trio run`.")
+        return USAGE
+    sampling = _Sampling(temperature, max_tokens, seed)
+    talk = Talk(socket_path(socket), Conversation(system), sampling, stats=stats)
+    return talk.run()
+
+
+@mutable
+class Talk:
+    """A conversation, and the person at the terminal."""
+
+    _socket: Path
+    _conversation: Conversation
+    _sampling: _Sampling
+    _stats: bool = field(kw_only=True)
+
+    def run(self) -> int:
+        """Ask and answer until the person leaves; return the exit status."""
+        status = self._greet()
+        if status != OK:
+            return status
+        asking = _asking()
+        while True:
+            try:
+                text = asking.prompt("> ").strip()
+            except KeyboardInterrupt:
+                continue  # the line is dropped, as a shell does
+            except EOFError:
+                return OK
+            if text in ("/exit", "/quit", "/bye"):
+                return OK
+            if text.startswith("/"):
+                self._obey(text)
+            elif text:
+                self._conversation.ask(text)
+                self._answer()
+
+    def _greet(self) -> int:
+        """Say who answers; complain if nobody does."""
+        name = self._ask_name()
+        if name is None:
+            return UNREACHABLE
+        _say(f"{_DIM}{name}. /help lists commands; Ctrl-D leaves.{_PLAIN}\n")
+        return OK
+
+    def _obey(self, text: str) -> None:
+        command, _, rest = text.partition(" ")
+        commands: Mapping[str, Callable[[str], None]] = {
+            "/help": lambda _: _say(f"{_HELP}\n"),
+            "/system": self._system,
+            "/again": self._again,
+            "/more": self._more,
+            "/clear": self._clear,
+            "/save": self._save,
+            "/load": self._load,
+            "/stats": self._toggle_stats,
+            "/model": self._model,
+        }
+        if command not in commands:
+            _say(f"There is no command {command}; /help lists them.\n")
+            return
+        commands[command](rest.strip())
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = text
+        _say(f"System message: {self._conversation.system or 'none'}\n")
+
+    def _again(self, _: str) -> None:
+        if self._conversation.again():
+            self._answer()
+        else:
+            _say("There is no question yet.\n")
+
+    def _more(self, _: str) -> None:
+        if self._conversation.goes_on:
+            self._answer()
+        else:
+            _say("There is no answer to go on with.\n")
+
+    def _clear(self, _: str) -> None:
+        self._conversation.clear()
+        _say("The conversation is forgotten.\n")
+
+    def _save(self, name: str) -> None:
+        self._with_file(name, self._conversation.save, "Saved to")
+
+    def _load(self, name: str) -> None:
+        self._with_file(name, self._conversation.load, "Loaded")
+
+    def _with_file(self, name: str, do: Callable[[Path], None], done: str) -> None:
+        if not name:
+            _say("Name a file.\n")
+            return
+        path = Path(name).expanduser()
+        try:
+            do(path)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            _say(f"{path}: {why}.\n")
+        else:
+            _say(f"{done} {path}: {len(self._conversation.turns)} turns.\n")
+
+    def _toggle_stats(self, _: str) -> None:
+        self._stats = not self._stats
+        _say(f"Figures are {'shown' if self._stats else 'hidden'}.\n")
+
+    def _model(self, name: str) -> None:
+        if name:
+            _say("The daemon serves one model; start it with --model to serve another.\n")
+            return
+        served = self._ask_name()
+        if served is not None:
+            _say(f"{served}\n")
+
+    def _answer(self) -> None:
+        """Show an answer as it comes; what has come of one that is stopped stays in the conversation."""
+        talk = self._conversation
+        shown = Wrapped(_say, lambda: shutil.get_terminal_size().columns, _cells())
+        answer: list[str] = []
+        with _keys_unseen():
+            eos = _run(_generate, self._socket, talk, self._sampling, shown, answer)
+        shown.end()
+        (talk.continued if talk.goes_on else talk.answered)("".join(answer))
+        if isinstance(eos, str):
+            complain(eos)
+            return
+        if eos is not None and eos.reason == "length":
+            _say(
+                f"{_DIM}The answer was cut after {eos.usage.completion_tokens} tokens; /more goes on.{_PLAIN}\n"
+            )
+        if eos is not None and self._stats:
+            _say(f"{_DIM}{_figures(eos)}{_PLAIN}\n")
+
+    def _ask_name(self) -> str | None:
+        found = _run(_model_name, self._socket)
+        if found is None or isinstance(found, str):
+            complain(found or "Interrupted.")
+            return None
+        name: str = found[0]
+        return name
+
+
+def _run(what: Callable[..., Any], *arguments: Any) -> Any:
+    """Run something on trio; what the daemon refuses, or that there is none, comes back as a text."""
+    import trio
+
+    from uma_protocol import ProtocolError
+    from uma_trio.client import ConnectionFailed, ServerError
+
+    try:
+        return trio.run(what, *arguments)
+    except BaseException as error:
+        for cause in leaves(error):
+            if isinstance(cause, ServerError | ConnectionFailed | ProtocolError):
+                return str(cause)
+            if isinstance(cause, KeyboardInterrupt):
+                return None
+        raise
+
+
+async def _model_name(socket: Path) -> tuple[str]:
+    from uma_trio.client import Client
+
+    figures = await Client(socket).metrics()
+    return (str(figures.get("model", "the model")),)
+
+
+async def _generate(
+    socket: Path, talk: Conversation, sampling: _Sampling, shown: Wrapped, answer: list[str]
+) -> Eos | None:
+    """Show one answer and put its pieces into `answer`. Ctrl-C ends it in the daemon; None then."""
+    import trio
+
+    from uma_trio.client import ServerError, connect
+
+    refusal: ServerError | None = None
+    async with connect(socket) as client:
+        generation = client.generate(
+            messages=talk.messages,
+            continue_final_message=talk.goes_on,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            app="uma-trio chat",
+        )
+        with trio.open_signal_receiver(signal.SIGINT) as interrupts:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_stop_on, interrupts, nursery.cancel_scope)
+                try:
+                    async with aclosing(generation):
+                        await _show(generation, shown, answer)
+                except ServerError as error:  # a nursery would wrap it
+                    refusal = error
+                nursery.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
+    return generation.eos
+
+
+async def _show(generation: AsyncIterator[Any], shown: Wrapped, answer: list[str]) -> None:
+    """Show thoughts dimly and text plainly."""
+    thinking = False
+    async for token in generation:
+        if token.reasoning:
+            if not thinking:
+                _say(_DIM)
+            thinking = True
+            shown.put(harmless(token.reasoning))
+        if token.text:
+            if thinking:
+                _say(_PLAIN)
+                shown.end()
+            thinking = False
+            shown.put(harmless(token.text))
+            answer.append(token.text)
+    if thinking:
+        _say(_PLAIN)
+
+
+async def _stop_on(signals: AsyncIterator[int], scope: CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+def _figures(eos: Eos) -> str:
+    """Return what an answer took, with the part of its prompt that was cached."""
+    from uma_trio.cli.printer import figures
+
+    usage = eos.usage
+    share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+    return f"{figures(eos)}, {share:.0%} of the prompt cached"
+
+
+def _asking() -> PromptSession[str]:
+    """Return what reads questions: with history, several lines, and the commands completed."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    names = [line.split()[0] for line in _HELP.splitlines() if line.startswith("/")]
+    path = _history_file()
+    history = InMemoryHistory() if path is None else FileHistory(str(path))
+    completer = WordCompleter(names, sentence=True)
+    return PromptSession(
+        history=history,
+        key_bindings=keys,
+        completer=completer,
+        complete_while_typing=False,
+        prompt_continuation="  ",
+    )
+
+
+def _history_file() -> Path | None:
+    """Return the file of earlier questions, which only this user may read; None if there can be none."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "uma-trio" / "chat-history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return None
+    return path
+
+
+@contextmanager
+def _keys_unseen() -> Iterator[None]:
+    """Show no key that is typed while an answer comes; it is read by the next question."""
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _cells() -> Callable[[str], int]:
+    from prompt_toolkit.utils import get_cwidth
+
+    return get_cwidth
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
