@@ -298,6 +298,33 @@ def test_the_quotes_of_literals_may_be_special_tokens() -> None:
         assert accepted(follower, tokens.tolist())
 
 
+def test_arguments_that_a_schema_does_not_name_are_not_made_up(grammarian: Grammarian) -> None:
+    """In no object of it, unless it says something of others; what it requires is always possible."""
+    text = {"type": "string"}
+    inner = {"type": "object", "properties": {"b": text}}
+    named = {"properties": {"a": text, "in": inner, "all": {"type": "array", "items": inner}}}
+    open_ = {"properties": {"a": text}, "additionalProperties": True}
+    needs = {"properties": {"a": text}, "required": ["c"]}
+    whole = {"properties": {"a": text}, "anyOf": [{"required": ["c"]}, {"required": ["a"]}]}
+    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    syntax = FORMATS["hermes"].calls
+    assert syntax is not None
+    for schema, taken, refused in (
+        (named, {"a": "x", "in": {"b": "y"}, "all": [{"b": "z"}]}, {"c": "x"}),
+        (named, {}, {"in": {"c": "y"}}),
+        (named, {}, {"all": [{"c": "y"}]}),
+        (open_, {"a": "x", "c": "y"}, {"a": 1}),
+        (needs, {"a": "x", "c": "y"}, {"a": "x"}),
+        (whole, {"c": "x"}, {"a": 1}),
+    ):
+        tools = [Tool("look", "", schema)]
+        (offer,) = replies.loosened(grammarian, tools, ToolChoice("required")).offers
+        for arguments, fine in ((taken, True), (refused, False)):
+            written = json.dumps({"name": "look", "arguments": arguments})
+            call = f"<tool_call>\n{written}\n</tool_call>"
+            assert takes(grammarian, syntax, dict(offer.schema), call) is fine, (schema, arguments)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_tool_without_parameters_takes_none(grammarian: Grammarian, strict: bool) -> None:
     """As in OpenAI's API; one whose parameters are any object takes that."""

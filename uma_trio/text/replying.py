@@ -21,6 +21,7 @@ from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
 from uma_trio.text.effort import Efforts, efforts_of
 from uma_trio.text.replies import ReplyFormat, ReplyParser
 from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
+from uma_trio.text.replies.closed import closed
 from uma_trio.text.replies.derive import CPU_SECONDS, derive
 from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
@@ -264,7 +265,9 @@ class Replies:
     def _schema_of(self, grammarian: Grammarian, tool: Tool) -> tuple[Mapping[str, Any], bool]:
         from uma_trio.text.grammars import JSON, LOOSE
 
-        schema = {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
+        schema = _NO_ARGUMENTS
+        if tool.parameters:
+            schema = closed({"type": "object", **tool.parameters})
         text = json_text(schema)
         problem = self._problem_of(grammarian, Shape("schema", text))
         if problem is None:
