@@ -53,6 +53,19 @@ async def test_one_client_has_one_place_and_the_others_theirs() -> None:
         places.release(by("third"))
 
 
+async def test_a_place_that_is_granted_to_who_leaves_is_free_again() -> None:
+    """A request is cancelled and a place becomes free before its task runs again."""
+    places = FairPlaces(1)
+    await places.acquire(by("holder"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(places.acquire, by("leaves"))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        places.release(by("holder"))
+    with trio.fail_after(60):
+        await places.acquire(by("next"))
+
+
 async def test_who_waits_is_served_in_turn() -> None:
     """A client that has had its turn is behind those who wait."""
     places, had = FairPlaces(1), list[str]()

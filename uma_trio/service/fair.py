@@ -70,7 +70,10 @@ class FairPlaces:
         try:
             await turn.wait()  # `_grant` has taken the place then
         except trio.Cancelled:
-            self._leave(client, turn)
+            if turn.is_set():
+                self.release(client)  # it was granted while it left
+            else:
+                self._leave(client, turn)
             raise
 
     def release(self, client: Client) -> None:
