@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import msgspec
+import attrs
 import pytest
+import trio
 from http_kit import http_house
-from net_kit import at_once
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from meter_kit import Document, Meter, Work
+from net_kit import TICK_S
 from trio.testing import MockClock
 
-from uma_trio.http import fields
-from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS, decoded
+from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.http.routes import ROUTES
+from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS
 
 _FILE = "def f(x):\n    return x + 1\n" * 8000  # 200 KiB
 _TEXTS = [f"message {number} " * 20 for number in range(299)]
@@ -27,18 +34,18 @@ _SCHEMA = {
     "properties": {f"p{n}": {"type": "string", "description": "of use " * 4} for n in range(10)},
 }
 _TOOLS = [{"name": f"tool_{n}", "description": "does it " * 20} for n in range(100)]
-_FUNCTIONS = [{"type": "function", "function": {**t, "parameters": _SCHEMA}} for t in _TOOLS]
-_FLAT = [{"type": "function", **tool, "parameters": _SCHEMA} for tool in _TOOLS]
-_ANTHROPIC = [{**tool, "input_schema": _SCHEMA} for tool in _TOOLS]
+FUNCTIONS = [{"type": "function", "function": {**t, "parameters": _SCHEMA}} for t in _TOOLS]
+FLAT = [{"type": "function", **tool, "parameters": _SCHEMA} for tool in _TOOLS]
+ANTHROPIC = [{**tool, "input_schema": _SCHEMA} for tool in _TOOLS]
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions/input_tokens", {"messages": _CONVERSATION, "tools": _FUNCTIONS}),
-        ("/v1/messages/count_tokens", {"messages": _CONVERSATION, "tools": _ANTHROPIC}),
-        ("/v1/responses/input_tokens", {"input": _CONVERSATION, "tools": _FLAT}),
-        ("/apply-template", {"messages": _CONVERSATION, "tools": _FUNCTIONS}),
+        ("/v1/chat/completions/input_tokens", {"messages": _CONVERSATION, "tools": FUNCTIONS}),
+        ("/v1/messages/count_tokens", {"messages": _CONVERSATION, "tools": ANTHROPIC}),
+        ("/v1/responses/input_tokens", {"input": _CONVERSATION, "tools": FLAT}),
+        ("/apply-template", {"messages": _CONVERSATION, "tools": FUNCTIONS}),
     ],
 )
 async def test_an_agents_long_conversation_is_accepted(
@@ -50,75 +57,196 @@ async def test_an_agents_long_conversation_is_accepted(
         assert answer.status == 200, answer.body[:200]
 
 
-class Meter:
-    """Notes how much was decoded at once: on trio's thread, and in helper threads."""
+ON_LOOP = Work(calls=8_000, characters=65_536, read=32_768, marks=4_096, written=32_768)
+IN_HELPER = Work(
+    calls=0, characters=65_536 + 6, read=PIECE_BYTES + 2, marks=PIECE_MARKS + 2, written=98_304 + 2
+)
+"""Of one slice. A character takes up to six bytes in JSON, so 16,384 may be written as 98,304."""
 
-    def __init__(self) -> None:
-        self.aside = False
-        self.on_loop = [0]
-        self.in_helper = [0]
-        self.marks = [0]
-
-    async def run_blocking(self, function: Any) -> Any:
-        """Run a function as a helper thread does."""
-
-        def apart() -> Any:
-            self.aside = True
-            try:
-                return function()
-            finally:
-                self.aside = False
-
-        return await at_once(apart)
-
-    def load(self, piece: bytes) -> Any:
-        """Decode a piece."""
-        (self.in_helper if self.aside else self.on_loop).append(len(piece))
-        self.marks.append(sum(map(piece.count, (b",", b":", b"[", b"]", b"{", b"}"))))
-        return msgspec.json.decode(piece)
-
-
-_ENDPOINTS = [
-    ("/v1/chat/completions", "messages"),
-    ("/v1/chat/completions/input_tokens", "messages"),
-    ("/v1/completions", "prompt"),
-    ("/completion", "prompt"),
-    ("/completions", "prompt"),
-    ("/v1/responses", "input"),
-    ("/v1/responses/input_tokens", "input"),
-    ("/v1/messages", "messages"),
-    ("/v1/messages/count_tokens", "messages"),
-    ("/tokenize", "content"),
-    ("/detokenize", "tokens"),
-    ("/apply-template", "messages"),
-    ("/generate", "prompt"),
-    ("/priority", "id"),
-]
-_WORST = {
-    "numbers": [1] * 30_000,
-    "lists": [[] for _ in range(14_000)],
-    "names": {f"n{number}": number for number in range(30_000)},
-    "escapes": "\U0001f600" * 60_000,
-    "texts": ["x" * 500] * 2000,
-    "parts": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2000}],
-    "messages": [{"role": "user", "content": "a"}] * 5000,
+_CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+_PLAIN = {"prompt": "hi", "max_tokens": 3}
+#: Every path that takes a body, and a body that it accepts.
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/chat/completions": _CHAT,
+    "/chat/completions/input_tokens": _CHAT,
+    "/completions": {"model": "m", **_PLAIN},
+    "/completion": _PLAIN,
+    "/responses": {"input": "hi", "max_output_tokens": 3},
+    "/responses/input_tokens": {"input": "hi"},
+    "/messages": {"model": "m", **_CHAT},
+    "/messages/count_tokens": {"model": "m", **_CHAT},
+    "/tokenize": {"content": "hi"},
+    "/detokenize": {"tokens": [65]},
+    "/apply-template": _CHAT,
+    "/generate": _PLAIN,
+    "/priority": {"id": "r", "priority": "background"},
 }
+#: Paths that answer without reading what is in a body.
+_READ_NONE = {"/responses/", "/embeddings", "/load", "/unload"}
 
 
-@pytest.mark.parametrize(("path", "field"), _ENDPOINTS, ids=[path for path, _ in _ENDPOINTS])
-async def test_no_step_of_reading_a_body_is_larger_than_its_bound(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, path: str, field: str
-) -> None:
-    """Whether the field takes the value or not, or nobody knows the field: on trio's thread 32 KiB."""
-    meter = Meter()
-    monkeypatch.setattr(fields, "decoded", partial(decoded, load=meter.load))
-    async with http_house(run_blocking=meter.run_blocking) as daemon:
+def test_every_endpoint_has_its_bounds_and_this_meter() -> None:
+    """Whoever adds a path that takes a body adds it here and to the table of bounds."""
+    taking = {route.path for route in ROUTES if route.method not in ("GET", "HEAD")}
+    assert taking == {*ENDPOINTS, *_READ_NONE}
+    document = Path(__file__, "../../docs/HTTP.md").resolve().read_text()
+    table = document.partition("<!-- bounds -->")[2].partition("<!-- end bounds -->")[0]
+    assert set(re.findall(r"`(/[a-z/_-]+)`", table)) == set(ENDPOINTS)
+
+
+def _deep(levels: int) -> Any:
+    value: Any = "x"
+    for level in range(levels):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+_UNITS = ["a", "word ", "é", "\U0001f600", '"', "\\", "\u2028", " ", "\n", "<|im_end|>", "[],"]
+_MANY: list[Callable[[int], Any]] = [
+    lambda n: [1] * n,
+    lambda n: [[] for _ in range(n)],
+    lambda n: [{} for _ in range(n)],
+    lambda n: ["text"] * n,
+    lambda n: [-1.5e-7] * n,
+    lambda n: [10**300] * (n // 300),
+    lambda n: {f"n{i}": i for i in range(n)},
+    lambda n: {f"n{i}": {"type": "string"} for i in range(n // 2)},
+    lambda n: [{"role": "user", "content": "a"}] * (n // 3),
+    lambda n: [{"role": "user", "content": [{"type": "text", "text": "a"}] * (n // 3)}],
+    lambda n: [[f"word{i}" * 20, 1] for i in range(min(n // 3, 1024))],
+]
+_TEXTS = st.builds(
+    lambda unit, n: unit * (n // len(unit)), st.sampled_from(_UNITS), st.integers(0, 200_000)
+)
+_LISTS = st.builds(lambda make, n: make(n), st.sampled_from(_MANY), st.integers(0, 40_000))
+_ANY = _TEXTS | _LISTS | st.integers(0, 100).map(_deep)
+
+
+def _messages(n: int, text: str) -> list[dict[str, Any]]:
+    return [{"role": "assistant" if i % 2 else "user", "content": text} for i in range(n)]
+
+
+def _called(text: str) -> list[dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": text}}
+    return [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+
+
+def _tool(n: int) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(n)}}
+    return {"name": f"t{n}", "description": "does it " * 9, "parameters": parameters}
+
+
+_SOME_TOOLS = st.lists(st.integers(0, 200), max_size=100, unique=True).map(
+    lambda sizes: [_tool(n) for n in sizes]
+)
+#: What an endpoint may accept, so that the work behind reading a body is done, too.
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "messages": st.builds(_messages, st.integers(1, 400), st.text(max_size=500))
+    | st.builds(_called, _TEXTS | _LISTS.map(json.dumps)),
+    "prompt": _TEXTS | st.integers(1, 3000).map(lambda n: [65] * n),
+    "input": _TEXTS | st.builds(_messages, st.integers(1, 400), st.text(max_size=500)),
+    "content": _TEXTS,
+    "tokens": st.integers(1, 32_000).map(lambda n: [65] * n),
+    "tools": _SOME_TOOLS.map(
+        lambda tools: [{"type": "function", **tool, "function": tool} for tool in tools]
+    ),
+    "logit_bias": st.integers(1, 1024).map(lambda n: [[f"word{i}" * 20, 1] for i in range(n)]),
+    "json_schema": st.integers(1, 300).map(lambda n: _tool(n)["parameters"]),
+    "instructions": _TEXTS,
+    "metadata": st.integers(0, 16_000).map(lambda n: {"a": "x" * n}),
+    "stop": st.lists(st.text(max_size=200), max_size=16),
+    "response_fields": st.just(["content", "prompt"]),
+    **dict.fromkeys(
+        ("echo", "verbose", "with_pieces", "stream", "return_progress"), st.just(value=True)
+    ),
+    "logprobs": st.sampled_from([True, 20]),
+    "top_logprobs": st.just(20),
+    "n_probs": st.just(20),
+    "n": st.just(3),
+    **dict.fromkeys(("max_tokens", "max_output_tokens"), st.integers(1, 300)),
+    "unknown": _ANY,
+    "chat_template_kwargs": st.builds(lambda value: {"a": value}, _ANY),
+}
+_BODIES = (
+    st.dictionaries(st.sampled_from([*FIELDS]), st.just(None), max_size=5).flatmap(
+        lambda names: st.fixed_dictionaries({name: FIELDS[name] | _ANY for name in names})
+    )
+).map(Document)
+
+
+async def _ask(path: str, bodies: list[dict[str, Any]]) -> Meter:
+    """Ask with every body; return the work of the largest slices."""
+    meter = Meter(others=("run_inline", "_ask"))
+    cost = linear_cost(TICK_S, 0.0)
+    backend = FakeBackend(n_ctx=32_768, n_batch=32_768, cost=cost)
+    async with http_house(backend=backend, run_blocking=meter.run_blocking) as daemon:
         client = daemon.connect(by_socket=True)
-        for value in _WORST.values():
-            for name in (field, "unknown"):
-                body = json.dumps({field: "hi", "max_tokens": 1, name: value}).encode()
-                answer = await client.ask("POST", path, body)
+        with pytest.MonkeyPatch.context() as patched, meter.installed(patched):
+            for body in bodies:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                answer = await client.ask("POST", path, data)
                 assert answer.status < 500, answer.body[:200]
-    assert max(meter.on_loop) <= 32_768
-    assert 0 < max(meter.in_helper) <= PIECE_BYTES + 2
-    assert max(meter.marks) <= PIECE_MARKS + 2
+    return meter
+
+
+def _check(meter: Meter) -> None:
+    for name in attrs.fields_dict(Work):
+        for work, most in ((meter.on_loop, ON_LOOP), (meter.in_helper, IN_HELPER)):
+            if name != "calls" or work is meter.on_loop:
+                assert getattr(work, name) <= getattr(most, name), (name, work, meter.where)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@settings(
+    max_examples=5,
+    deadline=None,
+    suppress_health_check=[*HealthCheck],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # bodies of megabytes take long to shrink
+)
+@given(body=_BODIES)
+def test_no_slice_of_the_work_on_a_body_is_larger_than_its_bound(path: str, body: Document) -> None:
+    """From its decoding to its answer, on trio's thread and in helper threads, whatever is in it."""
+    accepted = ENDPOINTS[path]
+    clock = MockClock(autojump_threshold=0)
+    _check(trio.run(_ask, path, [accepted | body.value, body.value], clock=clock))
+
+
+_WORST = [
+    {"unknown": value}
+    for value in (*(make(30_000) for make in _MANY), _deep(100), *(u * 60_000 for u in _UNITS))
+]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_no_slice_of_reading_what_nobody_knows_is_larger_than_its_bound(path: str) -> None:
+    """However many values it has, and of which kind."""
+    bodies = [ENDPOINTS[path] | body for body in _WORST]
+    meter = trio.run(_ask, path, bodies, clock=MockClock(autojump_threshold=0))
+    assert meter.in_helper.marks > 16_000
+    _check(meter)
+
+
+_LONG = {
+    "/chat/completions": {"messages": _messages(1500, "text " * 4), "tools": FUNCTIONS, "verbose": True},
+    "/completions": {"prompt": [65] * 3000, "echo": True, "logprobs": 20, "verbose": True},
+    "/completion": {"prompt": [65] * 3000, "response_fields": ["prompt", "content"], "n_probs": 20},
+    "/responses": {"input": "hi", "tools": FLAT, "instructions": "be good " * 900,
+                   "include": ["message.output_text.logprobs"], "top_logprobs": 20},
+    "/messages": {"messages": _messages(1500, "text " * 4), "tools": ANTHROPIC},
+    "/generate": {"prompt": "hi", "schema": {"enum": ["x" * 60, *range(2000)]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("path", _LONG)
+def test_no_slice_of_writing_a_long_answer_is_larger_than_its_bound(
+    path: str, streams: bool
+) -> None:
+    """Repeated prompts and tools, and probabilities, are written in a helper thread, in pieces."""
+    most = {"max_tokens": 300, "max_output_tokens": 300}
+    body = ENDPOINTS[path] | most | _LONG[path] | {"stream": streams}
+    _check(trio.run(_ask, path, [body], clock=MockClock(autojump_threshold=0)))

@@ -27,7 +27,8 @@ def test_pieces_give_what_the_whole_gives(value: Any) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(slices, "SLICE", 8)
         patched.setattr(slices, "_FEW_VALUES", 3)
-        patched.setattr(writing, "_RUN", 2)
+        patched.setattr(writing, "RUN", 2)
+        patched.setattr(slices, "RUN", 2)
         assert written(value) == msgspec.json.encode(value)
         assert written({"a": kept(value), "b": [1]}) == msgspec.json.encode({"a": value, "b": [1]})
 

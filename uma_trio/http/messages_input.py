@@ -17,6 +17,7 @@ from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 from uma_trio.service.checks import json_text
+from uma_trio.text.slices import is_blank
 
 SetAside = Callable[[str], None]
 """Is told the path of what is not taken."""
@@ -25,6 +26,7 @@ _MAX_TOOLS: Final = 1024
 # Claude Code writes a checksum of the request here. It differs in each request, so that nothing that
 # was computed behind it could be used again: https://github.com/ggml-org/llama.cpp/pull/21793
 _BILLING: Final = "x-anthropic-billing-header:"
+_LONGEST_LINE: Final = 4096
 _CHECKSUM: Final = re.compile(r"\bcch=[^;\s]*")
 
 
@@ -60,7 +62,7 @@ def goes_on(value: Any) -> bool:
         return False
     content = last.get("content")
     if isinstance(content, str):
-        return bool(content.strip())
+        return not is_blank(content)
     end = content[-1] if isinstance(content, list) and content else None
     return isinstance(end, dict) and end.get("type") == "text"
 
@@ -76,12 +78,16 @@ def _system(value: Any) -> str:
 
 def _steady(text: str) -> str:
     """Return a system text without the one thing in it that changes with each request."""
-    if _BILLING not in text:
-        return text
-    return "\n".join(
-        _CHECKSUM.sub("cch=0", line) if line.lstrip().startswith(_BILLING) else line
-        for line in text.split("\n")
-    )
+    parts: list[str] = []
+    done, at = 0, text.find(_BILLING)
+    while at >= 0:
+        start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+        end = len(text) if end < 0 else end
+        if end - start <= _LONGEST_LINE and is_blank(text[start:at]):
+            parts += [text[done:start], _CHECKSUM.sub("cch=0", text[start:end])]
+            done = end
+        at = text.find(_BILLING, end)
+    return "".join([*parts, text[done:]])
 
 
 def _block(role: str, block: Any, path: str, turns: Turns, set_aside: SetAside) -> None:

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from uma_trio.text.slices import is_short, slices
+from uma_trio.text.slices import RUN, is_short, runs_of, slices
 
 Part = bytes | Callable[[], bytes]
 """A part of an answer: written, or what writes it in a helper thread since it is long."""
 
-_RUN: Final = 256
 _encode: Final = msgspec.json.encode
 
 
@@ -32,10 +31,8 @@ def written(value: Any) -> bytes:
     if isinstance(value, str):
         return b'"%b"' % b"".join(_encode(part)[1:-1] for part in slices(value))
     if isinstance(value, Mapping):
-        return b"{%b}" % b",".join(
-            b"%b:%b" % (written(name), written(part)) for name, part in value.items()
-        )
-    return b"[%b]" % b",".join(_runs(value))
+        return b"{%b}" % b",".join(_members(value))
+    return b"[%b]" % b",".join(_elements(value))
 
 
 def kept(value: Any) -> Any:
@@ -51,10 +48,18 @@ def joined(parts: Sequence[Part]) -> Part:
     return lambda: b"".join([part if isinstance(part, bytes) else part() for part in parts])
 
 
-def _runs(items: Sequence[Any]) -> Iterator[bytes]:
-    """Yield the items of a list, as many at once as are short together."""
-    for at in range(0, len(items), _RUN):
-        run = items[at : at + _RUN]
+def _members(value: Mapping[str, Any]) -> Iterator[bytes]:
+    for run in runs_of(value):
+        if is_short(run):
+            yield _encode(run)[1:-1]
+        else:
+            for name, part in run.items():
+                yield b"%b:%b" % (written(name), written(part))
+
+
+def _elements(value: Sequence[Any]) -> Iterator[bytes]:
+    for at in range(0, len(value), RUN):
+        run = value[at : at + RUN]
         if is_short(run):
             yield _encode(run)[1:-1]
         else:

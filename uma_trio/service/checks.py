@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from uma_protocol.errors import Code
 from uma_trio.service.ask import Ask, Chat, Door, Refusal
 from uma_trio.text.slices import json_text as json_text
+from uma_trio.text.slices import stripped
 from uma_trio.text.slices import utf8_length as utf8_length
 from uma_trio.text.template import problem_of
 
@@ -82,7 +83,7 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
             "tokens and answer",
             field="awaits",
         )
-    field, n_bytes = _prompt_bytes(ask)
+    field, n_bytes = _prompt_field(ask), _prompt_bytes(ask)
     if n_bytes > door.max_prompt_bytes:
         raise Refusal(
             Code.E_LIMIT_001,
@@ -204,7 +205,7 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
     context = bounds.n_ctx_seq
     room = context - n_prompt
     asked = ask.max_tokens
-    field, _ = _prompt_bytes(ask)
+    field = _prompt_field(ask)
     if n_prompt == 0:
         raise Refusal(Code.E_PROTO_003, "the prompt holds no tokens", field=field)
     if room < 1:
@@ -237,7 +238,7 @@ def check_fits(ask: Ask, bounds: Bounds, longest_piece: int) -> None:
     prompt = ask.prompt
     if isinstance(prompt, Chat):
         # Templates may strip contents, and leave out all else.
-        said = [text for message in prompt.messages if (text := message.content.strip())]
+        said = [text for message in prompt.messages if (text := stripped(message.content))]
         field, least = "messages", max(len(said), sum(map(utf8_length, said)) // longest_piece)
     elif isinstance(prompt, str):
         field, least = "prompt", utf8_length(prompt) // longest_piece
@@ -272,14 +273,17 @@ def _above_least(ask: Ask, max_tokens: int) -> int:
     return max_tokens
 
 
-def _prompt_bytes(ask: Ask) -> tuple[str, int]:
-    """Return the name of the prompt field and the number of its bytes."""
+def _prompt_field(ask: Ask) -> str:
+    """Return the name of the prompt field."""
+    return "messages" if isinstance(ask.prompt, Chat) else "prompt"
+
+
+def _prompt_bytes(ask: Ask) -> int:
+    """Return the number of bytes of the prompt."""
     prompt = ask.prompt
     if isinstance(prompt, str):
-        return "prompt", utf8_length(prompt)
-    if isinstance(prompt, Chat):
-        return "messages", _chat_bytes(prompt)
-    return "prompt", prompt.nbytes
+        return utf8_length(prompt)
+    return _chat_bytes(prompt) if isinstance(prompt, Chat) else prompt.nbytes
 
 
 def _chat_bytes(chat: Chat) -> int:
@@ -307,6 +311,10 @@ def is_large(ask: Ask) -> bool:
     """Whether it may take more than a millisecond or two to check a request."""
     prompt = ask.prompt
     if isinstance(prompt, Chat):
-        texts = sum(len(message.content) for message in prompt.messages[:_FEW])
-        return len(prompt.messages) > _FEW or len(prompt.tools) > 16 or texts > _SHORT
+        n_items = len(prompt.messages) + sum(
+            len(message.calls) for message in prompt.messages[:_FEW]
+        )
+        if prompt.tools or prompt.manner.arguments or n_items > _FEW:
+            return True
+        return sum(len(text) for message in prompt.messages for text in message.texts) > _SHORT
     return len(prompt) > _SHORT

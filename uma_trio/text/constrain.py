@@ -11,7 +11,6 @@ put them: a grammar that allows any white space lets a model go on with it for e
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -37,6 +36,7 @@ from uma_trio.text.grammars import (
 )
 from uma_trio.text.shape import MAX_BYTES, Shape, Unconstrainable
 from uma_trio.text.shape_worker import Verdict
+from uma_trio.text.slices import digest, utf8_length
 
 # 350 schemas of guidance-ai/jsonschemabench took 44 MiB: on average 64 KiB and 60 bytes a byte of the
 # schema, the worst three times what is reckoned here. Only where no process has measured it.
@@ -234,11 +234,10 @@ def _measured(shape: Shape) -> tuple[int, bytes]:
     # A byte at least for each character: what is far too long is not written down.
     n_bytes = len(shape.text)
     if n_bytes <= most:
-        n_bytes = len(shape.text.encode("utf-8", "surrogatepass"))
+        n_bytes = utf8_length(shape.text)
     if n_bytes > most:
         raise Unconstrainable(f"takes more than {most} bytes")
-    text = f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")
-    return n_bytes, hashlib.sha256(text).digest()
+    return n_bytes, digest(shape.kind, shape.text)
 
 
 class Follower:

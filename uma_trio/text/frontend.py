@@ -20,7 +20,7 @@ from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
 from uma_trio.text.remembered import Whose
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
-from uma_trio.text.slices import Forgeable
+from uma_trio.text.slices import Forgeable, is_blank
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 from uma_trio.text.tokeniser import Tokeniser
 from uma_trio.text.veil import Part, Unrenderable
@@ -60,7 +60,7 @@ def _without_markers(parts: Iterable[Part], forgeable: Forgeable | None) -> Iter
 def _is_thought(messages: Sequence[Message]) -> bool:
     """Whether the last message is an answer that has not come further than its reasoning."""
     last = messages[-1] if messages else Message("")
-    said = last.content.strip() or last.calls
+    said = not is_blank(last.content) or last.calls
     return last.role == "assistant" and bool(last.reasoning) and not said
 
 

@@ -5,7 +5,6 @@ Everything here blocks and is called in helper threads, but for `parser`.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import Shape, Unconstrainable
-from uma_trio.text.slices import Forgeable, json_text
+from uma_trio.text.slices import Forgeable, digest, json_text
 from uma_trio.text.template import ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
@@ -280,7 +279,7 @@ class Replies:
 
     def _problem_of(self, grammarian: Grammarian, shape: Shape) -> str | None:
         """Return why a schema cannot be enforced; None if it can. The latest answers are remembered."""
-        key = hashlib.sha256(f"{shape.kind} {shape.text}".encode("utf-8", "surrogatepass")).digest()
+        key = digest(shape.kind, shape.text)
         try:
             return self._problems[key]
         except KeyError:

@@ -6,16 +6,20 @@ emoji, 800 ms to find markers in them. Between two slices another thread can tak
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 SLICE: Final = 16_384
 """Characters. The slowest step takes a millisecond for so many."""
 _WINDOW: Final = 2048
 _FEW_VALUES: Final = 1024
+_SCALARS: Final = frozenset({int, float, bool, type(None)})
+RUN: Final = 256
+"""Members of a long list or object that are written at once, if they are short together."""
 
 
 def slices(text: str) -> Iterator[str]:
@@ -30,9 +34,40 @@ def utf8(text: str) -> bytes:
     return b"".join(part.encode("utf-8", "replace") for part in slices(text))
 
 
+def digest(kind: str, text: str) -> bytes:
+    """Return a digest that tells texts and kinds of them apart."""
+    found = hashlib.sha256(f"{kind} ".encode())
+    for part in slices(text):
+        found.update(part.encode("utf-8", "surrogatepass"))
+    return found.digest()
+
+
 def utf8_length(text: str) -> int:
     """Return the number of bytes of `text` in UTF-8."""
     return len(text) if text.isascii() else sum(len(utf8(part)) for part in slices(text))
+
+
+def is_blank(text: str) -> bool:
+    """Whether there is nothing but white space in `text`, or nothing at all."""
+    return not text or all(map(str.isspace, slices(text)))
+
+
+def stripped(text: str, left: str | None = None, right: str | None = None) -> str:
+    """Return ``text.lstrip(left).rstrip(right)``: None stands for white space."""
+    start, end = 0, len(text)
+    while start < end:
+        part = text[start : min(end, start + SLICE)]
+        kept = len(part.lstrip(left))
+        start += len(part) - kept
+        if kept:
+            break
+    while start < end:
+        part = text[max(start, end - SLICE) : end]
+        kept = len(part.rstrip(right))
+        end -= len(part) - kept
+        if kept:
+            break
+    return text[start:end]
 
 
 def consists_of(characters: re.Pattern[str], text: str) -> bool:
@@ -54,9 +89,32 @@ def json_text(value: Any) -> str:
         inside = (json.dumps(part, ensure_ascii=False)[1:-1] for part in slices(value))
         return f'"{"".join(inside)}"'
     if isinstance(value, Mapping):
-        members = (f"{json_text(name)}: {json_text(part)}" for name, part in value.items())
-        return f"{{{', '.join(members)}}}"
-    return f"[{', '.join(map(json_text, value))}]"
+        return f"{{{', '.join(_members(value))}}}"
+    return f"[{', '.join(_elements(value))}]"
+
+
+def _members(value: Mapping[Any, Any]) -> Iterator[str]:
+    for run in runs_of(value):
+        if is_short(run):
+            yield json.dumps(run, ensure_ascii=False)[1:-1]
+        else:
+            yield from (f"{json_text(name)}: {json_text(part)}" for name, part in run.items())
+
+
+def _elements(value: Sequence[Any]) -> Iterator[str]:
+    for at in range(0, len(value), RUN):
+        run = value[at : at + RUN]
+        if is_short(run):
+            yield json.dumps(run, ensure_ascii=False)[1:-1]
+        else:
+            yield from map(json_text, run)
+
+
+def runs_of(value: Mapping[Any, Any]) -> Iterator[dict[Any, Any]]:
+    """Yield the members of an object, as many at once as may be short together."""
+    members = iter(value.items())
+    while run := dict(islice(members, RUN)):
+        yield run
 
 
 def is_short(value: Any) -> bool:
@@ -64,6 +122,8 @@ def is_short(value: Any) -> bool:
     values, characters, left = 0, 0, [value]
     while left:
         found = left.pop()
+        if type(found) in _SCALARS:
+            continue
         if isinstance(found, str):
             characters += len(found)
         elif isinstance(found, Mapping | list | tuple):

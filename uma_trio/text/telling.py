@@ -12,7 +12,7 @@ from attrs import evolve
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.replies.format import ReplyFormat
-from uma_trio.text.slices import json_text
+from uma_trio.text.slices import json_text, stripped
 
 _BEFORE: Final = (
     "You can call functions. Each line between <tools> and </tools> describes one, with a JSON Schema "
@@ -100,8 +100,9 @@ def _split_reasoning(message: Message, format: ReplyFormat) -> Message:  # noqa:
     if thought is None or message.role != "assistant" or message.reasoning:
         return message
     before, found, after = message.content.partition(thought.close)
-    opened = before.lstrip().startswith(thought.open)
+    before = stripped(before)
+    opened = before.startswith(thought.open)
     if not found or not opened:
         return message
-    reasoning = before.lstrip().removeprefix(thought.open).strip()
+    reasoning = stripped(before.removeprefix(thought.open))
     return evolve(message, content=after.lstrip(), reasoning=reasoning)

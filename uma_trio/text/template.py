@@ -37,6 +37,7 @@ from jinja2 import Template
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.documents import NO_HABITS, Habits, messages_of, tools_of
 from uma_trio.text.sandbox import Sandbox
+from uma_trio.text.slices import is_blank
 from uma_trio.text.veil import VT, Part, Unrenderable, Veil, is_prose
 
 MAX_SOURCE: Final = 256 << 10  # characters; the longest published template has 20,000
@@ -242,7 +243,7 @@ def _functions(tools: Sequence[Mapping[str, Any]], *, as_text: bool) -> Any:
 
 def _can_go_on(messages: Sequence[Message]) -> bool:
     last = messages[-1] if messages else Message("")
-    return last.role == "assistant" and bool(last.content.strip()) and not last.calls
+    return last.role == "assistant" and not is_blank(last.content) and not last.calls
 
 
 def _one_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from uma_trio.text.slices import consists_of, json_text, slices
+from uma_trio.text.slices import consists_of, is_blank, json_text, slices, stripped
 
 # Around a word: a line end, a white space that no template writes (vertical tab), a line end.
 # `strip()` takes all of it, `strip("\n")` the outer half. In the middle of a word stands a character
@@ -63,7 +63,7 @@ class Cut:
         for place, word in enumerate(self.words):
             outside[place], left = _unpadded(outside[place], word.level, at_end=True)
             outside[place + 1], right = _unpadded(outside[place + 1], word.level, at_end=False)
-            text = self.texts[word.index].lstrip(left).rstrip(right)
+            text = stripped(self.texts[word.index], left, right)
             inner.append(escaped(text, word.level))
         if any(VT in text or _MIDDLE in text for text in outside):
             raise Unrenderable("it alters the white space of messages")
@@ -87,7 +87,7 @@ class Veil:
 
     def content(self, text: str, place: int, role: str) -> str:
         """Hide the content of a message. White space alone does no harm, and is not hidden."""
-        if not text.strip() and VT not in text:
+        if is_blank(text) and VT not in text:
             return text
         self.contents[len(self._texts)] = place, role
         return self._hidden(text)
@@ -148,8 +148,8 @@ def _unpadded(text: str, level: int, *, at_end: bool) -> tuple[str, str | None]:
     """
     whole, half = _PAD, VT + "\n" if at_end else "\n" + VT
     cut = str.removesuffix if at_end else str.removeprefix
-    for padding, stripped in ((whole, ""), (half, "\n")):
+    for padding, taken in ((whole, ""), (half, "\n")):
         rest = cut(text, escaped(padding, level))
         if rest != text:
-            return rest, stripped
+            return rest, taken
     return text, None
