@@ -22,8 +22,11 @@ class Client(NamedTuple):
 
 
 def client_of(principal: Principal, app: str | None) -> Client:
-    """Return the client of a request. What a program calls itself divides its user's places only."""
-    return Client(principal.shares_as, app or str(principal.pid))
+    """Return the client of a request. What a program calls itself divides its user's places only.
+
+    Clients that close at once, so that the kernel does not tell their user, are one user together.
+    """
+    return Client(principal.counts_as, app or str(principal.pid))
 
 
 THE_DAEMON: Final = Client("", "")
