@@ -128,6 +128,18 @@ def test_what_stands_around_reasoning_is_found_out() -> None:
     assert found(cut).format.thought == Thought("<think>", "</think>")
 
 
+def test_an_id_of_a_rendered_call_is_no_marker() -> None:
+    """Not even the one that stands for it where a template insists on nine characters."""
+    source = chatml(
+        "{{ m.content }}"
+        + _EACH
+        + "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+        "<call>{{ c.id }}<name>{{ c.function.name }}<args>{{ c.function.arguments | tojson }}</call>"
+        "{% endfor %}"
+    )
+    assert found(source).format.source == "generic"
+
+
 def test_a_family_is_known_by_its_markers() -> None:
     """Where the template does not write calls, but names them."""
     source = CHATML + "{# <|tool_calls_section_begin|> #}"

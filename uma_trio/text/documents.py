@@ -120,14 +120,14 @@ class _Ids:
         self.names = {call.id: call.name for call in calls}
         self.shown = {call.id: call.id for call in calls}
         if habits.ids == "nine":
-            self.shown = {id_: _nine(id_) for id_ in self.shown}
+            self.shown = {id_: nine(id_) for id_ in self.shown}
         elif habits.ids == "numbered":
             self.shown = {
                 call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls)
             }
 
 
-def _nine(id_: str) -> str:
+def nine(id_: str) -> str:
     """Return an id of nine letters and digits: itself, if it is one."""
     return id_ if _NINE.fullmatch(id_) else hashlib.sha256(id_.encode()).hexdigest()[:9]
 

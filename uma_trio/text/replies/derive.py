@@ -19,7 +19,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from uma_trio.text.chat import Call, Message, Tool
-from uma_trio.text.documents import Habits
+from uma_trio.text.documents import Habits, nine
 from uma_trio.text.replies.events import collect
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
 from uma_trio.text.replies.parser import ReplyParser
@@ -43,6 +43,7 @@ _CALLS: Final = (
     Call("qzid00001", "qztoola", '{"qzkeya": "qzvala", "qzkeyb": "qzvalb"}'),
     Call("qzid00002", "qztoolb", '{"qzkeya": "qzvalc", "qzkeyb": "qzvald"}'),
 )
+_LONGER: Final = "longer"  # an id of another length than nine, which some templates insist on
 _NUMBER: Final = 7193
 _HABITS: Final = tuple(
     Habits(arguments_as_text=text, null_content=null)
@@ -131,7 +132,7 @@ class _Probe:
                 continue
             two = self._reply(_CALLS, habits, thought)
             for syntax in _syntaxes(one, two):
-                if "qz" not in syntax.markers and _reads_back(syntax, one, two):
+                if not _is_ours(syntax.markers) and _reads_back(syntax, one, two):
                     return habits, self._with_json_keys(syntax, habits, thought)
             known = known or habits
         return known or Habits(), None
@@ -153,7 +154,7 @@ class _Probe:
     def _reply(self, calls: Sequence[Call], habits: Habits, thought: Thought | None) -> str:
         """Return how the template writes a reply of calls: what it also writes for text is cut off."""
         if habits.ids == "nine":
-            calls = [evolve(call, id="longer" + call.id) for call in calls]
+            calls = [evolve(call, id=_LONGER + call.id) for call in calls]
         text = self.text([_USER, Message("assistant", calls=tuple(calls))], _TOOLS, habits)
         plain = self.text([_USER, Message("assistant", _SAID)], _TOOLS, habits)
         before, found, after = plain.partition(_SAID)
@@ -166,6 +167,11 @@ class _Probe:
         if thought is not None and thought.close in reply.partition(calls[0].name)[0]:
             reply = reply.partition(thought.close)[2]
         return reply.strip()
+
+
+def _is_ours(markers: str) -> bool:
+    """Whether a part of the calls that were rendered, such as an id, stands in what should be markers."""
+    return "qz" in markers or any(nine(_LONGER + call.id) in markers for call in _CALLS)
 
 
 def _surround(tags: Sequence[str], plain: str) -> bool:
