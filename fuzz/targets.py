@@ -28,6 +28,7 @@ from uma_protocol.testing import EVENTS, REQUESTS, bytewise, cuts, feed, whole
 from .body_target import bodies, body
 from .http_target import http, requests
 from .schema_target import schema, schemas
+from .step_target import shapes, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,5 +179,6 @@ TARGETS = {
     "http": Target(http, requests),
     "schema": Target(schema, schemas),
     "body": Target(body, bodies),
+    "step": Target(step, shapes),
 }
 """Every target by the name of its folder in the corpus."""

@@ -55,12 +55,16 @@ class _Host:
                 self._reap()
             if self._control in ready and not self._obey():
                 break
+        signal.set_wakeup_fd(-1)  # what wakes is closed on return
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
 
     def _obey(self) -> bool:
         """Do what is asked for; False once the daemon is gone."""
-        data, fds, _, _ = socket.recv_fds(self._control, _FD_BYTES, 64)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _FD_BYTES, 64)
+        except OSError:  # it was killed with something of ours unread
+            return False
         if not data:
             return False
         self._left += data
@@ -95,6 +99,8 @@ class _Host:
                 status = 0
             except Closed:
                 status = 0
+            except MemoryError:
+                os.kill(os.getpid(), signal.SIGABRT)  # as where a library runs out of it
             finally:
                 os._exit(status)
         self._workers[pid] = asked.worker

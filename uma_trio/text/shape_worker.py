@@ -102,7 +102,7 @@ def prepare(setup: bytes) -> Callable[[Link], None]:
     known = msgspec.msgpack.decode(setup, type=Known)
     words = Words(known.pieces, known.end_tokens)
     tokenizer = tokenizer_of(words, len(known.pieces), known.end_tokens)
-    dear = _dear(known.pieces)
+    dear = dearest(known.pieces)
 
     def work(link: Link) -> None:
         asked = _ASKED.decode(link.receive())
@@ -205,7 +205,7 @@ def _longest_step(
     return worst
 
 
-def _dear(pieces: Sequence[bytes]) -> list[int]:
+def dearest(pieces: Sequence[bytes]) -> list[int]:
     """Return tokens of many lexemes of JSON, those of most first, and every single byte."""
     found = [(_n_signs(piece), token) for token, piece in enumerate(pieces) if len(piece) > 1]
     most = heapq.nlargest(_DEAR, [each for each in found if each[0] > 1])
