@@ -259,7 +259,10 @@ def test_one_in_twenty_may_be_late(refused: int, failed: bool) -> None:
 
 
 def test_the_row_has_the_best_rate_and_the_one_beyond() -> None:
-    """With the shares that both kept."""
-    trials = [tried(OneAtATime(0.2), rate) for rate in (2.0, 50.0, 4.0)]
+    """With the shares that both kept; a first try that failed is neither."""
+    trials = [
+        tried(OneAtATime(takes), rate)
+        for takes, rate in ((0.2, 2.0), (0.2, 50.0), (9.0, 4.0), (0.2, 4.0))
+    ]
     row = goodput.figures(trials, 4.0, ALONE)
-    assert (row["rate"], row["kept_pct"], row["next_rate"], row["trials"]) == (4.0, 100.0, 50.0, 3)
+    assert (row["rate"], row["kept_pct"], row["next_rate"], row["trials"]) == (4.0, 100.0, 50.0, 4)

@@ -12,7 +12,8 @@ time alone, and a mean time per output token of 40 ms or twice the time alone, w
 Others: the end within 3 times the time alone. *Alone* is measured first, at several lengths, and is the
 best of the daemon and llama-server: all have the same limits. Times alone are without any cached prefix.
 
-A rate is kept if 95 % of `--requests` keep their limits; an error keeps none. The largest such rate is
+A rate is kept if 95 % of `--requests` keep their limits; an error keeps none. A rate that fails is tried
+`--tries` times, since other programs of the machine can only make requests late. The largest rate is
 found by steps of two, then by bisection. All rates of a repetition have the same lengths in the same
 order, other texts, and the same arrivals at another speed. A trial ends as soon as it has failed.
 llama-server runs once with each set of `--peer-flags`: compare with its best. `--scale` shortens prompts,
@@ -61,6 +62,7 @@ class Plan:
     requests: int
     by_trace: bool
     block: int
+    tries: int
     search: Search
     limits: Limits = field(default_factory=Limits)
 
@@ -151,7 +153,7 @@ def search(plan: Plan, alone: Callable[[], Alone], start: Start, seed: str) -> R
     with start() as running:
         foreign = host.Foreign(running.pid)
 
-        def keeps(rate: float) -> bool:
+        def once(rate: float) -> bool:
             work = arrivals.jobs(asked, f"{seed}/{len(trials)}", plan.block)
             trial = Trial(rate, asked, bounds)
             trials.append(trial)
@@ -159,6 +161,9 @@ def search(plan: Plan, alone: Callable[[], Alone], start: Start, seed: str) -> R
             most = "at most " if trial.failed else ""
             note(f"    {rate:.3f} requests/s: {most}{100 * trial.kept:.0f} % keep their limits")
             return not trial.failed
+
+        def keeps(rate: float) -> bool:
+            return any(once(rate) for _ in range(plan.tries))
 
         # A request at a time would be this rate.
         serial = len(asked) / sum(known.whole(each) for each in asked)
@@ -170,7 +175,7 @@ def search(plan: Plan, alone: Callable[[], Alone], start: Start, seed: str) -> R
 def figures(trials: Sequence[Trial], rate: float, alone: Alone) -> Row:
     """Return what there is to say of the best trial and of the one just beyond it."""
     row: Row = {"rate": rate, "trials": len(trials)}
-    beyond = [trial for trial in trials if trial.failed]
+    beyond = [trial for trial in trials if trial.failed and trial.rate > rate]
     if beyond:
         above = min(beyond, key=lambda trial: trial.rate)
         row |= {"next_rate": above.rate, "next_kept_pct": 100 * above.kept}
@@ -251,7 +256,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=int, metavar="N", help="of a trial (60; --quick: 24)")
     add("--precision", type=float, default=0.15, metavar="X",
         help="by how much the kept rate and the failed one may differ (0.15; --quick: 0.4)")  # fmt: skip
-    add("--trials", type=int, default=8, metavar="N", help="at most (8)")
+    add("--trials", type=int, default=8, metavar="N", help="rates that are tried at most (8)")
+    add("--tries", type=int, default=2, metavar="N", help="of a rate until it has failed (2)")
     add("--slots", type=int, default=8, metavar="N", help="of all servers (8)")
     add("--n-ctx", type=int, metavar="N", help="the KV cache (slots x longest)")
     daemon_arguments(parser)
@@ -272,6 +278,7 @@ def plan_of(given: argparse.Namespace, seed: int) -> Plan:
         given.requests or requests,
         given.by_trace,
         max(1, round(arrivals.BLOCK * scale.prompts)),
+        max(1, given.tries),
         looked,
     )
 
