@@ -975,6 +975,28 @@ def test_admission_that_took_somebody_is_asked_again() -> None:
     assert asked == [True, False, False, False]
 
 
+def test_who_cannot_be_helped_is_not_asked_about_in_every_tick() -> None:
+    """A background request could go, but its cells are too few; once the other ends, it does go."""
+    bench = Bench(FakeBackend(n_ctx=200))
+    _, first = bench.submit([1] * 20, max_tokens=20)
+    bench.submit([1] * 5, max_tokens=100, lane="background")  # which has tenure
+    bench.submit([1] * 10, max_tokens=80, lane="background")
+    bench.ticks(2)
+    assert len(bench.engine.registry.running) == 3
+    _, person = bench.submit([1] * 150, max_tokens=15)
+    asked = []
+    for _ in range(9):
+        bench.engine.tick()
+        asked.append(bench.engine.registry.to_be_asked(bench.clock()))
+    assert not any(asked)
+    while not first.ends:
+        assert not person.tokens
+        bench.engine.tick()
+    bench.ticks(4)
+    assert person.tokens
+    assert [item.preempted for item in bench.engine.registry.waiting.values()] == [True]
+
+
 def test_nothing_is_kept_of_the_last_answer_once_all_is_quiet() -> None:
     """A prompt may be large, and is nobody else's."""
     bench = Bench(OnDevice())

@@ -7,7 +7,9 @@
 No model, no server, no clients. *planning*: one plan, of the simulated engine (:mod:`uma_trio.sim`);
 of the *mixed* crowd half of the sequences are read, a quarter decode in the background, and a quarter
 are prompts of 506 tokens, one after another; of *readers* all are read; the *drafted* are read, too, and
-each has 15 guesses of which six in ten are right. *ticks*: all that the engine does
+each has 15 guesses of which six in ten are right. *admission*: who gets a place, and who makes room, where 256
+wait in vain: *kept*, as all room is kept for one that needs more; *away*, as the place of a parked request
+would be its own client's turn. *ticks*: all that the engine does
 for a tick of streams, on a backend that computes nothing (benches/ticks.py). *sampling*: choosing from
 logits (benches/sampling.py). *frames*: encoding and decoding a token and a request. Each figure is
 the least, or of planning the median of the best round, since everything that disturbs only adds.
@@ -39,10 +41,12 @@ from uma_protocol import (
 )
 from uma_protocol.testing import ConnectionPair
 from uma_trio.lanes import Lane
+from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.by_name import find_policy
+from uma_trio.policy.line import MOST_PASSED_OVER
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.state import AdmissionState, Holder, SchedulerState, Waiting
 from uma_trio.policy.traffic import Traffic
 from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.latency import percentile
@@ -50,6 +54,7 @@ from uma_trio.sim.machine import TABLES, built_in
 from uma_trio.sim.simulation import Simulation, settings_for
 
 TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0, "drafted": 200.0}, 16
+WAITING = 256
 TRAFFIC = Traffic(weight_bytes=3e8, cell_bytes=12_288)  # the 0.5B shape
 TOKEN = Token("quickstart-1", " hello", 1234)
 ASK = Generate(
@@ -126,6 +131,38 @@ def planning(given: argparse.Namespace) -> Iterator[Row]:
                 yield best(given.rounds or rounds, lambda args=args: plan_ticks(*args))  # type: ignore[misc]
 
 
+def crowded(kind: str, n_slots: int) -> AdmissionState:
+    """Return a state in which all slots are taken and `WAITING` requests wait in vain."""
+    if kind == "kept":
+        held = Holder(0, "background", 10, 100, 50, 0, within=(1,))
+        large = Waiting(1, "interactive", 9, 10**6, MOST_PASSED_OVER, 0.0, within=(3,))
+        small = Waiting(2, "interactive", 20, 60, 0, 1.0, within=(2,))
+        others = [evolve(small, key=2 + n, client=20 + n % 32) for n in range(WAITING - 1)]
+        running = [evolve(held, key=-n, computed=n) for n in range(n_slots)]
+        return AdmissionState((large, *others), tuple(running))
+    away = Holder(0, "interactive", 10, 100, 50, 0, 5.0, within=(1,))
+    running = [evolve(away, key=-n, computed=n) for n in range(n_slots // 4)]
+    reads = Holder(0, "interactive", 11, 100, 50, 0, within=(1,))
+    running += [evolve(reads, key=-n) for n in range(n_slots // 4, n_slots)]
+    own = Waiting(0, "interactive", 10, 60, 0, 1.0, within=(1,))
+    other = evolve(own, key=WAITING, client=11)
+    return AdmissionState((*[evolve(own, key=n) for n in range(1, WAITING)], other), tuple(running))
+
+
+def placing(_given: argparse.Namespace) -> Iterator[Row]:
+    """Yield what deciding on places costs while a crowd waits."""
+    for kind in ("kept", "away"):
+        for n_slots in (8, 16, 64):
+            state = crowded(kind, n_slots)
+
+            def decide(state: AdmissionState = state) -> None:
+                if not (admit(state) or makes_way(state)):
+                    gives_place(state)
+
+            least = min(timeit.repeat(decide, number=5, repeat=20)) / 5 * 1e6
+            yield {"what": f"{kind}, {WAITING} wait for {n_slots} slots", "us": least}
+
+
 def verdict(rows: Sequence[Row], crowd: str) -> str:
     """Say whether the target of a crowd is met."""
     what = f"deadline, {crowd}, {TARGET_N} sequences"
@@ -177,7 +214,13 @@ def frames(_given: argparse.Namespace) -> Iterator[Row]:
         yield {"what": what, "us": least}
 
 
-PARTS = {"planning": planning, "ticks": ticking, "sampling": choosing, "frames": frames}
+PARTS = {
+    "planning": planning,
+    "admission": placing,
+    "ticks": ticking,
+    "sampling": choosing,
+    "frames": frames,
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from attrs import frozen
+
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, SequenceReport, Submit
@@ -31,6 +33,19 @@ from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
 from uma_trio.policy.state import AdmissionState, Holder
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
+
+
+@frozen
+class _Declined:
+    """Under what circumstances admission took nobody.
+
+    `could_go` has who might have lost its slot to others, who loses least first, by their keys, and whether
+    their readers were away. Background work was `owed` a place or not.
+    """
+
+    could_go: tuple[tuple[int, bool], ...]
+    owed: bool
+    free_cells: int
 
 
 class Registry:
@@ -62,7 +77,8 @@ class Registry:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.bucket_s = BUCKET_S  # what background work is owed, see :mod:`uma_trio.policy.floor`
-        self._declined = False  # admission took nobody, and nothing has happened since
+        # Where admission took nobody, and nothing has happened since.
+        self._declined: _Declined | None = None
         self._broken: set[int] = set()  # requests that failed, and end once nothing is computed
         self._late: set[int] = set()  # requests whose mask was not there in time
 
@@ -88,13 +104,12 @@ class Registry:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Add a new request to the queue."""
-        self._declined = False
+        self._declined = None
         self.waiting[sequence.handle] = sequence
         self._recorder.submitted(sequence)
 
     def admit(self, keys: Collection[int], now: float) -> None:
         """Give each admitted request a slot; count those that a later arrival has passed."""
-        self._declined = not keys
         for key in keys:
             sequence = self.waiting.pop(key)
             sequence.reserved = sequence.cells
@@ -112,6 +127,7 @@ class Registry:
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
         self._give_tenure()
+        self._declined = None if keys else self._circumstances(now)
 
     @property
     def beside_others(self) -> bool:
@@ -119,29 +135,48 @@ class Registry:
         held = any(sequence.lane == "background" for sequence in self.running.values())
         return held and any(sequence.lane == "interactive" for sequence in self._in_line())
 
-    def obstructed(self, now: float) -> bool:
-        """Whether somebody waits while a request whose reader is away holds a slot and cells."""
-        return any(self._in_line()) and any(map(is_away, self._holders(now)))
-
     def to_be_asked(self, now: float) -> bool:
         """Whether somebody waits who might get a place at the time `now`.
 
         Tokens only take room, so where nobody was taken nobody will be until something else happens;
-        where somebody was, others were passed over once more, and may be next by that. Whether a
-        background request may give its place to a person does change with its tokens, and whether
-        a parked one makes way with time.
+        where somebody was, others were passed over once more, and may be next by that. Who may give its
+        place to a person changes with tokens, and who makes way with time: where nobody could, they are
+        asked again once it is others, or they come in another order.
         """
         if not self.waiting:
             return False
-        if self.kv.free_slots > 0 and not self._declined:
+        declined = self._declined
+        if declined is None and self.kv.free_slots > 0:
             return True
-        kept = all(keeps_place(held, self.bucket_s) for held in self._background())
-        return (self.beside_others and not kept) or self.obstructed(now)
+        found = self._circumstances(now)
+        if declined is None or not found.could_go:
+            return len(found.could_go) > 0
+        return found.free_cells > declined.free_cells or (
+            (found.could_go, found.owed) != (declined.could_go, declined.owed)
+        )
+
+    def _circumstances(self, now: float) -> _Declined:
+        """Return what decides on places besides who waits and what has ended."""
+        could: list[tuple[int, int, bool]] = []
+        free_cells = self.kv.free_cells
+        if not any(self._in_line()):
+            return _Declined((), owed=False, free_cells=free_cells)
+        person = any(sequence.lane == "interactive" for sequence in self._in_line())
+        tenured = False
+        for held in self._holders(now):
+            tenured = tenured or held.tenured
+            away = is_away(held)
+            gives = person and held.lane == "background" and not keeps_place(held, self.bucket_s)
+            if away or gives:
+                could.append((held.computed, -held.key, away))
+        order = tuple([(key, away) for _, key, away in sorted(could)])
+        owed = self.bucket_s >= BUCKET_S and not tenured
+        return _Declined(order, owed=owed, free_cells=free_cells)
 
     def owe(self, bucket_s: float) -> None:
         """Note the machine time that background work is owed from now on."""
         if self.bucket_s < BUCKET_S <= bucket_s:
-            self._declined = False  # it may be a background request's turn
+            self._declined = None  # it may be a background request's turn
         self.bucket_s = bucket_s
         self._give_tenure()
 
@@ -208,7 +243,7 @@ class Registry:
         sequence = self.running.get(handle) or self.waiting.get(handle)
         if sequence is None:
             return
-        self._declined = False
+        self._declined = None
         sequence.move_to(lane)
         self.prefix.lane_set(handle)
         if sequence.slot != NO_SLOT:
@@ -293,7 +328,7 @@ class Registry:
     def _give(self, sequence: Sequence, delivery: Delivery, now: float) -> None:
         """Let a stream have its tokens, and end its request if these were the last."""
         if delivery.first:
-            self._declined = False  # its prompt can be shared with those who wait
+            self._declined = None  # its prompt can be shared with those who wait
             if sequence.submit.progress:
                 self._tell_progress(sequence, now)
         self._publisher.add(delivery)
@@ -303,7 +338,7 @@ class Registry:
             if view.credit <= 0:
                 sequence.parked_since = self._heard(now)
                 self._recorder.parked(view.key, now)
-                self._declined = False  # who was not to be in its way may be let in
+                self._declined = None  # who was not to be in its way may be let in
             if view.computed + view.pending > sequence.reserved:
                 self._reserve(sequence, sequence.known)
         if delivery.reason is not None:
@@ -356,7 +391,7 @@ class Registry:
         if self.running.pop(sequence.handle, None) is not None:
             self._drop(sequence, keep=reason != "error")
         elif self.waiting.pop(sequence.handle, None) is not None:
-            self._declined = False
+            self._declined = None
             if sequence.admitted is None:
                 self._inbox.left_queue(now - sequence.submit.submitted)
         self._finish(sequence, reason, now, code, message)
@@ -370,7 +405,7 @@ class Registry:
         self.kv.release(sequence.handle)
         if self.prefix.on:
             self.kv.recount()
-        self._declined = False
+        self._declined = None
         sequence.slot = NO_SLOT
         sequence.reserved = sequence.lent = 0
 
@@ -390,7 +425,7 @@ class Registry:
     def _resume(self, sequence: Sequence) -> None:
         """Its reader is back: let it go on if the room that it lent is free, or else queue it."""
         sequence.parked_since = None
-        self._declined = False
+        self._declined = None
         self._recorder.resumed(sequence.handle, self._clock())
         if not sequence.lent:
             return

@@ -112,7 +112,7 @@ def is_newcomer(view: SequenceView, most_tokens: int) -> bool:
     return view.lane == "interactive" and view.uncached < most_tokens and not view.decoding
 
 
-@frozen
+@value
 class Waiting:
     """A request that waits for a slot. `cells` is the number that admission would reserve.
 
@@ -134,7 +134,7 @@ class Waiting:
         return (*self.within, self.client)
 
 
-@frozen
+@value
 class Holder:
     """A request that has a slot: its owner, and the value of its place.
 
