@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -286,6 +286,7 @@ class House:
         )
         self.recorder = Recorder()
         self.log = LogBook()
+        self.answered: list[Mapping[str, object]] = []  # the request log
         reply_format = settings.pop("reply_format", None)
         names = {field.name for field in fields(Bounds)}
         limits = backend.limits
@@ -301,6 +302,7 @@ class House:
             clock=trio.current_time,
             run_blocking=run_blocking,
             give_memory_back=self.recorder.gave_memory_back,
+            log_request=self.answered.append,
         )
         self.shared = Shared(settings=self.settings, service=self.service, log=self.log)
         self.server = Server(self.shared)

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,6 +186,7 @@ class _Daemon:
             run_compiling=in_fair_threads(),
             timer=finest_timer(time.monotonic),
             give_memory_back=give_memory_back,
+            log_request=_logged,
         )
         self._texts = front_end
         self._presence = Presence(time.monotonic, self._service.directory)
@@ -193,13 +194,7 @@ class _Daemon:
         self._server = Server(_shared(config, self._service))
         self._port = port
         self._http = None if port is None else http_server(config, self._service)
-        directory = self._service.directory
-        self._lag = LagWatch(
-            time.monotonic,
-            finest_timer(time.monotonic),
-            metrics.loop_lagged,
-            lambda: len(directory) > 0,
-        )
+        self._lag = _lag_watch(self._service, metrics)
         self._stopping = trio.Event()
         self._computed = trio.Event()
         self._died: EngineDied | None = None
@@ -392,6 +387,17 @@ def _described(config: Config, backend: Backend, policy: Policy) -> Metrics:
 def _shared(config: Config, service: Service) -> Shared:
     """Return what the connections of the socket have in common."""
     return Shared(settings=net_settings(config), service=service, log=FaultLog(log.get("net")))
+
+
+def _lag_watch(service: Service, metrics: Metrics) -> LagWatch:
+    """Return what measures the lag of trio's loop while requests run."""
+    timer = finest_timer(time.monotonic)
+    return LagWatch(time.monotonic, timer, metrics.loop_lagged, lambda: len(service.directory) > 0)
+
+
+def _logged(line: Mapping[str, object]) -> None:
+    """Write the line of an answer to the log."""
+    log.get("request").info("answered", **line)
 
 
 def _both(first: Progress, second: Progress | None) -> Progress:

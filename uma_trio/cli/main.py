@@ -25,6 +25,7 @@ _VERBS = {
     "serve": "Load the model and serve it on a Unix socket, until Ctrl-C.",
     "stop": "Stop the daemon, after its running requests.",
     "service": "Run the daemon as a service of this user: install, status, logs, and so on.",
+    "logs": "Show what the service logged, and what comes.",
     "pull": "Fetch a model from Hugging Face's hub.",
     "models": "List the models on this machine, and which of them fit.",
     "chat": "Talk with the model in the terminal.",

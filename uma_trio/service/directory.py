@@ -71,16 +71,17 @@ class Directory:
             self._first.set()
             self._first = None
 
-    def remove(self, request: Request) -> None:
-        """Remove a request whose reader has finished. Idempotent."""
+    def remove(self, request: Request) -> bool:
+        """Remove a request whose reader has finished. Idempotent; whether it was there."""
         if self._running.pop(request.handle, None) is None:
-            return
+            return False
         self._past[request.handle] = _named(request)
         if len(self._past) > _REMEMBERED:
             del self._past[next(iter(self._past))]
         if not self._running and self._empty is not None:
             self._empty.set()
             self._empty = None
+        return True
 
     def get(self, handle: int) -> Request | None:
         """Return the request with this handle."""

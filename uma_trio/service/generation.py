@@ -33,6 +33,7 @@ from uma_trio.service.checks import Bounds, max_tokens_for
 from uma_trio.service.directory import Directory
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
+from uma_trio.service.request_log import LogRequest, line_of
 from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.telemetry import Telemetry
@@ -48,6 +49,7 @@ class Host(Protocol):
     directory: Directory
     shares: Shares
     playout: Playout
+    log_request: LogRequest
 
 
 @frozen(eq=False)
@@ -111,6 +113,7 @@ class Generation:
         self._logits_at: float | None = None
         self._shown_at: float | None = None
         self._end: Finished | None = None
+        self._last: Finished | None = None
 
     def submission(self, prepared: Prepared) -> Submit:
         """Return the message that submits it to the engine.
@@ -159,7 +162,7 @@ class Generation:
             elif isinstance(item, PromptDone):
                 self._prompt_done, self._logits_at = item, item.at
             elif isinstance(item, Finished):
-                self.finished, self._end = True, item
+                self.finished, self._end, self._last = True, item, item
             elif not isinstance(item, PromptProgress):  # which takes no credit
                 assert_never(item)
         return items
@@ -213,7 +216,13 @@ class Generation:
             self.finished = True
         self.tell_of_calls()
         self.pipe.close()
-        self._service.directory.remove(self)
+        if self._service.directory.remove(self) and self._submitted:
+            self._log()
+
+    def _log(self) -> None:
+        total_s = self._service.clock() - self._arrived
+        line = line_of(self.handle, self.origin, self.choice, self.lane, self._last, total_s)
+        self._service.log_request(line)
 
     def tell_of_calls(self) -> None:
         """Keep its cached prefix for longer, if the answer called a tool as far as it was read.

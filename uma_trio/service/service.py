@@ -39,6 +39,7 @@ from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
 from uma_trio.service.questions import Questions
 from uma_trio.service.reading import Reading
+from uma_trio.service.request_log import LogRequest, no_log
 from uma_trio.service.shares import Shares
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.timer import Timer
@@ -93,7 +94,7 @@ class Service:
     `slots` is the number of requests that are computed at once. `run_compiling` runs what compiles
     shapes; without it `run_blocking` does. `timer` wakes the playout; without
     one the playout has the resolution of trio's clock. `give_memory_back` returns freed memory to
-    the system.
+    the system. `log_request` gets a line about each answer when it is over.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Service:
         run_compiling: RunFor | None = None,
         timer: Timer | None = None,
         give_memory_back: Callable[[], None] | None = None,
+        log_request: LogRequest = no_log,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -125,6 +127,7 @@ class Service:
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
         self.draining = False
+        self.log_request = log_request
         self._front_end = front_end
         self._run_blocking = run_blocking
         self._run_compiling = run_compiling

@@ -1,0 +1,46 @@
+"""The request log: one line for each answer, whatever its end, and never a word of anybody's text."""
+
+from __future__ import annotations
+
+from net_kit import house
+
+from uma_protocol import Eos, Token
+
+PROMPT = "of this nobody may read"
+
+
+async def test_an_answer_is_one_line_of_figures() -> None:
+    """Who asked, what was computed, and how it ended."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(prompt=PROMPT, max_tokens=4, app="editor")
+        eos = await client.until(Eos)
+        await daemon.until_idle()
+        (line,) = daemon.answered
+        assert (line["app"], line["lane"], line["reason"]) == ("editor", "interactive", "length")
+        assert line["prompt"] == eos.usage.prompt_tokens
+        assert line["tokens"] == eos.usage.completion_tokens == 4
+        assert {"id", "ttft_ms", "total_s", "tokens_per_s", "queue_ms", "cached"} <= line.keys()
+        assert PROMPT not in str(line)
+
+
+async def test_each_choice_has_its_own_line() -> None:
+    """As each is computed for itself."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(max_tokens=2, n=3, temperature=1.0)
+        await client.until(Eos)
+        await daemon.until_idle()
+        assert [line.get("choice", 0) for line in daemon.answered] == [0, 1, 2]
+
+
+async def test_a_reader_who_left_is_told_by_the_log() -> None:
+    """It was computed for, too."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(max_tokens=200)
+        await client.until(Token)
+        client.close()
+        await daemon.until_idle()
+        (line,) = daemon.answered
+        assert line["reason"] in ("left", "cancelled")
