@@ -67,6 +67,8 @@ from uma_trio.text.stream import TokenText
 QUICK_S = 1e-3
 # What of the tick before it moving cells may take beside a tick, where streams are read.
 MOVING_SHARE = 0.25
+# And what of the time that it leaves of the reading pace, where that is more: no reader's token is late by it.
+PACE_SHARE = 0.5
 
 
 class Engine:
@@ -101,6 +103,7 @@ class Engine:
         self._recorder = recorder = recorder or Recorder()
         self._kv = _cache(backend, settings)
         startup_s = settings.contract.startup_s
+        self._pace_s = settings.contract.reading_pace_s
         self._publisher = Publisher(outlet, metrics, startup_s, self._stream_failed, self._ended)
         self.prefix = PrefixCache(
             backend,
@@ -109,6 +112,7 @@ class Engine:
             self._kv.recount,
             recorder.began,
             session_ttl_s=settings.session_ttl_s,
+            copying=settings.copying,
         )
         self.registry = Registry(
             self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix, readers_s
@@ -417,7 +421,8 @@ class Engine:
         self.prefix.room.let_go()
         running = self.registry.running
         urgent = [s.view for s in running.values() if s.lane == "interactive" and s.credit > 0]
-        share_s = MOVING_SHARE * (self._decode_ended - self._decode_began)
+        tick_s = self._decode_ended - self._decode_began
+        share_s = max(MOVING_SHARE * tick_s, PACE_SHARE * (self._pace_s - tick_s))
         allowance_s = share_s if any(view.protected for view in urgent) else math.inf
         moving_s = share_s if urgent else math.inf
         self._aside_s += self.prefix.advance(running, allowance_s, moving_s)

@@ -32,6 +32,7 @@ from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
+from uma_trio.policy.prefix import Copying
 from uma_trio.policy.state import (
     NO_WORK,
     Contract,
@@ -62,6 +63,7 @@ class EngineSettings:
     prefix_bytes: int = 0
     session_ttl_s: float = 300.0
     drafts: bool = True
+    copying: Copying | None = None  # None: not measured
 
     @property
     def keeps_high_water(self) -> bool:

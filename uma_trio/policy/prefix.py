@@ -21,6 +21,8 @@ LEAST_FORK: Final = 64
 AGAIN_SHARE: Final = 0.8
 #: What of the budget pinned pages may take.
 PINNED_SHARE: Final = 0.25
+#: Runs of cells in a page from which on it counts as scattered.
+SCATTERED: Final = 8
 #: What of the machine's time saving may take while somebody computes.
 SAVING_SHARE: Final = 0.05
 
@@ -28,6 +30,15 @@ SAVING_SHARE: Final = 0.05
 def worth(uses: int, cost_s: float, n_bytes: int) -> float:
     """Return the value of a page per byte: the seconds that it saves, times its uses."""
     return uses * cost_s / max(1, n_bytes)
+
+
+@frozen
+class Copying:
+    """The seconds to save and to restore a token of cells side by side, and to save one of scattered cells."""
+
+    save_s: float
+    restore_s: float
+    scattered_s: float
 
 
 @frozen

@@ -31,7 +31,7 @@ from uma_trio.engine.records import Beginning
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.lanes import Lane
 from uma_trio.policy.fairness import Path
-from uma_trio.policy.prefix import LEAST_HIT, PAGE
+from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
 from uma_trio.telemetry.prefix import PrefixFigures
 
 
@@ -64,6 +64,7 @@ class PrefixCache:
         note: Callable[[int, Beginning], None],
         *,
         session_ttl_s: float = 300.0,
+        copying: Copying | None = None,
     ) -> None:
         self._backend = backend
         self._recount = recount
@@ -73,7 +74,7 @@ class PrefixCache:
         self.on = budget > 0 and len(self._limits.leaf_ids) > 0
         self.store = PageStore(budget, clock)
         self.leaves = Leaves(backend)
-        self.saving = Saving(backend, self.store, clock, session_ttl_s)
+        self.saving = Saving(backend, self.store, clock, session_ttl_s, copying)
         self.reuse = Reuse()
         compaction = Compaction(backend, clock, self.saving.save_takes)
         self.room = Room(backend, self.leaves, self.saving, compaction, self.reuse)

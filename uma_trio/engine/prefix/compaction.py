@@ -16,11 +16,10 @@ from attrs import define, field
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.measured import Measured
-from uma_trio.policy.prefix import PAGE
+from uma_trio.policy.prefix import PAGE, SCATTERED
 
 #: llama.cpp rounds the cells that a decode spans up to this (`get_n_kv`), so that fewer change nothing.
 LEAST_GAP: Final = 256
-_SCATTERED: Final = 8  # runs of cells in a slice from which on it counts as scattered
 
 
 @define(eq=False)
@@ -85,7 +84,7 @@ class Compaction:
                 self._stop()
                 break
             seq, first, last = part
-            n, scattered = last - first, self.backend.kv_runs(*part) >= _SCATTERED
+            n, scattered = last - first, self.backend.kv_runs(*part) >= SCATTERED
             need_s = n * self._token_s(scattered=scattered)
             if need_s > self._left_s:
                 self.under_way, self._paid_s, self._need_s = False, self._left_s, need_s

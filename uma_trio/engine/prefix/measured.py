@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from uma_trio.backend.base import Backend
+from uma_trio.policy.prefix import Copying
 
 _RATE: Final = 0.2  # how quickly later measurements change it
 _SCATTERED: Final = 20.0  # times what cells take that lie together, on a CPU
@@ -19,20 +20,22 @@ class Measured:
     """
 
     @classmethod
-    def of(cls, backend: Backend, together_s: float) -> Measured:
-        """Return an estimate for a backend; on a device it is infinite until it is measured.
+    def saving(cls, backend: Backend, together_s: float, copying: Copying | None) -> Measured:
+        """Return what saving takes: as measured at start-up (`copying`), or an estimate.
 
-        A device is therefore measured in idle time. There llama.cpp copies each run of cells in
-        each layer with a separate call, over a bus of unknown speed: on an H200 a page of
+        On a device that was not measured it is infinite until it is, in idle time. There llama.cpp copies each
+        run of cells in each layer with a separate call, over a bus of unknown speed: on an H200 a page of
         contiguous cells took 16 to 34 ms, and a request waited 180 ms for scattered ones.
         """
+        if copying is not None:
+            return cls(copying.save_s, copying.scattered_s, guessed=False)
         if backend.traits.shape_costs:
             return cls(math.inf, math.inf)
         return cls(together_s, _SCATTERED * together_s)
 
-    def __init__(self, together_s: float, scattered_s: float) -> None:
+    def __init__(self, together_s: float, scattered_s: float, *, guessed: bool = True) -> None:
         self._seconds = {False: together_s, True: scattered_s}
-        self._guessed = {False, True}
+        self._guessed = {False, True} if guessed else set()
 
     def __getitem__(self, scattered: bool) -> float:
         """Return the seconds a token."""

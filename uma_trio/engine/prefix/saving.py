@@ -15,7 +15,7 @@ from uma_trio.engine.prefix.pages import Page
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.fairness import Path
-from uma_trio.policy.prefix import PAGE, SAVING_SHARE
+from uma_trio.policy.prefix import PAGE, SAVING_SHARE, SCATTERED, Copying
 
 #: Sessions whose latest turn is known.
 MOST_SESSIONS = 1024
@@ -27,8 +27,7 @@ CALLED = 2.0
 #: request that comes meanwhile waits for it.
 MOST_TIMES = 4.0
 _FIRST_S = 2e-6  # a token, until one was measured
-_MOST_S = 0.010  # of saving time that is put by
-_SCATTERED = 8  # runs of cells in a page from which on it counts as scattered
+_MOST_S = 0.020  # of saving time that is put by; a page of a slow bus fits
 # Computing a token, where no cost model says; a fortieth more for each page before.
 _UNKNOWN_S = 1e-3
 
@@ -45,7 +44,12 @@ class Saving:
     """The queue of leaves to save."""
 
     def __init__(
-        self, backend: Backend, store: PageStore, clock: Callable[[], float], session_ttl_s: float
+        self,
+        backend: Backend,
+        store: PageStore,
+        clock: Callable[[], float],
+        session_ttl_s: float,
+        copying: Copying | None = None,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -57,8 +61,9 @@ class Saving:
         self._put_by_s = 0.0
         self._earned_s = 0.0
         self._last = clock() if store.budget else 0.0
-        self.save_takes = Measured.of(backend, _FIRST_S)
-        self.restore_takes = Measured(_FIRST_S, _FIRST_S)
+        self.save_takes = Measured.saving(backend, _FIRST_S, copying)
+        restore_s = _FIRST_S if copying is None else copying.restore_s
+        self.restore_takes = Measured(restore_s, restore_s, guessed=copying is None)
         self.failures = 0
         #: Seconds of saving, restoring and moving by the client it was for, since somebody took them.
         self.spent_s: defaultdict[Path, float] = defaultdict(float)
@@ -147,7 +152,7 @@ class Saving:
         """Return the expected time to save the rest of a leaf, by how scattered its cells are."""
         n = leaf.unsaved
         runs = self._backend.kv_runs(leaf.seq, leaf.saved, len(leaf.tokens)) - 1
-        share = min(1.0, runs * PAGE / (_SCATTERED * n)) if n else 0.0
+        share = min(1.0, runs * PAGE / (SCATTERED * n)) if n else 0.0
         scattered_s = share * self.save_takes[True] if share else 0.0  # which may be infinite
         return n * (scattered_s + (1.0 - share) * self.save_takes[False])
 
@@ -201,7 +206,7 @@ class Saving:
         return self.save_takes[self._scattered(leaf, first, last)] * (last - first)
 
     def _scattered(self, leaf: Leaf, first: int, last: int) -> bool:
-        return self._backend.kv_runs(leaf.seq, first, last) >= _SCATTERED
+        return self._backend.kv_runs(leaf.seq, first, last) >= SCATTERED
 
     def _save(self) -> float:
         """Save the next page of the first leaf; give the leaf up where that fails."""
