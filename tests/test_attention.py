@@ -16,7 +16,18 @@ from uma_trio.backend._llama_options import (
     flash_is_open,
     subject,
 )
-from uma_trio.backend.attention import CHAT, SHAPES, WORTH, Seconds, Shape, Subject, prefers_flash
+from uma_trio.backend.attention import (
+    CHAT,
+    NEEDED,
+    SHAPES,
+    WIDE,
+    WORTH,
+    Seconds,
+    Shape,
+    Subject,
+    chat_s,
+    prefers_flash,
+)
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.placement import Placement
@@ -86,17 +97,28 @@ def test_what_is_faster_by_more_than_its_worth_is_chosen() -> None:
 def test_shapes_count_as_often_as_a_chat_has_them() -> None:
     """Prompts of company that take 0.7 of the time do not pay for streams that take 2.4 times as long."""
     slow_decodes = {
-        shape: (seconds, seconds * (0.7 if shape == Shape(4, 16) else 2.4))
+        shape: (seconds, seconds * (0.7 if shape == Shape(1, 64) else 2.4))
         for shape, seconds in {
             Shape(1, 1): 0.030,
             Shape(4, 1): 0.040,
             Shape(4, 4): 0.100,
-            Shape(4, 16): 0.480,
+            Shape(1, 64): 0.480,
         }.items()
     }
     assert not prefers_flash(slow_decodes)
     fast_decodes = slow_decodes | {Shape(1, 1): (0.030, 0.031), Shape(4, 4): (0.100, 0.090)}
     assert prefers_flash(fast_decodes | {Shape(4, 1): (0.040, 0.040)})
+
+
+def test_without_wide_ticks_prompts_are_computed_in_mixed_ones() -> None:
+    """A machine too slow for a wide tick still has a choice, by the same tokens."""
+    per_token = {shape: (shape.n_tokens * 1.0, shape.n_tokens * 0.5) for shape in SHAPES}
+    off_s, on_s = chat_s({shape: per_token[shape] for shape in NEEDED})
+    assert (off_s, on_s) == pytest.approx((1149, 574.5))
+    remember(MODEL, Timed({shape: per_token[shape] for shape in NEEDED}))
+    assert recall(MODEL) is not None
+    remember(MODEL, Timed({WIDE: per_token[WIDE]}))
+    assert recall(MODEL) is None
 
 
 def test_a_chat_has_prompts_and_answers() -> None:

@@ -30,6 +30,7 @@ from uma_trio.backend._llama_options import FLASH_OFF, FLASH_ON
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.attention import (
     DEPTH,
+    NEEDED,
     PROBE_BATCH,
     PROBE_CELLS,
     SEQUENCES,
@@ -214,6 +215,14 @@ def test_a_model_that_is_too_slow_is_not_measured(tiny: Path) -> None:
     model = load_model(tiny, mlock=False, mmap=True, gpu_layers=0, progress=None)
     hours = count(step=3600)
     assert time_both(model.pointer, tiny, threads=1, kv_type="f16", clock=lambda: next(hours)) == {}
+
+
+def test_a_slow_model_is_measured_without_its_widest_tick(tiny: Path) -> None:
+    """Four seconds for the first tokens of both leave time for the rest."""
+    model = load_model(tiny, mlock=False, mmap=True, gpu_layers=0, progress=None)
+    clock = count(step=4)
+    found = time_both(model.pointer, tiny, threads=1, kv_type="f16", clock=lambda: next(clock))
+    assert set(found) == set(NEEDED)
 
 
 @pytest.mark.parametrize(

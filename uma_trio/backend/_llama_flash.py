@@ -22,6 +22,7 @@ from uma_trio.backend._llama_load import make_context
 from uma_trio.backend._llama_options import FLASH_OFF, FLASH_ON
 from uma_trio.backend.attention import (
     DEPTH,
+    NEEDED,
     PROBE_BATCH,
     PROBE_CELLS,
     SEQUENCES,
@@ -34,8 +35,6 @@ from uma_trio.backend.base import DecodeStatus, ModelError
 _FIRST: Final = 16  # tokens that are computed of each cache; cells are doubled from here on
 # No round of all shapes begins after so many seconds, and none at all if the first one would take that long.
 _LAST_ROUND_S, _LONGEST_ROUND_S, _MOST_ROUNDS = 1.5, 6.0, 5
-# All shapes together compute so many times the tokens of the first decode, in either context.
-_TOKENS: Final = sum(shape.sequences * shape.tokens for shape in SHAPES)
 
 
 def time_both(
@@ -48,8 +47,9 @@ def time_both(
 ) -> Seconds:
     """Return the seconds of each shape without flash attention and with it: the quickest of some rounds.
 
-    Takes about two seconds, one round where tokens are slow. Empty where a round would take too long, or
-    llama.cpp refuses: such a model is used without a measurement. The model stays as it is.
+    Takes about two seconds; where tokens are slow one round, which may leave out what is not `NEEDED`. Empty where even
+    that would take too long, or llama.cpp refuses: such a model is used without a measurement. The model stays as it
+    is.
     """
     with ExitStack() as stack:
         try:
@@ -63,10 +63,11 @@ def time_both(
             again = clock()
             for one in both:
                 one.decode(Shape(1, _FIRST))
-            round_s = (clock() - again) * _TOKENS / _FIRST
-            if round_s > _LONGEST_ROUND_S:
-                return {}
-            return _rounds(both, clock, began + _LAST_ROUND_S)
+            token_s = (clock() - again) / _FIRST
+            for shapes in (SHAPES, NEEDED):
+                if token_s * sum(shape.n_tokens for shape in shapes) <= _LONGEST_ROUND_S:
+                    return _rounds(both, shapes, clock, began + _LAST_ROUND_S)
+            return {}
         except (ModelError, _Refused):
             return {}
 
@@ -75,13 +76,15 @@ class _Refused(Exception):
     """llama.cpp did not do what was asked."""
 
 
-def _rounds(both: Sequence[_Deep], clock: Callable[[], float], last_s: float) -> Seconds:
-    """Time all shapes in both contexts in turn, until the clock shows `last_s`."""
+def _rounds(
+    both: Sequence[_Deep], shapes: Sequence[Shape], clock: Callable[[], float], last_s: float
+) -> Seconds:
+    """Time shapes in both contexts in turn, until the clock shows `last_s`."""
     found: Seconds = {}
     for number in range(_MOST_ROUNDS):
         if number and clock() > last_s:
             break
-        for shape in SHAPES:
+        for shape in shapes:
             took = []
             for one in both:
                 began = clock()

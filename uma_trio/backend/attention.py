@@ -26,6 +26,11 @@ class Shape:
     sequences: int
     tokens: int
 
+    @property
+    def n_tokens(self) -> int:
+        """The tokens of all sequences."""
+        return self.sequences * self.tokens
+
 
 @frozen
 class Subject:
@@ -47,32 +52,44 @@ Seconds = dict[Shape, tuple[float, float]]
 #: Says whether flash attention is faster for a subject, None if that is not known. May measure it by the function.
 Chooser = Callable[[Subject, Callable[[], Seconds]], bool | None]
 
+#: A chunk of a prompt alone, and one beside streams.
+WIDE: Final = Shape(1, 64)
+MIXED: Final = Shape(SEQUENCES, 4)
 #: How many decodes of each shape a chat takes: 1,020 tokens of prompt and 129 of answer, the medians of the
 #: conversations in Azure's public trace (Patel and others, Splitwise, ISCA 2024). Half of the prompt is computed in
-#: chunks of 64, half beside streams in ticks of 16; half of the answer alone, half in ticks of four.
+#: chunks of 64, half in ticks of 16 beside streams; half of the answer alone, half in ticks of four. A prompt that was
+#: begun is finished before another one, so a chunk has tokens of one sequence.
 CHAT: Final = {
     Shape(1, 1): 129 / 2,
     Shape(SEQUENCES, 1): 129 / 2 / SEQUENCES,
-    Shape(SEQUENCES, 4): 1020 / 2 / 16,
-    Shape(SEQUENCES, 16): 1020 / 2 / 64,
+    MIXED: 1020 / 2 / 16,
+    WIDE: 1020 / 2 / 64,
 }
 SHAPES: Final = tuple(CHAT)
+#: Those without which nothing is known. The rest is left out where tokens are slow.
+NEEDED: Final = tuple(shape for shape in SHAPES if shape != WIDE)
 #: The size of a context in which they can be timed.
-PROBE_BATCH: Final = max(shape.sequences * shape.tokens for shape in SHAPES)
+PROBE_BATCH: Final = max(shape.n_tokens for shape in SHAPES)
 PROBE_CELLS: Final = SEQUENCES * DEPTH + PROBE_BATCH
 #: So much faster flash attention must be to be chosen: without it a lone answer with a seed is exactly repeatable.
 WORTH: Final = 0.03
 
 
 def chat_s(seconds: Seconds) -> tuple[float, float]:
-    """Return the seconds of the decodes of a chat, without flash attention and with it."""
+    """Return the seconds of the decodes of a chat, without flash attention and with it.
+
+    Where `WIDE` was not timed, all of the prompt is computed in ticks like `MIXED`.
+    """
+    decodes = dict(CHAT)
+    if WIDE not in seconds:
+        decodes[MIXED] += decodes.pop(WIDE) * WIDE.n_tokens / MIXED.n_tokens
     return (
-        sum(n * seconds[shape][0] for shape, n in CHAT.items()),
-        sum(n * seconds[shape][1] for shape, n in CHAT.items()),
+        sum(n * seconds[shape][0] for shape, n in decodes.items()),
+        sum(n * seconds[shape][1] for shape, n in decodes.items()),
     )
 
 
 def prefers_flash(seconds: Seconds) -> bool:
-    """Whether flash attention should be used, by the times of all shapes."""
+    """Whether flash attention should be used, by the times of all shapes, or of `NEEDED`."""
     off_s, on_s = chat_s(seconds)
     return on_s < (1.0 - WORTH) * off_s

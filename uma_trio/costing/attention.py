@@ -16,7 +16,15 @@ from pathlib import Path
 import msgspec
 from attrs import astuple, frozen
 
-from uma_trio.backend.attention import SHAPES, Seconds, Shape, Subject, chat_s, prefers_flash
+from uma_trio.backend.attention import (
+    NEEDED,
+    SHAPES,
+    Seconds,
+    Shape,
+    Subject,
+    chat_s,
+    prefers_flash,
+)
 from uma_trio.costing.neighbours import BUSY, Reader, cpu_times, others_share
 from uma_trio.costing.store import cache_folder
 from uma_trio.machine import identity
@@ -63,7 +71,8 @@ def recall(subject: Subject) -> Timed | None:
         return None
     seconds = {Shape(row.sequences, row.tokens): (row.off_s, row.on_s) for row in stored.rows}
     possible = all(0 < one < math.inf for pair in seconds.values() for one in pair)
-    return Timed(seconds, stored.others) if possible and set(seconds) == set(SHAPES) else None
+    whole = set(NEEDED) <= set(seconds) <= set(SHAPES)
+    return Timed(seconds, stored.others) if possible and whole else None
 
 
 def remember(subject: Subject, timed: Timed) -> None:
