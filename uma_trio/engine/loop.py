@@ -102,23 +102,15 @@ class Engine:
         self._pieces = backend.vocabulary.pieces()
         self._recorder = recorder = recorder or Recorder()
         self._kv = _cache(backend, settings)
-        startup_s = settings.contract.startup_s
-        self._pace_s = settings.contract.reading_pace_s
-        self._publisher = Publisher(outlet, metrics, startup_s, self._stream_failed, self._ended)
-        self.prefix = PrefixCache(
-            backend,
-            settings.prefix_bytes,
-            clock,
-            self._kv.recount,
-            recorder.began,
-            session_ttl_s=settings.session_ttl_s,
-            copying=settings.copying,
-        )
+        self._contract = contract = settings.contract
+        failed, ended = self._stream_failed, self._ended
+        self._publisher = Publisher(outlet, metrics, contract.startup_s, failed, ended)
+        self.prefix = _prefixes(backend, settings, clock, self._kv.recount, recorder)
         self.registry = Registry(
             self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix, readers_s
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
-        self._places = Places(self.registry, self._recovery, settings.contract)
+        self._places = Places(self.registry, self._recovery, contract)
         self._planner = Planner(backend, policy, self.registry, self._recovery, settings, masks)
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
         if settings.cost is not None:
@@ -422,11 +414,29 @@ class Engine:
         running = self.registry.running
         urgent = [s.view for s in running.values() if s.lane == "interactive" and s.credit > 0]
         tick_s = self._decode_ended - self._decode_began
-        share_s = max(MOVING_SHARE * tick_s, PACE_SHARE * (self._pace_s - tick_s))
+        share_s = max(MOVING_SHARE * tick_s, PACE_SHARE * (self._contract.reading_pace_s - tick_s))
         allowance_s = share_s if any(view.protected for view in urgent) else math.inf
         moving_s = share_s if urgent else math.inf
         self._aside_s += self.prefix.advance(running, allowance_s, moving_s)
         self._planner.charge(self.prefix.take_spent())
+
+
+def _prefixes(
+    backend: Backend,
+    settings: EngineSettings,
+    clock: Callable[[], float],
+    recount: Callable[[], None],
+    recorder: Recorder,
+) -> PrefixCache:
+    return PrefixCache(
+        backend,
+        settings.prefix_bytes,
+        clock,
+        recount,
+        recorder.began,
+        session_ttl_s=settings.session_ttl_s,
+        copying=settings.copying,
+    )
 
 
 def _cache(backend: Backend, settings: EngineSettings) -> KvCache:
