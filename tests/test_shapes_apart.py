@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from uma_trio.backend.fake import EOS, IM_END, FakeVocabulary
+from uma_trio.confined.workers import Worker
 from uma_trio.telemetry.shapes import ShapeFigures
 from uma_trio.text import confinement as confinement_module
 from uma_trio.text import grammars
@@ -231,14 +232,64 @@ def test_a_grammar_with_no_way_on_of_its_own_names_no_limit(confinement: Confine
     assert follower.problem is None
 
 
-def test_its_process_ends_with_the_follower(confinement: Confinement) -> None:
-    """However the request ends."""
+def followed(confinement: Confinement, text: str, said: bytes = b"") -> Worker:
+    """Follow an answer to its end; return the process that it had."""
+    follower = confinement.follow(Shape("grammar", text))
+    follower.begin(said)
+    follower.allowed()
+    assert follower._worker is not None
+    return follower._worker
+
+
+def test_the_next_answer_has_the_process_of_the_last_one(confinement: Confinement) -> None:
+    """Which has compiled the shape; it begins anew, and has its own time."""
+    text = 'root ::= "kept" "a"+'
+    worker = followed(confinement, text, b"keptaaa")
+    follower = confinement.follow(Shape("grammar", text))
+    assert follower.allowed().tolist() == [ord("k")]
+    assert follower._worker is worker
+    follower.accept(ord("k"))
+    assert follower.allowed().tolist() == [ord("e")]
+    other = confinement.follow(Shape("grammar", text))
+    assert other.allowed().tolist() == [ord("k")]
+    assert other._worker is not worker
+
+
+def test_a_process_follows_another_answer_after_a_whole_one(confinement: Confinement) -> None:
+    """At the end of which its matcher had stopped."""
+    text = 'root ::= "whole"'
+    worker = followed(confinement, text, b"whole")
+    for _ in range(3):
+        assert followed(confinement, text, b"who") is worker
+        assert followed(confinement, text, b"whole") is worker
+    follower = confinement.follow(Shape("grammar", text))
+    follower.begin(b"who")
+    assert follower.allowed().tolist() == [ord("l")]
+
+
+def test_few_processes_wait_for_another_answer(confinement: Confinement) -> None:
+    """The oldest of too many ends."""
+    first, *others = [followed(confinement, f'root ::= "few {n}"') for n in range(5)]
+    assert first._line is not None
+    assert first._line.asked_to_close
+    assert all(worker.is_idle for worker in others)
+
+
+def test_a_process_that_was_left_in_the_middle_ends(confinement: Confinement) -> None:
+    """Whatever it does: nobody waits for it, and nobody else gets it."""
     follower: ApartFollower | None = confinement.follow(Shape("grammar", AMBIGUOUS))
     assert follower is not None
-    assert len(follower.allowed())
+    follower.begin(b"a" * 30)
     worker = follower._worker
     assert worker is not None
     del follower
+    assert worker._line is not None
+    assert worker._line.asked_to_close
+
+
+def test_an_answer_with_no_way_on_ends_its_process(confinement: Confinement) -> None:
+    """A matcher that has failed follows nothing else."""
+    worker = followed(confinement, 'root ::= "a"', b"b")
     assert worker._line is not None
     assert worker._line.asked_to_close
 

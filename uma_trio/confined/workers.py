@@ -47,6 +47,11 @@ class Worker:
         self._over = False
         self._why: str | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs, and has answered all that it was asked."""
+        return not self._over and not self._waiting
+
     def begin(self, line: Line) -> None:
         """Use `line`. Called once, by :class:`Workers`."""
         self._line = line

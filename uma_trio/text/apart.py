@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from uma_trio.confined.workers import Worker
-from uma_trio.text.shape_worker import ACCEPT, ALLOWED, STEP, TAKE_BACK
+from uma_trio.text.shape_worker import ACCEPT, ALLOWED, FAILED, RESET, STEP, TAKE_BACK, WORN
 from uma_trio.text.under_way import NONE, Ids, UnderWay
 
 # A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
@@ -26,32 +26,42 @@ _WORD_BITS: Final = 8
 _FRAME_TOKENS: Final = 256
 
 
-class _Fate:
-    """Why an answer has no way on, if its process says so. Shared with what waits for the process."""
+class Fate:
+    """What an answer's process has said last: why there is no way on, and whether it is good for another one.
 
-    __slots__ = ("problem",)
+    Shared with what waits for the process.
+    """
+
+    __slots__ = ("can_go_on", "problem")
 
     def __init__(self) -> None:
         self.problem: str | None = None
+        self.can_go_on = False
 
 
 class ApartFollower:
     """Walks one answer through its grammar, as :class:`.constrain.Follower` does.
 
-    `start` returns a worker that has been told what to follow; it is called for the first mask, and
-    never waits. The worker ends with this object. `explain` makes a message of how it was ended.
+    `start` returns a worker that has been told what to follow, and whether it has followed another
+    answer; it is called for the first mask, and never waits. `finish` is called with the worker when
+    this object ends. `explain` makes a message of how the worker was ended.
     """
 
     #: What is allowed is found elsewhere: ask for all of it, rather than for one token.
     elsewhere: Final = True
 
     def __init__(
-        self, start: Callable[[], Worker | None], n_vocab: int, explain: Callable[[str], str]
+        self,
+        start: Callable[[], tuple[Worker, bool] | None],
+        finish: Callable[[Worker, Fate], None],
+        n_vocab: int,
+        explain: Callable[[str], str],
     ) -> None:
+        self._finish = finish
         self._start = start
         self._n_vocab = n_vocab
         self._explain = explain
-        self._fate = _Fate()
+        self._fate = Fate()
         self._worker: Worker | None = None
         self._failed = False
         self._steps = bytearray()
@@ -107,11 +117,14 @@ class ApartFollower:
 
     def _asked(self) -> UnderWay:
         if self._worker is None and not self._failed:
-            self._worker = self._start()
-            if self._worker is None:
+            started = self._start()
+            if started is None:
                 self._failed = True
             else:
-                weakref.finalize(self, self._worker.close).atexit = False
+                self._worker, is_used = started
+                if is_used:
+                    self._steps[:0] = STEP.pack(RESET, 0)
+                weakref.finalize(self, self._finish, self._worker, self._fate).atexit = False
         found: Future[Ids] = Future()
         found.set_running_or_notify_cancel()
         if self._worker is None:
@@ -126,7 +139,7 @@ class ApartFollower:
 def _tell(
     found: Future[Ids],
     n_vocab: int,
-    fate: _Fate,
+    fate: Fate,
     explain: Callable[[str], str],
     answer: Future[bytes],
 ) -> None:
@@ -136,16 +149,17 @@ def _tell(
         return
     gone = answer.exception(0)
     said = b"" if gone is not None else answer.result(0)
+    fate.can_go_on = said.startswith(ALLOWED)
     if gone is not None:
         fate.problem = explain(str(gone))
-    elif not said.startswith(ALLOWED):
+    elif said.startswith(FAILED):
         fate.problem = said[1:].decode() or None
     found.set_result(_ids(said, n_vocab))
 
 
 def _ids(said: bytes, n_vocab: int) -> Ids:
     """Return the tokens that a worker allows; none if it says something else."""
-    if not said.startswith(ALLOWED) or (len(said) - 1) * _WORD_BITS < n_vocab:
+    if not said.startswith((ALLOWED, WORN)) or (len(said) - 1) * _WORD_BITS < n_vocab:
         return NONE
     bits = np.frombuffer(said, np.uint8, offset=1)
     return np.flatnonzero(np.unpackbits(bits, count=n_vocab, bitorder="little"))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as NotInTime
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,7 +22,7 @@ from uma_trio.confined.link import Limits
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
 from uma_trio.telemetry.shapes import ShapeFigures
-from uma_trio.text.apart import ApartFollower
+from uma_trio.text.apart import ApartFollower, Fate
 from uma_trio.text.patience import waits_until
 from uma_trio.text.shape import Shape, Unconstrainable
 from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
@@ -31,6 +33,8 @@ _PLAIN_BYTES: Final = 8 << 20
 _PLAIN_COMPILE_S: Final = 0.25
 _PLAIN_STEP_S: Final = 0.005
 _GRACE: Final = 0.25  # of the CPU time to compile, for an answer that is followed
+# Processes that wait for another answer of their shape: with none, each answer forks and compiles.
+_KEPT: Final = 4
 _SLACK_S: Final = 0.5  # for the answer to arrive
 
 
@@ -66,6 +70,8 @@ class Confinement:
         self._workers = Workers(PROGRAM, self._known)
         self._on_first = on_first
         self._lock = threading.Lock()
+        self._keeping = threading.RLock()  # a follower may be collected anywhere
+        self._kept = deque[tuple[Shape, Worker]]()
         self.figures = figures or ShapeFigures()
         self.figures.processes = lambda: self._workers.running
 
@@ -118,19 +124,45 @@ class Confinement:
     def follow(self, shape: Shape) -> ApartFollower:
         """Return what follows one answer in a process of its own, which begins with the answer."""
 
-        def start() -> Worker | None:
+        def start() -> tuple[Worker, bool] | None:
+            worker = self._taken(shape)
+            if worker is not None:
+                return worker, True
             try:
                 worker = self._workers.start(self.limits.of_worker)
             except Unavailable:
                 return None
             worker.tell(msgspec.msgpack.encode(Follow(shape.kind, shape.text, self._grace_s)))
-            return worker
+            return worker, False
 
         def explain(why: str) -> str:
             self.note("stopped")
             return f"The {shape.field} {self._over(why, 'follow')}."
 
-        return ApartFollower(start, self._vocabulary.n_vocab, explain)
+        return ApartFollower(start, partial(self._finish, shape), self._vocabulary.n_vocab, explain)
+
+    def _finish(self, shape: Shape, worker: Worker, fate: Fate) -> None:
+        """Keep the process of an answer for the next one of the same shape; the oldest of too many ends.
+
+        Called by the collector, on any thread.
+        """
+        if not fate.can_go_on or not worker.is_idle:
+            worker.close()
+            return
+        with self._keeping:
+            self._kept.append((shape, worker))
+            ended = self._kept.popleft()[1] if len(self._kept) > _KEPT else None
+        if ended is not None:
+            ended.close()
+
+    def _taken(self, shape: Shape) -> Worker | None:
+        """Return a process that has followed this shape before."""
+        with self._keeping:
+            for one in list(self._kept):
+                if one[0] == shape and one[1].is_idle:
+                    self._kept.remove(one)
+                    return one[1]
+        return None
 
     def note(self, event: str) -> None:
         """Count an event of :class:`.shapes.ShapeFigures`."""

@@ -3,7 +3,8 @@
 A worker's first frame says what it is for. :class:`Check` is answered with a :class:`Verdict`. After
 :class:`Follow` each frame is a run of steps, answered with :data:`ALLOWED` and the bits of the tokens
 that are allowed behind the last one, or with :data:`FAILED` and the reason why there is no way on. A
-worker that has taken too long altogether ends as one does that takes too long for one frame.
+worker that has taken too long altogether ends as one does that takes too long for one frame. One that
+still says :data:`ALLOWED`, and not :data:`WORN`, may follow another answer from a :data:`RESET` on.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ from uma_trio.text.plain import is_plain
 from uma_trio.text.shape import Kind, Unconstrainable
 
 STEP: Final = struct.Struct("<ci")
-ACCEPT, TAKE_BACK = b"a", b"t"
-ALLOWED, FAILED = b"m", b"f"
+ACCEPT, TAKE_BACK, RESET = b"a", b"t", b"r"
+ALLOWED, WORN, FAILED = b"m", b"w", b"f"
 # CPU time that an answer has for each of its tokens, on average. Five times what 99 of 100 masks take
 # (docs/STRUCTURE.md); an ambiguous grammar takes more with each token.
 STEP_S: Final = 0.005
 # What takes so much more than that gets less of the processor, beside everything else.
 _POLITE_S: Final = 0.1
 _POLITE: Final = 5  # added to the niceness that it has
+# A worker that holds more than this is not kept for another answer; how often that is looked at.
+_KEPT_BYTES: Final = 8 << 20
+_LOOK_EVERY: Final = 32
 _TRIED_S: Final = 0.010
 _TRIED_STEPS: Final = 24
 _DEAR: Final = 48
@@ -109,24 +113,39 @@ def prepare(setup: bytes) -> Callable[[Link], None]:
         if isinstance(asked, Check):
             link.send(msgspec.msgpack.encode(_verdict(tokenizer, dear, asked)))
             return
+        held = anonymous()
         source = unforced(source_of(asked.kind, asked.text))
         matcher = compiled(tokenizer, asked.kind, source)
-        allowance = _Allowance(asked.grace_s)
+        allowance = _Allowance(asked.grace_s, held)
         while True:
             steps = link.receive()
-            link.send(_stepped(matcher, steps))
+            if steps.startswith(RESET):
+                matcher.reset()
+                allowance.renew()
+                steps = steps[STEP.size :]
+            found = _stepped(matcher, steps)
+            if allowance.is_worn and found.startswith(ALLOWED):
+                found = WORN + found[1:]
+            link.send(found)
             allowance.take(steps)
 
     return work
 
 
 class _Allowance:
-    """What one answer may take altogether."""
+    """What one answer may take altogether, and whether its process is good for another one."""
 
-    def __init__(self, grace_s: float) -> None:
-        self._since = time.process_time()
+    def __init__(self, grace_s: float, held_bytes: int) -> None:
         self._grace_s = grace_s
+        self._most_bytes = held_bytes + _KEPT_BYTES
+        self._frames = 0
         self._is_polite = False
+        self.is_worn = anonymous() > self._most_bytes
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with another answer."""
+        self._since = time.process_time()
 
     def take(self, steps: bytes) -> None:
         """Count steps that were taken, and end this process if all took too long."""
@@ -135,8 +154,11 @@ class _Allowance:
         if over > self._grace_s:
             os.kill(os.getpid(), signal.SIGPROF)
         elif over > _POLITE_S and not self._is_polite:
-            self._is_polite = True
+            self._is_polite = self.is_worn = True
             os.nice(_POLITE)
+        self._frames += 1
+        if not self._frames % _LOOK_EVERY and anonymous() > self._most_bytes:
+            self.is_worn = True
 
 
 def _stepped(matcher: LLMatcher, steps: bytes) -> bytes:
