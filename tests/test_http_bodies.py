@@ -233,7 +233,7 @@ def test_no_slice_of_reading_what_nobody_knows_is_larger_than_its_bound(path: st
 _LONG = {
     "/chat/completions": {"messages": _messages(1500, "text " * 4), "tools": FUNCTIONS, "verbose": True},
     "/completions": {"prompt": [65] * 3000, "echo": True, "logprobs": 20, "verbose": True},
-    "/completion": {"prompt": [65] * 3000, "response_fields": ["prompt", "content"], "n_probs": 20},
+    "/completion": {"prompt": [34] * 32_000, "response_fields": ["prompt", "content"], "n_probs": 20},
     "/responses": {"input": "hi", "tools": FLAT, "instructions": "be good " * 900,
                    "include": ["message.output_text.logprobs"], "top_logprobs": 20},
     "/messages": {"messages": _messages(1500, "text " * 4), "tools": ANTHROPIC},
