@@ -45,6 +45,8 @@ JSON: Final[Any] = {
 LOOSE: Final[Any] = {**JSON, "coerce_one_of": True, "lenient": True}
 _LOOSE_KINDS: Final = ("loose schema", "reply")  # of a reply each schema is looked at before
 _MAX_WORDS: Final = 300
+_MOST_SPACE: Final = 1000
+_SPACES: Final = re.compile(r"\s+")
 _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -175,6 +177,9 @@ def _of_choice(text: str) -> str:
 
 
 def _of_grammar(text: str) -> str:
+    # `any_to_lark` takes time by the square of each run of white space: 2 s for 10,000 line ends.
+    if max(map(len, _SPACES.findall(text)), default=0) > _MOST_SPACE:
+        raise ValueError(f"it has more than {_MOST_SPACE} characters of white space in a row")
     return LLMatcher.grammar_from_lark(any_to_lark(text))
 
 
