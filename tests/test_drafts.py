@@ -15,8 +15,9 @@ from uma_protocol import Generate
 from uma_trio.backend.base import IntArray
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Drafter
-from uma_trio.engine.drafts.lookup import Lookup
+from uma_trio.engine.drafts.lookup import Lookup, Runs
 from uma_trio.engine.drafts.pool import MOST_NAMESPACES, Answers, Pool
+from uma_trio.engine.drafts.prompts import MOST_PROMPTS, MOST_TOKENS, Prompts
 from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
 from uma_trio.engine.planner import EngineSettings
@@ -89,6 +90,66 @@ def test_a_guess_follows_a_run_that_the_text_ends_with(text: str, most: int) -> 
         tail = text[-match:]
         places = [i + match for i in range(len(text) - match) if text.startswith(tail, i)]
         assert any((text[p:] + drafts)[:most] == drafts for p in places)
+
+
+# --- turns ---
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=60),
+    st.lists(st.integers(0, 3), max_size=30),
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+)
+def test_a_turn_that_goes_on_from_an_earlier_prompt_guesses_as_if_it_did_not(
+    prompt: list[int], answer: list[int], new: list[int]
+) -> None:
+    """Whatever was answered to that: only its prompt is gone on from."""
+    prompts, first = Prompts(), Lookup(len(prompt))
+    before, text = np.array(prompt + answer, np.int32), np.array(prompt + new, np.int32)
+    first.index(before, len(before))
+    runs = first.prompt_runs()
+    assert runs is not None
+    prompts.add("a", before[: len(prompt)], runs)
+    anew, gone_on = Lookup(), Lookup(len(text), prompts.take("a", text))
+    for known in range(len(prompt) + 1, len(text) + 1):
+        assert anew.index(text, known)
+        assert gone_on.index(text, known, most=len(new))
+        assert gone_on.propose(text, known, 5) == anew.propose(text, known, 5)
+
+
+def test_prompts_are_kept_by_namespace_for_one_that_goes_on_and_within_bounds() -> None:
+    """Who takes one has it alone; whoever asks is forgotten; the oldest go."""
+    prompts, text = Prompts(), tokens_of("the quick brown fox")
+    longer = tokens_of("the quick brown fox jumps")
+    for namespace in ("a", "b"):
+        prompts.add(namespace, text, Runs(len(text), ({}, {}, {})))
+    assert prompts.take("c", longer) is None
+    assert prompts.take(None, longer) is None
+    assert prompts.take("a", text[:5]) is None
+    assert prompts.take("a", longer) is not None
+    assert prompts.take("a", longer) is None
+    prompts.forget(lambda name: name == "b")
+    assert prompts.take("b", longer) is None
+    assert prompts.n_tokens == 0
+    for n in range(3 * MOST_PROMPTS):
+        prompts.add("a", np.full(5000, n, np.int32), Runs(5000, ({}, {}, {})))
+        assert prompts.n_tokens <= MOST_TOKENS
+    assert prompts.take("a", np.full(5000, 0, np.int32)) is None
+    assert prompts.take("a", np.full(5001, n, np.int32)) is not None
+
+
+def test_a_turn_is_indexed_from_where_it_is_new() -> None:
+    """A long conversation has guesses from the first token of an answer on."""
+    drafter = Drafter()
+    backend = FakeBackend(n_slots=5, n_ctx=8192, n_rows=24)
+    bench = Bench(backend, deadline, settings=EngineSettings(cost=FLAT), drafter=drafter)
+    prompt = list(range(200)) * 15
+    bench.submit(prompt, namespace="a", max_tokens=40)
+    bench.run()
+    handle, _ = bench.submit([*prompt, 7, 8, 9], namespace="a", max_tokens=40)
+    bench.engine.tick()
+    running = bench.engine.registry.running
+    assert [found.handle for found, _ in drafter._indexed(running)] == [handle]
 
 
 # --- earlier answers ---

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from operator import mul
 
-from uma_trio.backend.base import Limits
+from uma_trio.backend.base import IntArray, Limits
 from uma_trio.engine.drafts.contained import Contained
 from uma_trio.engine.drafts.drafting import Drafting, NoDrafts
-from uma_trio.engine.drafts.lookup import Lookup
+from uma_trio.engine.drafts.lookup import Lookup, Runs
 from uma_trio.engine.drafts.model import DraftModel
 from uma_trio.engine.drafts.pool import Pool
+from uma_trio.engine.drafts.prompts import Prompts
 from uma_trio.engine.drafts.survival import (
     FIRST_BELIEF,
     PARTS,
@@ -63,10 +64,12 @@ _PARTS = tuple(part_of(distance) for distance in range(MOST_DRAFTS))
 class _Guessed:
     """What is kept of one sequence. `first` is the latest guess at a token: where, which, its origin."""
 
-    __slots__ = ("first", "lookup", "survival")
+    __slots__ = ("first", "lookup", "namespace", "prompt", "survival")
 
-    def __init__(self) -> None:
-        self.lookup = Lookup()
+    def __init__(self, namespace: str | None, prompt: IntArray, begun: Runs | None) -> None:
+        self.namespace = namespace  # that may know of its prompt
+        self.prompt = prompt
+        self.lookup = Lookup(len(prompt), begun)
         self.survival = Survival()
         self.first: tuple[int, int, Origin] | None = None
 
@@ -77,6 +80,7 @@ class Drafter:
     def __init__(self, model: DraftModel | None = None, cost: CostModel | None = None) -> None:
         self._shared = Survival()
         self._pool = Pool()
+        self._prompts = Prompts()
         self._guessed: dict[int, _Guessed] = {}
         self._model = None if model is None or cost is None else _Modelled(model, cost)
 
@@ -95,6 +99,7 @@ class Drafter:
 
         Prompts that are still computed are indexed meanwhile.
         """
+        self._keep_only(running)
         asked = self._model is not None and self._model.is_worth_it(running, self._shared)
         for sequence, guessed in self._indexed(running):
             if sequence.view.decoding:
@@ -105,8 +110,6 @@ class Drafter:
                 if asked:
                     draft = self._likelier(guessed, sequence, draft)
                 sequence.guess(draft)
-        if len(self._guessed) > len(running):
-            self._guessed = {key: kept for key, kept in self._guessed.items() if key in running}
 
     def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
         """Let the draft model make what is planned of its guesses, all together."""
@@ -163,9 +166,23 @@ class Drafter:
                 continue
             guessed = self._guessed.get(key)
             if guessed is None:
-                guessed = self._guessed[key] = _Guessed()
+                guessed = self._guessed[key] = self._begun(sequence)
             if guessed.lookup.index(sequence.tokens, sequence.known):
                 yield sequence, guessed
+
+    def _begun(self, sequence: Sequence) -> _Guessed:
+        """Return what is kept of a new sequence, with what is known of the beginning of its prompt."""
+        submit, prompt = sequence.submit, sequence.tokens[: sequence.n_prompt]
+        namespace = submit.namespace if submit.keeps else None
+        return _Guessed(namespace, prompt, self._prompts.take(namespace, prompt))
+
+    def _keep_only(self, running: Mapping[int, Sequence]) -> None:
+        """Drop what is kept of those that run no more, but for what the next turns go on from."""
+        for key in self._guessed.keys() - running.keys():
+            gone = self._guessed.pop(key)
+            runs = gone.lookup.prompt_runs()
+            if gone.namespace is not None and runs is not None:
+                self._prompts.add(gone.namespace, gone.prompt, runs)
 
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
         """Note what became of a step of `sequence`."""
@@ -192,6 +209,7 @@ class Drafter:
     def forget(self, mine: Callable[[str], bool]) -> None:
         """Drop what was kept of answers of the namespaces that are `mine`."""
         self._pool.forget(mine)
+        self._prompts.forget(mine)
 
     def _judge_first(self, guessed: _Guessed, outcome: Outcome) -> None:
         """Judge a guess that was not computed by the token that came in its place, if that has come."""
