@@ -9,6 +9,7 @@ these, and looks back at all cells of its sequence. What cells hold changes no t
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -33,8 +34,10 @@ from uma_trio.backend.attention import (
 from uma_trio.backend.base import DecodeStatus, ModelError
 
 _FIRST: Final = 16  # tokens that are computed of each cache; cells are doubled from here on
-# No round of all shapes begins after so many seconds, and none at all if the first one would take that long.
-_LAST_ROUND_S, _LONGEST_ROUND_S, _MOST_ROUNDS = 1.5, 6.0, 5
+# A round times all shapes. A second one follows if it begins within `LONGEST_S`, as one may have been disturbed; others
+# if they begin within `LAST_S`. There is none at all if the first one would take longer than `LONGEST_S`.
+LEAST_ROUNDS, MOST_ROUNDS = 2, 20
+LAST_S, LONGEST_S = 1.5, 10.0
 
 
 def time_both(
@@ -47,16 +50,17 @@ def time_both(
 ) -> Seconds:
     """Return the seconds of each shape without flash attention and with it: the quickest of some rounds.
 
-    Takes about two seconds; where tokens are slow one round, which may leave out what is not `NEEDED`. Empty where even
+    Takes two seconds or two rounds; where tokens are slow these may leave out what is not `NEEDED`. Empty where even
     that would take too long, or llama.cpp refuses: such a model is used without a measurement. The model stays as it
     is.
     """
     with ExitStack() as stack:
         try:
-            both = [
+            off, on = (
                 stack.enter_context(_Deep(model, path, threads, kv_type, flash))
                 for flash in (FLASH_OFF, FLASH_ON)
-            ]
+            )
+            both = off, on
             began = clock()
             for one in both:
                 one.fill()
@@ -65,8 +69,8 @@ def time_both(
                 one.decode(Shape(1, _FIRST))
             token_s = (clock() - again) / _FIRST
             for shapes in (SHAPES, NEEDED):
-                if token_s * sum(shape.n_tokens for shape in shapes) <= _LONGEST_ROUND_S:
-                    return _rounds(both, shapes, clock, began + _LAST_ROUND_S)
+                if token_s * sum(shape.n_tokens for shape in shapes) <= LONGEST_S:
+                    return _rounds(both, shapes, clock, began)
             return {}
         except (ModelError, _Refused):
             return {}
@@ -77,20 +81,20 @@ class _Refused(Exception):
 
 
 def _rounds(
-    both: Sequence[_Deep], shapes: Sequence[Shape], clock: Callable[[], float], last_s: float
+    both: tuple[_Deep, _Deep], shapes: Sequence[Shape], clock: Callable[[], float], began: float
 ) -> Seconds:
-    """Time shapes in both contexts in turn, until the clock shows `last_s`."""
+    """Time shapes in both contexts in turn, in the opposite order in each other round: A B, B A."""
     found: Seconds = {}
-    for number in range(_MOST_ROUNDS):
-        if number and clock() > last_s:
+    for number in range(MOST_ROUNDS):
+        if number and clock() - began > (LONGEST_S if number < LEAST_ROUNDS else LAST_S):
             break
         for shape in shapes:
-            took = []
-            for one in both:
-                began = clock()
-                one.decode(shape)
-                took.append(clock() - began)
-            off_s, on_s = found.get(shape, (took[0], took[1]))
+            took = [math.inf, math.inf]
+            for which in (0, 1) if number % 2 == 0 else (1, 0):
+                start = clock()
+                both[which].decode(shape)
+                took[which] = clock() - start
+            off_s, on_s = found.get(shape, took)
             found[shape] = (min(off_s, took[0]), min(on_s, took[1]))
     return found
 
