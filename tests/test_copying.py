@@ -19,9 +19,9 @@ COST = CostModel(Staircase((1, 64), (0.003, 0.008)), spanned_cell_s=500e-9)
 
 
 class Device(Machine):
-    """A machine with a device, whose copies take time, too. `saved` counts tokens."""
+    """A machine with a device, whose copies take the time of a `bus`. `saved` counts tokens."""
 
-    device = True
+    device, bus = True, BUS
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(COST, clock, n_batch=64, n_slots=5)
@@ -35,7 +35,7 @@ class Device(Machine):
     def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
         """Save, and let the time pass."""
         apart = self.kv_runs(slot, first, last) >= SCATTERED
-        self.clock.now += (last - first) * (BUS.scattered_s if apart else BUS.save_s)
+        self.clock.now += (last - first) * (self.bus.scattered_s if apart else self.bus.save_s)
         self.saved += last - first
         return super().kv_save(slot, first, last)
 
@@ -43,7 +43,7 @@ class Device(Machine):
         """Restore, and let the time pass."""
         before = self.kv_length(slot)
         done = super().kv_restore(slot, saved)
-        self.clock.now += (self.kv_length(slot) - before) * BUS.restore_s
+        self.clock.now += (self.kv_length(slot) - before) * self.bus.restore_s
         return done
 
 

@@ -251,7 +251,10 @@ class PrefixCache:
         for key, sequence in running.items():
             if key not in self.held:
                 due[sequence.submit.program] += sequence.view.due
-        if running and self.room.gap_costs(due.total()):
+        expected = [
+            _still_expected(sequence) for key, sequence in running.items() if key not in self.held
+        ]
+        if running and self.room.gap_costs(due.total(), expected):
             left_s -= self._compact(moving_s if unread else left_s, due)
             short = short or self.room.compaction.under_way
         self._put_by_s = left_s if short and not unread else 0.0
@@ -407,3 +410,9 @@ class PrefixCache:
             if mine(name):
                 self.usage.clear(name)
         return n
+
+
+def _still_expected(sequence: Sequence) -> int:
+    """Return how many tokens an answer will probably still get: as many as it has, at most what it may have."""
+    n = sequence.n_generated
+    return min(n, sequence.submit.max_tokens - n)

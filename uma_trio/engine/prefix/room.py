@@ -6,6 +6,7 @@ It leaves when its rent equals the cost of its return. The cells above it are th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import define, evolve
@@ -145,9 +146,18 @@ class Room:
             if leaf.leaving and not leaf.to_save:
                 self.drop(leaf)
 
-    def gap_costs(self, n_tokens: int) -> bool:
-        """Whether cells should be moved down, with so many tokens to be computed now."""
-        return self.compaction.due(self._cell_s(n_tokens))
+    def gap_costs(self, n_tokens: int, expected: Sequence[int] = ()) -> bool:
+        """Whether cells should be moved down, with so many tokens to be computed now.
+
+        `expected` are the tokens that each running answer will probably get, one in each tick.
+        """
+        cost = self.saving.cost
+        now_s = self._cell_s(n_tokens)
+        if cost is None or not now_s:
+            return self.compaction.due(now_s)
+        ticks = max(expected, default=0)
+        later_s = cost.used_cell_s * sum(expected) + cost.spanned_cell_s * ticks
+        return self.compaction.due(now_s + cost.scale * later_s)
 
     def mark_costs(self) -> bool:
         """Whether the high-water mark, where it is kept, has cost as much as a change of it does.
