@@ -299,9 +299,6 @@ SHAPES: Mapping[str, Attack] = {
         posts(_CHAT, lambda n: _chat(tool_choice="required", tools=[{"type": "function", "function": {
             "name": "f", "strict": True, "parameters": {"type": "object", "required": ["x"], "properties": {
                 "x": multiples(n)}}}}])), 4),
-    "multipleOf, /infill": Attack(
-        posts("/infill", lambda n: {"input_prefix": "a", "input_suffix": "b", "n_predict": 5,
-                                    "json_schema": multiples(n)}), 4),
     "multipleOf, Responses": Attack(posts("/v1/responses", lambda n: _responses(n, multiples(n))), 4),
     "multipleOf, Messages": Attack(posts("/v1/messages", _messages_tool), 4),
     "multipleOf, socket": Attack(frames(lambda n: _generate(n, schema=multiples(n))), 4, by_socket=True),
@@ -311,7 +308,7 @@ SHAPES: Mapping[str, Attack] = {
     "16 KB of line ends, socket": Attack(frames(lambda n: _generate(n, grammar=line_ends(n))), 2, by_socket=True),
     "ambiguous grammars": Attack(posts(_COMPLETIONS, _growing), 3),
     "ambiguous grammars, socket": Attack(
-        frames(lambda n: _generate(n, grammar=ambiguous(n), max_tokens=300, temperature=1.0, ignore_eos=True)),
+        frames(lambda n: _generate(n, grammar=ambiguous(n), max_tokens=300, temperature=1.0)),
         3, by_socket=True),
     "an enum of 60 KB": Attack(posts(_COMPLETIONS, _dear), 2),
     "128 tools, 200 patterns": Attack(
@@ -334,12 +331,12 @@ BODIES: Mapping[str, Attack] = {
         posts("/v1/messages", lambda n: {"model": "m", "max_tokens": 1, "messages": _USER * 5000}), 2),
     "nested template arguments": Attack(
         posts("/apply-template", lambda n: {"messages": _USER, "chat_template_kwargs": {
-            "a": _nested(9), "b": _nested(9), "c": _nested(60)}}), 4),
+            "a": _nested(8), "b": _nested(8), "c": _nested(60)}}), 4),
     "1,024 biases of texts": Attack(
         posts(_COMPLETION, lambda n: {"prompt": "a", "n_predict": 1, "logit_bias": [
             [f"word{i}" * 20, 1] for i in range(1024)]}), 2),
-    "64 KB frames": Attack(
-        frames(lambda n: _generate(n, prompt="\\n\u00e9" * 20_000)), 4, by_socket=True),
+    "48 KB frames": Attack(
+        frames(lambda n: _generate(n, prompt="\\n\u00e9" * 6_000)), 4, by_socket=True),
 }  # fmt: skip
 
 FLOODS: Mapping[str, Attack] = {
@@ -348,7 +345,7 @@ FLOODS: Mapping[str, Attack] = {
     "64 clients of one token": Attack(
         posts(_COMPLETIONS, lambda n: _completion(prompt=words(n, 8), max_tokens=1)), 64),
     "long prompts": Attack(
-        posts(_COMPLETIONS, lambda n: _completion(prompt=words(n, 1900), max_tokens=1)), 4),
+        posts(_COMPLETIONS, lambda n: _completion(prompt=words(n, 900), max_tokens=1)), 4),
     "n = 8 with probabilities": Attack(
         posts(_COMPLETIONS, lambda n: _completion(prompt=words(n, 20), n=4, logprobs=5, max_tokens=50)), 2),
     "questions": Attack(gets("/metrics", "/slots", "/props", "/v1/models"), 16),
