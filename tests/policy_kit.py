@@ -6,6 +6,7 @@ from attrs import evolve
 
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.state import (
+    FirstTokens,
     GuardMemory,
     MeasuredTick,
     Memory,
@@ -13,6 +14,7 @@ from uma_trio.policy.state import (
     SequenceView,
     Waiting,
 )
+from uma_trio.policy.stretch import Wanted, common_stretch, first_token, level_of, prefill_s
 
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
 COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
@@ -63,3 +65,23 @@ def situation(*views: SequenceView, cost: CostModel = COST, **remembered: object
     """Return a state in the middle of things: the cost is known, and the guard remembers something."""
     guard = GuardMemory(**remembered)  # type: ignore[arg-type]
     return evolve(state(*views), memory=Memory(cost=cost, guard=guard))
+
+
+def waited_for(now: SchedulerState) -> SchedulerState:
+    """Return `now` with the deadlines of its prompts, as the engine notes them in the order of arrival."""
+    cost = now.memory.cost or COST
+    ends: dict[int, float] = {}
+    views = {view.key: view for view in now.sequences}
+    wanted = []
+    prompts = [view for view in now.sequences if view.lane == "interactive" and not view.started]
+    level = level_of([view.path for view in prompts])
+    for view in sorted(prompts, key=lambda view: (view.arrived, view.key)):
+        own_s = prefill_s(cost, now.n_batch, view.due, view.computed)
+        first = first_token(ends, view.arrived, view.path, own_s)
+        ends.update(
+            {node: since + own_s for node, since in zip(view.path, first.since, strict=True)}
+        )
+        views[view.key] = evolve(view, first=first)
+        wanted.append(Wanted(first.since[level], own_s, own_s))
+    known = FirstTokens(common_stretch(now.now, wanted, now.memory.prompts_share), level)
+    return evolve(now, sequences=tuple(views.values()), first_tokens=known)

@@ -12,6 +12,7 @@ from uma_trio.policy.admission import (
     admit,
     gives_back,
     gives_place,
+    gives_turn,
     makes_way,
 )
 from uma_trio.policy.floor import BUCKET_S
@@ -56,6 +57,54 @@ def test_many_names_get_a_principal_no_more_slots() -> None:
 def test_the_client_with_least_running_is_next() -> None:
     """A client with many requests does not hold up one with few."""
     assert admitted(waiting(1, client=1), waiting(2, client=2), c1=3) == [2]
+
+
+def test_slots_follow_the_deadlines_of_first_tokens() -> None:
+    """A short question gets a slot before a long prompt that came earlier."""
+    long, short = waiting(1, client=1, due=30.0), waiting(2, client=2, due=12.0)
+    assert admitted(long, short) == [2]
+
+
+def test_whose_answers_have_more_than_their_share_stand_behind_others() -> None:
+    """Deadlines bound what prompts take, and not for how long answers keep their slots."""
+    early, late = waiting(1, client=1, due=12.0), waiting(2, client=2, due=30.0)
+    assert admitted(early, late, c1=3) == [2]
+    assert admitted(early, late, slots=5, c1=1)[0] == 1
+
+
+def test_nobody_is_passed_over_often_before_its_deadline() -> None:
+    """A long prompt is due later: that shorter ones go before it is their order, and no offence."""
+    long = waiting(1, client=1, due=30.0, passed_over=MAX_PASSED_OVER)
+    short = waiting(2, client=2, due=12.0)
+    assert admit(AdmissionState((long, short), (), 1, 100, now=20.0)) == (2,)
+    assert admit(AdmissionState((long, short), (), 1, 100, now=31.0)) == (1,)
+
+
+ANSWER = Holder(50, "interactive", 5, 30, 40, 0, yields=True)
+
+
+def turn_given(*requests: Waiting, now: float = 10.0, yields: bool = True) -> tuple[int, ...]:
+    """Return which answers make way where no slot is free; 51 used more machine time than 50."""
+    one = evolve(ANSWER, yields=yields)
+    running = (one, evolve(one, key=51, client=6))
+    used_s = {5: 1.0, 6: 2.0}
+    return gives_turn(AdmissionState(requests, running, 0, 0, now=now, used_s=used_s))
+
+
+def test_an_answer_makes_way_for_a_first_token_that_would_be_late() -> None:
+    """The one whose client had most machine time; and not before it has to."""
+    late = waiting(9, client=1, due=10.5, own_s=0.4)
+    assert turn_given(late) == (51,)
+    assert turn_given(late, now=9.9) == ()
+    assert turn_given(evolve(late, client=6)) == (50,)
+
+
+def test_no_reader_makes_way_and_no_answer_twice() -> None:
+    """Nor does anybody for a request that had a slot before."""
+    late = waiting(9, client=1, due=10.5, own_s=0.4)
+    assert turn_given(late, yields=False) == ()
+    assert turn_given(evolve(late, preempted=True)) == ()
+    assert turn_given(evolve(late, due=None)) == ()
 
 
 def test_what_does_not_fit_lets_smaller_ones_pass() -> None:

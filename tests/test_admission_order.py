@@ -39,6 +39,7 @@ def holding(
     """Return one that has a slot."""
     *within, client = sender
     computed, parked_s, tenured = drawn
+    started = computed % 2 == 0
     return Holder(
         1000 + key,
         lane,
@@ -49,14 +50,26 @@ def holding(
         parked_s,
         tenured=tenured,
         within=tuple(within),
+        started=started,
     )
 
 
+def with_deadline(one: Waiting) -> Waiting:
+    """Return it with a deadline that is not in the order of arrivals, if it is interactive."""
+    if one.lane == "background":
+        return one
+    return evolve(one, due=5.0 - 2.0 * one.arrived + one.cells / 60)
+
+
 STATES = st.builds(
-    lambda waiting, running, slots, cells, bucket_s: AdmissionState(
-        tuple(asked(key, *one) for key, one in enumerate(waiting)),
+    lambda waiting, running, slots, cells, bucket_s, due: AdmissionState(
+        tuple(
+            with_deadline(asked(key, *one)) if due else asked(key, *one)
+            for key, one in enumerate(waiting)
+        ),
         tuple(holding(key, *one) for key, one in enumerate(running)),
         *(slots, cells, bucket_s),
+        now=4.0,
     ),
     st.lists(
         st.tuples(
@@ -79,6 +92,7 @@ STATES = st.builds(
     st.integers(0, 4),
     st.integers(-10, 120),
     st.sampled_from([BUCKET_S, 0.1, 0.0]),
+    st.booleans(),
 )
 
 
@@ -97,8 +111,9 @@ def one_after_another(state: AdmissionState) -> list[int]:
         or not persons_run
     ]
     cells, found = state.free_cells, list[int]()
+    everybody = {one.path for one in (*state.running, *left)}
     while left and len(found) < state.free_slots:
-        chosen = next_of(left, running, cells, owed=owed)
+        chosen = next_of(state, everybody, left, running, cells, owed=owed)
         if chosen is None:
             break
         found.append(chosen.key)
@@ -109,12 +124,35 @@ def one_after_another(state: AdmissionState) -> list[int]:
     return found
 
 
+def beyond(
+    state: AdmissionState, everybody: Collection[tuple[int, ...]], path: tuple[int, ...]
+) -> list[float]:
+    """Return by how many slots one more answer is beyond the even share, level by level."""
+    found, share = list[float](), float(len(state.running) + state.free_slots)
+    for level, node in enumerate(path):
+        siblings = {other[level] for other in everybody if other[:level] == path[:level]}
+        share = max(1.0, share / len(siblings))
+        answers = sum(held.started and node in held.path for held in state.running)
+        found.append(max(0.0, answers + 1 - share))
+    return found
+
+
 def next_of(
-    left: Sequence[Waiting], running: Counter[int], cells: int, *, owed: bool
+    state: AdmissionState,
+    everybody: Collection[tuple[int, ...]],
+    left: Sequence[Waiting],
+    running: Counter[int],
+    cells: int,
+    *,
+    owed: bool,
 ) -> Waiting | None:
     """Return who is next."""
     may = [one for one in left if one.cells <= cells]
-    overdue = [one for one in left if one.passed_over >= MAX_PASSED_OVER]
+    overdue = [
+        one
+        for one in left
+        if one.passed_over >= MAX_PASSED_OVER and (one.due is None or one.due <= state.now)
+    ]
     if overdue:
         turn = [one for one in overdue if owed or one.lane == "interactive"]
         first = min(turn or overdue, key=lambda one: (-one.passed_over, one.arrived))
@@ -125,8 +163,10 @@ def next_of(
         persons = [one for one in may if one.lane == "interactive"]
         may = persons or [one for one in may if one is first]
 
-    def rank(one: Waiting) -> tuple[bool, list[int], float, int]:
-        return one.lane == "background", [running[n] for n in one.path], one.arrived, one.key
+    def rank(one: Waiting) -> tuple[bool, list[float], float, int]:
+        if one.due is not None:
+            return False, beyond(state, everybody, one.path), one.due, one.key
+        return one.lane == "background", [float(running[n]) for n in one.path], one.arrived, one.key
 
     return min(may, key=rank, default=None)
 

@@ -96,12 +96,14 @@ def test_bytes_are_held_against_the_time_that_the_tick_takes() -> None:
     assert guard_bandwidth(limited(probed, *views), newcomer).items == newcomer.items
 
 
-def test_a_newcomers_prompt_is_not_trimmed() -> None:
-    """Somebody waits for it; the rest of a long paste is."""
+def test_a_prompt_that_is_waited_for_is_not_trimmed() -> None:
+    """Somebody waits for it, however long it is and whatever of it is computed."""
     plan = Plan(items=(PlanItem(1, 1, "decode", "d"), PlanItem(2, 64, "prefill", "p")))
     newcomer, paste = prompt(2, 100), prompt(2, 100, computed=600)
     assert guard_bandwidth(limited(1.0, decoder(1), newcomer), plan).items == plan.items
-    assert guard_bandwidth(limited(1.0, decoder(1), paste), plan).items == plan.items[:1]
+    assert guard_bandwidth(limited(1.0, decoder(1), paste), plan).items == plan.items
+    job = evolve(paste, lane="background")
+    assert guard_bandwidth(limited(1.0, decoder(1), job), plan).items == plan.items[:1]
 
 
 def test_a_trim_that_would_move_more_a_second_is_left_undone() -> None:

@@ -35,7 +35,7 @@ from uma_trio.policy.portable import (
     decode,
     encode,
 )
-from uma_trio.policy.replay import replay
+from uma_trio.policy.replay import Replayed, replay
 from uma_trio.policy.state import Contract, GuardMemory, MeasuredTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.sim.simulation import Simulation
@@ -200,8 +200,8 @@ def test_what_is_no_trace_is_refused(text: bytes, said: str) -> None:
 
 def test_a_trace_of_another_format_is_refused() -> None:
     """Its states lack what this version plans from."""
-    text = encode(Header("0", "m", "deadline")).replace(b'"format":7', b'"format":5')
-    with pytest.raises(TraceError, match="its format is 5, this version reads 7"):
+    text = encode(Header("0", "m", "deadline")).replace(b'"format":8', b'"format":5')
+    with pytest.raises(TraceError, match="its format is 5, this version reads 8"):
         decode(text)
 
 
@@ -269,6 +269,15 @@ def test_the_first_difference_is_named(
         recorded,
         replayed,
     )
+
+
+def test_the_row_that_the_engine_adds_to_a_lone_one_is_no_difference() -> None:
+    """The last token of a prompt, alone in its tick; an answer's token gets none."""
+    last, answer = state(prompt(1, 1)), state(decoder(1))
+    for now, differs in ((last, False), (answer, True)):
+        recorded = evolve(baseline(now), ballast=1)
+        found = replay(baseline, [traced(now, recorded)])
+        assert (found != Replayed(1, 0, None)) is differs
 
 
 def test_another_policy_differs_where_it_computes_something_else() -> None:

@@ -7,15 +7,21 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_kit import COST, decoder, prompt, situation
+from policy_kit import COST, decoder, prompt, situation, waited_for
 
 from uma_protocol.errors import Code
 from uma_protocol.events import Generate, Tool
 from uma_trio.engine.sequences import after_tokens
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.first_tokens import MOMENT_S, STRETCH, prefill_s
-from uma_trio.policy.deadline.first_tokens import deadline as due_at
-from uma_trio.policy.state import Contract, SchedulerState
+from uma_trio.policy.state import (
+    MOMENT_S,
+    STRETCH,
+    Contract,
+    FirstToken,
+    SchedulerState,
+)
+from uma_trio.policy.stretch import LOOKED_AT, Wanted, common_stretch, level_of, prefill_s
+from uma_trio.policy.stretch import deadline as due_at
 from uma_trio.service.ask import Ask, Door, Refusal, awaits_of
 from uma_trio.service.checks import Bounds, check_untokenised
 from uma_trio.sim.machine import built_in, steady
@@ -144,65 +150,133 @@ def test_a_reader_in_a_storm_is_shown_each_token_within_its_step() -> None:
 # --- first tokens ---
 
 
+def order(now: SchedulerState) -> list[int]:
+    """Return the keys of the prompts by their deadlines."""
+    prompts = [view for view in now.sequences if view.first is not None]
+    return [view.key for view in sorted(prompts, key=lambda view: due_at(now.first_tokens, view))]
+
+
 def test_a_first_token_is_due_after_twice_its_own_time_and_a_moment() -> None:
     """As long as all of them can be met."""
-    now = situation(prompt(1, 40, arrived=99.99))
-    plan = deadline(now)
+    now = waited_for(situation(prompt(1, 40, arrived=99.99)))
     own_s = prefill_s(COST, 512, 40, 0)
-    due = due_at(plan.memory.first_tokens, now.views[1])
+    due = due_at(now.first_tokens, now.views[1])
     assert due == pytest.approx(99.99 + STRETCH * (own_s + MOMENT_S))
 
 
 def test_who_is_due_first_is_computed_first() -> None:
     """A short question that comes behind a long paste does not wait for all of it."""
     paste, question = prompt(1, 400, arrived=99.9, client=1), prompt(2, 20, arrived=100.0, client=2)
-    plan = deadline(situation(paste, question))
-    assert plan.items[0].key == 2
+    assert deadline(waited_for(situation(paste, question))).items[0].key == 2
 
 
 def test_prompts_of_one_client_stand_one_behind_another() -> None:
     """Thirty-two at once gain nothing over one: another client's prompt is third at the latest."""
     many = [prompt(key, 200, arrived=99.0, client=1) for key in range(1, 33)]
     other = prompt(40, 200, arrived=99.0, client=2)
-    plan = deadline(situation(*many, other))
-    known = plan.memory.first_tokens
-    order = sorted([*many, other], key=lambda view: due_at(known, view))
-    assert [view.key for view in order].index(40) <= 2
+    assert order(waited_for(situation(*many, other))).index(40) <= 2
+
+
+def test_conversations_of_one_program_do_not_stand_behind_each_other() -> None:
+    """Where nobody else asks, its own prompts go by when they came and what they take."""
+    many = [prompt(key, 200, arrived=99.0, client=key, within=(1, 11)) for key in range(100, 132)]
+    short = prompt(200, 20, arrived=99.0, client=200, within=(1, 11))
+    assert order(waited_for(situation(*many, short)))[0] == 200
+    other = prompt(300, 200, arrived=99.0, client=300, within=(2, 21))
+    assert 300 in order(waited_for(situation(*many, short, other)))[:3]
 
 
 def test_a_target_makes_a_prompt_no_earlier_than_it_is_due() -> None:
     """Or a target of a millisecond would always win."""
     hasty = prompt(1, 200, arrived=99.0, client=1, target_ttft_s=0.001)
     other = prompt(2, 200, arrived=98.9, client=2)
-    assert deadline(situation(hasty, other)).items[0].key == 2
+    assert deadline(waited_for(situation(hasty, other))).items[0].key == 2
 
 
 def test_a_target_orders_the_prompts_of_one_client() -> None:
     """Its own order is its own business."""
     later = prompt(1, 200, arrived=99.0, client=1)
     hasty = prompt(2, 200, arrived=99.0, client=1, target_ttft_s=0.001)
-    assert deadline(situation(later, hasty)).items[0].key == 2
+    assert deadline(waited_for(situation(later, hasty))).items[0].key == 2
+
+
+def test_of_equals_one_that_has_begun_is_finished_first() -> None:
+    """Two agents of one program whose prompts came together: shared in turns both would be done last."""
+    one = prompt(1, 400, arrived=99.0, client=101, within=(1, 11))
+    other = evolve(one, key=2, client=102, computed=200, pending=200)
+    assert deadline(waited_for(situation(one, other))).items[0].key == 2
+
+
+def test_of_equals_the_conversation_begins_that_had_least() -> None:
+    """Its next step does not overtake another agent's first prompt."""
+    now = waited_for(
+        situation(
+            prompt(1, 400, arrived=99.0, client=101, within=(1, 11)),
+            prompt(2, 400, arrived=99.01, client=102, within=(1, 11)),
+        )
+    )
+    used = evolve(now.memory, used_s={1: 2.0, 11: 2.0, 101: 2.0, 102: 0.0})
+    assert deadline(evolve(now, memory=used)).items[0].key == 2
+
+
+def test_who_computes_for_others_is_due_when_the_first_of_them_is() -> None:
+    """Else whoever is due between the two holds up both."""
+    leader, between = prompt(1, 400, arrived=99.0, client=1), prompt(2, 200, arrived=99.0, client=2)
+    assert order(waited_for(situation(leader, between))) == [2, 1]
+    heir = evolve(leader, waited_by=(FirstToken((99.0,), 0.01),))
+    assert order(waited_for(situation(heir, between))) == [1, 2]
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.integers(1, 3000), st.floats(0, 5), st.integers(0, 3)), min_size=2, max_size=12
-    )
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.001, 3.0)), min_size=1, max_size=LOOKED_AT),
+    st.floats(0.05, 1.0),
+    st.floats(1.0, 500.0),
 )
 def test_all_prompts_end_within_their_common_stretch(
-    asked: list[tuple[int, float, int]],
+    asked: list[tuple[float, float]], share: float, before: float
 ) -> None:
-    """If they are computed one after another by their deadlines, at the rate that was assumed."""
-    views = [
-        prompt(key, n, arrived=100.0 - ago, client=client)
-        for key, (n, ago, client) in enumerate(asked, start=1)
-    ]
-    known = deadline(situation(*views)).memory.first_tokens
-    at = 100.0
-    for view in sorted(views, key=lambda view: due_at(known, view)):
-        at += known.prompts[view.key].own_s / known.share
-        assert at <= due_at(known, view) + 1e-9
+    """One after another by their deadlines; it is no larger than needed, whatever it was before."""
+    waited = [Wanted(100.0 - ago, own_s, own_s) for ago, own_s in asked]
+
+    def late_s(stretch: float) -> float:
+        at, late = 100.0, -float("inf")
+        for due, left_s in sorted(
+            (since + stretch * (own_s + MOMENT_S), left_s) for since, own_s, left_s in waited
+        ):
+            at += left_s / share
+            late = max(late, at - due)
+        return late
+
+    found = common_stretch(100.0, waited, share, before)
+    assert late_s(found) <= 1e-9
+    assert found == STRETCH or late_s(found / 1.06) > 0
+    assert found == pytest.approx(common_stretch(100.0, waited, share), rel=0.06)
+
+
+def test_the_search_looks_at_a_bounded_number_of_prompts() -> None:
+    """Of thousands each stands for those around it, and the stretch is about the same."""
+    waited = [Wanted(100.0 + n / 1000, 0.1, 0.1) for n in range(4096)]
+    exact = 4096 * 0.1 / (0.1 + MOMENT_S)
+    assert common_stretch(100.0, waited, 1.0) == pytest.approx(exact, rel=0.1)
+
+
+def test_readers_leave_a_share_to_prompts() -> None:
+    """It is noted for the search, and not for small changes."""
+    now = evolve(situation(decoder(1), prompt(2, 300, arrived=99.0)), contract=READS)
+    share = deadline(now).memory.prompts_share
+    assert share == pytest.approx(1.0 - SOLO / 0.040, rel=0.1)
+    again = evolve(now, memory=evolve(deadline(now).memory, prompts_share=share * 1.05))
+    assert deadline(again).memory.prompts_share == share * 1.05
+
+
+def test_the_outermost_level_that_differs_says_who_stands_behind_whom() -> None:
+    """Principals, then programs, then conversations."""
+    assert level_of([(1, 11, 111), (2, 21, 211)]) == 0
+    assert level_of([(1, 11, 111), (1, 12, 121)]) == 1
+    assert level_of([(1, 11, 111), (1, 11, 112)]) == 2
+    assert level_of([(1, 11, 111)]) == 2
+    assert level_of([]) == 0
 
 
 def slowdowns(world: Simulation, asked: list[Request]) -> list[float]:

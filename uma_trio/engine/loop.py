@@ -25,6 +25,7 @@ from attrs import evolve
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.drafts import Drafting, drafter_for
+from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.idle import IDLE_S, IdleTime
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
@@ -106,8 +107,10 @@ class Engine:
         failed, ended = self._stream_failed, self._ended
         self._publisher = Publisher(outlet, metrics, contract.startup_s, failed, ended)
         self.prefix = _prefixes(backend, settings, clock, self._kv.recount, recorder)
+        book = FirstTokenBook(backend.limits.n_batch)
         self.registry = Registry(
-            self._kv, inbox, self._publisher, metrics, recorder, clock, self.prefix, readers_s
+            *(self._kv, inbox, self._publisher, metrics, recorder, clock),
+            *(self.prefix, book, readers_s),
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._places = Places(self.registry, self._recovery, contract)
@@ -273,6 +276,7 @@ class Engine:
         while self._arrived:  # one that raises stays, for `fail_all`
             self._handle(self._arrived[0], now)
             self._arrived.popleft()
+        self.registry.first_tokens.memory = self.memory
         self._places.give(now)
         self._recorder.queued(self._kv)
         self._move_cells()

@@ -9,7 +9,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Step
-from uma_trio.policy.admission import admit, gives_place, makes_way
+from uma_trio.policy.admission import admit, gives_place, gives_turn, makes_way
 from uma_trio.policy.floor import bucket_after
 from uma_trio.policy.state import Contract
 
@@ -25,6 +25,7 @@ class Places:
     def give(self, now: float) -> None:
         """Admit those that get a slot, and preempt those that make room for them."""
         registry = self._registry
+        registry.note_waiting(now)
         made_room = self._recovery.just_made_room()
         if not registry.to_be_asked(now):
             return
@@ -36,7 +37,11 @@ class Places:
         if not chosen and registry.lend(now):
             state = registry.admission(now)
             chosen = admit(state)
-        for making_room, reason in ((makes_way, AWAY), (gives_place, NEEDED)):
+        for making_room, reason in (
+            (makes_way, AWAY),
+            (gives_place, NEEDED),
+            (gives_turn, NEEDED),
+        ):
             places = () if chosen else making_room(state)
             for place in places:
                 registry.preempt(place, reason)

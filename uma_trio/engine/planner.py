@@ -279,6 +279,7 @@ class Planner:
             prepared=computing is not None,
             interruptible=self._interruptible,
             draft=self.draft,
+            first_tokens=self._registry.first_tokens.known,
             memory=memory,
         )
 

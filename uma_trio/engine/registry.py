@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
+from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, SequenceReport, Submit
@@ -33,6 +34,9 @@ from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
 from uma_trio.policy.state import AdmissionState, Holder
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
+
+# So many prompts that wait for a slot are looked for in the cache in a tick.
+SEARCHED = 16
 
 
 @frozen
@@ -64,10 +68,12 @@ class Registry:
         recorder: Recorder,
         clock: Callable[[], float],
         prefix: PrefixCache,
+        first_tokens: FirstTokenBook,
         readers_s: Callable[[], float] | None = None,
     ) -> None:
         self.kv = kv
         self.prefix = prefix
+        self.first_tokens = first_tokens
         self._inbox = inbox
         self._publisher = publisher
         self._metrics = metrics
@@ -120,7 +126,8 @@ class Registry:
                 self._inbox.left_queue(now - sequence.submit.submitted)
             self.running[key] = sequence
             self._recorder.admitted(key, now)
-            self.prefix.begin(sequence, self.running)
+            found = self.prefix.begin(sequence, self.running)
+            self.first_tokens.note(sequence, found.covered, now)
             if sequence.submit.progress and key not in self.prefix.held:
                 self._tell_progress(sequence, now)
             for other in self._in_line():
@@ -162,12 +169,12 @@ class Registry:
         if not any(self._in_line()):
             return _Declined((), owed=False, free_cells=free_cells)
         person = any(sequence.lane == "interactive" for sequence in self._in_line())
-        tenured = False
+        tenured, late = False, now >= self.first_tokens.late_from
         for held in self._holders(now):
             tenured = tenured or held.tenured
             away = is_away(held)
             gives = person and held.lane == "background" and not keeps_place(held, self.bucket_s)
-            if away or gives:
+            if away or gives or (late and held.yields):
                 could.append((held.computed, -held.key, away))
         order = tuple([(key, away) for _, key, away in sorted(could)])
         owed = self.bucket_s >= BUCKET_S and not tenured
@@ -192,6 +199,20 @@ class Registry:
         running = self.running.values()
         return [sequence.holder(0.0) for sequence in running if sequence.lane == "background"]
 
+    def note_waiting(self, now: float) -> None:
+        """Note when the prompts are due that wait for a slot, and the stretch that they all have.
+
+        What of a prompt is cached is looked for once here where not all get a slot, and of a few
+        prompts at a time: others stand behind them until it is.
+        """
+        free_slots, free_cells = self.kv.free_slots, self.kv.free_cells
+        new = [s for s in self._in_line() if s.view.first is None and s.lane == "interactive"]
+        if len(self.waiting) > free_slots or sum([s.cells for s in new]) > free_cells:
+            for sequence in new[:SEARCHED]:
+                covered = self.prefix.search(sequence, self.running).covered
+                self.first_tokens.note(sequence, covered, now)
+        self.first_tokens.refresh(now, self.running.values(), self.waiting.values())
+
     def admission(self, now: float) -> AdmissionState:
         """Return what admission may see. Who was preempted and is still parked is not in line.
 
@@ -201,9 +222,10 @@ class Registry:
         return AdmissionState(
             waiting=tuple(
                 sequence.waiting(
+                    self.first_tokens.due(sequence),
                     self.prefix.shared_with(sequence, self.running)
                     if sequence.cells > free_cells
-                    else 0
+                    else 0,
                 )
                 for sequence in self._in_line()
             ),
@@ -211,6 +233,8 @@ class Registry:
             free_slots=self.kv.free_slots,
             free_cells=free_cells,
             bucket_s=self.bucket_s,
+            now=now,
+            used_s=self.first_tokens.memory.used_s,
         )
 
     def give_credit(self, handle: int, n: int) -> None:
@@ -244,6 +268,7 @@ class Registry:
         if sequence is None:
             return
         self._declined = None
+        self.first_tokens.changed = True
         sequence.move_to(lane)
         self.prefix.lane_set(handle)
         if sequence.slot != NO_SLOT:
@@ -328,6 +353,7 @@ class Registry:
     def _give(self, sequence: Sequence, delivery: Delivery, now: float) -> None:
         """Let a stream have its tokens, and end its request if these were the last."""
         if delivery.first:
+            self.first_tokens.changed = True
             self._declined = None  # its prompt can be shared with those who wait
             if sequence.submit.progress:
                 self._tell_progress(sequence, now)
@@ -357,6 +383,7 @@ class Registry:
         sequence = self.running.pop(handle)
         self._drop(sequence)
         sequence.preempted = True
+        sequence.wait_for(None)
         sequence.tenancy.lose(sequence.computed)
         sequence.rewind(0)
         self.waiting[handle] = sequence
@@ -469,6 +496,7 @@ class Registry:
             drafted_tokens=drafted,
             accepted_tokens=accepted,
         )
+        self.first_tokens.changed = True
         self._publisher.add(Ending(sequence, finished))
         self._recorder.ended(sequence, reason, now, code)
         self._metrics.finished(reason if code is None else code, admitted - submitted)

@@ -21,7 +21,13 @@ from uma_trio.engine.step import DRAFT_MODEL, NO_DRAFT, Draft, Drawn, Outcome, S
 from uma_trio.engine.tenancy import Tenancy
 from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.state import PLACES_IN_FLIGHT, Holder, SequenceView, Waiting
+from uma_trio.policy.state import (
+    PLACES_IN_FLIGHT,
+    FirstToken,
+    Holder,
+    SequenceView,
+    Waiting,
+)
 from uma_trio.text.stream import TokenText
 
 # A background request reserves its prompt and this part of what it may generate; the rest it
@@ -183,6 +189,11 @@ class Sequence:
         return "nothing" if self.view.lane == "background" else self.view.awaits
 
     @property
+    def yields(self) -> bool:
+        """Whether it is an answer that makes way for first tokens: nobody reads it, and it never did before."""
+        return self.awaits == "answer" and self.view.started and not self.preempted
+
+    @property
     def cells(self) -> int:
         """The number of KV cells that it should reserve, in its current lane and state."""
         remaining = self.submit.max_tokens - self.n_generated
@@ -290,6 +301,15 @@ class Sequence:
         """Put `guesses` in place of those that a draft model was to make; the plan is made already."""
         self.draft = self.draft._replace(tokens=guesses)
 
+    def wait_for(self, first: FirstToken | None) -> None:
+        """Note when its prompt counts as arrived; None: it is to be noted anew."""
+        self.view = evolve(self.view, first=first)
+
+    def inherit(self, firsts: tuple[FirstToken, ...]) -> None:
+        """Note who waits for what they share with it: it is due when the first of them is."""
+        if self.view.waited_by != firsts:
+            self.view = evolve(self.view, waited_by=firsts)
+
     def rewind(self, computed: int) -> None:
         """Note that only its first `computed` tokens are in the KV cache."""
         self.guess(NO_DRAFT)
@@ -337,8 +357,9 @@ class Sequence:
         """Move it to a lane."""
         self.view = evolve(self.view, lane=lane)
 
-    def waiting(self, shared: int = 0) -> Waiting:
+    def waiting(self, due: float | None, shared: int = 0) -> Waiting:
         """Return its record for admission; `shared` of its cells are in use by others already."""
+        first = self.view.first
         return Waiting(
             *(self.submit.handle, self.lane, self.submit.client),
             within=self.submit.within,
@@ -346,6 +367,8 @@ class Sequence:
             passed_over=self.passed_over - self.forgiven,
             arrived=self.submit.submitted,
             preempted=self.preempted,
+            due=due,
+            own_s=0.0 if first is None else first.own_s,
         )
 
     def holder(self, readers_s: float) -> Holder:
@@ -360,6 +383,8 @@ class Sequence:
             arrived=self.submit.submitted,
             tenured=self.tenancy.tenured,
             unearned_s=self.tenancy.unearned_s,
+            started=self.view.started,
+            yields=self.yields,
         )
 
     def report(self, now: float) -> SequenceReport:
@@ -421,6 +446,7 @@ def after_tokens(
         pays_for_drafts=view.pays_for_drafts,
         shown_at=shown_at if n else view.shown_at,
         awaits=view.awaits,
+        first=view.first,
     )
 
 

@@ -2,7 +2,7 @@
 
 If there is no room for an interactive request, a background request is preempted and computed again
 later. A parked request makes way for another client's request, and is computed again when its
-reader is back.
+reader is back. An answer that nobody reads as it comes makes way, once, for a first token that would be late.
 """
 
 from __future__ import annotations
@@ -67,6 +67,30 @@ def makes_way(state: AdmissionState) -> tuple[int, ...]:
     return _making_room(state, [held for held in state.running if is_away(held)], others)
 
 
+def gives_turn(state: AdmissionState) -> tuple[int, ...]:
+    """Return the answers to preempt for a first token that would be late, if `admit` found nobody.
+
+    Those of whom nobody reads the tokens as they come, each once at the most: who used most machine time
+    goes first. A request does not make way for another of its conversation, nor for one that had a slot.
+    """
+
+    def late(going: Sequence[Holder]) -> Callable[[Waiting], bool]:
+        clients = {held.client for held in going}
+        return lambda waiting: is_at_risk(waiting, state.now) and waiting.client not in clients
+
+    if not any(is_at_risk(waiting, state.now) for waiting in state.waiting):
+        return ()
+    used_s = state.used_s
+    could = [held for held in state.running if held.yields]
+    could.sort(key=lambda held: [-used_s.get(node, 0.0) for node in held.path])
+    return _making_room(state, could, late, in_order=True)
+
+
+def is_at_risk(waiting: Waiting, now: float) -> bool:
+    """Whether the first token of a request that never had a slot is late if it does not get one now."""
+    return waiting.due is not None and not waiting.preempted and now >= waiting.late_from
+
+
 def gives_back(state: AdmissionState, cells: int) -> tuple[int, ...]:
     """Return the background requests to preempt so that `cells` are free; empty if these cannot be.
 
@@ -96,8 +120,12 @@ def _making_room(
     state: AdmissionState,
     could: Sequence[Holder],
     whom_for: Callable[[Sequence[Holder]], Callable[[Waiting], bool]],
+    *,
+    in_order: bool = False,
 ) -> tuple[int, ...]:
     """Return who of those that `could` go does, so that somebody gets in whom it is for.
+
+    They go `in_order`, or else who has fewest computed tokens first.
 
     This is asked in every tick in which somebody waits, so a choice that cannot help costs nothing that
     grows with those who wait.
@@ -106,7 +134,9 @@ def _making_room(
         return ()
     smallest = _smallest(state.waiting)
     lines: dict[bool, Line] = {}
-    for going, freed in _choices(sorted(could, key=lambda held: (held.computed, -held.key))):
+    if not in_order:
+        could = sorted(could, key=lambda held: (held.computed, -held.key))
+    for going, freed in _choices(could):
         slots, cells = state.free_slots + len(going), state.free_cells + freed
         is_for = whom_for(going)
         fitting = takewhile(lambda waiting, cells=cells: waiting.cells <= cells, smallest)  # type: ignore[misc]

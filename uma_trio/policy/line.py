@@ -1,5 +1,10 @@
 """The waiting requests in the order in which they get places, sorted once for any room that there may be.
 
+Interactive requests go by the deadlines of their first tokens (:mod:`uma_trio.policy.stretch`). Whose
+answers have more than their even share of the slots stands behind the others: deadlines bound what
+prompts take, not for how long an answer keeps its slot. Requests without deadlines, as those of the
+background lane are, go by how many their senders have running, then by their arrival.
+
 What is sorted and grouped depends only on who waits and who runs. Asking who gets in with so many free
 slots and cells then looks at the senders, and not at every request.
 """
@@ -7,13 +12,13 @@ slots and cells then looks at the senders, and not at every request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
 
 from attrs import define, field
 
 from uma_trio.lanes import Lane
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.floor import BUCKET_S
 from uma_trio.policy.state import AdmissionState, Waiting
 
@@ -23,13 +28,19 @@ from uma_trio.policy.state import AdmissionState, Waiting
 # from persons, too.
 MAX_PASSED_OVER, MOST_PASSED_OVER = 8, 64
 
+_Sender = tuple[Path, Sequence[Waiting], tuple[float, ...]]
+
 
 @define
 class _Group:
-    """The requests of one lane and one sender, oldest first. The first `at` do not fit any more, or are gone."""
+    """The requests of one lane and one sender, in order. The first `at` do not fit any more, or are gone.
+
+    Answers of theirs have `beyond` more slots than their even share, level by level.
+    """
 
     path: tuple[int, ...]
     members: Sequence[Waiting]
+    beyond: tuple[float, ...]
     at: int = 0
 
     def first(self, gone: set[int], cells: int) -> Waiting | None:
@@ -63,7 +74,7 @@ class _Room:
         self.owed = self.owed and chosen.lane == "interactive"
 
     def best(self, groups: Sequence[_Group]) -> Waiting | None:
-        """Return who has least running of those that fit, then who came first.
+        """Return who of those that fit is next.
 
         The outermost share that they do not have in common decides, so many names are not many shares.
         """
@@ -82,7 +93,12 @@ class Line:
         self._left = state.waiting
         if not (owed or _may_return(state, slots)):
             self._left = tuple([one for one in state.waiting if not _was_preempted(one)])
-        overdue = [one for one in self._left if one.passed_over >= MAX_PASSED_OVER]
+        self._slots = len(state.running) + state.free_slots
+        overdue = [
+            one
+            for one in self._left
+            if one.passed_over >= MAX_PASSED_OVER and (one.due is None or one.due <= state.now)
+        ]
         self._overdue = sorted(overdue, key=lambda one: (-one.passed_over, one.arrived))
 
     def in_order(self, slots: int, cells: int) -> Iterator[Waiting]:
@@ -92,8 +108,8 @@ class Line:
             cells,
             self._owed,
             self._counts.copy(),
-            [_Group(path, members) for path, members in self._groups["interactive"].items()],
-            [_Group(path, members) for path, members in self._groups["background"].items()],
+            [_Group(*sender) for sender in self._groups["interactive"]],
+            [_Group(*sender) for sender in self._groups["background"]],
         )
         while room.slots > 0:
             chosen = self._next(room)
@@ -113,15 +129,21 @@ class Line:
         return Counter(node for held in self._running for node in held.path)
 
     @cached_property
-    def _groups(self) -> Mapping[Lane, Mapping[tuple[int, ...], Sequence[Waiting]]]:
-        """Those that wait by lane and sender, the oldest first."""
-        groups: dict[Lane, dict[tuple[int, ...], list[Waiting]]] = {
-            "interactive": {},
-            "background": {},
-        }
-        for one in sorted(self._left, key=attrgetter("arrived", "key")):
+    def _groups(self) -> Mapping[Lane, Sequence[_Sender]]:
+        """Those that wait by lane and sender, in their order, with what answers have beyond their share."""
+        groups: dict[Lane, dict[Path, list[Waiting]]] = {"interactive": {}, "background": {}}
+        for one in sorted(self._left, key=_age):
             groups[one.lane].setdefault(one.path, []).append(one)
-        return groups
+        answers = Counter(node for held in self._running if held.started for node in held.path)
+        paths = {held.path for held in self._running}.union(*groups.values())
+        shares = even_shares(paths, self._slots)
+        return {
+            lane: [
+                (path, members, tuple([max(0.0, answers[n] + 1 - shares[n]) for n in path]))
+                for path, members in senders.items()
+            ]
+            for lane, senders in groups.items()
+        }
 
     def _next(self, room: _Room) -> Waiting | None:
         """Return who of those that are left is next, and fits."""
@@ -147,9 +169,30 @@ class Line:
         return None
 
 
+def even_shares(paths: Iterable[Path], slots: int) -> Mapping[int, float]:
+    """Return how many of the slots everybody on these paths has if each share is divided evenly; 1 at least."""
+    shares: dict[int, float] = {}
+    children: dict[int | None, set[int]] = {}
+    paths = tuple(paths)
+    for path in paths:
+        for parent, node in zip((None, *path), path, strict=False):
+            children.setdefault(parent, set()).add(node)
+    for path in paths:
+        whole = float(slots)
+        for parent, node in zip((None, *path), path, strict=False):
+            shares[node] = whole = max(1.0, whole / len(children[parent]))
+    return shares
+
+
+def _age(one: Waiting) -> tuple[float, int]:
+    return (one.arrived if one.due is None else one.due), one.key
+
+
 def _rank(
     group: _Group, one: Waiting, running: Mapping[int, int]
-) -> tuple[tuple[int, ...], float, int]:
+) -> tuple[tuple[float, ...], float, int]:
+    if one.due is not None:
+        return group.beyond, one.due, one.key
     return tuple([running.get(node, 0) for node in group.path]), one.arrived, one.key
 
 

@@ -63,7 +63,7 @@ class Limit:
     saves: bool = False
 
 
-NO_LIMIT = Limit(float("inf"), "nobody interactive is decoding")
+NO_LIMIT = Limit(float("inf"), "nobody reads an answer as it comes")
 UNGUARDED = Limit(float("inf"), "this policy sets no limit")
 
 

@@ -22,7 +22,7 @@ from uma_trio.policy.state import (
     SchedulerState,
 )
 
-FORMAT = 7
+FORMAT = 8
 
 
 class TraceError(Exception):

@@ -20,6 +20,35 @@ from uma_trio.policy.traffic import Traffic
 PLACES_IN_FLIGHT = 4
 
 
+#: What a first token may take by what it takes alone, where all prompts can be done in that time.
+STRETCH = 2.0
+#: So long everybody waits without noticing much of it, whatever their prompt takes.
+MOMENT_S = 0.15
+
+
+@value
+class FirstToken:
+    """A prompt whose first token is waited for (:mod:`uma_trio.policy.stretch`). Seconds.
+
+    `since` is when it counts as arrived, for each of those whose shares it uses, the outermost first;
+    `own_s` is what its tokens that were not cached when it came take alone.
+    """
+
+    since: tuple[float, ...]
+    own_s: float
+
+
+@value
+class FirstTokens:
+    """The common stretch of all first tokens that are waited for, with a slot and without.
+
+    A prompt counts as arrived as it does on this `level` of those whose shares it uses.
+    """
+
+    stretch: float = STRETCH
+    level: int = 0
+
+
 @value
 class SequenceView:
     """One sequence that has a slot, as the policy sees it.
@@ -53,6 +82,8 @@ class SequenceView:
     scored: int = 0
     within: tuple[int, ...] = ()  # whose shares `client` divides, the outermost first
     awaits: Awaits = "tokens"  # in the interactive lane; nobody waits for anything in the other
+    first: FirstToken | None = None  # of its prompt, in the interactive lane; None: unknown
+    waited_by: tuple[FirstToken, ...] = ()  # of those that wait for what they share with it
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -116,7 +147,8 @@ def is_newcomer(view: SequenceView, most_tokens: int) -> bool:
 class Waiting:
     """A request that waits for a slot. `cells` is the number that admission would reserve.
 
-    One that was `preempted` has had a slot before, and lost it.
+    One that was `preempted` has had a slot before, and lost it. The first token of an interactive one is
+    `due` then (:mod:`uma_trio.policy.stretch`), and takes `own_s` alone; without, it goes by its arrival.
     """
 
     key: int
@@ -127,6 +159,13 @@ class Waiting:
     arrived: float
     preempted: bool = False
     within: tuple[int, ...] = ()  # as of a sequence
+    due: float | None = None
+    own_s: float = 0.0
+
+    @property
+    def late_from(self) -> float:
+        """When it has to have a slot, or its first token is late."""
+        return math.inf if self.due is None else self.due - self.own_s - MOMENT_S
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -140,7 +179,8 @@ class Holder:
 
     `cells` are reserved for it. `computed` tokens would be computed again after a preemption. It
     has been parked for `parked_s`, 0 if its reader keeps up. With tenure (:mod:`uma_trio.policy.floor`) its
-    prompt took `unearned_s` longer to compute than its answer has, since it has this slot.
+    prompt took `unearned_s` longer to compute than its answer has, since it has this slot. It `yields` if it is
+    an answer that nobody reads as it comes, and has kept its slot so far.
     """
 
     key: int
@@ -154,6 +194,8 @@ class Holder:
     tenured: bool = False
     unearned_s: float = 0.0
     within: tuple[int, ...] = ()  # as of a sequence
+    yields: bool = False
+    started: bool = True
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -242,33 +284,6 @@ class GuardMemory:
 
 
 @value
-class FirstToken:
-    """A prompt whose first token is waited for. Seconds.
-
-    `since` is when it counts as arrived, and `own_s` what its tokens that were not cached then take
-    alone.
-    """
-
-    since: float
-    own_s: float
-
-
-@value
-class FirstTokens:
-    """The prompts whose first tokens are waited for, by key, and their common stretch.
-
-    A prompt's deadline is `since` + `stretch` * (`own_s` + a moment). `share` is the part of the machine
-    for which the stretch was found. `chains` has by sender when its latest prompts would be done, one
-    after another, alone.
-    """
-
-    prompts: Mapping[int, FirstToken] = field(factory=dict)
-    stretch: float = 0.0
-    share: float = 1.0
-    chains: Mapping[int, float] = field(factory=dict)
-
-
-@value
 class Served:
     """The background decoders served last: since which tick, and its size."""
 
@@ -323,7 +338,7 @@ class Memory:
     served: Served = field(factory=Served)
     held_drafts: HeldDrafts = NO_HELD_DRAFTS
     purses: Mapping[int, Purse] = field(factory=dict)  # of streams that had guesses, by key
-    first_tokens: FirstTokens = field(factory=FirstTokens)
+    prompts_share: float = 1.0  # the part of the machine that readers leave to prompts
     # By key, what a token takes a reader alone with its guesses, as a part of the time without.
     drafted_parts: Mapping[int, float] = field(factory=dict)
     part_of: Mapping[int, int] = field(
@@ -360,6 +375,7 @@ class SchedulerState:
     prepared: bool = False
     interruptible: bool = False  # a tick of prompts can be given up for a request that comes
     draft: Staircase | None = None  # seconds of a draft model's decode, by tokens
+    first_tokens: FirstTokens = field(factory=FirstTokens)
     memory: Memory = field(factory=Memory)
 
     @cached_property
@@ -400,7 +416,8 @@ class SchedulerState:
 class AdmissionState:
     """All inputs of admission: the waiting requests, the running ones, and the free room.
 
-    `bucket_s` is the machine time that background work is owed (:mod:`uma_trio.policy.floor`).
+    `bucket_s` is the machine time that background work is owed (:mod:`uma_trio.policy.floor`), and
+    `used_s` what each has used who shares it (:mod:`uma_trio.policy.fairness`).
     """
 
     waiting: tuple[Waiting, ...]
@@ -408,3 +425,5 @@ class AdmissionState:
     free_slots: int = 0
     free_cells: int = 0
     bucket_s: float = math.inf
+    now: float = math.inf
+    used_s: Mapping[int, float] = field(factory=dict)

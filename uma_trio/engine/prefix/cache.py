@@ -32,6 +32,7 @@ from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.lanes import Lane
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
+from uma_trio.policy.state import FirstToken
 from uma_trio.telemetry.prefix import PrefixFigures
 
 
@@ -85,6 +86,7 @@ class PrefixCache:
         self.usage = Usage()
         self._put_by_s = 0.0  # of the allowance for restores
         self._promoted: dict[int, Lane] = {}  # leaders of persons, by what their own lane is
+        self._waited_for: set[int] = set()  # leaders who are due when their followers are
 
     # --- a request comes ---
 
@@ -115,6 +117,12 @@ class PrefixCache:
         if found.resident <= found.saved and (page is None or found.saved == page.end):
             missed = self.store.miss(namespace, page, sequence.tokens[: sequence.known - 1])
             use.missed += PAGE * missed
+
+    def search(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Found:
+        """Return what of a request is cached, or about to be; nothing changes."""
+        if not self.on:
+            return Found()
+        return search(sequence, self._leaders(running), self.leaves, self.store)
 
     def shared_with(self, sequence: Sequence, running: Mapping[int, Sequence]) -> int:
         """Return the number of cells that a waiting request would share with running ones.
@@ -221,7 +229,7 @@ class PrefixCache:
         other request has work, all restores are done at once.
         """
         moving = self.saving.due or self.room.compaction.spans_a_gap
-        if not (self.held or self._promoted or moving):
+        if not (self.held or self._promoted or self._waited_for or moving):
             self._put_by_s = 0.0
             return 0.0
         began = self._clock()
@@ -230,6 +238,7 @@ class PrefixCache:
             if held.leader is not None:
                 self._follow(held, running)
         self._promote(running)
+        self._inherit(running)
         # What was too little for a page adds up, or a slow restore would never come about.
         left_s = math.inf if alone else allowance_s + self._put_by_s
         unread, short = math.isinf(left_s), False
@@ -297,6 +306,21 @@ class PrefixCache:
             if leader is not None and leader.lane == "background":
                 self._promoted[handle] = leader.lane
                 leader.move_to("interactive")
+
+    def _inherit(self, running: Mapping[int, Sequence]) -> None:
+        """Let leaders be due when the first of those is who wait for them.
+
+        Who waits has less to compute, and is due earlier: others that are due between the two would hold up both.
+        """
+        firsts: dict[int, tuple[FirstToken, ...]] = {}
+        for held in self.held.values():
+            first = held.sequence.view.first
+            if held.leader is not None and first is not None:
+                firsts[held.leader] = (*firsts.get(held.leader, ()), first)
+        for handle in self._waited_for | firsts.keys():
+            if handle in running:
+                running[handle].inherit(firsts.get(handle, ()))
+        self._waited_for = set(firsts)
 
     def _restore(self, held: _Held) -> float:
         """Restore the next page of a request; return the seconds that it took."""

@@ -43,6 +43,11 @@ class Found:
             return ()
         return self.page.path[self.resident // PAGE :]
 
+    @property
+    def covered(self) -> int:
+        """How many tokens need not be computed for this request alone."""
+        return max(self.resident, self.saved, self.coming)
+
     def waits(self, n_tokens: int) -> bool:
         """Whether a request that needs `n_tokens` without the last should wait for the leader."""
         there = max(self.resident, self.saved)

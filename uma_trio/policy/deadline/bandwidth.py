@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from uma_trio.policy.accounting import moved_bytes, planned_work
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem, Skip
-from uma_trio.policy.state import SchedulerState, is_newcomer
+from uma_trio.policy.state import SchedulerState
 
 
 def guard_bandwidth(state: SchedulerState, plan: Plan) -> Plan:
@@ -55,8 +55,6 @@ def _last_trimmable(state: SchedulerState, items: Sequence[PlanItem]) -> PlanIte
     if len(items) == 1 and items[0].n_tokens == 1:
         return None
     for item in reversed(items):
-        view = state.views[item.key]
-        paste = not view.decoding and not is_newcomer(view, state.contract.newcomer_tokens)
-        if view.lane == "background" or paste:
+        if state.views[item.key].lane == "background":
             return item
     return None

@@ -78,7 +78,7 @@ def candidates(
         return [], []
     settled = {item.key for item in plan.items}.union([skip.key for skip in plan.skipped])
     ready = [v for v in state.sequences if v.credit > 0 and v.key not in settled]
-    prompts = in_order_of_deadlines(state, plan, [view for view in ready if is_prompt(view)])
+    prompts = in_order_of_deadlines(state, [view for view in ready if is_prompt(view)])
     rest = [view for view in ready if not is_prompt(view)]
     return prompts, sorted(rest, key=_need(state, plan, cost, rest)) if len(rest) > 1 else rest
 

@@ -113,7 +113,7 @@ def _beside_readers(
         in_use = evolve(in_use, tokens=second.tick.tokens + m)
     return [
         _Line(_items(first.shares(n), f"newcomer: {limit.reason}"), why, in_use),
-        _Line(_items(second.shares(m), f"background: {limit.reason}"), why, in_use, saves),
+        _Line(_in_slack(second.shares(m), limit), why, in_use, saves),
     ]
 
 
@@ -190,6 +190,20 @@ def _in_turn(
 
 def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[PlanItem]:
     return [PlanItem(v.key, n, "decode" if v.decoding else "prefill", reason) for v, n in shares]
+
+
+def _in_slack(shares: Sequence[tuple[SequenceView, int]], limit: Limit) -> list[PlanItem]:
+    """Return the items of what readers' slack is used for, with who it is that uses it."""
+    return [
+        item for view, n in shares for item in _items([(view, n)], f"{_who(view)}: {limit.reason}")
+    ]
+
+
+def _who(view: SequenceView) -> str:
+    """Return what a sequence that is not read is called in a reason."""
+    if view.lane == "background":
+        return "background"
+    return "rest of a prompt" if is_prompt(view) else "answer"
 
 
 def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates) -> int:

@@ -1,0 +1,135 @@
+"""Slots, forks and the order of prompts follow one stretch of first tokens, in the whole engine."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import evolve
+from numpy.typing import NDArray
+
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.deadline import deadline
+from uma_trio.policy.state import MOMENT_S, STRETCH, Contract
+from uma_trio.policy.stretch import prefill_s
+from uma_trio.sim.machine import built_in, steady
+from uma_trio.sim.simulation import LIMITS, Simulation, settings_for
+from uma_trio.sim.world import Request
+
+READS = Contract(reading_pace_s=0.040)
+H200 = built_in("h200", steady)
+
+
+def machine(n_slots: int, *, cached: bool = False) -> Simulation:
+    """Return an engine with so many slots, on an H200."""
+    settings = evolve(settings_for(H200, READS), prefix_bytes=(1 << 30) * cached)
+    limits = evolve(LIMITS, n_slots=n_slots + 1, n_rows=n_slots + 1)
+    return Simulation(deadline, READS, profile=H200, settings=settings, limits=limits)
+
+
+def own_s(tokens: int) -> float:
+    """Return what a prompt takes alone."""
+    return prefill_s(H200.believed, 512, tokens, 0)
+
+
+def some(n: int, seed: int) -> NDArray[np.int32]:
+    """Return the tokens of a text."""
+    return np.random.default_rng(seed).integers(1, 250, n).astype(np.int32)
+
+
+def until_all_have_ended(world: Simulation, asked: list[Request]) -> None:
+    """Run on until every request has ended, a virtual minute at most."""
+    world.run(0.1)
+    for _ in range(120):
+        if all(request.end is not None for request in asked):
+            return
+        world.run(0.5)
+    raise AssertionError([request.handle for request in asked if request.end is None])
+
+
+def test_a_short_question_does_not_wait_for_a_slot_behind_long_prompts() -> None:
+    """Eight long prompts for two slots came first, each of another client."""
+    world = machine(2)
+    asked = [world.submit(4000, 2, client=n, awaits="answer") for n in range(8)]
+    world.run(0.2)
+    question = world.submit(20, 2, client=100, awaits="answer")
+    until_all_have_ended(world, [*asked, question])
+    assert question.ttft_s < sorted(request.ttft_s for request in asked)[3]
+
+
+def test_answers_that_hold_every_slot_make_way_once_for_a_first_token() -> None:
+    """And lose no token by it; nobody waits for the end of somebody's long answers."""
+    world = machine(2, cached=True)
+    long = [
+        world.submit(200, 1500, client=1, awaits="answer", prompt=some(200, seed))
+        for seed in (1, 2)
+    ]
+    world.run(2.0)
+    question = world.submit(300, 5, client=2, awaits="answer")
+    world.run(3.0)
+    assert question.ttft_s <= STRETCH * (own_s(300) + MOMENT_S)
+    until_all_have_ended(world, long)
+    assert [len(request.token_times) for request in long] == [1500, 1500]
+
+
+def test_no_reader_loses_its_slot_to_a_first_token() -> None:
+    """What is read goes on, and the question waits for the first end."""
+    world = machine(2, cached=True)
+    read = [world.submit(200, 400, client=1, prompt=some(200, seed)) for seed in (1, 2)]
+    world.run(0.5)
+    question = world.submit(300, 5, client=2, awaits="answer")
+    until_all_have_ended(world, [*read, question])
+    assert question.token_times[0] > min(request.token_times[-1] for request in read)
+    assert max(gap for request in read for gap in request.gaps) < 0.2
+
+
+def test_who_computes_a_shared_prefix_is_due_when_its_followers_are() -> None:
+    """A prompt that is due between leader and follower goes behind both."""
+    world = machine(8, cached=True)
+    shared = some(6000, 1)
+    world.submit(6000, 2, client=1, awaits="answer", prompt=shared)
+    world.run(0.02)
+    follower = world.submit(
+        6020, 2, client=2, awaits="answer", prompt=np.concatenate([shared, some(20, 2)])
+    )
+    world.run(0.02)
+    between = world.submit(1500, 2, client=3, awaits="answer", prompt=some(1500, 3))
+    leader = world.engine.registry.running[1].view
+    assert leader.first is not None
+    world.run(0.1)
+    follows = world.engine.registry.running[follower.handle].view.first
+    assert follows is not None
+    assert follows.own_s < leader.first.own_s / 4
+    assert world.engine.registry.running[1].view.waited_by == (follows,)
+    until_all_have_ended(world, [follower, between])
+    assert follower.token_times[0] < between.token_times[0]
+    assert not any(sequence.view.waited_by for sequence in world.engine.registry.running.values())
+
+
+def test_a_client_with_thirty_two_long_prompts_starves_nobody() -> None:
+    """Four others ask short and long questions meanwhile, on sixteen slots that are all taken.
+
+    In the order of arrival they would wait for nine seconds, fifty times what a question takes.
+    """
+    world = machine(16)
+    many = [world.submit(3000, 100, client=1, awaits="answer") for _ in range(32)]
+    others: list[Request] = []
+    for n in range(24):
+        tokens, client = (40, 400, 1500)[n % 3], 2 + n % 4
+        world.at(
+            0.3 + 0.2 * n,
+            lambda tokens=tokens, client=client: others.append(  # type: ignore[misc]
+                world.submit(tokens, 20, client=client, awaits="answer")
+            ),
+        )
+    world.run(6.0)
+    until_all_have_ended(world, [*many, *others])
+    slow = [request.ttft_s / (own_s(request.prompt_tokens) + MOMENT_S) for request in others]
+    assert max(slow) <= 10
+
+
+def test_nothing_is_due_where_no_cost_is_known() -> None:
+    """Then requests get slots in turn by who sent them, as without deadlines."""
+    settings = evolve(settings_for(H200), cost=None)
+    world = Simulation(baseline, READS, profile=H200, settings=settings)
+    asked = [world.submit(100, 3, client=n) for n in range(40)]
+    until_all_have_ended(world, asked)
+    assert world.engine.registry.first_tokens.known.stretch == STRETCH
