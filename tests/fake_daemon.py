@@ -61,14 +61,15 @@ def main(arguments: list[str]) -> int:
     path, *rest = arguments
     given = dict(item.split("=", 1) for item in rest)
     cost, die = float(given.pop("cost", "0")), int(given.pop("die", "-1"))
-    script = given.pop("script", None)
+    script, replace = given.pop("script", None), "replace" in given
+    given.pop("replace", None)
     given.setdefault("policy", "baseline")  # which measures nothing before it is ready
     flags = {option.name: flag_key(option.flag) for option in OPTIONS}
     config = load({"socket": path, **{flags[name]: text for name, text in given.items()}}, env={})
     backend = Speaker(script) if script else slow(config, cost, die)
     log.configure("warning")
     try:
-        trio.run(serve, config, backend)
+        trio.run(serve, config, backend, replace)
     except SocketTaken as taken:
         print(taken, flush=True)
         return 75
@@ -89,7 +90,7 @@ def slow(config: Config, cost: float, die: int) -> SlowBackend:
     return backend
 
 
-async def serve(config: Config, backend: FakeBackend) -> None:
+async def serve(config: Config, backend: FakeBackend, replace: bool) -> None:
     """Serve, on what a supervisor passed if one did, and say when it is ready."""
     await daemon.serve(
         config,
@@ -97,6 +98,7 @@ async def serve(config: Config, backend: FakeBackend) -> None:
         on_ready=lambda _: print("ready", flush=True),
         inherited=inherited_sockets(os.environ),
         supervisor=Supervisor.of(os.environ, os.getpid()),
+        replace=replace,
     )
 
 

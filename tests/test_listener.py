@@ -145,6 +145,10 @@ def test_who_holds_a_name_is_found_without_touching_the_lock(path: Path) -> None
         table.write_text(
             f"1: POSIX  ADVISORY  READ 7 {file} 0 EOF\n2: FLOCK  ADVISORY  WRITE 9 {file} 0 EOF\n"
         )
+        assert (
+            holder_of(str(path), table) == os.getpid()
+        )  # which the holder wrote: a lock is handed on
+        path.with_name("s.lock").write_text("")
         assert holder_of(str(path), table) == 9
         assert holder_of(str(path), path.with_name("no table")) is None
     if sys.platform == "linux":
@@ -340,7 +344,7 @@ async def test_the_loop_survives_a_lack_of_descriptors(
     got: list[socket.socket] = []
     failures: list[OSError] = []
     with claim(path) as mine, mine.listen() as listener:
-        listener._sock = Exhausted(listener._sock)  # type: ignore[assignment]
+        listener.sock = Exhausted(listener.sock)  # type: ignore[assignment]
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             async with trio.open_nursery() as nursery:
@@ -386,9 +390,9 @@ async def test_an_error_of_one_client_does_not_end_the_loop(
     with claim(path) as mine, mine.listen() as unix, TcpListener(port) as tcp, trio.fail_after(5):
         port.setblocking(False)
         for listener, where in ((unix, str(path)), (tcp, port.getsockname())):
-            failing = Exhausted(listener._sock)
+            failing = Exhausted(listener.sock)
             failing.failures = list(OF_ONE_CLIENT)
-            listener._sock = failing  # type: ignore[assignment]
+            listener.sock = failing  # type: ignore[assignment]
             with socket.socket(failing._sock.family) as client:
                 client.connect(where)
                 async with trio.open_nursery() as nursery:
@@ -405,9 +409,9 @@ async def test_an_error_of_one_client_does_not_end_the_loop(
 async def test_a_listening_socket_that_is_broken_is_told(path: Path) -> None:
     """An error of the socket itself is not passed over: it would come again for ever."""
     with claim(path) as mine, mine.listen() as listener:
-        failing = Exhausted(listener._sock)
+        failing = Exhausted(listener.sock)
         failing.failures = [errno.EINVAL]
-        listener._sock = failing  # type: ignore[assignment]
+        listener.sock = failing  # type: ignore[assignment]
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             with pytest.raises(OSError, match="too many"):

@@ -5,6 +5,11 @@ from __future__ import annotations
 from net_kit import house
 
 from uma_protocol import Eos, Token
+from uma_trio.engine.messages import Finished
+from uma_trio.service.ask import Door, Origin
+from uma_trio.service.request_log import line_of
+from uma_trio.sockets.principal import Principal
+from uma_trio.telemetry.log import withhold
 
 PROMPT = "of this nobody may read"
 
@@ -18,9 +23,16 @@ async def test_an_answer_is_one_line_of_figures() -> None:
         await daemon.until_idle()
         (line,) = daemon.answered
         assert (line["app"], line["lane"], line["reason"]) == ("editor", "interactive", "length")
-        assert line["prompt"] == eos.usage.prompt_tokens
+        assert line["prompt_tokens"] == eos.usage.prompt_tokens
         assert line["tokens"] == eos.usage.completion_tokens == 4
-        assert {"id", "ttft_ms", "total_s", "tokens_per_s", "queue_ms", "cached"} <= line.keys()
+        assert {
+            "id",
+            "ttft_ms",
+            "total_s",
+            "tokens_per_s",
+            "queue_ms",
+            "cached_tokens",
+        } <= line.keys()
         assert PROMPT not in str(line)
 
 
@@ -44,3 +56,17 @@ async def test_a_reader_who_left_is_told_by_the_log() -> None:
         await daemon.until_idle()
         (line,) = daemon.answered
         assert line["reason"] in ("left", "cancelled")
+
+
+def test_no_figure_is_taken_for_text() -> None:
+    """The log withholds some keys, whatever they hold."""
+    end = Finished("stop", "", 3, 2, 1, 0.1, 0.2, 0.3)
+    line = line_of(
+        1,
+        Origin(principal=Principal(connection=1), door=Door(max_prompt_bytes=1), name="r"),
+        0,
+        "interactive",
+        end,
+        1.0,
+    )
+    assert withhold(None, "info", dict(line)) == line

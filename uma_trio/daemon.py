@@ -13,7 +13,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,7 @@ from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
 from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
+from uma_trio.sockets.handover import Giver, Taken, take_over
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import Listeners
 from uma_trio.sockets.supervisor import Supervisor
@@ -67,16 +68,18 @@ from uma_trio.wiring import (
     unwritable,
 )
 from uma_trio.wiring_drafts import Drafts, drafts_by
-from uma_trio.wiring_http import http_port, http_server
+from uma_trio.wiring_http import http_server
 from uma_trio.wiring_shapes import confinement, warm_if_used
-from uma_trio.wiring_sockets import names_taken, told_by
+from uma_trio.wiring_sockets import fronts_taken, handed_by, told_by
 
 if TYPE_CHECKING:
+    from uma_trio.http.server import Server as HttpServer
     from uma_trio.service.front import Listener as PortListener
 
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
 _FORCED_S = 1.0
+_LOOK_S = 0.05
 _STOPPING = "the daemon is stopping; send the request again once it has restarted"
 
 
@@ -106,6 +109,7 @@ async def serve(
     backend: Backend | None = None,
     inherited: Inherited = NONE,
     supervisor: Supervisor | None = None,
+    replace: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return.
 
@@ -114,6 +118,8 @@ async def serve(
     socket. `backend` is closed in any case. `on_progress` and `on_measuring`
     are called in the loading thread, with the part of the model that is loaded and of the machine's measuring.
     `inherited` sockets are served in place of the configured ones; the `supervisor` is told what goes on.
+    With `replace` the daemon that serves there hands its sockets over once the model is loaded, finishes its
+    requests and ends; until then it serves, also if this one fails.
 
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves there; nothing was loaded.
@@ -128,12 +134,9 @@ async def serve(
     supervisor = supervisor or Supervisor()
     _check_trace(config)
     chat_template(config)  # refused before anything is loaded
-    with (
-        closing(inherited),
-        names_taken(config, inherited) as listen,
-        scorecard_file(config) as table,
-        http_port(config, inherited.http) as port,
-    ):
+    with closing(inherited), ExitStack() as held:
+        fronts = None if replace else held.enter_context(fronts_taken(config, inherited))
+        table = held.enter_context(scorecard_file(config))
         if backend is None:
             loading = _both(supervisor.loading, on_progress)
             backend = await trio.to_thread.run_sync(
@@ -143,12 +146,22 @@ async def serve(
             measuring = _both(supervisor.measuring, on_measuring)
             settings = await trio.to_thread.run_sync(engine_settings, config, backend, measuring)
             drafts = await trio.to_thread.run_sync(drafts_by, config, backend, settings)
-            with closing(drafts), recorder(config, backend, settings) as record:
-                daemon = _Daemon(config, backend, policy, drafts, record, table, port, supervisor)
-                tune_interpreter(overlaps=backend.traits.overlaps)
-                with listen() as listener:
-                    await daemon.run(listener, on_ready)
+            held.enter_context(closing(drafts))
+            record = held.enter_context(recorder(config, backend, settings))
+            taken = await take_over(str(config.socket)) if fronts is None else None
+            if fronts is None:
+                handed = () if taken is None else taken.handed
+                fronts = held.enter_context(fronts_taken(config, handed=handed))
+            if taken is not None:
+                held.enter_context(closing(taken))
+            daemon = _Daemon(
+                config, backend, policy, drafts, record, table, fronts.port, supervisor
+            )
+            tune_interpreter(overlaps=backend.traits.overlaps)
+            with fronts.listen() as listener:
+                await daemon.run(listener, on_ready, taken)
         finally:
+            held.close()
             backend.close()
 
 
@@ -199,13 +212,22 @@ class _Daemon:
         self._computed = trio.Event()
         self._died: EngineDied | None = None
         self._forced = False
+        self._replaced = False
         self._clients = trio.CancelScope()
 
-    async def run(self, listener: Listeners, on_ready: Callable[[ReadyInfo], None] | None) -> None:
-        """Serve on `listener` until told to stop. Raises as :func:`serve` says."""
+    async def run(
+        self,
+        listener: Listeners,
+        on_ready: Callable[[ReadyInfo], None] | None,
+        taken: Taken | None,
+    ) -> None:
+        """Serve on `listener` until told to stop. Raises as :func:`serve` says.
+
+        Whoever the sockets were `taken` from is told when clients can connect.
+        """
         _want_files(files_needed(_connections(self._config)), self._log.warning)
         with closing(self._texts):
-            await self._serve(listener, on_ready)
+            await self._serve(listener, on_ready, taken)
         learnt = self._engine.memory.cost
         if learnt is not None and learnt.trusted and self._died is None:
             self._remember(learnt)
@@ -215,7 +237,10 @@ class _Daemon:
             raise SystemExit(FORCED_EXIT)
 
     async def _serve(
-        self, listener: Listeners, on_ready: Callable[[ReadyInfo], None] | None
+        self,
+        listener: Listeners,
+        on_ready: Callable[[ReadyInfo], None] | None,
+        taken: Taken | None,
     ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._compute)
@@ -232,6 +257,9 @@ class _Daemon:
                     await clients.start(self._server.serve, listener)
                     if self._http is not None and self._port is not None:
                         await clients.start(self._http.serve, self._port)
+                    if taken is not None:
+                        taken.serving()
+                    nursery.start_soon(self._hand_over, listener)
                     info = self._ready_info(listener)
                     self._supervisor.ready(f"serving {info.model.name} on {info.socket}")
                     if on_ready is not None:
@@ -327,6 +355,48 @@ class _Daemon:
                 self._supervisor.alive()
             seen = self._engine.rounds
 
+    async def _hand_over(self, listener: Listeners) -> None:
+        """Give the sockets to a daemon that asks for them; it serves on, and this one stops."""
+        sockets = [*listener.all, *(() if self._port is None else (self._port,))]
+        if not all(each.may_be_handed for each in sockets):
+            return  # a supervisor keeps them open while it restarts the daemon
+        giver = Giver.at(listener.path)
+        if giver is None:
+            return
+        handed = handed_by(self._config, listener, self._port)
+        with closing(giver):
+            while True:
+                asked = await giver.asked()
+                self._pause()
+                if await asked.give(handed):
+                    break
+                self._resume()
+                self._log.warning("the daemon that was to replace this one has ended; serving on")
+        for each in sockets:
+            each.disown()
+        self._replaced = True
+        self._log.info("another daemon serves here now; finishing the running requests")
+        self._stopping.set()
+
+    def _pause(self) -> None:
+        for front in self._fronts:
+            front.pause_accepting()
+
+    def _resume(self) -> None:
+        for front in self._fronts:
+            front.resume_accepting()
+
+    @property
+    def _fronts(self) -> tuple[Server | HttpServer, ...]:
+        return (self._server,) if self._http is None else (self._server, self._http)
+
+    async def _send_elsewhere(self) -> None:
+        """Close idle connections as long as anything runs: their clients find the new daemon."""
+        while True:
+            for front in self._fronts:
+                front.end_idle_connections()
+            await trio.sleep(_LOOK_S)
+
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
         server, service = self._server, self._service
@@ -342,7 +412,11 @@ class _Daemon:
             drain_s=patience,
         )
         with trio.move_on_after(patience):
-            await service.directory.wait_until_empty()
+            async with trio.open_nursery() as nursery:
+                if self._replaced:
+                    nursery.start_soon(self._send_elsewhere)
+                await service.directory.wait_until_empty()
+                nursery.cancel_scope.cancel()
         service.end_all(Code.E_LIFECYCLE_001, _STOPPING)
         with trio.move_on_after(_FLUSH_S):
             await service.directory.wait_until_empty()

@@ -28,11 +28,11 @@ _REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
 
 @contextmanager
 def http_port(
-    config: Config, inherited: socket.socket | None = None
+    config: Config, inherited: socket.socket | None = None, lock_fd: int = -1
 ) -> Iterator[PortListener | None]:
     """Take the address that HTTP is to be served on, if it is, until the block ends.
 
-    An `inherited` socket listens there already.
+    An `inherited` socket listens there already; with `lock_fd` it is one that was handed over.
 
     Raises :class:`ConfigError` if that needs a key and there is none, or it cannot be had.
     """
@@ -49,7 +49,7 @@ def http_port(
         )
     with ExitStack() as stack:
         try:
-            port = stack.enter_context(listening(address, inherited))
+            port = stack.enter_context(listening(address, inherited, lock_fd))
         except PortUnusable as error:
             raise ConfigError(str(error)) from error
         yield port

@@ -1,19 +1,40 @@
-"""The names that the framed protocol is served under, taken before the model is loaded."""
+"""The names that the daemon serves under: made, inherited from a supervisor, or taken over."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from uma_trio.config.options import Config
-from uma_trio.sockets.inherited import Inherited
-from uma_trio.sockets.listener import Claim, Listeners, SocketTaken, SocketUnusable, claim
+from uma_trio.sockets.handover import Handed, Role
+from uma_trio.sockets.inherited import NONE, Inherited
+from uma_trio.sockets.listener import (
+    Claim,
+    Listeners,
+    SocketTaken,
+    SocketUnusable,
+    claim,
+    handed_claim,
+)
 from uma_trio.sockets.path import SHARED_SOCKET
 from uma_trio.telemetry import log
+from uma_trio.wiring_http import http_port
+
+if TYPE_CHECKING:
+    from uma_trio.service.front import Listener as PortListener
+
+
+@frozen
+class Fronts:
+    """Where clients come in: `listen` makes the sockets of the framed protocol, `port` is HTTP's."""
+
+    listen: Callable[[], Listeners]
+    port: PortListener | None
 
 
 def told_by(inherited: Inherited, config: Config) -> Config:
@@ -29,33 +50,87 @@ def told_by(inherited: Inherited, config: Config) -> Config:
 
 
 @contextmanager
-def names_taken(config: Config, inherited: Inherited) -> Iterator[Callable[[], Listeners]]:
-    """Hold the daemon's names until the block ends; what it yields makes their sockets.
+def fronts_taken(
+    config: Config, inherited: Inherited = NONE, handed: Sequence[Handed] = ()
+) -> Iterator[Fronts]:
+    """Hold the daemon's names until the block ends.
 
-    A daemon that was told no path serves on the shared one, too, if it can have that.
+    What another daemon has `handed` over is used for the same names, and closed for others.
 
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves on the first name.
         uma_trio.sockets.listener.SocketUnusable: it cannot be had.
+        uma_trio.config.option.ConfigError: the address of HTTP cannot be had, or needs a key.
+    """
+    with ExitStack() as stack:
+        left = {each.role: each for each in handed}
+        framed, shared = left.pop("framed", None), left.pop("shared", None)
+        listen = stack.enter_context(names_taken(config, inherited, framed, shared))
+        http = left.pop("http", None)
+        address = config.http_address
+        if http is not None and (address is None or http.name != address.url):
+            close_handed(http)  # the settings serve another one now
+            http = None
+        sock = inherited.http if http is None else http.sock
+        lock = -1 if http is None else http.lock_fd
+        yield Fronts(listen, stack.enter_context(http_port(config, sock, lock)))
+
+
+def handed_by(config: Config, listener: Listeners, port: PortListener | None) -> list[Handed]:
+    """Return what a daemon hands over: each of its listening sockets."""
+    roles: tuple[Role, ...] = ("framed", "shared")
+    handed = [
+        Handed(role, each.path, each.sock, each.lock_fd)
+        for role, each in zip(roles, listener.all, strict=False)
+    ]
+    address = config.http_address
+    if port is not None and address is not None:
+        handed.append(Handed("http", address.url, port.sock, port.lock_fd))
+    return handed
+
+
+def close_handed(each: Handed) -> None:
+    """Close a socket, and let go of its name."""
+    each.sock.close()
+    if each.lock_fd != -1:
+        os.close(each.lock_fd)
+
+
+@contextmanager
+def names_taken(
+    config: Config,
+    inherited: Inherited,
+    framed: Handed | None = None,
+    shared: Handed | None = None,
+) -> Iterator[Callable[[], Listeners]]:
+    """Hold the names of the framed protocol until the block ends; what it yields makes their sockets.
+
+    A daemon that was told no path serves on the shared one, too, if it can have that.
     """
     told = "socket" in config.sources
     with ExitStack() as stack:
         if not told:
             _make_folder(config.socket.parent)
-        first = stack.enter_context(claim(config.socket, inherited=inherited.framed))
-        wanted = not told and str(config.socket) != SHARED_SOCKET
-        shared = _shared_name(stack) if wanted else None
+        if framed is not None:
+            first = handed_claim(framed.name, framed.sock, framed.lock_fd)
+        else:
+            first = claim(config.socket, inherited=inherited.framed)
+        stack.enter_context(first)
+        second: Claim | None = None
+        if shared is not None:
+            second = stack.enter_context(handed_claim(shared.name, shared.sock, shared.lock_fd))
+        elif not told and str(config.socket) != SHARED_SOCKET:
+            second = _shared_name(stack)
+        yield lambda: _listening(first, second)
 
-        def listen() -> Listeners:
-            listener = first.listen()
-            try:
-                others = () if shared is None else (shared.listen(),)
-            except SocketUnusable as error:
-                _say_not_shared(error)
-                others = ()
-            return Listeners(listener, *others)
 
-        yield listen
+def _listening(first: Claim, second: Claim | None) -> Listeners:
+    listener = first.listen()
+    try:
+        return Listeners(listener, *(() if second is None else (second.listen(),)))
+    except SocketUnusable as error:
+        _say_not_shared(error)
+        return Listeners(listener)
 
 
 def _shared_name(stack: ExitStack) -> Claim | None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from uma_trio.config.options import Config
     from uma_trio.daemon import ReadyInfo
 
+_REPLACE = "replace"
 _SLOW_S = 1.0  # a load that takes longer deserves a progress bar
 
 
@@ -49,21 +50,23 @@ def serve(**flags: object) -> int:
 
     Flags take precedence over the environment, the environment over --config, and --config over defaults.
     """
+    replace = bool(flags.pop(_REPLACE, False))
     config = settings.load(flags)
     from uma_trio.telemetry import log
 
     log.configure(config.log_level)
-    return run_daemon(config)
+    return run_daemon(config, replace=replace)
 
 
-def run_daemon(config: Config) -> int:
-    """Serve until told to stop; return the exit status."""
+def run_daemon(config: Config, *, replace: bool = False) -> int:
+    """Serve until told to stop; return the exit status. With `replace`, in place of who serves there."""
     import trio
 
     from uma_trio import daemon
     from uma_trio.backend.base import ModelError
     from uma_trio.config.option import ConfigError
     from uma_trio.engine.task import EngineDied
+    from uma_trio.sockets.handover import HandoverFailed
     from uma_trio.sockets.inherited import NotUsable, inherited_sockets
     from uma_trio.sockets.listener import SocketTaken, SocketUnusable
     from uma_trio.sockets.supervisor import Supervisor
@@ -84,12 +87,14 @@ def run_daemon(config: Config) -> int:
             on_measuring=progress.measuring,
             inherited=inherited,
             supervisor=supervisor,
+            replace=replace,
         )
 
     statuses: dict[type[BaseException], int] = {
         ConfigError: USAGE,
         ModelError: REFUSED,
         SocketTaken: SOCKET_TAKEN,
+        HandoverFailed: SOCKET_TAKEN,
         SocketUnusable: USAGE,
         EngineDied: ENGINE_DIED,
     }
@@ -249,6 +254,14 @@ def _signature() -> inspect.Signature:
         for item in items
     ]
     parameters.append(_keyword("config", Annotated[str | None, config]))
+    replacing = Parameter(
+        name="--replace",
+        help="Take the place of the daemon that serves there: load the model first, take its sockets over "
+        "without refusing anybody, and let it finish its requests. Both need memory for a while.",
+        negative="",
+        group=Group("Upgrade"),
+    )
+    parameters.append(_keyword(_REPLACE, Annotated[bool | None, replacing]))
     return inspect.Signature([*parameters, *reserved], return_annotation=int)
 
 

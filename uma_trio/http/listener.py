@@ -19,25 +19,31 @@ class PortUnusable(Exception):
 
 
 class TcpListener:
-    """A listening TCP port."""
+    """A listening TCP port. It has no lock, and belongs to `ours` unless a supervisor made it."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    lock_fd = -1
+
+    def __init__(self, sock: socket.socket, *, ours: bool = True) -> None:
+        self.sock = sock
+        self.may_be_handed = ours
 
     @property
     def port(self) -> int:
         """Which it is."""
-        return int(self._sock.getsockname()[1])
+        return int(self.sock.getsockname()[1])
 
     async def accept_forever(
         self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
     ) -> None:
         """Hand each new client to `handle`; see :func:`uma_trio.sockets.accepting.accept_forever`."""
-        await accept_forever(self._sock, handle, failed)
+        await accept_forever(self.sock, handle, failed)
+
+    def disown(self) -> None:
+        """Leave the port to who has the socket now; there is no name to remove."""
 
     def stop(self) -> None:
         """Accept no more. Idempotent."""
-        self._sock.close()
+        self.sock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -47,8 +53,12 @@ class TcpListener:
 
 
 @contextmanager
-def listening(address: Address, inherited: socket.socket | None = None) -> Iterator[Listener]:
+def listening(
+    address: Address, inherited: socket.socket | None = None, lock_fd: int = -1
+) -> Iterator[Listener]:
     """Listen on an address until the block ends; an `inherited` socket does so already.
+
+    With `lock_fd`, the lock of its name, it is ours from now on.
 
     Raises:
         PortUnusable: it is taken, or cannot be had.
@@ -56,7 +66,10 @@ def listening(address: Address, inherited: socket.socket | None = None) -> Itera
         uma_trio.sockets.listener.SocketUnusable: it cannot be made there.
     """
     if address.path:
-        taken = unix.claim(address.path, "--http unix:PATH", inherited=inherited)
+        if inherited is not None and lock_fd != -1:
+            taken = unix.handed_claim(address.path, inherited, lock_fd)
+        else:
+            taken = unix.claim(address.path, "--http unix:PATH", inherited=inherited)
         with taken as name, name.listen() as listener:
             yield listener
     else:

@@ -19,7 +19,7 @@ _ACCEPT_TOLD_S = 60.0
 MOST_LEAVING = 64
 
 
-class Listener(Protocol):
+class Accepts(Protocol):
     """Accepts clients until it is stopped."""
 
     async def accept_forever(
@@ -29,6 +29,28 @@ class Listener(Protocol):
 
     def stop(self) -> None:
         """Accept no more. Idempotent."""
+
+
+class Listener(Accepts, Protocol):
+    """One listening socket.
+
+    `sock` and the lock of its name, -1 if it has none, can be handed to another daemon if `may_be_handed`.
+    """
+
+    @property
+    def sock(self) -> socket.socket:
+        """The listening socket."""
+
+    @property
+    def lock_fd(self) -> int:
+        """The lock of its name."""
+
+    @property
+    def may_be_handed(self) -> bool:
+        """Whether it is ours, and not a supervisor's."""
+
+    def disown(self) -> None:
+        """Leave its name to who has the socket now."""
 
 
 class Session(Place, Protocol):
@@ -59,6 +81,8 @@ class Front(ABC, Generic[S]):
         self._held: dict[S, Callable[[], None]] = {}
         self._told_again = -math.inf
         self._accepting = trio.CancelScope()
+        self._goes_on = trio.Event()
+        self._ended = False
 
     @property
     def n_connections(self) -> int:
@@ -67,7 +91,7 @@ class Front(ABC, Generic[S]):
 
     async def serve(
         self,
-        listener: Listener,
+        listener: Accepts,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -78,9 +102,11 @@ class Front(ABC, Generic[S]):
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            with self._accepting:
-                task_status.started()
-                await listener.accept_forever(self._welcome, self._accept_failed)
+            task_status.started()
+            while not self._ended:
+                with self._accepting:
+                    await listener.accept_forever(self._welcome, self._accept_failed)
+                await self._goes_on.wait()
             listener.stop()
 
     async def attend(
@@ -92,9 +118,27 @@ class Front(ABC, Generic[S]):
             task_status.started()
             await trio.sleep_forever()
 
+    def pause_accepting(self) -> None:
+        """Leave further clients in the backlog until :meth:`resume_accepting`."""
+        self._goes_on = trio.Event()
+        self._accepting.cancel()
+
+    def resume_accepting(self) -> None:
+        """Accept clients again."""
+        self._accepting = trio.CancelScope()
+        self._goes_on.set()
+
     def stop_accepting(self) -> None:
         """Accept no further clients."""
+        self._ended = True
         self._accepting.cancel()
+        self._goes_on.set()
+
+    def end_idle_connections(self) -> None:
+        """Close every connection that waits for its client's next request: it may connect anew."""
+        for session in tuple(self._sessions):
+            if session.idle_since is not None:
+                session.end()
 
     def end_connections(self) -> None:
         """Close every connection after its pending bytes are written."""

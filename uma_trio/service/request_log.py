@@ -28,8 +28,8 @@ def line_of(
     spoken = end.completion_tokens - 1
     return {
         **who,
-        "prompt": end.prompt_tokens,
-        "cached": end.cached_tokens,
+        "prompt_tokens": end.prompt_tokens,
+        "cached_tokens": end.cached_tokens,
         "tokens": end.completion_tokens,
         "queue_ms": round(end.queue_s * 1e3, 1),
         **({} if end.ttft_s is None else {"ttft_ms": round(end.ttft_s * 1e3, 1)}),

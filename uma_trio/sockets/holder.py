@@ -26,5 +26,16 @@ def holder_of(path: str, table: Path = Path("/proc/locks")) -> int | None:
     for fields in map(str.split, lines):
         # 1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF; those who wait have "->" in front.
         if fields[1:2] == ["FLOCK"] and fields[5:6] == [file]:
-            return int(fields[4])
+            return _written(lock_of(path)) or int(fields[4])
     return None
+
+
+def _written(lock_file: str) -> int | None:
+    """Return the process that the holder wrote into its lock file; None if it has not yet.
+
+    The kernel tells who took the lock, who may have handed it to another process and ended.
+    """
+    try:
+        return int(Path(lock_file).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -64,9 +64,17 @@ class Claim:
     Held before the model is loaded, so that a second daemon learns at once that it is one.
     """
 
-    def __init__(self, path: str, lock_fd: int, inherited: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        lock_fd: int,
+        inherited: socket.socket | None = None,
+        *,
+        ours: bool = True,
+    ) -> None:
         self._lock_fd = lock_fd
         self._inherited = inherited
+        self._ours = ours
         self.path = path
 
     def listen(self) -> Listener:
@@ -78,10 +86,10 @@ class Claim:
             SocketUnusable: it cannot be made there; nothing is left behind.
         """
         if self._inherited is not None:
-            return Listener(self._inherited, self.path, ours=False)
+            return Listener(self._inherited, self.path, lock_fd=self._lock_fd, ours=self._ours)
         sock = _bind(self.path)
         try:
-            return Listener(sock, self.path)
+            return Listener(sock, self.path, lock_fd=self._lock_fd)
         except BaseException:
             sock.close()
             raise
@@ -105,11 +113,23 @@ class Listener:
     The name is removed in the end if it is `ours`, and not that of a supervisor, which listens on.
     """
 
-    def __init__(self, sock: socket.socket, path: str, *, ours: bool = True) -> None:
-        self._sock = sock
+    def __init__(
+        self, sock: socket.socket, path: str, *, lock_fd: int = -1, ours: bool = True
+    ) -> None:
+        self.sock = sock
+        self.lock_fd = lock_fd
         self._identity: tuple[int, int] | None = _identity(path)
         self._ours = ours
         self.path = path
+
+    @property
+    def may_be_handed(self) -> bool:
+        """Whether the socket is ours to give, and not a supervisor's."""
+        return self._ours
+
+    def disown(self) -> None:
+        """Leave the name to who has the socket now: it is not removed in the end."""
+        self._ours = False
 
     def still_ours(self) -> bool:
         """Whether the name still leads to our socket, and not to a stranger's or nowhere."""
@@ -127,14 +147,14 @@ class Listener:
         self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
     ) -> None:
         """Hand each new client to `handle`; see :func:`uma_trio.sockets.accepting.accept_forever`."""
-        await accept_forever(self._sock, handle, failed)
+        await accept_forever(self.sock, handle, failed)
 
     def stop(self) -> None:
         """Accept no more: who connects now, or waits in the backlog, is refused. Idempotent.
 
         To be called when nobody is in `accept_forever`.
         """
-        self._sock.close()
+        self.sock.close()
 
     def close(self) -> None:
         """Stop, and remove the name if it is still ours. Idempotent."""
@@ -154,7 +174,7 @@ class Listeners:
     """One front under several names: the first is the one that is told, and watched."""
 
     def __init__(self, first: Listener, *others: Listener) -> None:
-        self._all = (first, *others)
+        self.all = (first, *others)
         self.path = first.path
         self.until_lost = first.until_lost
 
@@ -163,17 +183,17 @@ class Listeners:
     ) -> None:
         """Hand each new client of any name to `handle`; see :meth:`Listener.accept_forever`."""
         async with trio.open_nursery() as nursery:
-            for listener in self._all:
+            for listener in self.all:
                 nursery.start_soon(listener.accept_forever, handle, failed)
 
     def stop(self) -> None:
         """Accept no more under any name. Idempotent."""
-        for listener in self._all:
+        for listener in self.all:
             listener.stop()
 
     def close(self) -> None:
         """Stop, and remove those names that are still ours. Idempotent."""
-        for listener in self._all:
+        for listener in self.all:
             listener.close()
 
     def __enter__(self) -> Self:
@@ -208,7 +228,14 @@ def claim(
     except BaseException:
         os.close(lock_fd)
         raise
-    return Claim(name, lock_fd, inherited)
+    return Claim(name, lock_fd, inherited, ours=inherited is None)
+
+
+def handed_claim(path: str, sock: socket.socket, lock_fd: int) -> Claim:
+    """Return the claim to a name whose lock and socket another daemon has handed over."""
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+    return Claim(path, lock_fd, sock)
 
 
 def too_long(path: str | os.PathLike[str]) -> str:
