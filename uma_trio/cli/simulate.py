@@ -41,7 +41,9 @@ _FIGURES = (
 
 _GAP = 2  # blanks between two columns
 
-_WORKLOADS = "desk, storm, paste, fairness, or module:name; default: the first four."
+_WORKLOADS = (
+    "desk, storm, paste, fairness, agents, bursts, huge, or module:name; default: the first four."
+)
 _MACHINES = "q4_0 (the default), q4_0-slow, q8_0, q4_k_m or h200."
 _DRAFTS = "none; the probability that a guess is right (0.7); or trace, as recorded in the trace."
 _NOISE = "none; a standard deviation (0.02); or trace, as recorded in the trace."
@@ -197,7 +199,7 @@ def _compare(
     from uma_trio.sim.workload import WORKLOADS
 
     compared = cases(policies, caps)
-    known = {name: workload_of(name) for name in workloads or WORKLOADS}
+    known = {name: workload_of(name) for name in workloads or tuple(WORKLOADS)[:4]}
     alone_s = itl_alone_s(profile)
     if not as_json:
         console().print(f"{profile.name}: a stream alone has a token every {1e3 * alone_s:.2f} ms.")

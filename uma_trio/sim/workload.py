@@ -18,7 +18,7 @@ from itertools import count
 
 from attrs import frozen
 
-from uma_trio.lanes import Lane
+from uma_trio.lanes import Awaits, Lane
 from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.world import World
 
@@ -34,6 +34,7 @@ class Application:
     A new session opens every `every_s` on average, and `open_at_once` are open from the start.
     `shared` tokens begin every prompt. In a conversation a prompt also has all that was said
     before, and the conversation begins anew when its prompt has reached `most_prompt` tokens.
+    Of interactive answers somebody `awaits` the tokens as they come, or the end.
     A policy is judged by the latencies of `watched` applications; the others are load.
     """
 
@@ -51,6 +52,7 @@ class Application:
     most_answer: int = 400
     spread: float = SPREAD
     watched: bool = True
+    awaits: Awaits = "tokens"
 
 
 @frozen
@@ -75,6 +77,7 @@ class Session:
     lane: Lane
     start: float
     turns: Iterable[Turn]
+    awaits: Awaits = "tokens"
 
 
 WORKLOADS: dict[str, tuple[Application, ...]] = {
@@ -123,6 +126,51 @@ WORKLOADS: dict[str, tuple[Application, ...]] = {
         ),
         Application(name="light", lane="background", prompt=400, answer=100, watched=False),
     ),
+    # Four coding agents and more that come and go, beside a person who asks short questions.
+    "agents": (
+        Application(
+            name="person", lane="interactive", prompt=60, answer=100, think_s=1.0,
+        ),
+        *(
+            Application(
+                name=f"agent-{i}", lane="interactive", prompt=60, answer=40, shared=150,
+                conversation=True, most_prompt=1500, awaits="answer", watched=False,
+            )
+            for i in range(1, 5)
+        ),
+        Application(
+            name="comers", lane="interactive", prompt=60, answer=40, every_s=15.0,
+            open_at_once=0, turns=6, shared=150, conversation=True, most_prompt=1500,
+            awaits="answer", watched=False,
+        ),
+    ),
+    # Eight prompts at once, again and again, for whose answers programs wait.
+    "bursts": (
+        Application(
+            name="chat", lane="interactive", prompt=60, answer=150, think_s=2.0,
+        ),
+        *(
+            Application(
+                name=f"program-{i}", lane="interactive", prompt=500, answer=40, think_s=20.0,
+                spread=0.0, awaits="answer", watched=False,
+            )
+            for i in range(1, 9)
+        ),
+    ),
+    # Many small questions beside somebody who pastes a book.
+    "huge": (
+        *(
+            Application(
+                name=f"small-{i}", lane="interactive", prompt=80, answer=20, think_s=5.0,
+                awaits="answer",
+            )
+            for i in range(1, 9)
+        ),
+        Application(
+            name="book", lane="interactive", prompt=4000, answer=60, think_s=10.0, spread=0.1,
+            awaits="answer", watched=False,
+        ),
+    ),
 }  # fmt: skip
 
 
@@ -131,7 +179,7 @@ def sessions(
 ) -> tuple[Session, ...]:
     """Return all sessions that open within `seconds`; clients are numbered from 1, in order."""
     return tuple(
-        Session(client, app.lane, start, list_of_turns)
+        Session(client, app.lane, start, list_of_turns, app.awaits)
         for client, app in enumerate(applications, start=1)
         for start, list_of_turns in _sessions(app, f"{seed}/{app.name}", seconds)
     )
@@ -197,6 +245,7 @@ def _asking(world: World, session: Session, left: Iterator[Turn]) -> Callable[[]
                 lane=session.lane,
                 on_end=think,
                 guesses=turn.guesses,
+                awaits=session.awaits,
             )
 
     def think() -> None:
