@@ -16,12 +16,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
 from benches.contest import Row
+from uma_trio.backend._llama_binding import llama
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.sampling import Choice, Sampler

@@ -138,16 +138,17 @@ def wheel_key() -> str:
 
 
 def requirements(*, extra: str) -> list[str]:
-    """Return what pyproject asks for from the index, less llama.cpp and our own packages."""
+    """Return what pyproject asks for from the index, less our own packages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     every = [*project["dependencies"], *project["optional-dependencies"][extra]]
-    return [spec for spec in every if not spec.startswith((LLAMA, "uma-protocol"))]
+    return [spec for spec in every if not spec.startswith("uma-protocol")]
 
 
 def llama_requirement() -> str:
     """Return pyproject's requirement on llama-cpp-python."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return next(spec for spec in project["dependencies"] if spec.startswith(LLAMA))
+    (requirement,) = project["optional-dependencies"]["source"]
+    return str(requirement)
 
 
 def install_packages_somehow() -> None:

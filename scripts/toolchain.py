@@ -39,22 +39,25 @@ def compiler_version() -> str:
 
 
 def amx_flags() -> str:
-    """Return flags that leave AMX out, where this compiler would get it wrong.
+    """Return flags that leave AMX out, where this processor has it and this compiler gets it wrong."""
+    return _AMX_OFF if "amx_tile" in cpu_flags() and miscompiles_amx() else ""
+
+
+def miscompiles_amx() -> bool:
+    """Whether this compiler gets AMX wrong.
 
     GCC PR target/114098: the tile configuration's stores are optimised away, and the first
     batch of two tokens with a quantised model is a segmentation fault. Fixed in GCC 12.4,
     13.3 and 14.
     """
-    if "amx_tile" not in cpu_flags():
-        return ""
     if "clang" in compiler_version().lower():
-        return ""
+        return False
     text = _output([*shlex.split(compiler()), "-dumpfullversion"]).strip()
     numbers = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", text)
     if not numbers:
-        return ""
+        return False
     version = int(numbers[1]), int(numbers[2])
-    return _AMX_OFF if version < (12, 4) or (13, 0) <= version < (13, 3) else ""
+    return version < (12, 4) or (13, 0) <= version < (13, 3)
 
 
 @functools.cache

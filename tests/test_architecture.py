@@ -60,7 +60,7 @@ ALLOWED = {
     "uma_trio.text.apart": {"numpy", "uma_trio.confined.workers", "uma_trio.text"},
     "uma_trio.confined": {"msgspec"},
     "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry", "uma_trio.spelling"},
-    "uma_trio.backend.llama": {"attrs", "numpy", "llama_cpp", "uma_trio.backend"},
+    "uma_trio.backend.llama": {"attrs", "numpy", "uma_trio.backend"},
     "uma_trio.engine": {
         *("uma_trio.lanes", "uma_trio.speculation"),
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
@@ -219,12 +219,13 @@ def test_a_module_imports_only_what_its_place_allows(path: Path) -> None:
 
 def test_only_the_adapter_knows_llama_cpp() -> None:
     """Everything else can be run, tested and replaced without llama.cpp."""
+    names = ("llama_cpp", "uma_trio_llama", "uma_trio.backend._llama_binding")
     importers = {
         name_of(path)
         for path in modules(*SHIPPED)
-        if any(within(found, "llama_cpp") for found in imports(path))
+        if any(within(found, name) for found in imports(path) for name in names)
     }
-    assert {part_of(name) for name in importers} <= {"uma_trio.backend.llama"}
+    assert {part_of(name) for name in importers} == {"uma_trio.backend.llama"}
 
 
 def test_the_import_graph_has_no_cycle() -> None:

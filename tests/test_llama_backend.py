@@ -493,7 +493,7 @@ def test_broken_files_never_end_the_process(
 def test_system_info_tells_what_computes() -> None:
     """There is a CPU with its name and features, and a version."""
     info = system_info()
-    assert info.package_version.startswith("0.3")
+    assert " 0.3." in info.build
     assert info.features["CPU"]
     cpu = next(device for device in info.devices if device.kind == "cpu")
     assert cpu.name

@@ -16,6 +16,7 @@ from attrs import evolve
 
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
+from uma_trio.backend.bindings import want
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.costing.attention import flash_is_faster
@@ -55,6 +56,7 @@ _MOST_PREFIX_BYTES = 2 << 30
 def load_backend(config: Config, on_progress: Progress | None) -> Backend:
     """Load the model. Raises :class:`ModelError`; takes as long as the disk does."""
     limit_spinning()
+    want(config.llama)
     from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
 
     report = log.get("llama.cpp")

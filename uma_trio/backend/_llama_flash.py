@@ -16,9 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
-import llama_cpp.llama_cpp as llama
-
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_load import make_context
 from uma_trio.backend._llama_options import FLASH_OFF, FLASH_ON
 from uma_trio.backend.attention import (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-import llama_cpp.llama_cpp as llama
-
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import SystemInfo
 from uma_trio.backend.base import ModelInfo
 from uma_trio.backend.gguf_header import GgufHeader

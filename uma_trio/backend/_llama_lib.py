@@ -14,11 +14,11 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
-import llama_cpp.llama_cpp as llama
 from attrs import frozen
+
+from uma_trio.backend._llama_binding import build, llama, load_backends, text_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 MISCOMPILED: Final = "miscompiled"  # in place of a feature's 1
@@ -122,6 +122,7 @@ def start() -> None:
     # On an assert, ggml would start a debugger on us to print where it was.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     _log.install()
+    load_backends()
     llama.llama_backend_init()
 
 
@@ -159,7 +160,8 @@ class Device:
 class SystemInfo:
     """What this build of llama.cpp is and can do on this machine."""
 
-    package_version: str  # of llama-cpp-python
+    build: str  # which distribution of it, and its version
+    module: str  # of its binding
     ggml_version: str
     ggml_commit: str  # "unknown" in builds from an archive
     features: Mapping[str, Mapping[str, str]]  # compute backend -> feature -> value
@@ -199,7 +201,7 @@ def amx_is_miscompiled() -> bool:
     """Whether this build would crash in AMX, on the first prompt of a quantised model."""
     if b"AMX_INT8 = 1" not in llama.llama_print_system_info():
         return False
-    files = Path(llama.__file__).parent.glob("lib/libggml-cpu*")
+    files = build.libraries.glob("libggml-cpu*")
     return any(gets_amx_wrong(file.read_bytes()) for file in files)
 
 
@@ -217,28 +219,18 @@ def gets_amx_wrong(library: bytes) -> bool:
 
 def system_info() -> SystemInfo:
     """Ask llama.cpp about itself and its devices. Needs no model."""
-    import llama_cpp
-
     start()
     return SystemInfo(
-        package_version=str(llama_cpp.__version__),
-        ggml_version=_string("ggml_version"),
-        ggml_commit=_string("ggml_commit"),
+        build=build.about,
+        module=build.module,
+        ggml_version=text_of(_LIB, "ggml_version"),
+        ggml_commit=text_of(_LIB, "ggml_commit"),
         features=_features(),
         devices=_devices(),
         gpu_offload=bool(llama.llama_supports_gpu_offload()),
         mmap=bool(llama.llama_supports_mmap()),
         mlock=bool(llama.llama_supports_mlock()),
     )
-
-
-def _string(name: str) -> str:
-    """Call a ggml function that returns a string; it may be missing in other versions."""
-    try:
-        value = _held(name, ctypes.c_char_p)()
-    except AttributeError:
-        return "unknown"
-    return value.decode("utf-8", "replace") if value else "unknown"
 
 
 _KINDS: Final = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}

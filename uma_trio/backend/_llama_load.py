@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import llama_cpp.llama_cpp as llama
-
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.kv_types import kv_pair

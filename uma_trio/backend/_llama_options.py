@@ -8,12 +8,11 @@ processor: where the layers are is told.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 from typing import Final
 
 from uma_trio.backend.attention import PROBE_BATCH, PROBE_CELLS, Subject
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.bindings import LlamaRefused, current
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
 from uma_trio.backend.kv_types import kv_pair, kv_type_name
@@ -109,12 +108,11 @@ def subject(header: GgufHeader, kv_type: str, threads: int) -> Subject:
 def _library() -> str:
     """Return what tells builds of llama.cpp for a CPU apart: the version and the sizes of their files."""
     try:
-        package = distribution("llama-cpp-python")
-    except PackageNotFoundError:
+        build = current()
+    except LlamaRefused:
         return ""
-    lib = Path(str(package.locate_file("llama_cpp"))) / "lib"
-    sizes = {file.name: file.stat().st_size for file in lib.glob("*ggml-cpu*")}
-    return f"{package.version} {sorted(sizes.items())}"
+    sizes = {file.name: file.stat().st_size for file in build.libraries.glob("*ggml-cpu*")}
+    return f"{build.version} {sorted(sizes.items())}"
 
 
 def _scores_fit(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_binding import llama
 from uma_trio.backend.base import IntArray, ModelError
 
 _NO_VOCABULARY: Final = 0  # LLAMA_VOCAB_TYPE_NONE

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 from attrs import evolve
 
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_compute import Compute
 from uma_trio.backend._llama_flash import time_both
 from uma_trio.backend._llama_info import described, model_info, placed

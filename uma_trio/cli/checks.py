@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
+from uma_trio.backend.bindings import PACKAGED
 from uma_trio.cli.output import policy_in_words, size
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
@@ -84,11 +85,12 @@ class Probe:
         return [device["description"] or device["name"] for device in self.gpus]
 
 
-def probe_llama() -> Probe:
-    """Ask llama.cpp what it was compiled for."""
+def probe_llama(wanted: str) -> Probe:
+    """Ask the build of llama.cpp that --llama `wanted` names what it was compiled for."""
     command = [sys.executable, "-c", _PROBE]
+    env = {**os.environ, "UMA_LLAMA": wanted}
     # In a process of its own: a library compiled for another processor dies of SIGILL.
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603
     info = {} if done.returncode else json.loads(done.stdout)
     return Probe(done.returncode, info, done.stderr)
 
@@ -100,7 +102,7 @@ def check_llama(probe: Probe) -> list[Finding]:
     info, gpus = probe.info, probe.gpus
     features: dict[str, dict[str, str]] = info["features"]
     where = ", ".join(f"{d['name']} ({d['description']})" for d in gpus) or "the CPU alone"
-    version = f"llama-cpp-python {info['package_version']}, ggml {info['ggml_version']}"
+    version = f"{info['build']}, ggml {info['ggml_version']}"
     backends = ", ".join(features) or "none"
     found = [Finding("llama.cpp", "ok", f"{version}; backends {backends}; can compute on {where}")]
     if info["gpu_offload"] and not gpus:
@@ -109,9 +111,11 @@ def check_llama(probe: Probe) -> list[Finding]:
         found.append(Finding("llama.cpp", "slow", what, fix))
     if not info["gpu_offload"] and (flag := _flag_for_gpu()):
         what = "compiled for the CPU only, but this machine has a GPU's device file"
-        fix = f"export CMAKE_ARGS={flag} && make setup (README, GPU)"
+        fix = f"install a build for it, or export CMAKE_ARGS={flag} && make setup (README, GPU)"
         found.append(Finding("llama.cpp", "slow", what, fix))
-    return [*found, *compare_features(features.get("CPU", {}), cpu_features())]
+    packaged = info["module"] == PACKAGED
+    cpu = features.get("CPU", {})
+    return [*found, *compare_features(cpu, cpu_features(), packaged=packaged)]
 
 
 def _flag_for_gpu(root: Path = Path("/")) -> str | None:
@@ -119,8 +123,13 @@ def _flag_for_gpu(root: Path = Path("/")) -> str | None:
     return next((flag for name, flag in _GPU_FILES.items() if (root / name).exists()), None)
 
 
-def compare_features(compiled: Mapping[str, str], present: frozenset[str]) -> list[Finding]:
-    """Return what the processor has and the library was not compiled for."""
+def compare_features(
+    compiled: Mapping[str, str], present: frozenset[str], *, packaged: bool = False
+) -> list[Finding]:
+    """Return what the processor has and the library was not compiled for.
+
+    A `packaged` library has a variant for each of the common processors, and took the best one for this.
+    """
     used = [name for name, value in compiled.items() if value == "1"]
     unused = [ours for kernel, ours in _FEATURES.items() if kernel in present and ours not in used]
     found = [Finding("CPU features", "ok", f"in use: {' '.join(used) or 'none'}")]
@@ -135,7 +144,11 @@ def compare_features(compiled: Mapping[str, str], present: frozenset[str]) -> li
         found.append(
             Finding("CPU features", "ok", "the processor has AMX; the build does not use it")
         )
-    if unused:
+    if unused and packaged:
+        what = f"no packaged variant uses all that this processor has: {' '.join(unused)}"
+        fix = "measure the build that is compiled here: pip install 'uma-trio[source]', --llama llama_cpp"
+        found.append(Finding("CPU features", "ok", what, fix))
+    elif unused:
         what = f"not used by this build, which is slower for it: {' '.join(unused)}"
         fix = f"unset SOURCE_DATE_EPOCH and GGML_NATIVE=OFF in CMAKE_ARGS, then {_REBUILD}"
         found.append(Finding("CPU features", "slow", what, fix))
@@ -150,6 +163,8 @@ def _cannot_load(status: int, stderr: str) -> Finding:
         what = "llama.cpp was compiled for another processor and cannot run on this one"
         return Finding("llama.cpp", "blocks", what, _REBUILD)
     last = (stderr.strip().splitlines() or ["no message"])[-1]
+    if "LlamaRefused: " in last:  # it says what to do
+        return Finding("llama.cpp", "blocks", last.partition("LlamaRefused: ")[2])
     return Finding("llama.cpp", "blocks", f"cannot be loaded (status {status}): {last}", _REBUILD)
 
 

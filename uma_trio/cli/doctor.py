@@ -135,7 +135,7 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
     except ConfigError as error:
         findings.append(Finding("settings", "blocks", str(error)))
         config = Config()
-    llama = checks.probe_llama()
+    llama = checks.probe_llama(config.llama)
     every: tuple[Callable[[], list[Finding]], ...] = (
         lambda: checks.check_llama(llama),
         lambda: checks.check_policy(config),

@@ -303,6 +303,16 @@ class Config(HttpConfig):
         "separate types for K and V, as in k=q8_0,v=f16. A quantised V needs flash attention, a "
         "quantised K does not. q8, q5 and q4 mean q8_0, q5_0 and q4_0.",
     )
+    llama: str = option(
+        "auto",
+        flag="--llama",
+        env=("UMA_LLAMA",),
+        metavar="BUILD",
+        since="0.1",
+        help="Which build of llama.cpp to use: uma_trio_llama (the packaged one), llama_cpp (llama-cpp-python), "
+        "or a folder with libllama and ggml's libraries of the same commit. auto: llama_cpp if it is compiled "
+        "for a GPU, else uma_trio_llama, else llama_cpp.",
+    )
     flash_attention: str = option(
         "auto",
         flag="--flash-attention",
