@@ -13,10 +13,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from uma_trio import __version__
-from uma_trio.cli import streams
+from uma_trio.cli import foreign, streams
 from uma_trio.cli.output import CANNOT_WRITE, INTERRUPTED, OK, REFUSED, USAGE, complain
 from uma_trio.cli.prompt import mark_stdin
 from uma_trio.config.option import ConfigError
@@ -120,11 +120,19 @@ def answer(app: App, arguments: Sequence[str]) -> int:
 
 
 def _usage(error: CycloptsError, name: str) -> str:
+    """Return what is wrong with the arguments, and our flag where another server's was typed."""
+    chain = error.command_chain or ()
+    verb = {"umad": "serve", "uma-cli": "run"}.get(name) or "".join(chain[:1])
     text = " ".join(str(error).split())
     if isinstance(error, UnusedCliTokensError):
-        text = f"Unexpected argument: {shlex.join(error.unused_tokens or ())}."
-    verb = " ".join([name, *(error.command_chain or ())])
-    return f"{text} See {verb} --help."
+        unused = error.unused_tokens or []
+        text = f"Unexpected argument: {shlex.join(unused)}."
+        text += foreign.model_hint(verb, unused)
+    elif isinstance(error, UnknownOptionError):
+        flag = error.token.keyword or error.token.value
+        if ours := foreign.suggestion(verb, flag, error.root_input_tokens or ()):
+            text = f"Unknown option: {flag.partition('=')[0]}. {ours}"
+    return f"{text} See {' '.join([name, *chain])} --help."
 
 
 def _app(name: str, text: str) -> App:
