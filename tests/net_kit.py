@@ -312,6 +312,10 @@ class House:
         """Return a new client of this daemon."""
         ours, theirs = socket.socketpair()
         self.server.welcome(theirs)
+        return self.adopt(ours)
+
+    def adopt(self, ours: socket.socket) -> Client:
+        """Return the client whose end of a connection this is."""
         self.clients.append(Client(ours))
         return self.clients[-1]
 

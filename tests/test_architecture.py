@@ -94,6 +94,7 @@ ALLOWED = {
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.slices"),
     },
+    "uma_trio.service.front": {"trio", "uma_trio.service", "uma_trio.sockets"},
     "uma_trio.net": {
         "uma_trio.text.replies",
         *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),

@@ -345,11 +345,11 @@ async def test_a_client_that_cannot_be_let_in_ends_nobody_else(autojump_clock: M
     async with http_house() as daemon:
         ours, theirs = tcp_pair()
 
-        def fails(_: object) -> None:
+        def fails(*_: object) -> None:
             raise _Broken
 
-        daemon.server.welcome = fails  # type: ignore[method-assign]
-        daemon.server._welcome(theirs)
+        daemon.server.let_in = fails  # type: ignore[method-assign]
+        daemon.server.welcome(theirs)
         assert ours.recv(1) == b""
         ours.close()
         daemon.inner.log.faults.clear()

@@ -390,16 +390,19 @@ class _Daemon:
     def _fronts(self) -> tuple[Server | HttpServer, ...]:
         return (self._server,) if self._http is None else (self._server, self._http)
 
-    async def _send_elsewhere(self) -> None:
-        """Close idle connections as long as anything runs: their clients find the new daemon."""
-        while True:
-            for front in self._fronts:
-                front.end_idle_connections()
-            await trio.sleep(_LOOK_S)
+    async def _let_go(self) -> None:
+        """Serve those who are connected, and close what is idle: its clients find the new daemon."""
+        with trio.move_on_after(self._config.drain_s):
+            while any(front.n_connections for front in self._fronts):
+                for front in self._fronts:
+                    front.end_idle_connections()
+                await trio.sleep(_LOOK_S)
 
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
         server, service = self._server, self._service
+        if self._replaced:
+            await self._let_go()
         service.stop_taking()
         server.stop_accepting()
         if self._http is not None:
@@ -412,11 +415,7 @@ class _Daemon:
             drain_s=patience,
         )
         with trio.move_on_after(patience):
-            async with trio.open_nursery() as nursery:
-                if self._replaced:
-                    nursery.start_soon(self._send_elsewhere)
-                await service.directory.wait_until_empty()
-                nursery.cancel_scope.cancel()
+            await service.directory.wait_until_empty()
         service.end_all(Code.E_LIFECYCLE_001, _STOPPING)
         with trio.move_on_after(_FLUSH_S):
             await service.directory.wait_until_empty()

@@ -51,16 +51,16 @@ class Server(Front[Connection]):
         super().stop_accepting()
         self.end_connections()
 
-    def welcome(self, sock: socket.socket) -> None:
+    def whose(self, sock: socket.socket) -> Principal:
+        """Return whom a client is for. Raises OSError if it has left."""
+        principal = self._who(sock, os.geteuid())
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return principal
+
+    def let_in(self, sock: socket.socket, principal: Principal) -> None:
         """Take over a client's socket: let it in or turn it away. Never blocks."""
         transport = Transport(sock)
-        try:
-            principal = self._who(sock, os.geteuid())
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
-            transport.close()  # it is gone already
-            return
         host, by_socket = principal.host, sock.family == socket.AF_UNIX
         if by_socket and principal.uid != self._allowed_uid:
             transport.close()

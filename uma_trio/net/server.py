@@ -32,14 +32,13 @@ class Server(Front[Connection]):
         self._refusing = Refusing()
         self._operators: set[Connection] = set()  # those in the places of operators
 
-    def welcome(self, sock: socket.socket) -> None:
+    def whose(self, sock: socket.socket) -> Principal:
+        """Return whom a client is for. Raises OSError if it has left."""
+        return principal_of(sock, os.geteuid())
+
+    def let_in(self, sock: socket.socket, principal: Principal) -> None:
         """Take over a client's socket: let it in or turn it away. Never blocks."""
         transport = Transport(sock)
-        try:
-            principal = principal_of(sock, os.geteuid())
-        except OSError:
-            transport.close()  # it is gone already
-            return
         if principal.uid not in self._allowed:
             why = f"user {principal.uid} may not use this daemon"
             self._refuse(transport, error_event(Code.E_AUTH_001, why))

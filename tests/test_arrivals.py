@@ -1,0 +1,100 @@
+"""Clients that connect at once are let in by turns: a flood of one user delays no other."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from net_kit import house
+
+from uma_protocol import Eos
+from uma_trio.sockets.arrivals import MOST, Arrivals
+from uma_trio.sockets.listener import Listener
+from uma_trio.sockets.principal import Principal
+
+
+def of(uid: int) -> Principal:
+    """Return a client of a user."""
+    return Principal(connection=0, uid=uid)
+
+
+@given(st.lists(st.integers(0, 3) | st.none(), max_size=60))
+def test_users_take_turns_and_each_users_clients_keep_their_order(steps: list[int | None]) -> None:
+    """Whatever the order in which they come and go: a number arrives, None takes the next."""
+    with socket.socket() as sock:
+        arrivals, lanes, order = Arrivals(), {n: deque[int]() for n in range(4)}, list[int]()
+        for n, uid in enumerate([*steps, *[None] * len(steps)]):
+            if uid is not None:
+                arrivals.add(sock, Principal(connection=n, uid=uid))
+                lanes[uid].append(n)
+                if uid not in order:
+                    order.append(uid)
+            elif len(arrivals):
+                _, who = arrivals.take()
+                first = order.pop(0)
+                assert (who.uid, who.connection) == (first, lanes[first].popleft())
+                if lanes[first]:
+                    order.append(first)
+        assert len(arrivals) == 0
+
+
+def test_a_newcomer_is_behind_one_of_a_flood_at_most() -> None:
+    """However many have come before."""
+    with socket.socket() as sock:
+        arrivals = Arrivals()
+        for _ in range(MOST):
+            arrivals.add(sock, of(1))
+        arrivals.add(sock, of(2))
+        assert [arrivals.take()[1].uid for _ in range(2)] == [1, 2]
+
+
+async def test_a_full_queue_has_room_again_when_half_of_it_has_gone() -> None:
+    """Until then the others stay in the kernel's backlog."""
+    with socket.socket() as sock:
+        arrivals = Arrivals()
+        for _ in range(MOST):
+            arrivals.add(sock, of(1))
+        assert arrivals.is_full
+        with trio.move_on_after(0) as waited:
+            await arrivals.wait_for_room()
+        assert waited.cancelled_caught
+        for _ in range(MOST // 2):
+            arrivals.take()
+        await arrivals.wait_for_room()
+        for _ in range(MOST // 2):
+            arrivals.take()
+        await arrivals.until_empty()
+
+
+class Backlog:
+    """A listener whose clients are all there at once."""
+
+    def __init__(self, socks: list[socket.socket]) -> None:
+        self._socks = socks
+
+    async def accept_forever(self, handle: object, _failed: object) -> None:
+        """Hand them over, as many at once as a real listener does."""
+        while self._socks:
+            for _ in range(min(24, len(self._socks))):
+                handle(self._socks.pop(0))  # type: ignore[operator]
+            await trio.lowlevel.checkpoint()
+        await trio.sleep_forever()
+
+    def stop(self) -> None:
+        """Accept no more."""
+
+
+async def test_everybody_in_a_backlog_longer_than_the_queue_is_served() -> None:
+    """The queue fills, the backlog waits, and nobody is lost; who has left already costs nothing."""
+    pairs = [socket.socketpair() for _ in range(MOST + 40)]
+    for ours, _ in pairs[:-1]:
+        ours.close()
+    listener: Listener = Backlog([theirs for _, theirs in pairs])  # type: ignore[assignment]
+    async with house(listener=listener, max_sessions=8) as daemon:
+        client = daemon.adopt(pairs[-1][0])
+        await client.ask(max_tokens=2)
+        await client.until(Eos)
+        assert daemon.recorder.opened == 1
