@@ -486,10 +486,11 @@ def test_another_socket_is_in_the_command_that_starts_a_daemon(path: Path) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
-def test_a_daemon_that_starts_or_stops_is_waited_for(path: Path) -> None:
+def test_a_daemon_that_starts_or_stops_is_named(path: Path) -> None:
     """It has the lock and no socket that accepts; another one could not be started."""
-    with claim(path), pytest.raises(ConnectionFailed, match="is starting or stopping there"):
+    with claim(path), pytest.raises(ConnectionFailed, match="is starting or stopping") as failed:
         list(generate_sync("hello", path))
+    assert failed.value.holder == os.getpid()
 
 
 # --- tools and reasoning ---

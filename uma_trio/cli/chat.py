@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attrs import field, frozen, mutable
 from cyclopts import Parameter
 
+from uma_trio.cli.attempt import run_when_served
 from uma_trio.cli.conversation import Conversation
 from uma_trio.cli.output import (
     OK,
     UNREACHABLE,
     USAGE,
     SocketFlag,
+    WaitFlag,
     complain,
     harmless,
     leaves,
@@ -76,13 +78,14 @@ def chat(
         bool, Parameter(help="Show tokens/s and the cached share after each answer.", negative="")
     ] = False,
     socket: SocketFlag = None,
+    wait: WaitFlag = True,
 ) -> int:
     """Talk with the model in the terminal. /help lists what else can be done there."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         complain("A conversation needs a terminal; for a single answer use `uma-trio run`.")
         return USAGE
     sampling = _Sampling(temperature, max_tokens, seed)
-    talk = Talk(socket_path(socket), Conversation(system), sampling, stats=stats)
+    talk = Talk(socket_path(socket), Conversation(system), sampling, stats=stats, wait=wait)
     return talk.run()
 
 
@@ -94,6 +97,7 @@ class Talk:
     _conversation: Conversation
     _sampling: _Sampling
     _stats: bool = field(kw_only=True)
+    _wait: bool = field(kw_only=True)
 
     def run(self) -> int:
         """Ask and answer until the person leaves; return the exit status."""
@@ -200,7 +204,9 @@ class Talk:
         shown = Wrapped(_say, lambda: shutil.get_terminal_size().columns, _cells())
         answer: list[str] = []
         with _keys_unseen():
-            eos = _run(_generate, self._socket, talk, self._sampling, shown, answer)
+            eos = _run(
+                _generate, self._socket, talk, self._sampling, shown, answer, wait=self._wait
+            )
         shown.end()
         (talk.continued if talk.goes_on else talk.answered)("".join(answer))
         if isinstance(eos, str):
@@ -214,7 +220,7 @@ class Talk:
             _say(f"{_DIM}{_figures(eos)}{_PLAIN}\n")
 
     def _ask_name(self) -> str | None:
-        found = _run(_model_name, self._socket)
+        found = _run(_model_name, self._socket, wait=self._wait)
         if found is None or isinstance(found, str):
             complain(found or "Interrupted.")
             return None
@@ -222,15 +228,13 @@ class Talk:
         return name
 
 
-def _run(what: Callable[..., Any], *arguments: Any) -> Any:
+def _run(what: Callable[..., Any], socket: Path, *arguments: Any, wait: bool) -> Any:
     """Run something on trio; what the daemon refuses, or that there is none, comes back as a text."""
-    import trio
-
     from uma_protocol import ProtocolError
     from uma_trio.client import ConnectionFailed, ServerError
 
     try:
-        return trio.run(what, *arguments)
+        return run_when_served(what, socket, *arguments, socket=socket if wait else None)
     except BaseException as error:
         for cause in leaves(error):
             if isinstance(cause, ServerError | ConnectionFailed | ProtocolError):

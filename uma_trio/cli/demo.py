@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from uma_trio.cli.attempt import attempt
 from uma_trio.cli.demo_pane import Pane
-from uma_trio.cli.output import OK, Trouble, attempt
+from uma_trio.cli.output import OK, Trouble
 
 if TYPE_CHECKING:
     import trio

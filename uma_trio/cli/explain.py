@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from uma_trio.cli.attempt import attempt
 from uma_trio.cli.output import (
     OK,
     USAGE,
     SocketFlag,
-    attempt,
     complain,
     console,
     duration,

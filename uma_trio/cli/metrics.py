@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from uma_trio.cli.attempt import attempt
 from uma_trio.cli.output import (
     OK,
     USAGE,
     SocketFlag,
-    attempt,
     complain,
     console,
     print_json,

@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from uma_trio.cli.streams import cannot_write, is_unicode
+from uma_trio.cli.streams import is_unicode
 from uma_trio.config import settings
 from uma_trio.config.options import CONFIG_ENV
 from uma_trio.sockets.path import SHARED_SOCKET, default_socket, socket_to_ask
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 SocketFlag = Annotated[
     str | None, Parameter(help="The daemon's socket. Environment: UMA_SOCK.", metavar="PATH")
+]
+
+WaitFlag = Annotated[
+    bool,
+    Parameter(
+        name="--wait",
+        negative="--no-wait",
+        help="Wait for a daemon that is starting, such as one that loads its model, or fail at once.",
+    ),
 ]
 
 OK = 0
@@ -136,29 +145,3 @@ def how_to_ask(socket: Path) -> str:
     )
     # What the bundled model can do; others can too.
     return f'uma-trio run{where} "Tell me a story about a fox and a lantern"'
-
-
-def attempt(verb: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    """Run a client's verb on trio; say in one sentence what failed, and return its status."""
-    import trio
-
-    from uma_protocol import ProtocolError
-    from uma_trio.client import ConnectionFailed, ServerError
-
-    statuses: dict[type[BaseException], int] = {
-        ServerError: REFUSED,
-        Trouble: REFUSED,
-        ConnectionFailed: UNREACHABLE,
-        ProtocolError: USAGE,  # ours: what the daemon gets wrong is a ConnectionFailed
-    }
-    try:
-        return trio.run(verb, *arguments)
-    except BaseException as error:
-        for cause in leaves(error):
-            if isinstance(cause, BrokenPipeError | KeyboardInterrupt) or cannot_write(cause):
-                raise cause from None
-            for kind, status in statuses.items():
-                if isinstance(cause, kind):
-                    complain(str(cause))
-                    return status
-        raise

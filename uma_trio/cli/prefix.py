@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from uma_trio.cli.attempt import attempt
 from uma_trio.cli.output import (
     OK,
     USAGE,
     SocketFlag,
     Trouble,
-    attempt,
     complain,
     console,
     harmless,

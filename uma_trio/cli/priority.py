@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, SocketFlag, attempt, console, socket_path
+from uma_trio.cli.attempt import attempt
+from uma_trio.cli.output import OK, SocketFlag, console, socket_path
 from uma_trio.lanes import Lane
 
 

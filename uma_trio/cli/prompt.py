@@ -16,7 +16,9 @@ STDIN = "-"
 _MARK = "\0"  # no argument of a program can hold it
 _BETWEEN = "\n\n"
 #: The flags of `uma-trio run` that take no value. Here, since the parser of flags is slow to import.
-SWITCHES = frozenset({"--chat", "--raw", "--stream", "--no-stream", "--json", "--metrics"})
+SWITCHES = frozenset(
+    {"--chat", "--raw", "--stream", "--no-stream", "--json", "--metrics", "--wait", "--no-wait"}
+)
 
 
 def mark_stdin(arguments: Sequence[str]) -> list[str]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from uma_trio.cli.attempt import attempt
 from uma_trio.cli.output import (
     OK,
     SocketFlag,
-    attempt,
+    WaitFlag,
     console,
     duration,
     harmless,
@@ -26,9 +27,11 @@ def ps(
     *,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
     socket: SocketFlag = None,
+    wait: WaitFlag = True,
 ) -> int:
     """Show the requests in progress."""
-    return attempt(_ps, socket_path(socket), json)
+    path = socket_path(socket)
+    return attempt(_ps, path, json, wait_at=path if wait else None)
 
 
 async def _ps(path: Path, as_json: bool) -> int:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from attrs import evolve, frozen
 from cyclopts import Parameter
 
+from uma_trio.cli.attempt import attempt
 from uma_trio.cli.files import json_of, text_of, tools_of
 from uma_trio.cli.output import (
     INTERRUPTED,
     OK,
     USAGE,
     SocketFlag,
-    attempt,
+    WaitFlag,
     complain,
     how_to_ask,
     socket_path,
@@ -185,6 +186,7 @@ class Asking:
     ] = None
     app: Annotated[str | None, Parameter(help="The name of the program in `uma-trio ps`.")] = None
     socket: SocketFlag = None
+    wait: WaitFlag = True
     metrics: Annotated[
         bool,
         Parameter(
@@ -302,12 +304,18 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
     if not prompt and sys.stdin.isatty() and sys.stdout.isatty():
         from uma_trio.cli.chat import chat as talk
 
-        return talk(system=asking.system or "", max_tokens=asking.max_tokens, socket=asking.socket)
+        return talk(
+            system=asking.system or "",
+            max_tokens=asking.max_tokens,
+            socket=asking.socket,
+            wait=asking.wait,
+        )
     if not prompt:
         complain(f"There is no prompt. Try: {how_to_ask(socket_path(asking.socket))}")
         return USAGE
     _check(prompt, asking)
-    status = attempt(_talk, socket_path(asking.socket), prompt, chat, asking)
+    socket = socket_path(asking.socket)
+    status = attempt(_talk, socket, prompt, chat, asking, wait_at=socket if asking.wait else None)
     if sys.stderr.isatty() and left_unread():
         complain(f"Standard input is not part of the prompt; put {STDIN} where it belongs.")
     return status

@@ -42,4 +42,12 @@ class ServerError(Exception):
 
 
 class ConnectionFailed(Exception):
-    """The daemon cannot be reached, or the connection broke. The message names the next step."""
+    """The daemon cannot be reached, or the connection broke. The message names the next step.
+
+    `holder` is the process that is starting or stopping at that socket, where there is one: nothing
+    was sent, and the daemon can be reached as soon as it serves. Known on Linux only.
+    """
+
+    def __init__(self, message: str, *, holder: int | None = None) -> None:
+        super().__init__(message)
+        self.holder = holder

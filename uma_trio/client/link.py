@@ -63,22 +63,31 @@ def connect_to(sock: socket.socket, path: str) -> None:
         raise
     except OSError as exc:
         why = exc.strerror or str(exc)
+        holder = _holder(path, exc)
         raise ConnectionFailed(
-            f"cannot reach the daemon at {path}: {why}; {_what_to_do(path, exc)}"
+            f"cannot reach the daemon at {path}: {why}; {_what_to_do(path, exc, holder)}",
+            holder=holder,
         ) from exc
     uid = peer_of(sock).uid
     if uid != os.geteuid():
         raise ConnectionFailed(f"{path} is served by user {uid}, not by you; nothing was sent")
 
 
-def _what_to_do(path: str, error: OSError) -> str:
+def _holder(path: str, error: OSError) -> int | None:
+    """Return the process that is starting or stopping at `path`; None if there is none."""
+    if isinstance(error, PermissionError) or _is_something_else(path):
+        return None
+    return holder_of(path)
+
+
+def _what_to_do(path: str, error: OSError, holder: int | None) -> str:
     """Return the way out for somebody who cannot connect."""
     if isinstance(error, PermissionError):
         return "it is another user's, or in a folder that is closed to you"
     if isinstance(error, ConnectionRefusedError) and _is_something_else(path):
         return "that is not a socket; check the path"
-    if (pid := holder_of(path)) is not None:
-        return f"pid {pid} is starting or stopping there; try again in a moment"
+    if holder is not None:
+        return f"pid {holder} is starting or stopping there; try again in a moment"
     where = "" if path == default_socket() else f" --socket {shlex.quote(path)}"
     return f"start it with `uma-trio serve{where}`"
 

@@ -1,0 +1,103 @@
+"""Verbs wait for a daemon that has its socket's name and does not serve yet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from cli_kit import PATIENCE_S, command, environment, run
+
+from uma_trio.cli.attempt import run_when_served, wait_for_daemon
+from uma_trio.client import ConnectionFailed
+from uma_trio.sockets.listener import claim
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Return the path of a socket, short enough for one."""
+    with tempfile.TemporaryDirectory(prefix="uma-") as made:
+        yield Path(made, "uma.sock")
+
+
+def test_waiting_ends_when_the_daemon_serves(path: Path) -> None:
+    """Though it keeps the lock."""
+    looks: list[float] = []
+    with claim(path), socket.socket(socket.AF_UNIX) as served:
+
+        def serve_at_the_third_look(pause: float) -> None:
+            looks.append(pause)
+            if len(looks) == 3:
+                served.bind(str(path))
+                served.listen()
+
+        wait_for_daemon(path, serve_at_the_third_look)
+    assert len(looks) == 3
+
+
+def test_waiting_ends_when_the_daemon_ends(path: Path) -> None:
+    """Without having served: nobody holds the name any more."""
+    claimed = claim(path)
+    looks: list[float] = []
+
+    def end(pause: float) -> None:
+        looks.append(pause)
+        claimed.release()
+
+    wait_for_daemon(path, end)
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("verb", [["ps"], ["run", "hi"]])
+async def test_no_wait_fails_at_once(path: Path, verb: list[str]) -> None:
+    """For scripts that have something better to do."""
+    with claim(path):
+        status, out, errors = await run("uma-trio", *verb, "--no-wait", "--socket", str(path))
+    assert (status, out) == (3, "")
+    assert f"pid {os.getpid()} is starting or stopping there" in errors
+
+
+@pytest.mark.parametrize("verb", [["ps"], ["run", "hi"]])
+async def test_verbs_wait_and_say_so(path: Path, verb: list[str]) -> None:
+    """A daemon that ends while it is waited for is one that is not there."""
+    with claim(path) as claimed, trio.fail_after(PATIENCE_S):
+        process = await trio.lowlevel.open_process(
+            command("uma-trio", *verb, "--socket", str(path)),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+        said = b""
+        async for some in process.stderr:  # type: ignore[union-attr]  # it is a pipe
+            said += some
+            if b"waiting until it serves" in said:
+                claimed.release()
+        assert await process.wait() == 3
+    assert f"The daemon (pid {os.getpid()}) is starting".encode() in said
+    assert b"start it with `uma-trio serve" in said
+
+
+async def test_what_was_waited_for_is_run_again(path: Path) -> None:
+    """With the arguments of the first attempt."""
+    asked: list[int] = []
+
+    async def verb(number: int) -> int:
+        asked.append(number)
+        if len(asked) == 1:
+            raise ConnectionFailed("not yet", holder=1)
+        return number
+
+    def waits() -> int:
+        found: int = run_when_served(verb, 7, socket=path)
+        return found
+
+    assert await trio.to_thread.run_sync(waits) == 7
+    assert asked == [7, 7]
