@@ -308,11 +308,7 @@ def options(server: Any, folder: Path) -> list[str]:
     given += ["--http-origin", server.cors_origins] if server.cors_origins else []
     given += ["--reasoning", server.reasoning] if server.reasoning in ("on", "off") else []
     given += ["--prefix-ram", f"{server.cache_ram}MiB"] if server.cache_ram else []
-    if server.model_draft:
-        from uma_trio import models
-
-        draft = Path(models.__file__).with_name("storyteller-draft.gguf")
-        given += ["--draft-model", str(draft), "--speculation", "auto"]
+    given += ["--speculation", "auto"] if server.model_draft else []
     return given
 
 

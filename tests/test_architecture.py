@@ -123,7 +123,6 @@ UNBOUND = (
     "uma_trio.cli",
     "uma_trio.daemon",
     "uma_trio.wiring",
-    "uma_trio.wiring_drafts",
     "uma_trio.wiring_http",
     "uma_trio.wiring_shapes",
     "uma_trio.wiring_sockets",

@@ -12,7 +12,7 @@ from uma_trio.backend.base import Overlap, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.contained import Contained
-from uma_trio.engine.drafts.failures import PATIENCE
+from uma_trio.engine.drafts.failures import FIRST_REST_S, LONGEST_REST_S, PATIENCE, Failures
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import InboxMessage, SetLane
 from uma_trio.engine.planner import EngineSettings
@@ -156,7 +156,7 @@ class _Raising(Drafter):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fails", ["propose", "make", "index", "expects", "learn", "keep"])
+@pytest.mark.parametrize("fails", ["propose", "index", "expects", "learn", "keep"])
 def test_drafts_that_fail_end_nothing(kind: type[FakeBackend], fails: str) -> None:
     """Every answer is whole, and the failures are counted and not repeated for ever."""
     backend = kind(n_slots=5, n_ctx=4000, n_rows=24)
@@ -185,6 +185,29 @@ def test_drafts_may_be_forgotten_during_a_rest() -> None:
     drafter.forget(lambda _: True)
     assert forgotten == [True]
     assert drafter.failures == PATIENCE
+
+
+def test_rests_double_up_to_an_hour_until_drafts_work_for_as_long() -> None:
+    """One failure is enough for the next rest; a time without any makes up for all."""
+    failures, now = Failures(), 0.0
+    assert [failures.note(now) for _ in range(PATIENCE)] == [0.0] * (PATIENCE - 1) + [FIRST_REST_S]
+    rests = []
+    for _ in range(8):
+        now = failures.rests_until
+        rests.append(failures.note(now))
+    assert rests == [min(FIRST_REST_S * 2.0**n, LONGEST_REST_S) for n in range(1, 9)]
+    now = failures.rests_until + LONGEST_REST_S
+    assert [failures.note(now) for _ in range(PATIENCE)] == [0.0] * (PATIENCE - 1) + [FIRST_REST_S]
+    assert failures.total == 2 * PATIENCE + 8
+
+
+def test_what_fails_during_a_rest_makes_it_no_longer() -> None:
+    """Several failures of one moment are one reason to rest."""
+    failures = Failures()
+    rests = [failures.note(0.0) for _ in range(PATIENCE + 8)]
+    assert rests == [0.0] * (PATIENCE - 1) + [FIRST_REST_S] * 9
+    assert failures.note(FIRST_REST_S) == 2 * FIRST_REST_S
+    assert failures.total == PATIENCE + 9
 
 
 def test_what_fails_behind_an_end_takes_nobodys_items() -> None:

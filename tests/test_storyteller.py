@@ -11,7 +11,7 @@ import pytest
 from models.storyteller import copying, corpus, exchanges, requests
 from models.storyteller.stories import Asked, UnluckyError, make_story, mentions
 from models.storyteller.words import Noun, article, held_out, world
-from uma_trio.models import bundled_draft, bundled_model
+from uma_trio.models import bundled_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,10 +93,9 @@ def test_every_noun_of_the_world_is_named_once() -> None:
     assert len(words) == len(set(words))
 
 
-def test_the_bundled_files_keep_to_their_sizes() -> None:
-    """The models that travel with the package stay small."""
+def test_the_bundled_file_keeps_to_its_size() -> None:
+    """The model that travels with the package stays small."""
     assert bundled_model().stat().st_size <= 10_000_000
-    assert bundled_draft().stat().st_size <= 1_500_000
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +146,3 @@ def test_the_template_is_in_the_file_and_control_tokens_are_single(model: Model)
         assert len(model.tokens(mark)) == 1
     assert model.ends(model.tokens(corpus.END)[0])
     assert model.ends(model.tokens(corpus.TEXT_END)[0])
-
-
-@pytest.mark.real
-def test_the_draft_shares_the_tokenizer(model: Model) -> None:
-    """What one model says, the other can read: same size, same tokens."""
-    from models.storyteller.runtime import Model
-
-    draft = Model(bundled_draft())
-    text = "Once upon a time, a brave owl sang 12 songs. Grüße!"
-    assert draft.size == model.size
-    assert draft.tokens(text) == model.tokens(text)
-    draft.close()

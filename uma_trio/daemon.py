@@ -28,6 +28,7 @@ from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import MaskThreads
 from uma_trio.engine.task import EngineDied, run_engine
@@ -67,7 +68,6 @@ from uma_trio.wiring import (
     scorecard_file,
     unwritable,
 )
-from uma_trio.wiring_drafts import Drafts, drafts_by
 from uma_trio.wiring_http import http_server
 from uma_trio.wiring_shapes import confinement, warm_if_used
 from uma_trio.wiring_sockets import fronts_taken, handed_by, told_by
@@ -145,8 +145,6 @@ async def serve(
         try:
             measuring = _both(supervisor.measuring, on_measuring)
             settings = await trio.to_thread.run_sync(engine_settings, config, backend, measuring)
-            drafts = await trio.to_thread.run_sync(drafts_by, config, backend, settings)
-            held.enter_context(closing(drafts))
             record = held.enter_context(recorder(config, backend, settings))
             taken = await take_over(str(config.socket)) if fronts is None else None
             if fronts is None:
@@ -155,7 +153,7 @@ async def serve(
             if taken is not None:
                 held.enter_context(closing(taken))
             daemon = _Daemon(
-                config, backend, policy, drafts, record, table, fronts.port, supervisor
+                config, backend, policy, settings, record, table, fronts.port, supervisor
             )
             tune_interpreter(overlaps=backend.traits.overlaps)
             with fronts.listen() as listener:
@@ -173,7 +171,7 @@ class _Daemon:
         config: Config,
         backend: Backend,
         policy: Policy,
-        drafts: Drafts,
+        settings: EngineSettings,
         recorder: Recorder,
         table: TableFile | None,
         port: PortListener | None,
@@ -203,7 +201,7 @@ class _Daemon:
         )
         self._texts = front_end
         self._presence = Presence(time.monotonic, self._service.directory)
-        self._engine = self._make_engine(policy, drafts, recorder, metrics)
+        self._engine = self._make_engine(policy, settings, recorder, metrics)
         self._server = Server(_shared(config, self._service))
         self._port = port
         self._http = None if port is None else http_server(config, self._service)
@@ -273,7 +271,7 @@ class _Daemon:
             nursery.cancel_scope.cancel()
 
     def _make_engine(
-        self, policy: Policy, drafts: Drafts, recorder: Recorder, metrics: Metrics
+        self, policy: Policy, settings: EngineSettings, recorder: Recorder, metrics: Metrics
     ) -> Engine:
         outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
         engine = Engine(
@@ -283,10 +281,9 @@ class _Daemon:
             outlet,
             metrics,
             time.monotonic,
-            settings=drafts.settings,
+            settings=settings,
             recorder=recorder,
             masks=MaskThreads(),
-            drafter=drafts.drafter,
             readers_s=self._presence,
         )
         engine.idle_time.keep = self._remember

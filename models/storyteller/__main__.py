@@ -1,9 +1,9 @@
 """The storyteller's workshop: `python -m models.storyteller COMMAND`.
 
-make      everything: tokenizer, corpus, both trainings, conversion (one GPU)
+make      everything: tokenizer, corpus, training, conversion (one GPU)
 sample    print documents of the corpus
 check     count held-out pairs in the corpus (there must be none)
-evaluate  measure the models, see README.md
+evaluate  measure the model, see README.md
 """
 
 from __future__ import annotations
@@ -14,17 +14,10 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from models.storyteller import corpus
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from models.storyteller.network import Network
-    from models.storyteller.train import Rows
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "models" / "out"
@@ -48,9 +41,7 @@ def _corpus(given: argparse.Namespace, words: Path) -> tuple[np.ndarray, np.ndar
 
 
 def _make(given: argparse.Namespace) -> None:
-    """Tokenizer, corpus and both networks, into the output folder."""
-    from tokenizers import Tokenizer  # the other commands do not need it
-
+    """Tokenizer, corpus and network, into the output folder."""
     from models.storyteller import network, train, vocabulary
 
     given.out.mkdir(parents=True, exist_ok=True)
@@ -60,7 +51,6 @@ def _make(given: argparse.Namespace) -> None:
         shutil.copy(given.start / "tokenizer.json", words)
     elif not (given.resume and words.exists()):
         vocabulary.train(words, given.tokenizer_documents, given.workers)
-    tokenizer = Tokenizer.from_file(str(words))
     tokens, weights = _corpus(given, words)
     share = weights.mean()
     _say(f"{tokens.size / 1e6:.0f} M tokens, {share:.2f} learnt, {time.monotonic() - began:.0f} s")
@@ -75,41 +65,19 @@ def _make(given: argparse.Namespace) -> None:
         train.save(teacher, large)
     teacher = train.restore(large)
     _say(f"storyteller {teacher.parameters_in_all}: {train.perplexity(teacher, held):.3f}")
-    if not given.no_draft:
-        _draft(given, teacher, tokenizer, rows, held)
     _say(f"{time.monotonic() - began:.0f} s in all")
 
 
-def _draft(
-    given: argparse.Namespace, teacher: Network, tokenizer: Tokenizer, rows: Rows, held: Rows
-) -> None:
-    """The draft, trained on what the large network says."""
-    from models.storyteller import network, train
-
-    spoken = train.speak(teacher, tokenizer, given.spoken)
-    for ids, _ in spoken[:4]:
-        _say(tokenizer.decode(ids.tolist(), skip_special_tokens=False) + "\n")
-    count = max(1, sum(len(ids) for ids, _ in spoken) // (corpus.ROW + 1))
-    _say(f"{len(spoken)} answers spoken, {count} rows")
-    packed = corpus.pack(iter(spoken), count, tokenizer.token_to_id(corpus.TEXT_END))
-    plan = train.Plan(given.draft_steps, given.batch, given.draft_rate, given.draft_minutes)
-    own = train.Rows.of(*packed, train.device())
-    start = given.start and given.start / "draft.pt"
-    draft = train.train_draft(network.DRAFT, teacher, own, rows, plan, start)
-    train.save(draft, given.out / "draft.pt")
-    _say(f"draft {draft.parameters_in_all}: {train.perplexity(draft, held):.3f}")
-
-
 def _convert(given: argparse.Namespace) -> None:
-    """Both networks to GGUF."""
+    """The network to GGUF."""
     from models.storyteller import convert
 
-    for name, target in (("storyteller", "storyteller"), ("draft", "storyteller-draft")):
-        out = given.out / f"{target}.gguf"
-        convert.convert(given.out / f"{name}.pt", given.out / "tokenizer.json", out, target)
-        _say(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
-        if given.install:
-            shutil.copy(out, BUNDLED / out.name)
+    out = given.out / "storyteller.gguf"
+    weights = given.out / "storyteller.pt"
+    convert.convert(weights, given.out / "tokenizer.json", out, "storyteller")
+    _say(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
+    if given.install:
+        shutil.copy(out, BUNDLED / out.name)
 
 
 def _evaluate(given: argparse.Namespace) -> None:
@@ -141,11 +109,6 @@ def _arguments() -> argparse.Namespace:
     make.add_argument("--batch", type=int, default=96)
     make.add_argument("--rate", type=float, default=3e-3)
     make.add_argument("--minutes", type=float, default=8.0)
-    make.add_argument("--spoken", type=int, default=48_000)
-    make.add_argument("--draft-steps", type=int, default=6500)
-    make.add_argument("--draft-rate", type=float, default=4e-3)
-    make.add_argument("--draft-minutes", type=float, default=6.0)
-    make.add_argument("--no-draft", action="store_true")
     make.add_argument("--resume", action="store_true", help="keep what is there already")
     make.add_argument("--start", type=Path, help="go on from the weights in this folder")
     make.set_defaults(run=_make)

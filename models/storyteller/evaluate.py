@@ -1,4 +1,4 @@
-"""The evaluation: held-out requests, set questions, perplexity, drafts, speed.
+"""The evaluation: held-out requests, set questions, perplexity, speed.
 
     python -m models.storyteller evaluate
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 #: The two things a held-out request names: hero and thing, two characters, and so on.
 SHAPES = ("h o", "h o", "h f", "o q", "h p", "o p")
 MOST_TOKENS = 300
-DRAFTED = 4
 
 
 def prompt(request: str) -> str:
@@ -123,15 +122,14 @@ class Tally:
         ]
 
 
-def tell_all(model: Model, count: int) -> tuple[Tally, list[tuple[list[int], list[int]]]]:
+def tell_all(model: Model, count: int) -> Tally:
     """Answer every held-out request greedily."""
-    tally, said = Tally(), []
+    tally = Tally()
     for request, asked in held_out_requests(count):
         ids = model.tokens(prompt(request))
         answer = model.greedy(ids, MOST_TOKENS)
         tally.add(request, asked, model.text(answer), ended=model.ends(answer[-1]))
-        said.append((ids, answer))
-    return tally, said
+    return tally
 
 
 def answer_all(model: Model) -> tuple[dict[str, tuple[int, int]], list[str]]:
@@ -164,28 +162,6 @@ def perplexity(model: Model, count: int = 200) -> float:
     return float(np.exp(total / tokens))
 
 
-def acceptance(draft: Model, said: list[tuple[list[int], list[int]]]) -> tuple[float, float]:
-    """Share of drafted tokens the large model would have said, and tokens per step."""
-    drafted = accepted = steps = told = 0
-    for ids, answer in said:
-        at = 1  # the first token comes from reading the prompt
-        while at < len(answer):
-            guess: list[int] = []
-            logits = draft.resume([*ids, *answer[:at]])
-            for _ in range(DRAFTED):
-                guess.append(int(logits.argmax()))
-                if draft.ends(guess[-1]) or len(guess) == DRAFTED:
-                    break
-                logits = draft.read([guess[-1]])[-1]
-            right = 0
-            while right < len(guess) and guess[right : right + 1] == answer[at + right :][:1]:
-                right += 1
-            drafted, accepted, steps = drafted + len(guess), accepted + right, steps + 1
-            told += min(right + 1, len(answer) - at)
-            at += right + 1
-    return accepted / drafted, told / steps
-
-
 def speed(model: Model, count: int = 12) -> float:
     """Tokens per second of greedy decoding."""
     prompts = [model.tokens(prompt(text)) for text, _ in held_out_requests(count, "speed")]
@@ -204,9 +180,9 @@ def _say(line: str) -> None:
 
 
 def report(folder: Path, count: int, threads: int) -> None:
-    """Measure both models and print every figure."""
+    """Measure the model and print every figure."""
     large = Model(folder / "storyteller.gguf", threads)
-    tally, said = tell_all(large, count)
+    tally = tell_all(large, count)
     for line in [*tally.lines("storyteller"), *tally.failures[:20]]:
         _say(line)
     found, wrong = answer_all(large)
@@ -218,13 +194,3 @@ def report(folder: Path, count: int, threads: int) -> None:
         _say(line)
     _say(f"storyteller: perplexity {perplexity(large):.3f}")
     _say(f"storyteller: {speed(large):.0f} tokens/s, {threads} thread(s)")
-    small = folder / "storyteller-draft.gguf"
-    if not small.exists():
-        return
-    draft = Model(small, threads)
-    for line in tell_all(draft, count)[0].lines("draft"):
-        _say(line)
-    _say(f"draft: perplexity {perplexity(draft):.3f}")
-    _say(f"draft: {speed(draft):.0f} tokens/s, {threads} thread(s)")
-    share, each = acceptance(draft, said[: min(200, len(said))])
-    _say(f"draft: {share:.1%} of drafts of {DRAFTED} accepted, {each:.2f} tokens per step")

@@ -30,7 +30,6 @@ class Size:
 
 
 STORYTELLER = Size(width=256, layers=8, heads=4, kv_heads=2, ffn=768)
-DRAFT = Size(width=128, layers=4, heads=2, kv_heads=1, ffn=256)
 
 
 def _angles(size: Size, positions: int) -> tuple[Tensor, Tensor]:
@@ -77,30 +76,20 @@ class Layer(nn.Module):
         self.ffn_up = nn.Linear(size.width, size.ffn, bias=False)
         self.ffn_down = nn.Linear(size.ffn, size.width, bias=False)
 
-    def attend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: list[Tensor] | None) -> Tensor:
-        """Attention over `x`, or over the cache and one new token."""
+    def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attention over `x`."""
         rows, length, _ = x.shape
         heads = self.size.head
         q = self.attn_q(x).view(rows, length, -1, heads).transpose(1, 2)
         k = self.attn_k(x).view(rows, length, -1, heads).transpose(1, 2)
         v = self.attn_v(x).view(rows, length, -1, heads).transpose(1, 2)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        if cache is not None:
-            if cache:
-                k, v = torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)
-            cache[:] = [k, v]
-        if length == 1:  # one new token: far cheaper by hand than through the general kernel
-            grouped = q.view(rows, self.size.kv_heads, -1, heads)
-            shares = (grouped @ k.transpose(2, 3) * heads**-0.5).softmax(-1)
-            return self.attn_output((shares.type_as(v) @ v).reshape(rows, 1, -1))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.attn_output(out.transpose(1, 2).reshape(rows, length, -1))
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: list[Tensor] | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """One layer."""
-        x = x + self.attend(self.attn_norm(x), cos, sin, cache)
+        x = x + self.attend(self.attn_norm(x), cos, sin)
         y = self.ffn_norm(x)
         return x + self.ffn_down(functional.silu(self.ffn_gate(y)) * self.ffn_up(y))
 
@@ -125,37 +114,19 @@ class Network(nn.Module):
                 deep = name.endswith(("attn_output.weight", "ffn_down.weight"))
                 nn.init.normal_(weight, std=0.02 if not deep else 0.02 / self.size.layers**0.5)
 
-    def hidden(self, tokens: Tensor, cache: list[list[Tensor]] | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor) -> Tensor:
         """The vectors before the output matrix."""
-        start = cache[0][0].shape[2] if cache and cache[0] else 0
-        cos = self.cos[start : start + tokens.shape[1]]
-        sin = self.sin[start : start + tokens.shape[1]]
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         x = self.token_embd(tokens)
-        for index, layer in enumerate(self.blk):
-            x = layer(x, cos, sin, cache[index] if cache is not None else None)
+        for layer in self.blk:
+            x = layer(x, cos, sin)
         return self.output_norm(x)
 
-    def forward(self, tokens: Tensor, cache: list[list[Tensor]] | None = None) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """The logits of every position."""
-        return functional.linear(self.hidden(tokens, cache), self.token_embd.weight)
+        return functional.linear(self.hidden(tokens), self.token_embd.weight)
 
     @property
     def parameters_in_all(self) -> int:
         """How many numbers the network has."""
         return sum(weight.numel() for weight in self.parameters())
-
-
-@torch.no_grad()
-def greedy(network: Network, prompts: Tensor, most: int, stops: tuple[int, ...]) -> Tensor:
-    """Continue prompts of one length greedily, until each has said a stop token."""
-    cache: list[list[Tensor]] = [[] for _ in network.blk]
-    tokens, said = prompts, prompts
-    stop = torch.tensor(stops, device=prompts.device)
-    done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
-    for _ in range(most):
-        tokens = network(tokens, cache)[:, -1].argmax(-1, keepdim=True)
-        said = torch.cat((said, tokens), 1)
-        done |= torch.isin(tokens[:, 0], stop)
-        if done.all():
-            break
-    return said

@@ -1,9 +1,8 @@
-"""Training: the storyteller on the corpus, then its draft on what the storyteller says."""
+"""Training: the storyteller on the corpus."""
 
 from __future__ import annotations
 
 import math
-import random
 import sys
 import time
 from contextlib import nullcontext
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch.nn import functional
 
-from models.storyteller import corpus, exchanges, requests
-from models.storyteller.network import Network, Size, greedy
-from models.storyteller.words import held_out
+from models.storyteller import corpus
+from models.storyteller.network import Network, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +133,7 @@ def _sampler(rows: Rows, count: int) -> Callable[[], tuple]:
 
 
 def train_storyteller(size: Size, rows: Rows, plan: Plan, start: Path | None) -> Network:
-    """Train the large network on the corpus, from nothing or from saved weights."""
+    """Train the network on the corpus, from nothing or from saved weights."""
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     network = restore(start) if start else Network(size).to(device())
@@ -152,77 +149,6 @@ def train_storyteller(size: Size, rows: Rows, plan: Plan, start: Path | None) ->
     run = torch.compile(loss_of) if device() == "cuda" else loss_of
     _run(network, plan, _sampler(rows, plan.rows), run)
     return network
-
-
-def train_draft(
-    size: Size, teacher: Network, own: Rows, rows: Rows, plan: Plan, start: Path | None
-) -> Network:
-    """Train the draft to guess what the teacher says next.
-
-    Half of its rows are texts the teacher spoke greedily (`own`), half the corpus; on
-    both it learns the teacher's distribution, sharpened, since a draft is judged by the
-    teacher's first choice and by nothing else.
-    """
-    torch.manual_seed(2)
-    network = restore(start) if start else Network(size).to(device())
-    teacher.requires_grad_(requires_grad=False)
-    spoken, read = _sampler(own, plan.rows // 2), _sampler(rows, plan.rows // 2)
-
-    def batch() -> tuple:
-        return tuple(torch.cat(pair) for pair in zip(spoken(), read(), strict=True))
-
-    def loss_of(inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        with _fast():
-            wanted = (teacher(inputs).float() / 0.7).softmax(-1)
-            logits = network(inputs)
-        losses = functional.cross_entropy(
-            logits.flatten(0, 1).float(), wanted.flatten(0, 1), reduction="none"
-        )
-        return _weighted(losses, weights)
-
-    run = torch.compile(loss_of) if device() == "cuda" else loss_of
-    _run(network, plan, batch, run)
-    return network
-
-
-def _prompts(tokenizer: Tokenizer, count: int) -> list[list[list[int]]]:
-    """Freshly drawn requests, grouped by length so that no batch needs padding."""
-    rng = random.Random("speak")
-    groups: dict[int, list[list[int]]] = {}
-    for _ in range(count):
-        if rng.random() < 0.75:
-            asked = requests.draw(rng)
-            words = asked.words
-            if any(held_out(one, two) for one in words for two in words if one < two):
-                continue
-            ask = requests.phrase(rng, asked)
-        else:
-            ask = exchanges.question(rng)[0]
-        ids = tokenizer.encode(corpus.chat([(ask, "")])[0].text).ids
-        groups.setdefault(len(ids), []).append(ids)
-    return sorted(groups.values(), key=len, reverse=True)
-
-
-def speak(network: Network, tokenizer: Tokenizer, count: int, most: int = 320) -> list[tuple]:
-    """What the network says, greedily, to requests of the commonest lengths."""
-    stops = tuple(map(tokenizer.token_to_id, (corpus.END, corpus.TEXT_END)))
-    end = tokenizer.token_to_id(corpus.TEXT_END)
-    documents = []
-    for group in _prompts(tokenizer, count)[:20]:
-        length = len(group[0])
-        for start in range(0, len(group), 4096):
-            asked = torch.tensor(group[start : start + 4096]).to(device())
-            with _fast():
-                said = greedy(network, asked, most, stops)
-            for ids in said.cpu().tolist():
-                answer = ids[length:]
-                cut = next((n + 1 for n, i in enumerate(answer) if i in stops), len(answer))
-                tokens = np.array([*ids[: length + cut], end], dtype=np.uint16)
-                learnt = np.zeros(len(tokens), dtype=np.uint8)
-                learnt[length:-1] = 1
-                documents.append((tokens, learnt))
-    random.Random(3).shuffle(documents)
-    return documents
 
 
 @torch.no_grad()

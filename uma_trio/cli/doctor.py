@@ -66,13 +66,6 @@ _FreshFlag = Annotated[
     bool,
     Parameter(help="With --cost: measure again instead of using stored measurements.", negative=""),
 ]
-_DraftFlag = Annotated[
-    str | None,
-    Parameter(
-        help="Only print whether this draft model would pay on this machine. Loads both models.",
-        metavar="FILE",
-    ),
-]
 _MARGIN = " " * 8  # under the text beside the mark
 _LEAST_ROOM = 20  # columns
 
@@ -88,7 +81,6 @@ def doctor(
     cost: _CostFlag = False,
     fresh: _FreshFlag = False,
     template: _TemplateFlag = None,
-    draft_model: _DraftFlag = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> int:
     """Find problems that would stop or slow the daemon, and print their fixes.
@@ -107,10 +99,6 @@ def doctor(
         from uma_trio.cli.cost import show_cost
 
         return show_cost(settings.load(flags), fresh=fresh, as_json=json)
-    if draft_model is not None:
-        from uma_trio.cli.draft import show_draft
-
-        return show_draft(settings.load(flags), Path(draft_model), as_json=json)
     if template is not None:
         from uma_trio.cli.template import show_template
 

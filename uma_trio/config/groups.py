@@ -21,7 +21,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "policy", "latency_cap", "reading_pace", "pause_cap", "playout_ms", "background_floor", "interactive_prompt",
         "interactive_priority", "bmt_budget", "tick_budget_ms",
     ),
-    "Speculative decoding": ("speculation", "draft_model"),
+    "Speculative decoding": ("speculation",),
     "HTTP": (
         "http", "http_key_file", "http_admin_key_file", "http_host", "http_origin", "http_strict",
         "http_reasoning", "http_max_prompt_bytes", "http_max_connections",

@@ -58,7 +58,6 @@ from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.fallback import Fallback
 from uma_trio.policy.pipeline import Policy
-from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Memory
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
@@ -124,7 +123,7 @@ class Engine:
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
-        # `_aside_s` was spent on moving cells and on a draft model since the latest decode.
+        # `_aside_s` was spent on moving cells since the latest decode.
         # `rounds` counts those of `run`: it stands still only in a tick, and while there is nothing to do.
         self._idle, self._aside_s, self.rounds = True, 0.0, 0
 
@@ -281,8 +280,7 @@ class Engine:
         self._recorder.queued(self._kv)
         self._move_cells()
         self._drafter.propose(self.registry.running)
-        self._planner.draft = self._drafter.took
-        return self._planner.plan(now, self._make_guesses)
+        return self._planner.plan(now)
 
     def _overlap(self, tick: Tick) -> None:
         """What the engine's thread does while `tick` is computed, or right before if it computes."""
@@ -403,12 +401,6 @@ class Engine:
         """Let later answers be guessed from one that is whole."""
         if finished.reason in ("stop", "length"):
             self._drafter.keep(sequence)
-
-    def _make_guesses(self, plan: Plan) -> None:
-        """Let the drafter make the guesses of `plan`; the time is theirs who are guessed for."""
-        if spent := self._drafter.make(plan, self.registry.running):
-            self._aside_s += sum(spent.values())
-            self._planner.charge(spent)
 
     def _move_cells(self) -> None:
         """Restore, share and save prefixes, as far as the streams that are read can bear it."""

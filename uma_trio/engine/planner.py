@@ -8,7 +8,7 @@ was predicted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from functools import partial
 from itertools import takewhile
@@ -26,7 +26,7 @@ from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Describe, Step, Tick
 from uma_trio.policy.accounting import as_measured
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline.ballast import MOST_BALLAST
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import Path
@@ -71,10 +71,6 @@ class EngineSettings:
         return self.cost is not None and self.cost.recapture_s > 0
 
 
-def _make_nothing(_plan: Plan) -> None:
-    """No guess was promised."""
-
-
 class Planner:
     """Makes ticks. Every method is called on the engine's thread.
 
@@ -110,19 +106,16 @@ class Planner:
         self._described_tops: tuple[int, ...] = ()
         self._ticks = 0
         self.memory = Memory(cost=settings.cost)
-        self.draft: Staircase | None = None  # what a decode of a draft model takes, if there is one
 
-    def plan(self, now: float, make: Callable[[Plan], object] = _make_nothing) -> Tick | None:
+    def plan(self, now: float) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if there is nothing to compute.
 
-        All outcomes must be committed. `make` makes the guesses that a plan has only reserved rows
-        for.
+        All outcomes must be committed.
         """
         state, plan = self._still_valid() or self._asked(self._state(now))
         if not plan.items:
             self._choice = self._compiled(())  # holds no ended sampler
             return None
-        make(plan)
         return self._filled(state, plan, self._batch)
 
     def prepare(self, computing: Tick, began: float) -> None:
@@ -278,7 +271,6 @@ class Planner:
             charges=charges,
             prepared=computing is not None,
             interruptible=self._interruptible,
-            draft=self.draft,
             first_tokens=self._registry.first_tokens.known,
             memory=memory,
         )

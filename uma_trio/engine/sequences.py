@@ -17,7 +17,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.playout import show_times
 from uma_trio.engine.sampling import Sampler
-from uma_trio.engine.step import DRAFT_MODEL, NO_DRAFT, Draft, Drawn, Outcome, Step
+from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.engine.tenancy import Tenancy
 from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.evolving import evolve
@@ -292,14 +292,7 @@ class Sequence:
             return
         self.draft = draft
         due, n = self.view.due, len(draft.tokens)
-        modelled = draft.origin.source == DRAFT_MODEL
-        self.view = evolve(
-            self.view, pending=due + n, drafted=n, survival=draft.survival, modelled=modelled
-        )
-
-    def keep_promise(self, guesses: tuple[int, ...]) -> None:
-        """Put `guesses` in place of those that a draft model was to make; the plan is made already."""
-        self.draft = self.draft._replace(tokens=guesses)
+        self.view = evolve(self.view, pending=due + n, drafted=n, survival=draft.survival)
 
     def wait_for(self, first: FirstToken | None) -> None:
         """Note when its prompt counts as arrived; None: it is to be noted anew."""

@@ -30,11 +30,8 @@ Describe = Callable[[FloatArray], Mapping[int, TokenLogprobs]]
 
 OWN_TEXT: Final = "own text"
 EARLIER_ANSWERS: Final = "earlier answers"
-DRAFT_MODEL: Final = "draft model"
-SOURCES: Final = (OWN_TEXT, EARLIER_ANSWERS, DRAFT_MODEL)
+SOURCES: Final = (OWN_TEXT, EARLIER_ANSWERS)
 """Where guesses at the next tokens of an answer come from, in words for people."""
-
-PROMISED: Final = -1  # a guess that a draft model makes once it is planned
 
 
 class Origin(NamedTuple):
@@ -45,7 +42,6 @@ class Origin(NamedTuple):
 
 
 NO_ORIGIN: Final = Origin()
-BY_MODEL: Final = Origin(DRAFT_MODEL)
 
 
 class Draft(NamedTuple):

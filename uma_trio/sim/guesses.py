@@ -17,11 +17,7 @@ from attrs import define, evolve, frozen
 from uma_trio.backend.fake import FakeBackend, mix
 from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
 from uma_trio.engine.sequences import Sequence as Running
-from uma_trio.engine.step import BY_MODEL, OWN_TEXT, Draft, Origin, Outcome
-from uma_trio.policy.cost import Staircase
-from uma_trio.policy.deadline.draft_cost import making_s
-from uma_trio.policy.fairness import Path
-from uma_trio.policy.plan import Plan
+from uma_trio.engine.step import OWN_TEXT, Draft, Origin, Outcome
 
 _ORIGIN = Origin(OWN_TEXT, 0)
 _PLACES = 2048  # of an answer that are drawn; behind them they begin again
@@ -33,13 +29,12 @@ class Guesses:
 
     `chances` says how likely a guess at a place is right if all before it are; 0: there is none.
     `right` says whether it is, None if nobody knows. They get rows that cost only if they are
-    `paid`. Those at places that are `modelled` take a draft model's time.
+    `paid`.
     """
 
     chances: Sequence[float] = ()
     right: Sequence[bool | None] = ()
     paid: bool = True
-    modelled: frozenset[int] = frozenset()
 
     @classmethod
     def always(cls, chance: float) -> Guesses:
@@ -53,10 +48,6 @@ class Guesses:
             for chance, known in zip(self.chances, self.right, strict=True)
         ]
         return evolve(self, right=right)
-
-    def by_model(self, place: int) -> bool:
-        """Whether a draft model makes the guess at a place, and those behind it."""
-        return bool(self.modelled) and place % len(self.chances) in self.modelled
 
     def behind(self, place: int, most: int) -> tuple[list[bool], list[float]]:
         """Return up to `most` guesses from a place on: which are right, and each one's chance."""
@@ -82,8 +73,7 @@ def any_of(recorded: Sequence[Guesses]) -> Texts:
         one = draw.choice(recorded)
         at = draw.randrange(len(one.chances)) if one.chances else 0
         chances, right = (*one.chances[at:], *one.chances[:at]), (*one.right[at:], *one.right[:at])
-        modelled = frozenset((place - at) % len(one.chances) for place in one.modelled)
-        return Guesses(chances, right, one.paid, modelled)
+        return Guesses(chances, right, one.paid)
 
     return drawn
 
@@ -99,17 +89,11 @@ class _Said:
 class SimulatedDrafter:
     """See :class:`uma_trio.engine.drafts.Drafting`: it knows what the model is about to say.
 
-    What a guess is worth is known, and not learnt. A draft model `took` so long for a decode, which
-    `let_pass` lets pass. It never fails.
+    What a guess is worth is known, and not learnt.
     """
 
-    failures = 0
-
-    def __init__(
-        self, backend: FakeBackend, took: Staircase | None, let_pass: Callable[[float], object]
-    ) -> None:
+    def __init__(self, backend: FakeBackend) -> None:
         self._backend = backend
-        self.took, self._let_pass = took, let_pass
         self._guesses: dict[int, Guesses] = {}
         self._said: dict[int, _Said] = {}
 
@@ -129,19 +113,7 @@ class SimulatedDrafter:
             right, chances = guesses.behind(known - sequence.n_prompt, most)
             if right:
                 tokens = self._tokens(sequence, right)
-                by_model = guesses.by_model(known - sequence.n_prompt)
-                origin = BY_MODEL if by_model else _ORIGIN
-                sequence.guess(Draft(tokens, tuple(accumulate(chances, mul)), origin))
-
-    def make(self, plan: Plan, running: Mapping[int, Running]) -> Mapping[Path, float]:
-        """Let the time pass in which a draft model makes its part of them."""
-        views = [running[item.key].view for item in plan.items for _ in range(item.n_drafts)]
-        seconds = making_s(self.took, views)[-1]
-        if not seconds:
-            return {}
-        self._let_pass(seconds)
-        clients = [view.path[:2] for view in views if view.modelled]
-        return {client: seconds * clients.count(client) / len(clients) for client in set(clients)}
+                sequence.guess(Draft(tokens, tuple(accumulate(chances, mul)), _ORIGIN))
 
     def index(self, running: Mapping[int, Running]) -> None:
         """Do nothing: there is nothing to look up."""

@@ -31,7 +31,6 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.accounting import planned_work
-from uma_trio.policy.cost import Staircase
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract, Memory
 from uma_trio.sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
@@ -128,7 +127,7 @@ class Simulation(World):
     `settings` is what the engine is told, instead of what follows from `profile` and `contract`.
     `recorder` is given every tick. With `guesses` the answers of requests that bring none of their
     own are guessed at as these say; without, the texts of prompts and answers are looked up where
-    `limits` have rows for drafts. A draft model takes what `draft` says. Public parts are for
+    `limits` have rows for drafts. Public parts are for
     reading: the `engine`, its `metrics` and `backend`, and the `machine`, which counts time and
     tokens by client.
     """
@@ -145,7 +144,6 @@ class Simulation(World):
         recorder: Recorder | None = None,
         n_vocab: int = N_VOCAB,
         guesses: Texts | None = None,
-        draft: Staircase | None = None,
     ) -> None:
         super().__init__()
         profile = profile or built_in("q4_0", gaussian(0.02))
@@ -156,9 +154,7 @@ class Simulation(World):
             limits, self._decode, overlaps=profile.overlaps, n_vocab=n_vocab
         )
         self._texts, self._seed = guesses, seed
-        self._drafter = (
-            None if guesses is None else SimulatedDrafter(self.backend, draft, self._pass)
-        )
+        self._drafter = None if guesses is None else SimulatedDrafter(self.backend)
         self.metrics = Metrics()
         self.inbox = Inbox(_MOST_WAITING)
         self.engine = Engine(

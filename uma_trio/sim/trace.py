@@ -132,7 +132,7 @@ def _ends(ticks: Sequence[TracedTick]) -> list[float]:
     """Return when each decode ended; the trace has only when its plan was begun.
 
     Times of decodes that follow one another are summed from the first of them. What was done beside
-    ticks (moving cells, a draft model's decodes) shows in when the next plan was begun.
+    ticks (moving cells) shows in when the next plan was begun.
     """
     ends: list[float] = []
     for before, tick in zip((None, *ticks), ticks, strict=False):

@@ -23,15 +23,11 @@ class _Seen:
     paid: bool
     chances: dict[int, float] = field(factory=dict)
     right: dict[int, bool] = field(factory=dict)
-    modelled: set[int] = field(factory=set)
     places: int = 0
 
-    def proposed(self, known: int, survival: Sequence[float], *, modelled: bool) -> None:
+    def proposed(self, known: int, survival: Sequence[float]) -> None:
         """Note guesses at what follows the first `known` tokens, or that there is none."""
         place, before = known - self.prompt, 1.0
-        self.modelled.difference_update(range(place, place + max(1, len(survival))))
-        if modelled:
-            self.modelled.update(range(place, place + len(survival)))
         self.places = max(self.places, place + 1)
         self.chances.pop(place, None)
         for further, chance in enumerate(survival):
@@ -51,7 +47,6 @@ class _Seen:
             tuple(self.chances.get(place, 0.0) for place in places),
             tuple(self.right.get(place) for place in places),
             self.paid,
-            frozenset(self.modelled.intersection(places)),
         )
 
 
@@ -65,7 +60,7 @@ def guesses_of(ticks: Iterable[TracedTick]) -> dict[int, Guesses]:
             one = seen.setdefault(view.key, _Seen(known, view.pays_for_drafts))
             # A prepared state has no guesses; those that follow are of the state behind it.
             if view.decoding and not tick.state.prepared:
-                one.proposed(known, view.survival, modelled=view.modelled)
+                one.proposed(known, view.survival)
         for item in tick.plan.items if tick.status == 0 else ():
             if item.n_drafts:
                 view = views[item.key]

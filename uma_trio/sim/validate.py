@@ -94,7 +94,6 @@ def predict(
         limits=_limits(recording, work),
         recorder=Recorder(keep),
         guesses=_texts(requests),
-        draft=recording.ticks[-1].state.draft,
     )
     play(world, work)
     last = recording.ticks[-1]

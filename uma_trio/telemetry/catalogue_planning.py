@@ -103,8 +103,7 @@ PLANNING: tuple[Metric, ...] = (
         "draft_rows_by_source_total",
         "counter",
         "rows",
-        "`draft_rows_total` by the source of the guess: own text, earlier answers, the draft "
-        "model.",
+        "`draft_rows_total` by the source of the guess: own text, earlier answers.",
         "source",
     ),
     Metric(
@@ -117,8 +116,8 @@ PLANNING: tuple[Metric, ...] = (
     Metric(
         "draft_failures_total",
         "counter",
-        "decodes",
-        "Failed decodes of the draft model. After three it rests for a minute, then for twice as "
+        "failures",
+        "Failures of the search for drafts. After three it rests for a minute, then for twice as "
         "long each time, up to an hour.",
     ),
     Metric(

@@ -9,14 +9,10 @@ from typing import TypeVar
 from uma_trio.engine.drafts.drafting import Drafting
 from uma_trio.engine.drafts.failures import Failures
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NO_DRAFT, PROMISED, Outcome
-from uma_trio.policy.cost import Staircase
-from uma_trio.policy.fairness import Path
-from uma_trio.policy.plan import Plan
+from uma_trio.engine.step import NO_DRAFT, Outcome
 from uma_trio.telemetry import log
 
 T = TypeVar("T")
-NO_GUESS = 0  # a token that stands where no guess was made: it is verified like any other
 
 
 class Contained:
@@ -32,14 +28,9 @@ class Contained:
         self._failed = Failures()
 
     @property
-    def took(self) -> Staircase | None:
-        """What a decode of the draft model takes, if there is one."""
-        return self.inner.took
-
-    @property
     def failures(self) -> int:
-        """How often a draft model failed, or what looks for drafts."""
-        return self.inner.failures + self._failed.total
+        """How often the drafter failed."""
+        return self._failed.total
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
@@ -48,16 +39,6 @@ class Contained:
         if self._failed.total > before or self._rests:
             for sequence in running.values():
                 sequence.guess(NO_DRAFT)
-
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
-        """Make the guesses of `plan` that were only promised; return the seconds by client."""
-        nothing: Mapping[Path, float] = {}
-        spent = self._guarded(lambda: self.inner.make(plan, running), default=nothing)
-        for item in plan.items:
-            draft = running[item.key].draft
-            if item.n_drafts and PROMISED in draft.tokens[: item.n_drafts]:
-                running[item.key].keep_promise((NO_GUESS,) * len(draft.tokens))
-        return spent
 
     def index(self, running: Mapping[int, Sequence]) -> None:
         """Prepare, while a tick is computed that nobody was drafted for."""

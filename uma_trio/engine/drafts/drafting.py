@@ -7,9 +7,6 @@ from typing import Protocol
 
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Outcome
-from uma_trio.policy.cost import Staircase
-from uma_trio.policy.fairness import Path
-from uma_trio.policy.plan import Plan
 
 
 class Drafting(Protocol):
@@ -18,19 +15,8 @@ class Drafting(Protocol):
     `running` are the sequences that have a slot, by key.
     """
 
-    @property
-    def took(self) -> Staircase | None:
-        """What a decode of the draft model takes, if there is one."""
-
-    @property
-    def failures(self) -> int:
-        """How often a draft model failed."""
-
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
-
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
-        """Make the guesses of `plan` that were only promised; return the seconds by client that were spent."""
 
     def index(self, running: Mapping[int, Sequence]) -> None:
         """Prepare, while a tick is computed that nobody was drafted for."""
@@ -54,15 +40,10 @@ class Drafting(Protocol):
 class NoDrafts:
     """Guesses nothing."""
 
-    took = None
     failures = 0
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Propose nothing."""
-
-    def make(self, plan: Plan, running: Mapping[int, Sequence]) -> Mapping[Path, float]:
-        """Make nothing."""
-        return {}
 
     def index(self, running: Mapping[int, Sequence]) -> None:
         """Prepare nothing."""

@@ -1,4 +1,4 @@
-"""When a draft model that fails is asked again. Pure, but for what it remembers."""
+"""When a drafter that fails is asked again. Pure, but for what it remembers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from attrs import define
 
 PATIENCE: Final = 3  # failures until the first rest; after a rest one is enough
-# A driver that ran out of memory, or a device that was reset, may be there again after a minute. Each
-# attempt costs one decode and gives wrong guesses once, so that nobody notices one an hour.
+# Memory that ran out may be there again after a minute. An attempt that fails costs its tick the drafts
+# and a line of the log, so that nobody notices one an hour.
 FIRST_REST_S: Final = 60.0
 LONGEST_REST_S: Final = 3600.0
 
