@@ -51,22 +51,21 @@ def test_a_newcomer_is_behind_one_of_a_flood_at_most() -> None:
         assert [arrivals.take()[1].uid for _ in range(2)] == [1, 2]
 
 
-async def test_a_full_queue_has_room_again_when_half_of_it_has_gone() -> None:
-    """Until then the others stay in the kernel's backlog."""
-    with socket.socket() as sock:
-        arrivals = Arrivals()
-        for _ in range(MOST):
-            arrivals.add(sock, of(1))
-        assert arrivals.is_full
-        with trio.move_on_after(0) as waited:
-            await arrivals.wait_for_room()
-        assert waited.cancelled_caught
-        for _ in range(MOST // 2):
-            arrivals.take()
-        await arrivals.wait_for_room()
-        for _ in range(MOST // 2):
-            arrivals.take()
-        await arrivals.until_empty()
+def test_a_full_queue_closes_the_latest_of_who_has_most() -> None:
+    """A newcomer of somebody else is never the one, and the oldest of a flood keep their places."""
+    pairs = [socket.socketpair() for _ in range(MOST + 2)]
+    arrivals = Arrivals()
+    for n, (_, theirs) in enumerate(pairs):
+        arrivals.add(theirs, of(2 if n == MOST else 1))
+    assert len(arrivals) == MOST
+    assert [n for n, (_, theirs) in enumerate(pairs) if theirs.fileno() == -1] == [
+        MOST - 1,
+        MOST + 1,
+    ]
+    assert [arrivals.take()[1].uid for _ in range(2)] == [1, 2]
+    for pair in pairs:
+        for sock in pair:
+            sock.close()
 
 
 class Backlog:
@@ -87,9 +86,9 @@ class Backlog:
         """Accept no more."""
 
 
-async def test_everybody_in_a_backlog_longer_than_the_queue_is_served() -> None:
-    """The queue fills, the backlog waits, and nobody is lost; who has left already costs nothing."""
-    pairs = [socket.socketpair() for _ in range(MOST + 40)]
+async def test_everybody_in_a_long_backlog_has_a_turn() -> None:
+    """Those who have left already take no place."""
+    pairs = [socket.socketpair() for _ in range(100)]
     for ours, _ in pairs[:-1]:
         ours.close()
     listener: Listener = Backlog([theirs for _, theirs in pairs])  # type: ignore[assignment]

@@ -14,7 +14,7 @@ import trio
 from uma_trio.service.places import GRACE_S, Place, makes_room
 from uma_trio.service.telemetry import Log, Telemetry
 from uma_trio.sockets.arrivals import Arrivals
-from uma_trio.sockets.peers import is_gone
+from uma_trio.sockets.peers import is_gone, will_send_no_more
 from uma_trio.sockets.principal import Principal
 
 # It fails ten times a second while it lasts; the metric counts each, the log tells it this often.
@@ -175,13 +175,11 @@ class Front(ABC, Generic[S]):
             sock.close()  # it is gone already
 
     async def _accept(self, listener: Accepts) -> None:
-        """Put clients into the queue until :meth:`stop_accepting`; while it is full they stay in the backlog."""
+        """Put clients into the queue until :meth:`stop_accepting`."""
         while not self._ended:
             with trio.CancelScope() as self._accepting:
                 await listener.accept_forever(self._arrived, self._accept_failed)
             await self._goes_on.wait()
-            if not self._ended:
-                await self._arrivals.wait_for_room()
 
     def _arrived(self, sock: socket.socket) -> None:
         try:
@@ -190,8 +188,6 @@ class Front(ABC, Generic[S]):
             sock.close()  # it is gone already
             return
         self._arrivals.add(sock, principal)
-        if self._arrivals.is_full:
-            self._accepting.cancel()
 
     async def _let_in_by_turns(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -204,8 +200,12 @@ class Front(ABC, Generic[S]):
                     sock, principal = self._arrivals.take()
                     if is_gone(sock):
                         sock.close()
-                    else:
-                        self._let_in_or_close(sock, principal)
+                        continue
+                    # A client that has probably left again is work for nobody: one of these at a time.
+                    last = will_send_no_more(sock)
+                    self._let_in_or_close(sock, principal)
+                    if last:
+                        break
                 await trio.lowlevel.checkpoint()
 
     def _let_in_or_close(self, sock: socket.socket, principal: Principal) -> None:

@@ -11,26 +11,23 @@ import trio
 
 from uma_trio.sockets.principal import Principal
 
-# The kernel's backlog goes on where this ends; each client in here holds a descriptor.
-MOST: Final = 256
+# Each client in here holds a descriptor. Twice the connections that HTTP admits by default.
+MOST: Final = 512
 
 
 class Arrivals:
-    """A queue of connected sockets, one lane for each user. For trio's thread only."""
+    """A queue of connected sockets, one lane for each user. For trio's thread only.
+
+    The kernel's backlog is first come, first served, so that it must be kept short. If this queue is full, the
+    latest client of the user who has most in it is closed.
+    """
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[Hashable, deque[tuple[socket.socket, Principal]]] = OrderedDict()
         self._length = 0
         self._some = trio.Event()
-        self._room = trio.Event()
-        self._room.set()
         self._none = trio.Event()
         self._none.set()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more should be added."""
-        return self._length >= MOST
 
     def __len__(self) -> int:
         return self._length
@@ -39,11 +36,12 @@ class Arrivals:
         """Put a client behind those of its user."""
         self._lanes.setdefault(_user(principal), deque()).append((sock, principal))
         self._length += 1
-        self._some.set()
         if self._length == 1:
+            self._some.set()
             self._none = trio.Event()
-        if self._length == MOST:
-            self._room = trio.Event()
+        if self._length > MOST:
+            max(self._lanes.values(), key=len).pop()[0].close()
+            self._length -= 1
 
     def take(self) -> tuple[socket.socket, Principal]:
         """Return the first client of the user whose turn it is. There must be one."""
@@ -55,8 +53,6 @@ class Arrivals:
         if not self._length:
             self._some = trio.Event()
             self._none.set()
-        if self._length == MOST // 2:
-            self._room.set()
         return first
 
     async def wait(self) -> None:
@@ -66,10 +62,6 @@ class Arrivals:
     async def until_empty(self) -> None:
         """Wait until nobody is left."""
         await self._none.wait()
-
-    async def wait_for_room(self) -> None:
-        """Wait until many more clients may be added, if it was full."""
-        await self._room.wait()
 
     def close(self) -> None:
         """Close the sockets of all who wait."""

@@ -102,6 +102,14 @@ def is_gone(sock: socket.socket) -> bool:
     return any(mask & (select.POLLHUP | select.POLLERR) for _, mask in poller.poll(0))
 
 
+def will_send_no_more(sock: socket.socket) -> bool:
+    """Whether the peer has ended its sending side, if not its whole socket. Never on systems other than Linux."""
+    wanted = getattr(select, "POLLRDHUP", 0)
+    poller = select.poll()
+    poller.register(sock, wanted)
+    return any(mask & wanted for _, mask in poller.poll(0))
+
+
 async def wait_until_gone(sock: socket.socket) -> None:
     """Wait, after EOF, until the peer that still listens closes its socket altogether.
 
