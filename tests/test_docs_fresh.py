@@ -27,7 +27,7 @@ def test_what_a_script_generates_is_up_to_date(script: Path) -> None:
 def imported(text: str) -> list[tuple[str, str]]:
     """Return what the Python of a document imports of ours: modules, and names in them."""
     found = []
-    for code in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for code in re.findall(r"^```python[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         try:
             statements = ast.parse(code).body
         except SyntaxError:
@@ -43,6 +43,27 @@ def test_what_a_document_imports_is_there(document: Path) -> None:
     """Its examples can be copied; what moves takes them along."""
     for module, name in imported(document.read_text(encoding="utf-8")):
         assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
+def anchors(document: Path) -> set[str]:
+    """Return what links may name in a document, as GitHub makes it of the headings."""
+    text = re.sub(
+        r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_link_leads_somewhere(document: Path) -> None:
+    """To a file of the repository, and to a heading of it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        if "://" in name or name.startswith("mailto:"):
+            continue
+        found = document.parent / name if name else document
+        assert found.exists(), f"{target}: there is no such file"
+        assert not anchor or anchor in anchors(found), f"{target}: there is no such heading"
 
 
 def test_examples_are_found_in_documents() -> None:

@@ -1,0 +1,187 @@
+"""What docs/GUIDE.md shows works as it is shown there: its commands, recipes, options and messages."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+from cli_kit import PROGRAMS, environment
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = (ROOT / "docs" / "GUIDE.md").read_text(encoding="utf-8")
+SHOWN = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+}
+PORT = "8080"
+PATIENCE_S = 120
+
+
+@frozen
+class Block:
+    """A fenced block of the guide: its language, the words behind it, and the line it begins at."""
+
+    language: str
+    words: tuple[str, ...]
+    text: str
+    line: int
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a document that have a language."""
+    found = re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [
+        Block(each[1], tuple(each[2].split()), each[3], text[: each.start()].count("\n") + 1)
+        for each in found
+    ]
+
+
+BLOCKS = blocks(GUIDE)
+TRIED = [block for block in BLOCKS if "tried" in block.words]
+
+
+@frozen
+class Served:
+    """A daemon as the guide starts it, but for its port and socket."""
+
+    env: Mapping[str, str]
+    port: str
+
+    def here(self, text: str) -> str:
+        """Return a text of the guide with this daemon's port."""
+        return re.sub(rf"\b{PORT}\b", self.port, text)
+
+    def run(self, block: Block, folder: Path) -> str:
+        """Run a block in a folder as its reader would; return what it printed."""
+        program = {"sh": ("bash", "-euo", "pipefail", "-c"), "python": (sys.executable, "-c")}
+        done = subprocess.run(
+            [*program[block.language], self.here(block.text)],
+            cwd=folder,
+            env={**self.env, "HOME": str(folder), "LLM_USER_PATH": str(folder)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, f"docs/GUIDE.md:{block.line}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+def programs(folder: Path) -> str:
+    """Put the program of this checkout into a folder; return a PATH that begins there."""
+    program = folder / "uma-trio"
+    program.write_text(f"#!{sys.executable}\n{PROGRAMS['uma-trio']}\n", encoding="utf-8")
+    program.chmod(0o700)
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Start the daemon by the guide's own command, with the bundled model."""
+    (command,) = (block.text for block in BLOCKS if "daemon" in block.words)
+    folder = tmp_path_factory.mktemp("g")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {**environment(), "PATH": programs(folder), "UMA_SOCK": str(folder / "s")}
+    words = ["bash", "-c", f"exec {command.strip().replace(PORT, port)}"]
+    with subprocess.Popen(
+        words, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert "is ready" in daemon.stdout.readline()
+            yield Served(env, port)
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            daemon.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.real
+@pytest.mark.daemon
+@pytest.mark.parametrize("block", TRIED, ids=lambda block: f"{block.language}-{block.line}")
+def test_a_block_that_says_tried_works(served: Served, block: Block, tmp_path: Path) -> None:
+    """Each command of it succeeds, against a daemon that was started as the guide says."""
+    for package in block.words[block.words.index("tried") + 1 :]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; the extra `sdk` has it")
+    printed = served.run(block, tmp_path)
+    assert printed.strip() or any(tmp_path.iterdir())
+
+
+def test_the_guide_is_mostly_tried() -> None:
+    """Or the test above would be about nothing."""
+    assert len(TRIED) >= 10
+    assert {block.language for block in TRIED} == {"sh", "python"}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words behind each `uma-trio` of the shell blocks and code spans of a document."""
+    shell = [block.text for block in blocks(text) if block.language == "sh"]
+    spans = re.findall(r"`(uma-trio [^`\n]+)`", text)
+    for line in "\n".join([*shell, *spans]).replace("\\\n", " ").splitlines():
+        for found in re.findall(r"(?<![\w/.])uma-trio ([^|#;&)]+)", line):
+            yield found.split()
+
+
+@cache
+def flags_of(verb: str) -> frozenset[str]:
+    """Return the options that the help of a verb names."""
+    code = ["-c", PROGRAMS["uma-trio"], verb, "--help"]
+    done = subprocess.run(
+        [sys.executable, *code], env=environment(), capture_output=True, text=True, check=True
+    )
+    return frozenset(re.findall(r"--[a-z][\w-]*", done.stdout)) | {"--help"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "GUIDE.md", "SERVICE.md", "SETTINGS.md"])
+def test_a_command_that_is_shown_has_these_options(name: str) -> None:
+    """Verbs and flags of the documents for users are those of the program."""
+    shown = [words for words in commands(SHOWN[name]) if re.fullmatch(r"[a-z]+", words[0])]
+    assert shown
+    for verb, *rest in shown:
+        if verb == "launch":  # its program's flags are not ours
+            continue
+        used = {word.split("=")[0].strip('"') for word in rest if word.startswith("--")} - {"--"}
+        assert used <= flags_of(verb), f"uma-trio {verb} has no {used - flags_of(verb)}"
+
+
+def test_an_option_of_the_table_for_newcomers_is_one_of_serve() -> None:
+    """Whoever comes from another server finds flags that exist."""
+    table = GUIDE.split("## Coming from another server")[1].split("\n## ")[0]
+    last = [row.rsplit("|", 2)[-2] for row in table.splitlines() if row.startswith("|")]
+    used = set(re.findall(r"`(?:\w+ )?(--[a-z-]+)", " ".join(last)))
+    assert len(used) > 10
+    assert used <= flags_of("serve") | flags_of("chat") | flags_of("run")
+
+
+def said_by_the_source() -> str:
+    """Return every text in the shipped code, one a line, with a gap where something is filled in."""
+    texts = []
+    for folder in ("uma_trio", "protocol/uma_protocol"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_a_message_of_the_troubleshooting_is_one_that_is_said() -> None:
+    """Who searches for what the program printed finds it."""
+    table = GUIDE.split("## Troubleshooting")[1].split("| what happens")[0]
+    messages = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(messages) > 10
+    said = said_by_the_source()
+    unsaid = [part for each in messages for part in each.split("…") if part not in said]
+    assert not unsaid
