@@ -11,6 +11,9 @@ help:
 	@echo "make docs     render the generated parts of docs/"
 	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
 	@echo "make fuzz     fuzz the wire protocol, HTTP and schemas for half a minute; ARGS='--seconds 600' for ten"
+	@echo "make dist     wheels and source archives into dist/; VARIANTS='x64 haswell' for these CPUs only"
+	@echo "make wheels   llama.cpp's wheel alone"
+	@echo "make try-dist install what is in dist/ without a compiler and get a first token"
 	@echo "make setup    only set up .venv and llama.cpp"
 	@echo "make clean    remove .venv and caches of this checkout (compiled wheels stay)"
 
@@ -55,6 +58,18 @@ bench: setup
 .PHONY: fuzz
 fuzz: setup-checks
 	@$(BIN)/python -m fuzz $(ARGS)
+
+.PHONY: dist
+dist: setup-checks
+	@$(BIN)/python packaging/make_dist.py --variants "$(VARIANTS)"
+
+.PHONY: wheels
+wheels: setup-checks
+	@$(BIN)/python packaging/make_dist.py --only wheels --variants "$(VARIANTS)"
+
+.PHONY: try-dist
+try-dist: setup-checks
+	@$(BIN)/python packaging/try_dist.py
 
 .PHONY: clean
 clean:

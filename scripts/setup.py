@@ -184,7 +184,8 @@ def install_packages() -> None:
         watched("Creating .venv", command)
     # Editable packages are built by hatchling and editables; named here, they need no isolated
     # environment each, which would fetch them again.
-    wanted = [*requirements(extra="test"), "hatchling>=1.26", "editables>=0.5"]
+    build = ["hatchling>=1.26", "hatch-fancy-pypi-readme>=24.1", "editables>=0.5"]
+    wanted = [*requirements(extra="test"), *build]
     watched("Installing Python packages", [*installer(), *wanted])
     ours = ["--no-deps", "--no-build-isolation", "-e", str(ROOT / "protocol"), "-e", str(ROOT)]
     watched("Installing uma-trio itself", [*installer(), *ours])

@@ -39,6 +39,7 @@ _VERBS = {
     "replay": "Plan every tick of a trace again, and say whether the plans are the same.",
     "simulate": "Compare policies in virtual time, on a modelled machine.",
     "doctor": "Look for what would keep the daemon from running, or from running fast.",
+    "completion": "Print the completion of commands and flags for a shell, or install it.",
     "demo": "Start a private daemon and watch four clients stream at once.",
 }
 _ABOUT = "One machine, one model in memory, many applications."
@@ -46,12 +47,18 @@ _ABOUT = "One machine, one model in memory, many applications."
 
 def main() -> None:
     """Entry point of `uma-trio`."""
-    app = _app("uma-trio", _ABOUT)
-    for verb, text in _VERBS.items():
-        app.command(f"uma_trio.cli.{verb}:{verb}", name=verb, help=text)
+    app = commands()
     arguments = sys.argv[1:]
     reads = arguments[:1] == ["run"]
     sys.exit(answer(app, mark_stdin(arguments) if reads else apart(arguments)))
+
+
+def commands() -> App:
+    """Return `uma-trio` with all its verbs, none of them imported."""
+    app = _app("uma-trio", _ABOUT)
+    for verb, text in _VERBS.items():
+        app.command(f"uma_trio.cli.{verb}:{verb}", name=verb, help=text)
+    return app
 
 
 def umad() -> None:
