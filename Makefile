@@ -14,6 +14,8 @@ help:
 	@echo "make dist     wheels and source archives into dist/; VARIANTS='x64 haswell' for these CPUs only"
 	@echo "make wheels   llama.cpp's wheel alone"
 	@echo "make try-dist install what is in dist/ without a compiler and get a first token"
+	@echo "make deb      a Debian package of what is in dist/"
+	@echo "make install  this checkout into PREFIX (~/.local), also to update; make uninstall"
 	@echo "make setup    only set up .venv and llama.cpp"
 	@echo "make clean    remove .venv and caches of this checkout (compiled wheels stay)"
 
@@ -70,6 +72,20 @@ wheels: setup-checks
 .PHONY: try-dist
 try-dist: setup-checks
 	@$(BIN)/python packaging/try_dist.py
+
+.PHONY: deb
+deb: setup-checks
+	@$(BIN)/python packaging/make_deb.py
+
+PREFIX ?= $(HOME)/.local
+
+.PHONY: install
+install: setup
+	@$(BIN)/python packaging/install.py --prefix "$(PREFIX)"
+
+.PHONY: uninstall
+uninstall:
+	@python3 packaging/install.py --prefix "$(PREFIX)" --remove
 
 .PHONY: clean
 clean:
