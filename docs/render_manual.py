@@ -15,7 +15,7 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from uma_trio import __version__
-from uma_trio.cli.main import commands
+from uma_trio.cli.parser import commands
 
 TARGET = Path(__file__).resolve().parent / "uma-trio.1"
 _HEAD = f"""\

@@ -13,7 +13,8 @@ from pathlib import Path
 from uma_trio.backend.kv_types import KV_TYPES
 from uma_trio.config.groups import grouped
 from uma_trio.config.option import Option
-from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, OPTIONS
+from uma_trio.config.options import OPTIONS
+from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG
 from uma_trio.config.reserved import RESERVED
 from uma_trio.telemetry.catalogue import METRICS, SCORECARD
 from uma_trio.telemetry.metric import Metric

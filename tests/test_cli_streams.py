@@ -16,6 +16,7 @@ from cyclopts import App
 
 from uma_protocol import Generate, Token
 from uma_trio.cli import streams
+from uma_trio.cli.parser import declared
 from uma_trio.cli.printer import Printer, figures
 from uma_trio.cli.prompt import SWITCHES, left_unread, mark_stdin, prompt_of
 from uma_trio.cli.run import cli
@@ -79,7 +80,7 @@ async def test_a_dash_behind_a_flag_that_awaits_no_value_is_standard_input(
 def test_the_flags_that_take_no_value_are_those_of_the_command() -> None:
     """They are named twice, so that a shell's word is judged without the parser of flags."""
     app = App()
-    app.command(cli, name="run")
+    app.command(declared(cli), name="run")
     no_value = {
         name
         for argument in app["run"].assemble_argument_collection()

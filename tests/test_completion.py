@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.cli.main import commands, main
+from uma_trio.cli.main import main
+from uma_trio.cli.parser import commands
 
 MANUAL = Path(__file__).resolve().parent.parent / "docs" / "uma-trio.1"
 SHELLS = ("bash", "zsh", "fish", "powershell")

@@ -17,7 +17,7 @@ from attrs import evolve
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.backend.bindings import want
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.costing.attention import flash_is_faster
 from uma_trio.costing.calibrate import assume_looking_back

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attrs import field, frozen, mutable
-from cyclopts import Parameter
 
 from uma_trio.cli.attempt import run_when_served
 from uma_trio.cli.conversation import Conversation
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     OK,
     UNREACHABLE,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from uma_trio.cli.checks import Finding, check_socket
 from uma_trio.cli.launch import unreachable
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.sockets.address import Address
 

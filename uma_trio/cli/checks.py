@@ -20,7 +20,7 @@ from attrs import frozen
 
 from uma_trio.backend.bindings import PACKAGED
 from uma_trio.cli.output import policy_in_words, size
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cores
 

@@ -28,7 +28,7 @@ def completion(
 
     For example: uma-trio completion bash >~/.local/share/bash-completion/completions/uma-trio
     """
-    from uma_trio.cli.main import commands
+    from uma_trio.cli.parser import commands
 
     app = commands()
     if not install:

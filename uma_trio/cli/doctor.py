@@ -22,7 +22,7 @@ from uma_trio.cli.check_shapes import check_shapes
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
 from uma_trio.config import settings
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 
 _ModelFlag = Annotated[

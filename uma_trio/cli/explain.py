@@ -6,9 +6,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from uma_trio.cli.attempt import attempt
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     OK,
     USAGE,

@@ -6,7 +6,7 @@ from json import loads
 from pathlib import Path
 from typing import Any
 
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 
 _TOOLS = '[{"name": ..., "description": ..., "parameters": a JSON Schema}, ...]'
 

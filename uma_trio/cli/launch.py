@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from uma_trio.cli.output import UNREACHABLE, USAGE, complain
 from uma_trio.config import settings
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.settings import known_env
 from uma_trio.sockets.address import LOCALHOST, Address
 

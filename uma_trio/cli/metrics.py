@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from uma_trio.cli.attempt import attempt
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     OK,
     USAGE,

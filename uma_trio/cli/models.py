@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attrs import asdict, frozen
-from cyclopts import Parameter
 
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, console, count, print_json, size
 from uma_trio.config import settings
 from uma_trio.config.options import Config

@@ -10,11 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.streams import is_unicode
-from uma_trio.config import settings
-from uma_trio.config.options import CONFIG_ENV
 from uma_trio.sockets.path import SHARED_SOCKET, default_socket, socket_to_ask
 
 if TYPE_CHECKING:
@@ -128,12 +125,32 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def socket_path(flag: str | None) -> Path:
     """Return the daemon's socket: the flag, UMA_SOCK, the YAML file, or where a daemon is found."""
+    if _only_the_socket_is_set():
+        given = flag if flag is not None else os.environ.get("UMA_SOCK")
+        if given is None:
+            return Path(socket_to_ask())
+        if given.isprintable() and given.strip() == given != "":
+            return Path(given).expanduser()
+    # The rest of what may be written, and errors in it. Slow to import.
+    from uma_trio.config import settings
+    from uma_trio.config.place import CONFIG_ENV
+
     # The daemon's other variables are not read here. What is no variable at all may be a misspelt
     # UMA_SOCK, which must not go unnoticed.
     others = {*settings.known_env()} - {"UMA_SOCK", CONFIG_ENV}
     env = {name: text for name, text in os.environ.items() if name not in others}
     config = settings.load({"socket": flag}, env)
     return config.socket if "socket" in config.sources else Path(socket_to_ask(env))
+
+
+def _only_the_socket_is_set() -> bool:
+    """Whether no variable of ours but UMA_SOCK is set, and there is no file of settings."""
+    from uma_trio.config.place import ENV_PREFIX, users_file
+
+    if any(name.startswith(ENV_PREFIX) and name != "UMA_SOCK" for name in os.environ):
+        return False
+    own = users_file(os.environ)
+    return own is None or not own.is_file()
 
 
 def how_to_ask(socket: Path) -> str:

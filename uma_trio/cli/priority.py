@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from uma_trio.cli.attempt import attempt
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, SocketFlag, console, socket_path
 from uma_trio.lanes import Lane
 

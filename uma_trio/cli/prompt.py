@@ -9,7 +9,7 @@ import sys
 import termios
 from collections.abc import Sequence
 
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 
 STDIN = "-"
 """The word that stands for standard input."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attrs import evolve, frozen
-from cyclopts import Parameter
 
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.files import json_of, text_of, tools_of
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     INTERRUPTED,
     OK,
@@ -30,7 +30,7 @@ from uma_trio.cli.output import (
 )
 from uma_trio.cli.printer import Printer
 from uma_trio.cli.prompt import STDIN, left_unread, prompt_of
-from uma_trio.config.option import ConfigError
+from uma_trio.config.errors import ConfigError
 from uma_trio.lanes import Awaits, Lane, Pace
 from uma_trio.speculation import Speculation
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from uma_trio.client import Client, Generation
 
 
-@Parameter(name="*")
 @frozen(kw_only=True)
 class Asking:
     """The flags that `uma-trio run` and `uma-cli` share."""
@@ -258,6 +257,7 @@ Chat = Annotated[
     ),
 ]
 _NOTHING = Asking()
+Flags = Annotated[Asking, Parameter(name="*")]
 
 
 Words = Annotated[
@@ -266,7 +266,7 @@ Words = Annotated[
 ]
 
 
-def run(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
+def run(*words: Words, chat: Chat = None, asking: Flags = _NOTHING) -> int:
     """Send one prompt and print the answer as it is generated.
 
     The prompt is given as words, by --prompt, or on standard input (one final line break is dropped).
@@ -276,7 +276,7 @@ def run(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
     return _answer(words, chat, _labelled(asking, "uma-trio"))
 
 
-def cli(*words: Words, chat: Chat = None, asking: Asking = _NOTHING) -> int:
+def cli(*words: Words, chat: Chat = None, asking: Flags = _NOTHING) -> int:
     """Send one prompt, unchanged unless --chat is given, and print the answer as it is generated.
 
     The prompt is given as words, by --prompt, or on standard input (one final line break is dropped).

@@ -32,7 +32,8 @@ from uma_trio.cli.output import (
 from uma_trio.config import settings
 from uma_trio.config.groups import grouped
 from uma_trio.config.option import Option
-from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, OPTIONS
+from uma_trio.config.options import OPTIONS
+from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG
 from uma_trio.config.reserved import RESERVED
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def run_daemon(config: Config, *, replace: bool = False) -> int:
 
     from uma_trio import daemon
     from uma_trio.backend.base import ModelError
-    from uma_trio.config.option import ConfigError
+    from uma_trio.config.errors import ConfigError
     from uma_trio.engine.task import EngineDied
     from uma_trio.sockets.handover import HandoverFailed
     from uma_trio.sockets.inherited import NotUsable, inherited_sockets

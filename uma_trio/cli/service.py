@@ -21,7 +21,7 @@ from uma_trio.cli.units import (
     launch_agent,
     systemd_units,
 )
-from uma_trio.config import settings
+from uma_trio.config import place, settings
 from uma_trio.config.options import Config
 
 Action = Literal["install", "uninstall", "start", "stop", "restart", "status", "logs"]
@@ -125,7 +125,7 @@ def _install(files: Mapping[Path, bytes], *, show: bool) -> int:
     if status == OK:
         status = _run("systemctl", "--user", "enable", "--now", *_sockets(), SERVICE_UNIT)
     if status == OK:
-        settings_file = settings.users_file(os.environ)
+        settings_file = place.users_file(os.environ)
         console().print(
             f"The service runs, and starts again at login. Settings: {settings_file};"
             " after a change run `uma-trio service install` again."

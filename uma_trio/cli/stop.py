@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, REFUSED, SocketFlag, complain, console, socket_path
 
 _LOOK_S = 0.05

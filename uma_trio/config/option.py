@@ -18,14 +18,12 @@ import attrs
 from attrs import frozen
 from cattrs import Converter
 
+from uma_trio.config.errors import ConfigError as ConfigError
+
 AUTO = "auto"
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-
-
-class ConfigError(Exception):
-    """A flag, environment variable or YAML key cannot be used; the message says which and why."""
 
 
 @frozen

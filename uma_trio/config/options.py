@@ -479,11 +479,6 @@ OPTIONS: tuple[Option, ...] = tuple(
 )
 
 
-CONFIG_FLAG = "--config"
-CONFIG_ENV = "UMA_CONFIG"
-ENV_PREFIX = "UMA_"
-
-
 def replace(config: Config, **changes: object) -> Config:
     """Return `config` with some fields changed, checked against the same bounds."""
     for item in OPTIONS:

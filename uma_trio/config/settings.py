@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uma_trio.config.option import ConfigError, Option, as_written
-from uma_trio.config.options import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, OPTIONS, Config
+from uma_trio.config.options import OPTIONS, Config
+from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, users_file
 from uma_trio.config.reserved import RESERVED
 from uma_trio.sockets.path import default_socket
 from uma_trio.spelling import nearest
@@ -83,12 +84,6 @@ def _file_of_settings(
             return Path(str(path)).expanduser(), named_by
     own = users_file(env)
     return (own, "the settings file") if own is not None and own.is_file() else (None, CONFIG_FLAG)
-
-
-def users_file(env: Mapping[str, str]) -> Path | None:
-    """Return where a user's settings are read from (XDG Base Directory Specification), if anywhere."""
-    folder = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
-    return Path(folder, "uma-trio", "config.yaml") if os.path.isabs(folder) else None
 
 
 def _first(

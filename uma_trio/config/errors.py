@@ -1,0 +1,7 @@
+"""What is wrong with a setting, for whoever typed it."""
+
+from __future__ import annotations
+
+
+class ConfigError(Exception):
+    """A flag, environment variable or YAML key cannot be used; the message says which and why."""
