@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import structlog
 from attrs import evolve
 from drafts_kit import FLAT, STAIRS, STEEP, speaking
 from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
@@ -12,8 +15,11 @@ from hypothesis import strategies as st
 from policy_kit import decoder
 
 from uma_protocol import Generate
-from uma_trio.backend.base import IntArray
+from uma_trio import wiring
+from uma_trio.backend.base import IntArray, Traits
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.config.options import Config
+from uma_trio.costing.measured import Measured
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.lookup import Lookup, Runs
 from uma_trio.engine.drafts.pool import MOST_NAMESPACES, Answers, Pool
@@ -36,6 +42,7 @@ from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
 from uma_trio.speculation import Speculation
 from uma_trio.wire import ask_of
+from uma_trio.wiring import allowed_speculation
 
 
 def guess(text: str, most: int = 6) -> tuple[str, int]:
@@ -598,3 +605,48 @@ def test_a_text_that_repeats_itself_is_drafted_where_decodes_overlap() -> None:
         bench.run()
         n[drafts] = bench.backend.decodes
     assert n[True] < n[False]
+
+
+# --- where nothing is drafted ---
+
+
+class Capturing(FakeBackend):
+    """A fake on which another shape of the batch costs."""
+
+    @property
+    def traits(self) -> Traits:
+        """As on a GPU."""
+        return evolve(super().traits, shape_costs=True)
+
+
+def test_guesses_are_the_default_only_where_shapes_cost_nothing() -> None:
+    """What is asked for counts on both."""
+    asked = Config(speculation="free")
+    for backend, default in ((FakeBackend(), "auto"), (Capturing(), "off")):
+        assert allowed_speculation(Config(), backend) == default
+        assert allowed_speculation(asked, backend) == "free"
+
+
+def test_nothing_is_drafted_where_graphs_are_captured() -> None:
+    """The same text is drafted where they are not."""
+    rows = []
+    for recapture_s in (0.0, 0.004):
+        bench = speaking(drafts=True, cost=evolve(FLAT, recapture_s=recapture_s))
+        _, sink = bench.submit("aaaa bbbb " * 6, 40)
+        bench.run()
+        assert sink.tokens == bench.expected("aaaa bbbb " * 6, 40)
+        rows.append(bench.metrics.snapshot()["draft_rows_total"])
+    assert rows[0] > 0
+    assert rows[1] == 0
+
+
+def test_whoever_asks_for_drafts_where_graphs_are_captured_reads_that_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The daemon starts, and names the option and the reason."""
+    measured = Measured(evolve(FLAT, recapture_s=0.004), recalled=True, file=Path())
+    monkeypatch.setattr(wiring, "measured_cost", lambda *_, **__: measured)
+    with structlog.testing.capture_logs() as said:
+        found = wiring.engine_settings(Config(speculation="auto"), Capturing())
+    assert not found.drafts
+    assert "--speculation auto drafts nothing here: graphs are captured" in said[0]["event"]

@@ -200,8 +200,10 @@ def test_what_is_no_trace_is_refused(text: bytes, said: str) -> None:
 
 def test_a_trace_of_another_format_is_refused() -> None:
     """Its states lack what this version plans from."""
-    text = encode(Header("0", "m", "deadline")).replace(b'"format":8', b'"format":5')
-    with pytest.raises(TraceError, match="its format is 5, this version reads 8"):
+    text = encode(Header("0", "m", "deadline")).replace(
+        f'"format":{FORMAT}'.encode(), b'"format":5'
+    )
+    with pytest.raises(TraceError, match=f"its format is 5, this version reads {FORMAT}"):
         decode(text)
 
 

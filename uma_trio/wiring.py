@@ -123,6 +123,12 @@ def engine_settings(
         cost = assume_looking_back(cost, cell_s, whole_cache=backend.limits.whole_cache)
     given = None if config.bmt_budget is None else config.bmt_budget * 1e9
     speculation = allowed_speculation(config, backend)
+    if speculation != "off" and cost.recapture_s:
+        speculation = "off"
+        log.get("cost").warning(
+            f"--speculation {config.speculation} drafts nothing here: graphs are captured, and a change "
+            "of the batch's shape costs more than guesses give"
+        )
     return evolve(
         plain,
         contract=evolve(
@@ -139,11 +145,7 @@ def engine_settings(
 
 
 def allowed_speculation(config: Config, backend: Backend) -> str:
-    """Return how far guesses may go; if the user does not say, by what was measured.
-
-    Where graphs are captured, a reader's guesses are computed only while nobody else has work. A reader whose
-    guesses are good would therefore be much slower beside others than alone, which the contract is to prevent.
-    """
+    """Return how far guesses may go; if the user does not say, by where it computes."""
     if config.speculation != BY_BACKEND:
         return config.speculation
     return "off" if backend.traits.shape_costs else "auto"

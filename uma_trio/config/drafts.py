@@ -21,5 +21,5 @@ class DraftConfig(ReplyConfig):
         help="Speculative decoding: guess the next tokens of an answer from earlier text and verify "
         "them in one batch (deadline policy). off: never; free: only where the tick takes no "
         "longer; auto: also where it raises the tokens per second; default: auto on a CPU, off "
-        "on a GPU. A request may restrict it. A request with a seed gets no drafts by default.",
+        "on a GPU. Where graphs are captured (CUDA) nothing is drafted. A request may restrict it. A request with a seed gets no drafts by default.",
     )

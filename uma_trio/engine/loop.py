@@ -118,7 +118,9 @@ class Engine:
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
         self.idle_time = IdleTime(backend, inbox, self._planner, self.registry, metrics, clock)
-        wanted = settings.drafts and settings.cost is not None  # or what a row is worth is unknown
+        # Without a cost model nobody knows what a row is worth; where graphs are captured a change of shape
+        # costs more than guesses give.
+        wanted = settings.drafts and settings.cost is not None and not settings.cost.recapture_s
         self._drafter = drafter_for(backend.limits, drafter, wanted=wanted)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None

@@ -22,7 +22,7 @@ from uma_trio.policy.state import (
     SchedulerState,
 )
 
-FORMAT = 8
+FORMAT = 9
 
 
 class TraceError(Exception):

@@ -6,12 +6,11 @@ import math
 import sys
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Final
 
 from attrs import field, frozen
 
 from uma_trio.lanes import Awaits, Lane
-from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
 
@@ -55,7 +54,7 @@ class SequenceView:
 
     There are no phases, only counters. `pending` tokens are not in the KV cache; the last `drafted`
     of them are guesses at its answer, and `survival` has for each guess the probability that it and
-    all before it are right. With `modelled` a draft model makes the guesses after they are planned.
+    all before it are right.
     `computed` tokens are in the KV cache; the first `cached` of them came from the prefix cache.
     Each of the first `scored` tokens asks for a row of logits when it is computed, which gives the
     probability of the token after it; until they are computed, only some of these are `pending`.
@@ -78,7 +77,6 @@ class SequenceView:
     survival: tuple[float, ...] = ()
     shown_at: float | None = None  # when its latest token is, or will be, shown to its reader
     pays_for_drafts: bool = True  # a tick may take longer for its guesses
-    modelled: bool = False
     scored: int = 0
     within: tuple[int, ...] = ()  # whose shares `client` divides, the outermost first
     awaits: Awaits = "tokens"  # in the interactive lane; nobody waits for anything in the other
@@ -293,28 +291,6 @@ class Served:
 
 
 @value
-class HeldDrafts:
-    """The size of ticks with drafts where a change of shape costs time; 0: no drafts.
-
-    Since the last change of the size, `missed_s` is the time that each other size would have saved,
-    by its guesses, and `saved_s` the time that this size did save. `doubt` is the number of sizes
-    before it, in a row, that were not worth their price. `known` has, by key, the number of tokens
-    of each stream before the latest tick. `host_s` is the time between the decodes of two ticks
-    with drafts, None while it is unknown: the second tick cannot be prepared beside the first.
-    """
-
-    size: int = 0
-    missed_s: Mapping[int, float] = field(factory=dict)
-    saved_s: float = 0.0
-    doubt: int = 0
-    known: Mapping[int, int] = field(factory=dict)
-    host_s: float | None = None
-
-
-NO_HELD_DRAFTS: Final = HeldDrafts()
-
-
-@value
 class Purse:
     """What a stream may still lose by guesses, in tokens of its time; it had `known` tokens."""
 
@@ -336,7 +312,6 @@ class Memory:
     )  # machine seconds of all on a path, for fairness
     lane_s: Mapping[Lane, float] = field(factory=dict)  # the same by lane, over its weight
     served: Served = field(factory=Served)
-    held_drafts: HeldDrafts = NO_HELD_DRAFTS
     purses: Mapping[int, Purse] = field(factory=dict)  # of streams that had guesses, by key
     prompts_share: float = 1.0  # the part of the machine that readers leave to prompts
     # By key, what a token takes a reader alone with its guesses, as a part of the time without.
@@ -374,7 +349,6 @@ class SchedulerState:
     charges: tuple[tuple[int, float], ...] = ()
     prepared: bool = False
     interruptible: bool = False  # a tick of prompts can be given up for a request that comes
-    draft: Staircase | None = None  # seconds of a draft model's decode, by tokens
     first_tokens: FirstTokens = field(factory=FirstTokens)
     memory: Memory = field(factory=Memory)
 

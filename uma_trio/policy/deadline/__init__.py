@@ -10,7 +10,6 @@ from uma_trio.policy.deadline.bandwidth import guard_bandwidth
 from uma_trio.policy.deadline.drafts import add_drafts
 from uma_trio.policy.deadline.fill import fill_tick
 from uma_trio.policy.deadline.first_tokens import note_first_tokens
-from uma_trio.policy.deadline.held_drafts import hold_drafts
 from uma_trio.policy.deadline.learning import learn_cost
 from uma_trio.policy.deadline.newcomers import note_newcomers
 from uma_trio.policy.deadline.pace import pace_streams
@@ -52,13 +51,6 @@ class DeadlinePolicy:
         return DeadlinePolicy(self.pipeline.without(*names))
 
 
-def _give_drafts_rows(state: SchedulerState, plan: Plan) -> Plan:
-    """Give rows to guesses; where a change of shape costs, those of a size that is held."""
-    cost = plan.memory.cost
-    stage = hold_drafts if cost is not None and cost.recapture_s else add_drafts
-    return stage(state, plan)
-
-
 deadline = DeadlinePolicy(
     Pipeline(
         stages={
@@ -71,7 +63,7 @@ deadline = DeadlinePolicy(
             "fill": fill_tick,
             "bandwidth": guard_bandwidth,
             "shape": keep_shape,
-            "drafts": _give_drafts_rows,
+            "drafts": add_drafts,
             "pace": pace_streams,
             "stairs": add_ballast,
             "accounting": account,

@@ -38,7 +38,7 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     costs is no reason: the shape of the tick before would then be kept for ever.
     """
     cost = plan.memory.cost
-    if cost is None or not plan.items or plan.ballast:  # the size is held for drafts
+    if cost is None or not plan.items:
         return plan
     room = min(state.spare_rows, min(state.n_batch, state.empty_cells) - plan.n_tokens)
     work = planned_work(state, plan, captured=True)

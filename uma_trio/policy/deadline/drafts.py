@@ -11,7 +11,7 @@ by that, and as many are taken as give the most tokens a second:
   without, since they are part of what it would do alone and give it more tokens a second; a tick with
   anybody else's work stays within its limit. A stream pays for them out of its purse
   (:mod:`uma_trio.policy.deadline.purses`). Guesses of requests that asked for `speculation` free get no paid
-  row. Where a draft model has to make them first, that is part of what they cost.
+  row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from itertools import accumulate
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
-from uma_trio.policy.deadline.draft_cost import making_s
 from uma_trio.policy.deadline.purses import settled, staked
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem
@@ -99,16 +98,15 @@ def _chosen(
         min(state.n_batch, state.empty_cells) - plan.n_tokens - MOST_BALLAST,
     )
     guesses = likeliest_first(state, plan, room)
-    found = guesses if state.draft is None else [g for g in guesses if not g[1].modelled]
     plain_s = ballast_for(cost, work, state.spare_rows)[1]
-    offers = offers_of(state, cost, work, found)
+    offers = offers_of(state, cost, work, guesses)
     free = max([n for n, (_, seconds) in offers.items() if seconds <= FREE * plain_s], default=0)
     gain, free_s = offers.get(free, (0.0, plain_s))
     if not state.contract.paid_drafts or plan.limit.isolated:
-        return found[:free], 0.0
+        return guesses[:free], 0.0
     empty = {key for key, purse in purses.items() if purse.left <= 0}
     paying = [g for g in guesses if g[1].pays_for_drafts and g[1].key not in empty]
-    if len(paying) < len(guesses) or len(found) < len(guesses):
+    if len(paying) < len(guesses):
         offers = offers_of(state, cost, work, paying)
     streams = len(plan.items)
     longest = longest_s(state, plan, plain_s)
@@ -117,7 +115,7 @@ def _chosen(
         if seconds <= longest and (plan.n_tokens + more) / seconds > rate:
             best, rate = n, (plan.n_tokens + more) / seconds
     if not best:
-        return found[:free], 0.0
+        return guesses[:free], 0.0
     return paying[:best], streams * (offers[best][1] / free_s - 1.0)
 
 
@@ -126,12 +124,11 @@ def offers_of(
 ) -> dict[int, tuple[float, float]]:
     """Return by how many of `guesses` are taken the tokens that they give, and the tick's seconds.
 
-    The time in which they are made is part of that. Only what fills the tick up to a size that was measured is
-    worth its time, or all that there is: ballast stands only where no guess is left.
+    Only what fills the tick up to a size that was measured is worth its time, or all that there is:
+    ballast stands only where no guess is left.
     """
     gains = [0.0, *accumulate([chance for chance, _ in guesses])]
     context = [0, *accumulate([view.computed for _, view in guesses])]
-    made_s = making_s(state.draft, [view for _, view in guesses])
     sizes, offers, last = cost.steps, {}, len(guesses)
     for n in range(1, last + 1):
         if gains[n] < LEAST_GAIN:
@@ -142,7 +139,7 @@ def offers_of(
             seconds = cost.seconds(work, tokens=n, rows=n, context_cells=context[n])
         else:
             continue
-        offers[n] = gains[n], made_s[n] + seconds
+        offers[n] = gains[n], seconds
     return offers
 
 

@@ -28,9 +28,7 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
             rates: dict[str, float] = {}  # with nobody to protect, both at once
             if tick.solo_s > 0:
                 rates = MIXED_RATES if tick.mixed else ALONE_RATES
-            # What passes between ticks with drafts is not what passes between others.
-            host_s = None if state.memory.held_drafts.known else tick.host_s
-            cost = cost.learn(tick.work, tick.decode_s, host_s, **rates)
+            cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
     return evolve(plan, memory=evolve(plan.memory, cost=cost))
 
 

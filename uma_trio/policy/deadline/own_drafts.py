@@ -3,8 +3,7 @@
 A deadline is a multiple of what a stream takes alone, and with drafts that are right it takes less.
 The deadlines of such a stream are therefore closer together, and others get what it leaves. The
 figure is smoothed, because a text is copied now and then, and looked at only while others have
-work. Where graphs are captured drafts are computed only while nobody else has work, so there it
-counts for nothing.
+work.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def parts_with_drafts(state: SchedulerState, plan: Plan, cost: CostModel) -> Map
     `plan` has the readers' steps and nothing else. A reader that is not named takes the whole.
     """
     known = plan.memory.drafted_parts
-    if cost.recapture_s or not state.best_effort or not (known or state.drafting):
+    if not state.best_effort or not (known or state.drafting):
         return known
     told = _told(state, plan, cost)
     parts = {}
