@@ -11,10 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uma_trio.http import llama_server, status
+from uma_trio.http import llama_server, ollama_fields, ollama_models, status
 from uma_trio.http.fields import Field
 from uma_trio.http.llama_completion import Completion
 from uma_trio.http.messages_api import Messages
+from uma_trio.http.ollama_api import OllamaChat, OllamaGenerate
 from uma_trio.http.openai_chat import ChatCompletions
 from uma_trio.http.openai_completions import Completions
 from uma_trio.http.responses_api import Responses
@@ -35,7 +36,7 @@ def endpoints() -> str:
     rows = [
         (
             f"`{route.method}`",
-            f"`{route.path}{'NAME' if route.path.endswith('/') else ''}`",
+            f"`{route.path}{'NAME' if route.takes_more else ''}`",
             _about(route.handler),
             _ACCESS[route.access],
         )
@@ -71,6 +72,10 @@ def blocks() -> Mapping[str, str]:
         "responses": fields(Responses.fields),
         "messages": fields(Messages.fields),
         "completion": fields(Completion.fields),
+        "ollama-chat": fields(OllamaChat.fields),
+        "ollama-generate": fields(OllamaGenerate.fields),
+        "ollama-options": fields(ollama_fields.OPTIONS),
+        "ollama-show": fields(ollama_models.SHOW),
         "tokenize": fields(llama_server.TOKENIZE),
         "priority": fields(status.PRIORITY),
     }

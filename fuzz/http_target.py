@@ -26,6 +26,7 @@ from uma_trio.http.fields import decode, document_of
 from uma_trio.http.llama_completion import Completion
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.messages_api import Messages
+from uma_trio.http.ollama_api import OllamaChat, OllamaGenerate
 from uma_trio.http.openai_chat import ChatCompletions
 from uma_trio.http.openai_completions import Completions
 from uma_trio.http.responses_api import Responses
@@ -38,7 +39,10 @@ from uma_trio.sockets.transport import Transport
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
 
-_APIS: tuple[type[Api], ...] = (ChatCompletions, Completions, Completion, Responses, Messages)
+_APIS: tuple[type[Api], ...] = (
+    *(ChatCompletions, Completions, Completion, Responses, Messages),
+    *(OllamaChat, OllamaGenerate),
+)
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _MAX_BYTES = 1 << 16
 

@@ -45,6 +45,11 @@ class Answer:
         """The server-sent events, `[DONE]` as text."""
         return events_of(self.body)
 
+    @property
+    def lines(self) -> list[Any]:
+        """The documents of a stream that has one in each line."""
+        return [json.loads(line) for line in self.body.splitlines()]
+
 
 def events_of(body: bytes) -> list[Any]:
     """Return the events of a stream; comments are left out."""

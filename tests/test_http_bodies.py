@@ -64,6 +64,7 @@ IN_HELPER = Work(
 """Of one slice. A character takes up to six bytes in JSON, so 16,384 may be written as 98,304."""
 
 _CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+_OLLAMA = {"options": {"num_predict": 3}}
 _PLAIN = {"prompt": "hi", "max_tokens": 3}
 #: Every path that takes a body, and a body that it accepts.
 ENDPOINTS: dict[str, dict[str, Any]] = {
@@ -80,9 +81,15 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/apply-template": _CHAT,
     "/generate": _PLAIN,
     "/priority": {"id": "r", "priority": "background"},
+    "/api/chat": {"messages": _CHAT["messages"], **_OLLAMA},
+    "/api/generate": {"prompt": "hi", **_OLLAMA},
+    "/api/show": {"model": "m"},
 }
 #: Paths that answer without reading what is in a body.
-_READ_NONE = {"/responses/", "/embeddings", "/load", "/unload"}
+_READ_NONE = {
+    *("/responses/", "/embeddings", "/load", "/unload", "/api/embed", "/api/embeddings"),
+    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
+}
 
 
 def test_every_endpoint_has_its_bounds_and_this_meter() -> None:
@@ -169,6 +176,11 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "n": st.just(3),
     **dict.fromkeys(("max_tokens", "max_output_tokens"), st.integers(1, 300)),
     "unknown": _ANY,
+    "options": _ANY
+    | st.integers(1, 300).map(lambda n: {"num_predict": n, **{f"o{i}": i for i in range(n)}}),
+    "system": _TEXTS,
+    "format": st.integers(1, 300).map(lambda n: _tool(n)["parameters"]),
+    **dict.fromkeys(("raw", "think"), st.just(value=True)),
     "chat_template_kwargs": st.builds(lambda value: {"a": value}, _ANY),
 }
 _BODIES = (
@@ -237,6 +249,9 @@ _LONG = {
     "/responses": {"input": "hi", "tools": FLAT, "instructions": "be good " * 900,
                    "include": ["message.output_text.logprobs"], "top_logprobs": 20},
     "/messages": {"messages": _messages(1500, "text " * 4), "tools": ANTHROPIC},
+    "/api/chat": {"messages": _messages(1500, "text " * 4), "tools": FUNCTIONS, "logprobs": True,
+                  "top_logprobs": 20, "options": {"num_predict": 300}},
+    "/api/generate": {"prompt": "hi", "logprobs": True, "options": {"num_predict": 300}},
     "/generate": {"prompt": "hi", "schema": {"enum": ["x" * 60, *range(2000)]}},
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ from uma_trio.http.fields import Field
 from uma_trio.http.heads import MOST_QUERY_FIELDS, head_of
 from uma_trio.http.llama_completion import Completion
 from uma_trio.http.messages_api import Messages
+from uma_trio.http.ollama_api import OllamaChat, OllamaGenerate
 from uma_trio.http.openai_chat import ChatCompletions
 from uma_trio.http.openai_completions import Completions
 from uma_trio.http.responses_api import Responses
@@ -36,6 +37,8 @@ TEXTS: dict[str, tuple[type[Api], dict[str, Any]]] = {
     "/completion": (Completion, {"prompt": "hi", "n_predict": 2}),
     "/v1/responses": (Responses, {"input": "hi", "max_output_tokens": 2}),
     "/v1/messages": (Messages, {"messages": SAID, "max_tokens": 2, "model": "fake"}),
+    "/api/chat": (OllamaChat, {"messages": SAID, "options": {"num_predict": 20}}),
+    "/api/generate": (OllamaGenerate, {"prompt": "hi", "options": {"num_predict": 20}}),
 }
 ODD: tuple[Any, ...] = (
     *(True, 0, -1, 0.5, 1e308, 2**31 - 1, "", "\x00é", [], [[]], [{}], ["x"], [1], [[1, 2]], {}),
@@ -265,7 +268,7 @@ async def test_an_absolute_target_without_a_path_is_the_root(autojump_clock: Moc
     async with http_house() as daemon:
         client = await client_of(daemon)
         await client.send_bytes(b"GET http://localhost?a HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert (await client.answer()).status == 404
+        assert (await client.answer()).body == b"uma-trio is running\n"
 
 
 # --- faults of ours ---
@@ -304,6 +307,8 @@ async def test_a_fault_before_a_handler_is_told_and_ends_the_connection(
         ("/completion", b"error: {"),
         ("/v1/responses", b"event: response.failed\n"),
         ("/v1/messages", b"event: error\n"),
+        ("/api/chat", b'{"error":"'),
+        ("/api/generate", b'{"error":"'),
     ],
 )
 async def test_a_fault_in_a_stream_ends_it_with_an_error_event(

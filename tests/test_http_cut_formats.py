@@ -1,4 +1,4 @@
-"""Replies of many families that `max_tokens` cuts, as the clients of the three APIs get them."""
+"""Replies of many families that `max_tokens` cuts, as the clients of the four APIs get them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from uma_trio.backend.scripted import ScriptedBackend
 # Every character is cut in tests/test_cut_replies.py; here each reply is cut at a few, others in each API.
 CUTS = 4
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+OLLAMA = "/api/chat"
 PARAMETERS = {
     "bash": {
         "type": "object",
@@ -37,6 +38,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "tools": [{"name": f["name"], "input_schema": f["parameters"]} for f in FUNCTIONS],
         "thinking": {"type": "adaptive"},
     },
+    OLLAMA: {"messages": ASKED, "tools": [{"type": "function", "function": f} for f in FUNCTIONS]},
 }
 Heard = tuple[str, list[tuple[str, str]]]
 
@@ -56,8 +58,21 @@ def house(reply: Reply) -> Any:
     return http_house(backend=backend, reply_format=reply.format)
 
 
+def limited(path: str, n_tokens: int) -> dict[str, Any]:
+    """Return what asks for the likeliest answer of so many tokens."""
+    if path == OLLAMA:
+        options = {"num_predict": n_tokens, "temperature": 0, "repeat_penalty": 1}
+        return {"options": options, "stream": False}
+    most = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    return {most: n_tokens, "temperature": 0}
+
+
 def heard(path: str, document: Any) -> Heard:
     """Return the text of a whole answer, and its calls."""
+    if path == OLLAMA:
+        message = document["message"]
+        made = [call["function"] for call in message.get("tool_calls", [])]
+        return message["content"], [(f["name"], json.dumps(f["arguments"])) for f in made]
     if path == CHAT:
         message = document["choices"][0]["message"]
         made = [call["function"] for call in message.get("tool_calls", [])]
@@ -85,6 +100,9 @@ def streamed(path: str, events: Sequence[Any]) -> Heard:
     """Return the same of a stream, as clients join it."""
     if path == RESPONSES:
         return heard(path, events[-1]["response"])
+    if path == OLLAMA:
+        parts = [heard(path, event) for event in events]
+        return "".join(text for text, _ in parts), [call for _, calls in parts for call in calls]
     calls: dict[int, list[str]] = {}
     text = ""
     if path == MESSAGES:
@@ -132,14 +150,15 @@ async def test_a_cut_reply_of_any_family_says_nothing_that_it_did_not_mean(
     """Streamed or not: no half marker is text, no name is made up, no call is whole before its end."""
     reply = REPLIES[name]
     n_tokens = len(reply.text.encode())
-    most = "max_output_tokens" if path == RESPONSES else "max_tokens"
     async with house(reply) as daemon:
         for number in range(CUTS):
-            at = (number * 3 + 1 + [*BODIES].index(path)) * n_tokens // (CUTS * 3)
+            at = (number * len(BODIES) + 1 + [*BODIES].index(path)) * n_tokens
+            at //= CUTS * len(BODIES)
             stream = number % 2 == 1
-            body = {**BODIES[path], most: at, "temperature": 0, "stream": stream}
+            body = {**BODIES[path], **limited(path, at), "stream": stream}
             answer = await daemon.ask("POST", path, body)
-            said = streamed(path, answer.events) if stream else heard(path, answer.json)
+            events = answer.lines if path == OLLAMA and stream else answer.events
+            said = streamed(path, events) if stream else heard(path, answer.json)
             check(reply, said, f"{at} of {reply.text[:at]!r}: {said}")
 
 
@@ -150,8 +169,7 @@ async def test_half_a_character_of_a_marker_is_no_text(
     """Where a marker's characters are several tokens, as DeepSeek's bars are to some vocabularies."""
     reply = REPLIES["deepseek"]
     begins = reply.text.index("I look.") + len("I look.<")
-    most = "max_output_tokens" if path == RESPONSES else "max_tokens"
     async with house(reply) as daemon:
         for at in (begins, begins + 1, begins + 2, begins + 3):
-            body = {**BODIES[path], most: at, "temperature": 0}
+            body = {**BODIES[path], **limited(path, at)}
             assert heard(path, (await daemon.ask("POST", path, body)).json) == ("I look.", [])

@@ -1,4 +1,4 @@
-"""The real clients of OpenAI's and Anthropic's APIs against a real daemon process, as far as they are installed.
+"""The real clients of OpenAI's, Anthropic's and Ollama's APIs against a real daemon process, as far as they are installed.
 
 ``make test`` installs them: the packages of the extra ``sdk``, and openai for Node where npm is. Other
 versions: ``UMA_SDK_PYTHONS`` names interpreters beside which another openai is installed,
@@ -97,6 +97,25 @@ def test_the_anthropic_package_for_python(base_url: str, python: str) -> None:
     having("anthropic", python)
     url = base_url.removesuffix("/v1")
     assert run(python, HERE / "sdk_messages.py", url).startswith("ok")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_ollama_package_for_python(base_url: str, python: str) -> None:
+    """Whole, streamed, in a form; models; errors; sync and async."""
+    having("ollama", python)
+    assert run(python, HERE / "sdk_ollama.py", base_url.removesuffix("/v1")) == "ok\n"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_ollama_package_for_python_calls_a_function(tmp_path: Path, python: str) -> None:
+    """A thought, a call, and the answer to its result."""
+    having("ollama", python)
+    call = json.dumps({"name": "look", "arguments": {"thing": "the cup"}})
+    thought = f"<think>\nI look first.\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps([thought, "It is full."]))
+    with served(script=str(path)) as address:
+        assert run(python, HERE / "sdk_ollama.py", address, "--tools") == "ok\n"
 
 
 def test_the_openai_package_for_node(base_url: str) -> None:

@@ -53,7 +53,7 @@ def test_a_program_finds_the_daemon_by_every_usual_name(tmp_path: Path) -> None:
     found = environment(address, None)
     assert found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == "http://127.0.0.1:8080/v1"
     assert found["OPENAI_API_KEY"] == found["ANTHROPIC_AUTH_TOKEN"] == "none"
-    assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080"
+    assert found["ANTHROPIC_BASE_URL"] == found["OLLAMA_HOST"] == "http://127.0.0.1:8080"
     assert environment(address, key_file(tmp_path))["OPENAI_API_KEY"] == "one"
 
 

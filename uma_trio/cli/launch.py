@@ -1,4 +1,4 @@
-"""`uma-trio launch PROGRAM ...`: run a program that speaks OpenAI's or Anthropic's API to the daemon here."""
+"""`uma-trio launch PROGRAM ...`: run a program that speaks the API of OpenAI, Anthropic or Ollama to the daemon here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def launch(
         str | None, Parameter(help="The daemon's key file; the first key is used.", metavar="FILE")
     ] = None,
 ) -> int:
-    """Run a program with OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like set to the daemon.
+    """Run a program with OPENAI_BASE_URL, ANTHROPIC_BASE_URL, OLLAMA_HOST and the like set to the daemon.
 
     Flags before the program belong to uma-trio; everything after it belongs to the program.
     """
@@ -89,6 +89,8 @@ def environment(address: Address, key_file: Path | None) -> dict[str, str]:
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": address.url,
         "ANTHROPIC_AUTH_TOKEN": key,
+        "OLLAMA_HOST": address.url,
+        "OLLAMA_API_KEY": key,
     }
 
 

@@ -34,7 +34,7 @@ class HttpConfig(DraftConfig):
         read=_http,
         metavar="[HOST:]PORT",
         since="0.1",
-        help="Also serve the APIs of OpenAI, Anthropic and llama-server over HTTP: on a port of this "
+        help="Also serve the APIs of OpenAI, Anthropic, llama-server and Ollama over HTTP: on a port of this "
         "machine, on HOST:PORT, or on a Unix socket, unix:PATH (docs/HTTP.md).",
     )
     http_key_file: Path | None = option(

@@ -119,6 +119,8 @@ class Api(ABC):
     def asks(self) -> Sequence[Ask]:
         """Return what is asked of the service; an ask with `n` has so many answers.
 
+        Where nothing is asked, the document of no answers is the reply.
+
         Raises:
             Fault: the body asks for what is not to be had.
         """
@@ -245,6 +247,8 @@ async def answered(
         Refusal: the service does not take it.
     """
     asked, asks = await _read(api, exchange, shared, choose)
+    if not asks:
+        return Reply(200, written(asked.document((), ())), headers=asked.headers)
     origin = origin_of(exchange.request, shared, asked.id)
     async with _renaming(type(asked)), shared.service.generate(asks, origin) as found:
         generations = found.generations

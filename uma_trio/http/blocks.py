@@ -7,14 +7,16 @@ what :mod:`uma_trio.text.replies` reads into blocks that open, grow and close.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.streams import Answer
 from uma_trio.service.reading import Reading
+from uma_trio.text.pieces import Excessive, Limits, NotJson, decoded
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning
+from uma_trio.text.slices import utf8
 
 Kind = Literal["text", "thought", "call"]
 
@@ -130,6 +132,16 @@ class Blocks:
         self._tokens.clear()
         self._held.clear()
         return closed
+
+
+def arguments_of(call: Closed) -> dict[str, Any]:
+    """Return the arguments of a call; what is no object, as when it was cut off, stands in one."""
+    arguments = call.text or ("" if call.cut else "{}")
+    try:
+        found = decoded(utf8(arguments), Limits(text=len(arguments)))
+    except (NotJson, Excessive):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def blocks_of(answer: Answer, reading: Reading) -> list[Closed]:

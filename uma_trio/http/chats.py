@@ -46,7 +46,7 @@ def _message(value: Any, path: str) -> Message:
     return Message(
         _ROLES[role],
         text_of(content, f"{path}.content"),
-        _calls(value.get("tool_calls"), role, f"{path}.tool_calls"),
+        calls_of(value.get("tool_calls"), role, f"{path}.tool_calls"),
         _optional(value, "tool_call_id", path) if role == "tool" else None,
         _optional(value, "name", path) if role in ("tool", "function") else None,
         _optional(value, "reasoning_content", path) or _optional(value, "reasoning", path) or "",
@@ -60,7 +60,12 @@ def _optional(value: dict[str, Any], name: str, path: str) -> str | None:
     return text
 
 
-def _calls(value: Any, role: str, path: str) -> tuple[Call, ...]:
+def calls_of(value: Any, role: str, path: str) -> tuple[Call, ...]:
+    """Return the calls in a message; the `id` of one may be empty.
+
+    Raises:
+        Fault: it is no list of calls, or they are not the assistant's.
+    """
     if not value:
         return ()
     if role != "assistant" or not isinstance(value, list):

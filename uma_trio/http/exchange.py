@@ -1,4 +1,4 @@
-"""One request and the way back: its body, once, and an event stream, a piece at a time, over h11 and the writer.
+"""One request and the way back: its body, once, and a stream, a piece at a time, over h11 and the writer.
 
 h11 writes the head and the end of the answer. The chunks between them are written here: h11 takes
 2.5 µs for one, which is more than all else that a token costs in Python, and keeps no account of
@@ -18,7 +18,6 @@ from uma_trio.http.message import Headers, Request
 from uma_trio.sockets.writer import Writer
 
 _STREAM: Headers = (
-    ("Content-Type", "text/event-stream"),
     ("Cache-Control", "no-cache"),
     ("X-Accel-Buffering", "no"),
     ("X-Content-Type-Options", "nosniff"),
@@ -63,7 +62,7 @@ class Answering:
             self._give_back()
 
     def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
-        """Send the head of an event stream and its first part.
+        """Send the head of a stream, of which `headers` name the type, and its first part.
 
         From here on there is no other status to answer.
         """

@@ -89,8 +89,7 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
         "supports_tool_calls": calls is not None,
         "supports_parallel_tool_calls": calls is not None,
         "supports_system_role": chats,
-        "supports_reasoning": found is not None
-        and (found.format.thought is not None or found.format.name == "harmony"),
+        "supports_reasoning": found is not None and found.can_reason,
         "supports_preserve_reasoning": found is not None and bool(found.habits.reasoning_key),
         "tools_in_template": found is not None and found.tells_tools,
         "reply_format": None if found is None else found.format.name,

@@ -63,7 +63,7 @@ class Exchange(Protocol):
         """
 
     def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
-        """Send the head of an event stream and its first part.
+        """Send the head of a stream, of which `headers` name the type, and its first part.
 
         From here on there is no other status to answer. What `keep_alive` returns breaks every long
         silence.

@@ -9,13 +9,19 @@ from attrs import frozen
 
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
-from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
+from uma_trio.http.blocks import (
+    Block,
+    Blocks,
+    Change,
+    Closed,
+    Grown,
+    Opened,
+    arguments_of,
+)
 from uma_trio.http.errors import Fault
 from uma_trio.http.messages_errors import error_of
 from uma_trio.http.streams import Encoder
 from uma_trio.service.reading import Reading
-from uma_trio.text.pieces import Excessive, Limits, NotJson, decoded
-from uma_trio.text.slices import utf8
 
 _PING: Final = sse.named({"type": "ping"})
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -96,7 +102,7 @@ def _block(closed: Closed) -> dict[str, Any]:
         return {"type": "text", "text": closed.text, "citations": None}
     if block.kind == "thought":
         return {"type": "thinking", "thinking": closed.text, "signature": _SIGNATURE}
-    return {**_use(block), "input": _input(closed)}
+    return {**_use(block), "input": arguments_of(closed)}
 
 
 def _use(block: Block) -> dict[str, Any]:
@@ -107,16 +113,6 @@ def _use(block: Block) -> dict[str, Any]:
         "input": {},
         "caller": {"type": "direct"},
     }
-
-
-def _input(closed: Closed) -> dict[str, Any]:
-    """Return the arguments of a call; what is no object, as when it was cut off, stands in one."""
-    arguments = closed.text or ("" if closed.cut else "{}")
-    try:
-        found = decoded(utf8(arguments), Limits(text=len(arguments)))
-    except (NotJson, Excessive):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 class Events(Encoder):

@@ -15,11 +15,11 @@ from uma_trio.http.settings import Shared
 async def models(exchange: Exchange, shared: Shared) -> Reply:
     """List the loaded model, once under each name that the operator gave it."""
     if _is_anthropics(exchange):
-        names = _listed(shared)
-        listed = [_entry(shared, name) for name in names]
+        names = listed(shared)
+        entries = [_entry(shared, name) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]}
-        return _json({"data": listed, **ends, "has_more": False})
-    models = [_model(shared, name) for name in _listed(shared)]
+        return _json({"data": entries, **ends, "has_more": False})
+    models = [_model(shared, name) for name in listed(shared)]
     return _json({"object": "list", "data": models, "models": [_native(shared)]})
 
 
@@ -70,7 +70,7 @@ def _entry(shared: Shared, name: str) -> dict[str, Any]:
     }
 
 
-def _listed(shared: Shared) -> list[str]:
+def listed(shared: Shared) -> list[str]:
     """Return the names to list: those given by the operator, or that of the model's file.
 
     The last of all names is that of the file.

@@ -19,13 +19,14 @@ Handler = Callable[[Exchange, Shared], Coroutine[Any, Any, Reply | None]]
 """Answers a request: with a whole reply, or with None after it has streamed one."""
 
 _PREFIX = "/v1"
+_ROOT = "/"
 
 
 @frozen
 class Route:
     """One method of one path. `errors` writes what goes wrong as its API does.
 
-    A path that ends in a slash takes whatever stands behind it.
+    A path that ends in a slash takes whatever stands behind it, except for the root.
     """
 
     method: str
@@ -33,6 +34,11 @@ class Route:
     handler: Handler
     access: Access = "key"
     errors: ErrorForm = openai_error
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the path is the beginning of those that it stands for."""
+        return self.path.endswith("/") and self.path != _ROOT
 
 
 class Router:
@@ -42,7 +48,7 @@ class Router:
         self._exact: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._exact.setdefault(route.path, {})[route.method] = route
-        self._open_ended = tuple(path for path in self._exact if path.endswith("/"))
+        self._open_ended = tuple({route.path: None for route in routes if route.takes_more})
 
     def methods(self, path: str) -> tuple[str, ...]:
         """Return what can be asked of a path.
@@ -73,7 +79,8 @@ class Router:
 
     def _at(self, path: str) -> dict[str, Route]:
         bare = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
-        if (found := self._exact.get(bare)) is not None and not bare.endswith("/"):
+        found = self._exact.get(bare)
+        if found is not None and (bare == _ROOT or not bare.endswith("/")):
             return found
         for start in self._open_ended:
             if bare.startswith(start) and len(bare) > len(start):

@@ -9,6 +9,10 @@ from uma_trio.http.llama_server import apply_template, detokenize, props, slots,
 from uma_trio.http.messages_api import count_tokens, messages
 from uma_trio.http.messages_errors import reply_to as messages_error
 from uma_trio.http.models import model, models, not_served
+from uma_trio.http.ollama_api import chat as ollama_chat
+from uma_trio.http.ollama_api import generate as ollama_generate
+from uma_trio.http.ollama_errors import reply_to as ollama_error
+from uma_trio.http.ollama_models import no_store, ps, root, show, tags, version
 from uma_trio.http.openai_chat import chat_completions, chat_tokens
 from uma_trio.http.responses_api import input_tokens, responses, stored_response
 from uma_trio.http.router import Route, Router
@@ -36,6 +40,20 @@ ROUTES = (
     Route("POST", "/detokenize", detokenize, errors=native_error),
     Route("POST", "/apply-template", apply_template, errors=native_error),
     Route("POST", "/generate", generate),
+    Route("POST", "/api/chat", ollama_chat, errors=ollama_error),
+    Route("POST", "/api/generate", ollama_generate, errors=ollama_error),
+    Route("GET", "/api/tags", tags, errors=ollama_error),
+    Route("GET", "/api/ps", ps, errors=ollama_error),
+    Route("POST", "/api/show", show, errors=ollama_error),
+    Route("GET", "/api/version", version, errors=ollama_error),
+    Route("POST", "/api/embed", not_served, errors=ollama_error),
+    Route("POST", "/api/embeddings", not_served, errors=ollama_error),
+    Route("POST", "/api/pull", no_store, errors=ollama_error),
+    Route("POST", "/api/push", no_store, errors=ollama_error),
+    Route("POST", "/api/create", no_store, errors=ollama_error),
+    Route("POST", "/api/copy", no_store, errors=ollama_error),
+    Route("DELETE", "/api/delete", no_store, errors=ollama_error),
+    Route("GET", "/", root, access="open"),
     Route("GET", "/metrics", metrics),
     Route("POST", "/priority", priority, access="own"),
     Route("POST", "/load", not_served, access="operator"),

@@ -75,6 +75,19 @@ def format_of(field: str, value: Any) -> Shape | None:
     return Shape("schema", _json(field, value["schema"]), field)
 
 
+def word_or_schema(field: str, value: Any) -> Shape | None:
+    """Return what the `format` of Ollama asks for: the word `json`, or a schema.
+
+    Raises:
+        Fault: it is neither.
+    """
+    if value == "json":
+        return Shape("schema", _ANY_OBJECT, field)
+    if isinstance(value, str) and value:
+        raise invalid(field, "must be json or a JSON Schema, which is an object")
+    return _schema(field, value)
+
+
 def _kind(field: str, value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in ("text", "json_object", "json_schema"):

@@ -9,6 +9,7 @@ import msgspec
 
 from uma_trio.http.writing import written
 
+CONTENT_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import ClassVar, Final, assert_never
 
 from attrs import evolve, frozen
 
@@ -47,11 +47,13 @@ class Answer:
 
 
 class Encoder(ABC):
-    """How an API writes a stream. Each method returns whole events.
+    """How an API writes a stream, of type `content_type`. Each method returns whole events.
 
     What takes long to write is returned as a function that writes it, which is called in a helper
     thread. Then other methods are called only after it, but for :meth:`keep_alive`.
     """
+
+    content_type: ClassVar[str] = sse.CONTENT_TYPE
 
     def opening(self) -> Part:
         """Return what goes out once the requests are accepted."""
@@ -94,7 +96,8 @@ async def stream(
     If it raises, a fault of ours, the stream has ended with an error event as far as that can be told.
     """
     (opening,) = await _all([encoder.opening()], shared)
-    exchange.open(headers, encoder.keep_alive, opening)
+    kind = ("Content-Type", encoder.content_type)
+    exchange.open((kind, *headers), encoder.keep_alive, opening)
     ends: dict[int, Finished] = {}
     try:
         last = await _told(exchange, shared, answers, encoder, ends)

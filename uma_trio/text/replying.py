@@ -93,6 +93,11 @@ class Derivation:
         return cls(made, habits, derived.tells_tools, efforts)
 
     @property
+    def can_reason(self) -> bool:
+        """Whether the replies may have reasoning in them."""
+        return self.format.thought is not None or self.format.name == "harmony"
+
+    @property
     def in_words(self) -> bool:
         """Whether calls and their results are told to the model as text."""
         return self.format.source == "generic"
