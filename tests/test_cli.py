@@ -112,9 +112,9 @@ async def test_help_names_every_option_once() -> None:
         ("umad", ["--policy", "luck"], "--policy luck: no policy is called 'luck'; there are: "),
         ("umad", ["--trace", "no/such/file", "--model", "none"], "--trace no/such/file: No such"),
         ("umad", ["--trace", "/", "--model", "none"], "--trace /: Is a directory"),
-        ("uma-cli", ["--top-p", "3", "hi"], "top_p"),
+        ("uma-cli", ["--top-p", "3", "hi"], "--top-p must be"),
         ("uma-cli", ["--max-tokens", "many", "hi"], "--max-tokens"),
-        ("uma-cli", ["--repeat-penalty", "0", "hi"], "repeat_penalty"),
+        ("uma-cli", ["--repeat-penalty", "0", "hi"], "--repeat-penalty must be"),
         ("uma-cli", ["--schema", "no/such/file", "hi"], "no/such/file: No such file"),
         ("uma-cli", ["--schema", "pyproject.toml", "hi"], "pyproject.toml is not JSON"),
         ("uma-cli", ["--grammar", "/", "hi"], "/: Is a directory"),
@@ -352,7 +352,7 @@ async def test_a_refusal_exits_with_2_and_its_code(folder: Path) -> None:
     async with double(folder, refusal("E_LIMIT_003")) as daemon:
         status, out, errors = await run("uma-cli", "hi", UMA_SOCK=str(daemon.path))
     assert (status, out) == (2, "")
-    assert "E_LIMIT_003: it said no" in errors
+    assert "It said no. (E_LIMIT_003)" in errors
 
 
 async def test_an_answer_that_fails_halfway_exits_with_2(folder: Path) -> None:

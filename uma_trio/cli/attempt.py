@@ -23,6 +23,7 @@ def attempt(
     A daemon that is starting at the socket `wait_at` is waited for.
     """
     from uma_protocol import ProtocolError
+    from uma_trio.cli.spoken import sentence
     from uma_trio.client import ConnectionFailed, ServerError
 
     statuses: dict[type[BaseException], int] = {
@@ -40,7 +41,7 @@ def attempt(
                 raise cause from None
             for kind, status in statuses.items():
                 if isinstance(cause, kind):
-                    complain(str(cause))
+                    complain(sentence(cause))
                     return status
         raise
 

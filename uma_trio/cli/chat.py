@@ -231,6 +231,7 @@ class Talk:
 def _run(what: Callable[..., Any], socket: Path, *arguments: Any, wait: bool) -> Any:
     """Run something on trio; what the daemon refuses, or that there is none, comes back as a text."""
     from uma_protocol import ProtocolError
+    from uma_trio.cli.spoken import sentence
     from uma_trio.client import ConnectionFailed, ServerError
 
     try:
@@ -238,7 +239,7 @@ def _run(what: Callable[..., Any], socket: Path, *arguments: Any, wait: bool) ->
     except BaseException as error:
         for cause in leaves(error):
             if isinstance(cause, ServerError | ConnectionFailed | ProtocolError):
-                return str(cause)
+                return sentence(cause)
             if isinstance(cause, KeyboardInterrupt):
                 return None
         raise

@@ -342,7 +342,9 @@ def _check(prompt: str, asking: Asking) -> None:
             said = {"messages": (Message("user", prompt),)}
         encode_request(Generate(id="-", **said, **asking.parameters))
     except LocalProtocolError as error:
-        raise ConfigError(f"{error}; see uma-trio run --help") from error
+        from uma_trio.cli.spoken import sentence
+
+        raise ConfigError(f"{sentence(error)} See uma-trio run --help.") from error
 
 
 def _implies_chat(asking: Asking) -> bool:

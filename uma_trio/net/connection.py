@@ -325,7 +325,7 @@ class Connection:
             if self._running is not None:
                 self._running.move_to(request.priority)
         if not moved:
-            why = "that request is not running; `sessions` (uma-trio ps) lists those that are"
+            why = "that request is not running; `uma-trio ps` lists those that are"
             self._say(error_event(Code.E_PROTO_005, why))
             return
         self._say(Ok(id=request.id))

@@ -96,7 +96,7 @@ def _telling(
     if request.request is not None and not recorded.requests:
         return error_event(
             Code.E_PROTO_005,
-            "no record of that request is kept; `explain` without a request lists the recorded ones",
+            "no record of that request is kept; `uma-trio explain` lists the recorded ones",
         )
     room = MAX_BYTES
     timelines: list[StoryInfo] = []
