@@ -18,6 +18,7 @@ from benches.driver import Comparison, Table
 from benches.pace import Point
 from benches.scenes import agent_chain, apart, long_ctx, many, micro, prefill
 from benches.scenes.agent_chain import Chain
+from benches.scenes.builds import ratios
 from uma_trio.models import bundled_model
 from uma_trio.policy.deadline import deadline
 
@@ -265,7 +266,7 @@ DRY = {
     "attacks": "--attacks multipleOf questions",
     "lag": "--bodies 16,000\\ lists",
 }
-TOOLS = {"drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}
+TOOLS = {"builds", "drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}
 
 
 @pytest.mark.daemon
@@ -318,6 +319,20 @@ def test_public_schemas_are_tried_with_their_instances(
     said = capsys.readouterr().out
     assert said.startswith("1 of 2 schemas taken (50.0%)")
     assert "valid instances accepted: 1 of 1; invalid ones: 0 of 2" in said
+
+
+@pytest.mark.daemon
+def test_two_builds_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind of work has a rate of both and the ratio; the same build beside itself will do."""
+    asked = ["builds", "--builds", "auto", "auto", "--pairs", "3", "--model", str(bundled_model())]
+    assert driver.main(asked) == 0
+    said = capsys.readouterr().out
+    assert [said.count(work) for work in ("| prompt", "| 1 stream", "| 8 streams")] == [1, 1, 1]
+
+
+def test_a_build_that_is_twice_as_fast_has_the_ratio_two() -> None:
+    """Pairs are (seconds of the first, seconds of the second)."""
+    assert ratios([(1.0, 2.0), (2.0, 4.0), (1.0, 2.0)]) == (2.0, 2.0, 2.0)
 
 
 def test_decode_rates_with_a_schema_are_those_of_streams_that_keep_to_it(
