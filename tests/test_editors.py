@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from test_http_sdk import served
 
 HERE = Path(__file__).resolve().parent

@@ -1,11 +1,12 @@
-"""How fast one build of llama.cpp is beside another, such as the packaged one beside the one compiled here.
+"""How fast one build of llama.cpp is beside another: the packaged one and the one compiled here. Ten minutes.
 
     python -m benches builds                                          uma_trio_llama beside llama_cpp
     python -m benches builds --builds FOLDER llama_cpp --pairs 40     a folder of libraries
 
 Each build is loaded by a process of its own with the same model. They take turns, so that both meet the same
 other load of the machine, and the one that goes first changes with every pair. Shown are the medians, the median of
-the pairs' ratios (over 1: the first build is faster), and the ratios' quartiles.
+the pairs' ratios (over 1: the first build is faster), the ratios' quartiles, and the ratio of the fastest turns, which
+other programs disturbed least.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def _pairs(
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--builds", nargs=2, default=["uma_trio_llama", "llama_cpp"])
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--work", nargs="+", choices=list(_WORK), default=list(_WORK))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path)
 
@@ -136,16 +138,19 @@ def builds(given: argparse.Namespace) -> int:
     rows: list[list[object]] = []
     for build, child in zip(given.builds, children, strict=True):
         note(f"{build}: {child.about}")
-    for work, (n_tokens, _, steps) in _WORK.items():
+    for work in given.work:
+        n_tokens, _, steps = _WORK[work]
         one, other = (partial(child.time, work) for child in children)
         _pairs(one, other, 1)  # the first of a shape is slower
         pairs = _pairs(one, other, given.pairs)
         rates = [n_tokens * steps / median(column) for column in zip(*pairs, strict=True)]
-        rows.append([work, *rates, *ratios(pairs), len(pairs)])
+        best, others_best = map(min, zip(*pairs, strict=True))
+        rows.append([work, *rates, *ratios(pairs), others_best / best, len(pairs)])
     for child in children:
         child.close()
     first, second = given.builds
-    head = ["work", f"{first} tok/s", f"{second} tok/s", "ratio", "quartile", "quartile", "pairs"]
+    head = ["work", f"{first} tok/s", f"{second} tok/s", "ratio", "quartile", "quartile"]
+    head += ["of the fastest", "pairs"]
     print(f"load {os.getloadavg()[0]:.1f}\n")
     print(table(head, rows))
     return 0
