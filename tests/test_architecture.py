@@ -28,6 +28,7 @@ ALLOWED = {
     "uma_trio.config": {
         *("attrs", "cattrs", "uma_trio.spelling", "uma_trio.speculation"),
         *("uma_trio.backend.kv_types", "uma_trio.sockets.path", "uma_trio.sockets.address"),
+        "uma_trio.sockets.token",
     },
     "uma_trio.config.settings": {
         *("yaml", "uma_trio.config", "uma_trio.spelling", "uma_trio.sockets.path"),

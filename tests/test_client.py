@@ -28,7 +28,8 @@ from uma_trio.client import (
     connect,
     generate_sync,
 )
-from uma_trio.client.link import Link, connect_to
+from uma_trio.client.link import Link
+from uma_trio.client.reach import Place
 from uma_trio.client.request import build_request
 from uma_trio.sockets.listener import claim
 
@@ -476,7 +477,7 @@ def test_a_socket_that_is_removed_meanwhile_is_a_failed_connection(path: Path) -
         Refused(socket.AF_UNIX) as sock,
         pytest.raises(ConnectionFailed, match="uma-trio serve --socket"),
     ):
-        connect_to(sock, str(path))
+        Place(str(path)).connect(sock)
 
 
 def test_another_socket_is_in_the_command_that_starts_a_daemon(path: Path) -> None:

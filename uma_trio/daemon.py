@@ -23,6 +23,7 @@ from attrs import evolve, frozen
 from uma_protocol import Code
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelInfo
+from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
@@ -45,6 +46,7 @@ from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
 from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
+from uma_trio.sockets.address import FRAMED_TCP
 from uma_trio.sockets.handover import Giver, Taken, take_over
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import Listeners
@@ -70,7 +72,7 @@ from uma_trio.wiring import (
 )
 from uma_trio.wiring_http import http_server
 from uma_trio.wiring_shapes import confinement, warm_if_used
-from uma_trio.wiring_sockets import fronts_taken, handed_by, told_by
+from uma_trio.wiring_sockets import fronts_taken, handed_by, token_of, told_by
 
 if TYPE_CHECKING:
     from uma_trio.http.server import Server as HttpServer
@@ -124,15 +126,21 @@ async def serve(
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves there; nothing was loaded.
         uma_trio.sockets.listener.SocketUnusable: the socket cannot be made there.
-        uma_trio.config.option.ConfigError: no policy has that name, or the trace or the scorecard cannot
-            be written where they should be.
+        uma_trio.sockets.port.PortUnusable: the TCP port of the framed protocol cannot be had.
+        uma_trio.config.option.ConfigError: no policy has that name, the trace or the scorecard cannot
+            be written where they should be, or the token cannot be used.
         uma_trio.backend.base.ModelError: the model cannot be used.
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
     """
     policy = chosen_policy(config)
+    if replace and str(config.socket).startswith(FRAMED_TCP):
+        raise ConfigError(
+            "--replace needs a Unix socket: a daemon on a TCP port hands nothing over"
+        )
     config = told_by(inherited, config)
     supervisor = supervisor or Supervisor()
     _check_trace(config)
+    token = token_of(config)
     chat_template(config)  # refused before anything is loaded
     with closing(inherited), ExitStack() as held:
         fronts = None if replace else held.enter_context(fronts_taken(config, inherited))
@@ -153,7 +161,7 @@ async def serve(
             if taken is not None:
                 held.enter_context(closing(taken))
             daemon = _Daemon(
-                config, backend, policy, settings, record, table, fronts.port, supervisor
+                config, backend, policy, settings, record, table, fronts.port, supervisor, token
             )
             tune_interpreter(overlaps=backend.traits.overlaps)
             with fronts.listen() as listener:
@@ -176,6 +184,7 @@ class _Daemon:
         table: TableFile | None,
         port: PortListener | None,
         supervisor: Supervisor,
+        token: str | None,
     ) -> None:
         self._supervisor = supervisor
         self._config = config
@@ -202,7 +211,7 @@ class _Daemon:
         self._texts = front_end
         self._presence = Presence(time.monotonic, self._service.directory)
         self._engine = self._make_engine(policy, settings, recorder, metrics)
-        self._server = Server(_shared(config, self._service))
+        self._server = Server(_shared(config, self._service), token=token)
         self._port = port
         self._http = None if port is None else http_server(config, self._service)
         self._lag = _lag_watch(self._service, metrics)

@@ -16,6 +16,7 @@ from uma_trio.config.options import Config
 from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.service import Service
+from uma_trio.sockets.port import PortUnusable
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def http_port(
     if address is None:
         yield None
         return
-    from uma_trio.http.listener import PortUnusable, listening  # only who uses HTTP pays for it
+    from uma_trio.http.listener import listening  # only who uses HTTP pays for it
 
     if not address.is_loopback and config.http_key_file is None:
         raise ConfigError(

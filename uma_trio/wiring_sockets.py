@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
+from uma_trio.sockets.address import FRAMED_TCP, parse_framed
 from uma_trio.sockets.handover import Handed, Role
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import (
@@ -22,6 +24,8 @@ from uma_trio.sockets.listener import (
     handed_claim,
 )
 from uma_trio.sockets.path import SHARED_SOCKET
+from uma_trio.sockets.port import PortClaim
+from uma_trio.sockets.token import TokenUnusable, make_token, token_file
 from uma_trio.telemetry import log
 from uma_trio.wiring_http import http_port
 
@@ -60,6 +64,7 @@ def fronts_taken(
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves on the first name.
         uma_trio.sockets.listener.SocketUnusable: it cannot be had.
+        uma_trio.sockets.port.PortUnusable: the port of the framed protocol is taken, or cannot be had.
         uma_trio.config.option.ConfigError: the address of HTTP cannot be had, or needs a key.
     """
     with ExitStack() as stack:
@@ -96,6 +101,20 @@ def close_handed(each: Handed) -> None:
         os.close(each.lock_fd)
 
 
+def token_of(config: Config) -> str | None:
+    """Return the token that clients have to show; None where none is asked for.
+
+    Raises:
+        ConfigError: its file cannot be used.
+    """
+    if not str(config.socket).startswith(FRAMED_TCP):
+        return None
+    try:
+        return make_token(config.token_file or token_file())
+    except TokenUnusable as error:
+        raise ConfigError(str(error)) from error
+
+
 @contextmanager
 def names_taken(
     config: Config,
@@ -107,6 +126,10 @@ def names_taken(
 
     A daemon that was told no path serves on the shared one, too, if it can have that.
     """
+    if inherited.framed is None and str(config.socket).startswith(FRAMED_TCP):
+        with PortClaim(parse_framed(str(config.socket)), "--socket") as port:
+            yield lambda: Listeners(port.listen())
+        return
     told = "socket" in config.sources
     with ExitStack() as stack:
         if not told:

@@ -8,6 +8,7 @@ from uma_protocol import (
     Explain,
     Generate,
     GetMetrics,
+    Hello,
     ListSessions,
     Prefix,
     Request,
@@ -16,7 +17,7 @@ from uma_protocol import (
 )
 from uma_protocol.fields import FIELDS
 
-REQUESTS = [Generate, Cancel, SetPriority, ListSessions, Explain, Prefix, GetMetrics]
+REQUESTS = [Hello, Generate, Cancel, SetPriority, ListSessions, Explain, Prefix, GetMetrics]
 
 
 @pytest.mark.parametrize("value", [Token("a", "b", 1), Generate("a", prompt="b")])

@@ -17,6 +17,7 @@ LADDER = [
     "stories",
     "events",
     "states",
+    "inputs",
     "frames",
     "rules",
     "fields",

@@ -1,15 +1,19 @@
 """What holds for every input, tried on many."""
 
+import json
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_protocol import (
+    Code,
     Connection,
     ConnectionClosed,
     End,
     Eos,
     Error,
     Generate,
+    Hello,
     Input,
     ListSessions,
     LocalProtocolError,
@@ -42,10 +46,11 @@ streams = st.lists(
 
 def _outcome(role, pieces):
     """What a connection makes of bytes, in a form that can be compared."""
-    return [
-        (item.code, item.message, item.fatal) if isinstance(item, RemoteProtocolError) else item
-        for item in feed(Connection(role), [*pieces, b""])
-    ]
+    return [_comparable(item) for item in feed(Connection(role), [*pieces, b""])]
+
+
+def _comparable(item):
+    return (item.code, item.message, item.fatal) if isinstance(item, RemoteProtocolError) else item
 
 
 @settings(max_examples=300, deadline=None)
@@ -64,9 +69,12 @@ def test_whole_and_split_anywhere_are_the_same(role, data, draw):
     assert _outcome(role, cuts(data, *positions)) == _outcome(role, whole(data))
 
 
+RIGHT = "the token"
 TIMES = Timings(queue_ms=0.0, total_ms=0.0, tokens_per_s=0.0)
 CALLS = ["prompt_done", "flushed", "start_next_cycle", "send_failed"]
 EVENTS_SENT = [
+    Hello("the token"),
+    Hello("another"),
     Generate("a", prompt="p"),
     Generate("a", n=2, prompt="p"),
     ListSessions(),
@@ -100,10 +108,10 @@ def _act(connection, action):
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.sampled_from(Role), st.lists(actions, max_size=12))
-def test_any_sequence_of_calls_moves_along_the_table_or_ends_in_error(role, sequence):
+@given(st.sampled_from(Role), st.sampled_from([None, RIGHT]), st.lists(actions, max_size=12))
+def test_any_sequence_of_calls_moves_along_the_table_or_ends_in_error(role, token, sequence):
     """Every state x everything that can be done: a legal state, or the one error and ERROR."""
-    connection = Connection(role)
+    connection = Connection(role, token=token)
     legal = {state for state, _ in TABLES[role]}
     for action in sequence:
         before = connection.states
@@ -132,3 +140,45 @@ def test_a_machine_is_always_in_a_state_of_its_table(role, inputs):
             assert machine.state is before
         else:
             assert TABLES[role][before, happened] is machine.state
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams, st.data())
+def test_nothing_is_heard_before_the_right_token(data, draw):
+    """Whatever bytes come first, cut anywhere: no request comes out, and no refusal but the last."""
+    positions = draw.draw(st.lists(st.integers(0, len(data)), max_size=10))
+    server = Connection(Role.SERVER, token=RIGHT)
+    seen = feed(server, [*cuts(data, *positions), b""])
+    assert len(seen) == 1
+    assert seen == [ConnectionClosed()] or (seen[0].fatal and server.state.name == "ERROR")
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams, st.data())
+def test_behind_the_right_token_a_connection_is_as_any_other(data, draw):
+    """The hello comes out, and then what would come out without it; cut anywhere."""
+    client = Connection(Role.CLIENT, token=RIGHT)
+    opened = client.opening() + data
+    positions = draw.draw(st.lists(st.integers(0, len(opened)), max_size=10))
+    server = Connection(Role.SERVER, token=RIGHT)
+    hello, *rest = feed(server, [*cuts(opened, *positions), b""])
+    assert hello == Hello(RIGHT)
+    expected = feed(Connection(Role.SERVER), [data, b""])
+    if any(isinstance(item, Hello) for item in expected):
+        return  # a second hello, with another token, is refused here and ignored there
+    assert list(map(_comparable, rest)) == list(map(_comparable, expected))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(min_size=1, max_size=64))
+def test_a_token_opens_only_if_it_is_the_one(text):
+    """Each other text is refused for good, and is not repeated."""
+    server = Connection(Role.SERVER, token=RIGHT)
+    server.receive_data(frame(json.dumps({"type": "hello", "token": text}).encode()))
+    (seen,) = feed(server, [b""])[:1]
+    if text == RIGHT:
+        assert seen == Hello(RIGHT)
+        return
+    assert seen.fatal
+    assert seen.code in (Code.E_AUTH_003, Code.E_PROTO_003, Code.E_PROTO_001)
+    assert len(text) < 12 or text not in seen.message

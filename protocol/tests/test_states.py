@@ -3,27 +3,38 @@
 import pytest
 
 from uma_protocol import ClientState, Code, Input, LocalProtocolError, Role, ServerState
-from uma_protocol.states import CLIENT, IMPLIED, INITIAL, INVISIBLE, SERVER, TABLES, Machine
+from uma_protocol.states import (
+    CLIENT,
+    GUARDED,
+    IMPLIED,
+    INITIAL,
+    INVISIBLE,
+    SERVER,
+    TABLES,
+    Machine,
+)
 
 # Written by hand from the design, in another shape than the tables, so that a slip in one of the
 # two shows. A dot is an input that is not allowed.
 GRID = {
     Role.SERVER: """
-          REQUEST ADMIN    REPLY    PROMPT_DONE TOKEN  END     FLUSHED  EOS  NEXT_CYCLE FATAL BREAK
- RECV_REQ PREFILL RECV_REQ RECV_REQ .           .      .       RECV_REQ .    .          ERROR ERROR
- PREFILL  .       PREFILL  PREFILL  DECODE      .      PREFILL PREFILL  DONE .          ERROR ERROR
- DECODE   .       DECODE   DECODE   .           STREAM STREAM  DECODE   DONE .          ERROR ERROR
- STREAM   .       STREAM   STREAM   .           STREAM STREAM  DECODE   DONE .          ERROR ERROR
- DONE     .       DONE     DONE     .           .      .       DONE     .    RECV_REQ   ERROR ERROR
- ERROR    .       .        .        .           .      .       ERROR    .    .          ERROR ERROR
+            HELLO    REQUEST ADMIN    REPLY    PROMPT_DONE TOKEN  END     FLUSHED    EOS  NEXT_CYCLE FATAL BREAK
+ RECV_HELLO RECV_REQ .       .        .        .           .      .       RECV_HELLO .    .          ERROR ERROR
+ RECV_REQ   RECV_REQ PREFILL RECV_REQ RECV_REQ .           .      .       RECV_REQ   .    .          ERROR ERROR
+ PREFILL    .        .       PREFILL  PREFILL  DECODE      .      PREFILL PREFILL    DONE .          ERROR ERROR
+ DECODE     .        .       DECODE   DECODE   .           STREAM STREAM  DECODE     DONE .          ERROR ERROR
+ STREAM     .        .       STREAM   STREAM   .           STREAM STREAM  DECODE     DONE .          ERROR ERROR
+ DONE       .        .       DONE     DONE     .           .      .       DONE       .    RECV_REQ   ERROR ERROR
+ ERROR      .        .       .        .        .           .      .       ERROR      .    .          ERROR ERROR
 """,
     Role.CLIENT: """
-           REQUEST ADMIN     REPLY    PROMPT_DONE TOKEN   END   FLUSHED EOS NEXT_CYCLE FATAL BREAK
- SEND_REQ  AWAIT   SEND_REQ  SEND_REQ  . .         .         . .    .        ERROR ERROR
- AWAIT     .       AWAIT     AWAIT     . STREAMING AWAIT     . DONE .        ERROR ERROR
- STREAMING .       STREAMING STREAMING . STREAMING STREAMING . DONE .        ERROR ERROR
- DONE      .       DONE      DONE      . .         .         . .    SEND_REQ ERROR ERROR
- ERROR     .       .         .         . .         .         . .    .        .     ERROR
+            HELLO    REQUEST ADMIN     REPLY    PROMPT_DONE TOKEN END   FLUSHED EOS NEXT_CYCLE FATAL BREAK
+ SEND_HELLO SEND_REQ .       .         .         . .         .         . .    .        ERROR ERROR
+ SEND_REQ   SEND_REQ AWAIT   SEND_REQ  SEND_REQ  . .         .         . .    .        ERROR ERROR
+ AWAIT      .        .       AWAIT     AWAIT     . STREAMING AWAIT     . DONE .        ERROR ERROR
+ STREAMING  .        .       STREAMING STREAMING . STREAMING STREAMING . DONE .        ERROR ERROR
+ DONE       .        .       DONE      DONE      . .         .         . .    SEND_REQ ERROR ERROR
+ ERROR      .        .       .         .         . .         .         . .    .        .     ERROR
 """,
 }
 STATES = {Role.SERVER: ServerState, Role.CLIENT: ClientState}
@@ -74,7 +85,7 @@ def test_every_cell(role, state, happened, target):
 def test_every_state_can_be_reached(role):
     """Each state but the first one is the target of a cell that starts elsewhere."""
     reached = {target for (state, _), target in TABLES[role].items() if state is not target}
-    assert reached | {INITIAL[role]} == set(STATES[role])
+    assert reached | {INITIAL[role], GUARDED[role]} == set(STATES[role])
 
 
 @pytest.mark.parametrize("role", Role)

@@ -108,6 +108,7 @@ def test_the_samples_have_one_of_everything():
     """Whoever tests against the samples has met every request and every event."""
     assert {type(request).__name__ for request, _ in REQUESTS} == {
         "Generate",
+        "Hello",
         "Cancel",
         "SetPriority",
         "ListSessions",

@@ -1,7 +1,8 @@
 """The uma-trio wire protocol, without I/O: frames, strict JSON, and a state machine.
 
 `Connection` is where to begin. The modules form a ladder, each knowing only those before it:
-errors, chats, stories, events, states, frames, rules, fields, scan, codec, connection, testing.
+errors, chats, stories, events, states, inputs, frames, rules, fields, scan, codec, connection,
+testing.
 """
 
 from .codec import (
@@ -39,6 +40,7 @@ from .events import (
     GapInfo,
     Generate,
     GetMetrics,
+    Hello,
     ItemInfo,
     ListSessions,
     Logprobs,
@@ -102,6 +104,7 @@ __all__ = [
     "GapInfo",
     "Generate",
     "GetMetrics",
+    "Hello",
     "Input",
     "ItemInfo",
     "ListSessions",

@@ -27,6 +27,7 @@ from .events import (
     Explain,
     Generate,
     GetMetrics,
+    Hello,
     ListSessions,
     Message,
     Ok,
@@ -185,6 +186,7 @@ def _message(document: dict[str, Any]) -> Message:
 
 _BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
     "generate": _generate,
+    "hello": lambda document: Hello(**document),
     "cancel": lambda document: Cancel(**document),
     "priority": lambda document: SetPriority(**document),
     "sessions": lambda document: ListSessions(**document),

@@ -19,6 +19,7 @@ Errors, and the state after them:
 
 from __future__ import annotations
 
+import hmac
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,21 +33,14 @@ from .events import (
     Eos,
     Error,
     Event,
-    Explain,
-    Explanation,
     Generate,
     GetMetrics,
-    ListSessions,
-    Metrics,
-    Ok,
-    Prefix,
-    Prefixes,
+    Hello,
     Request,
-    Sessions,
     SetPriority,
-    Token,
 )
 from .frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameReader, frame
+from .inputs import EVENTS, REQUESTS, input_of
 from .states import INVISIBLE, ClientState, Input, Machine, Role, ServerState, State
 
 if TYPE_CHECKING:
@@ -57,6 +51,10 @@ MAX_REFUSED_IN_A_ROW = 16
 
 READ_AHEAD_BYTES = 1 << 16
 """What a peer may send ahead, beyond one whole frame, while the connection is paused."""
+
+
+MAX_HELLO_BYTES = 1024
+"""The longest frame that a server takes from a client that has not shown its token."""
 
 
 class Pause(Enum):
@@ -77,27 +75,6 @@ _DONE = frozenset({ServerState.DONE, ClientState.DONE})
 _ERROR = frozenset({ServerState.ERROR, ClientState.ERROR})
 _OF_A_REQUEST = frozenset({Input.TOKEN, Input.END, Input.EOS})
 
-_REQUESTS: dict[type, Input] = {
-    Generate: Input.REQUEST,
-    Cancel: Input.ADMIN,
-    SetPriority: Input.ADMIN,
-    ListSessions: Input.ADMIN,
-    Explain: Input.ADMIN,
-    Prefix: Input.ADMIN,
-    GetMetrics: Input.ADMIN,
-}
-_EVENTS: dict[type, Input] = {
-    Token: Input.TOKEN,
-    End: Input.END,
-    Eos: Input.EOS,
-    Error: Input.REPLY,  # unless it is fatal
-    Ok: Input.REPLY,
-    Sessions: Input.REPLY,
-    Explanation: Input.REPLY,
-    Prefixes: Input.REPLY,
-    Metrics: Input.REPLY,
-}
-
 
 class Connection:
     """One end of a connection: parses, serialises and checks what may be sent when.
@@ -107,19 +84,32 @@ class Connection:
     Args:
         role: which end this is.
         max_frame_bytes: the longest payload that is accepted or sent.
+        token: as server, what a client has to show before it is heard; as client, what `opening` shows.
+            Without it no token is asked for, and one that is shown has no effect.
 
     Raises:
         ValueError: `max_frame_bytes` is not between 1 and 2**32 - 1.
     """
 
-    def __init__(self, role: Role, *, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        role: Role,
+        *,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        token: str | None = None,
+    ) -> None:
         self.role = role
+        self._token = token
+        guarded = token is not None
         self._is_server = role is Role.SERVER
-        self._ours = Machine(role)
-        self._theirs = Machine(Role.CLIENT if self._is_server else Role.SERVER)
-        self._sendable = _EVENTS if self._is_server else _REQUESTS
+        self._ours = Machine(role, guarded=guarded)
+        self._theirs = Machine(Role.CLIENT if self._is_server else Role.SERVER, guarded=guarded)
+        self._sendable = EVENTS if self._is_server else REQUESTS
         self._encode: Callable[[Any], bytes] = encode_event if self._is_server else encode_request
         self._reader = FrameReader(max_frame_bytes)
+        self._max_frame_bytes = max_frame_bytes
+        if self._waits_for_hello:
+            self._reader.max_frame_bytes = min(MAX_HELLO_BYTES, max_frame_bytes)
         self._request_id: str | None = None
         self._n = 1
         self._open: set[int] = set()  # choices of it that are not at their end
@@ -166,6 +156,10 @@ class Connection:
             id=exc.request_id,
         )
 
+    @property
+    def _waits_for_hello(self) -> bool:
+        return self._ours.state is ServerState.RECV_HELLO
+
     # --- bytes in ---
 
     def receive_data(self, data: bytes) -> None:
@@ -210,7 +204,7 @@ class Connection:
             RemoteProtocolError: the docstring of this module describes the state afterwards.
         """
         if self._fault is not None:
-            raise _anew(self._fault)
+            raise self._fault.anew()
         if self._ours.state in _DONE:
             return PAUSED
         if self._in_error:
@@ -235,7 +229,15 @@ class Connection:
     def _read_request(self, payload: bytes) -> Request:
         request = decode_request(payload)
         running = self._request_id
-        if isinstance(request, Generate):
+        if isinstance(request, Hello):
+            self._check_hello(request)
+        elif self._waits_for_hello:
+            raise RemoteProtocolError(
+                Code.E_AUTH_003,
+                "no token was shown",
+                request_id=getattr(request, "id", None),
+            )
+        elif isinstance(request, Generate):
             if running is not None:
                 raise RemoteProtocolError(
                     Code.E_PROTO_004,
@@ -258,13 +260,22 @@ class Connection:
                 "another connection",
                 field="interval_ms",
             )
-        self._feed(_REQUESTS[type(request)])
+        self._feed(REQUESTS[type(request)])
         self._refused_in_a_row = 0
         return request
 
+    def _check_hello(self, hello: Hello) -> None:
+        """Refuse a wrong token, for good, in a time that does not tell how wrong; then hear the client."""
+        token = self._token
+        if token is not None and not hmac.compare_digest(hello.token.encode(), token.encode()):
+            raise RemoteProtocolError(Code.E_AUTH_003, "the token is wrong", fatal=True)
+        if not self._ours.allows(Input.HELLO):
+            raise RemoteProtocolError(Code.E_PROTO_004, "hello is for the beginning: leave it out")
+        self._reader.max_frame_bytes = self._max_frame_bytes
+
     def _read_event(self, payload: bytes) -> Event:
         event = decode_event(payload)
-        happened = _input_of(event, _EVENTS)
+        happened = input_of(event, EVENTS)
         if not self._ours.allows(happened):
             raise RemoteProtocolError(
                 Code.E_PROTO_003,
@@ -288,13 +299,13 @@ class Connection:
         if type(event) not in self._sendable:
             raise self._illegal(f"a {self.role.value} does not send {type(event).__name__}")
         payload = self._encode(event)
-        if len(payload) > self._reader.max_frame_bytes:
+        if len(payload) > self._max_frame_bytes:
             raise LocalProtocolError(
                 Code.E_PROTO_002,
                 f"the frame would be {len(payload)} bytes long, more than the limit of "
-                f"{self._reader.max_frame_bytes}",
+                f"{self._max_frame_bytes}",
             )
-        happened = _input_of(event, self._sendable)
+        happened = input_of(event, self._sendable)
         if happened in _OF_A_REQUEST or happened is Input.ADMIN:
             self._check_id(event, happened)
         self._feed(happened)
@@ -303,6 +314,14 @@ class Connection:
         else:
             self._follow(event)
         return frame(payload)
+
+    def opening(self) -> bytes:
+        """Client: return what goes before all else, the frame of the hello; empty without a token.
+
+        Raises:
+            LocalProtocolError: as `send` does.
+        """
+        return b"" if self._token is None else self.send(Hello(self._token))
 
     def _check_id(self, event: Any, happened: Input) -> None:
         """Refuse to speak of a request that does not run; states are the table's business."""
@@ -407,6 +426,9 @@ class Connection:
 
     def _refuse(self, exc: RemoteProtocolError) -> RemoteProtocolError:
         """Decide whether a fault of the peer is fatal, here and now."""
+        if self._waits_for_hello:
+            exc = exc.anew(f"{exc.message}; the first frame must be hello with the daemon's token")
+            exc.fatal = True
         self._refused_in_a_row += 1
         exc.fatal = (
             exc.fatal
@@ -422,24 +444,6 @@ class Connection:
         """Stop trusting the peer's bytes for good."""
         exc.fatal = True
         # The one that is raised leads through its traceback back here, and to all that was received.
-        self._fault = _anew(exc)
+        self._fault = exc.anew()
         self._reader.clear()
         self._ours.feed(Input.BREAK)
-
-
-def _anew(fault: RemoteProtocolError) -> RemoteProtocolError:
-    """The same fault, which was never raised and so refers to nobody's frames."""
-    return RemoteProtocolError(
-        fault.code,
-        fault.message,
-        field=fault.field,
-        request_id=fault.request_id,
-        fatal=fault.fatal,
-    )
-
-
-def _input_of(event: Request | Event, inputs: dict[type, Input]) -> Input:
-    """Which input of the tables an event is."""
-    if isinstance(event, Error) and event.fatal:
-        return Input.FATAL
-    return inputs[type(event)]

@@ -27,6 +27,7 @@ class Code(StrEnum):
     E_PROTO_007 = "E_PROTO_007"
     E_AUTH_001 = "E_AUTH_001"
     E_AUTH_002 = "E_AUTH_002"
+    E_AUTH_003 = "E_AUTH_003"
     E_LIMIT_001 = "E_LIMIT_001"
     E_LIMIT_002 = "E_LIMIT_002"
     E_LIMIT_003 = "E_LIMIT_003"
@@ -115,6 +116,12 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             _NEVER,
             False,
             "ask as the user whose request it is, or as the user that runs the daemon",
+        ),
+        Code.E_AUTH_003: CodeInfo(
+            "no valid token",
+            _ALWAYS,
+            False,
+            "send hello first, with the token in the daemon's --token-file",
         ),
         Code.E_LIMIT_001: CodeInfo(
             "prompt too large", _WHEN_IDLE, False, "shorten the prompt or raise the daemon's limit"
@@ -238,3 +245,13 @@ class RemoteProtocolError(ProtocolError):
     A server answers it with `Connection.send(connection.error_event(exc))`. With `fatal` false the
     offending document is dropped and everything else goes on, a running request included.
     """
+
+    def anew(self, message: str | None = None) -> RemoteProtocolError:
+        """Return the same fault, which was never raised and so refers to nobody's frames."""
+        return RemoteProtocolError(
+            self.code,
+            message or self.message,
+            field=self.field,
+            request_id=self.request_id,
+            fatal=self.fatal,
+        )

@@ -165,6 +165,16 @@ class Generate(_Request, frozen=True, tag="generate"):
     messages: tuple[Message, ...] | None = None
 
 
+class Hello(_Request, frozen=True, tag="hello"):
+    """Show the daemon's token: the first frame where the daemon asks for one, of use nowhere else."""
+
+    token: str
+
+    def __repr__(self) -> str:
+        """A secret has no place in a log."""
+        return "Hello(token=...)"
+
+
 class Cancel(_Request, frozen=True, tag="cancel"):
     """End the running request with this id."""
 
@@ -350,7 +360,7 @@ class ConnectionClosed(msgspec.Struct, frozen=True):
     """The peer sends nothing more. It is not on the wire; it stands for the end of file."""
 
 
-Request = Generate | Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
+Request = Hello | Generate | Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
 """What a client sends."""
 
 Admin = Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics

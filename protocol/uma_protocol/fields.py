@@ -48,6 +48,9 @@ MAX_TOOLS = 128
 _MOST_PIN_S = 86_400
 _HOUR_MS = 3_600_000
 
+MAX_TOKEN_BYTES = 256
+"""The longest `token` of a hello."""
+
 _ID = Text(1, MAX_ID_BYTES, printable=True)
 _LABEL = Text(1, MAX_LABEL_BYTES, printable=True)
 _LANE = Choice(get_args(events.Priority))
@@ -259,6 +262,14 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "messages",
                 ListOf(1, 1024, _MESSAGE, "objects with `role` and `content`"),
                 "a chat, rendered with the model's chat template",
+            ),
+        ),
+        "hello": (
+            Field(
+                "token",
+                Text(1, MAX_TOKEN_BYTES, printable=True),
+                "the content of the daemon's token file",
+                required=True,
             ),
         ),
         "cancel": (Field("id", _ID, "`id` of the running request of this connection", True),),

@@ -12,6 +12,10 @@ the client sees the same moments as "no token yet" and "tokens are coming". So t
 per role, and inputs are named by what happens, not by who makes it happen: REQUEST is "a generate
 request crosses the wire", for the one a send and for the other a receipt.
 
+Where the server asks for a token, the life begins before the loop: nothing but a HELLO with the right
+one leads into it, and `connection` compares. Elsewhere a HELLO is legal at the beginning and without
+effect, so that a client may send it through a forwarded socket.
+
 Each end runs both tables. Its own says what it may do next. The other is a mirror: the state in
 which the peer will be once it has read everything we sent. Inputs that no byte betrays
 (`INVISIBLE`) are not fed to the mirror; what a byte lets us conclude about them is in `IMPLIED`.
@@ -63,6 +67,7 @@ class Role(Enum):
 class ServerState(Enum):
     """Where the server is in the loop."""
 
+    RECV_HELLO = "RECV_HELLO"
     RECV_REQ = "RECV_REQ"
     PREFILL = "PREFILL"
     DECODE = "DECODE"
@@ -78,6 +83,7 @@ class ServerState(Enum):
 class ClientState(Enum):
     """Where the client is in the loop."""
 
+    SEND_HELLO = "SEND_HELLO"
     SEND_REQ = "SEND_REQ"
     AWAIT = "AWAIT"
     STREAMING = "STREAMING"
@@ -90,6 +96,7 @@ class ClientState(Enum):
 class Input(Enum):
     """What can happen to a connection. The value is the label in diagrams and error messages."""
 
+    HELLO = "hello"
     REQUEST = "generate request"
     ADMIN = "admin request"
     REPLY = "admin answer"
@@ -113,6 +120,12 @@ _I = Input
 
 SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
     {
+        (_S.RECV_HELLO, _I.HELLO): _S.RECV_REQ,
+        (_S.RECV_HELLO, _I.FLUSHED): _S.RECV_HELLO,
+        (_S.RECV_HELLO, _I.FATAL): _S.ERROR,
+        (_S.RECV_HELLO, _I.BREAK): _S.ERROR,
+        #
+        (_S.RECV_REQ, _I.HELLO): _S.RECV_REQ,
         (_S.RECV_REQ, _I.REQUEST): _S.PREFILL,
         (_S.RECV_REQ, _I.ADMIN): _S.RECV_REQ,
         (_S.RECV_REQ, _I.REPLY): _S.RECV_REQ,
@@ -162,6 +175,11 @@ SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
 
 CLIENT: Mapping[tuple[State, Input], State] = MappingProxyType(
     {
+        (_C.SEND_HELLO, _I.HELLO): _C.SEND_REQ,
+        (_C.SEND_HELLO, _I.FATAL): _C.ERROR,
+        (_C.SEND_HELLO, _I.BREAK): _C.ERROR,
+        #
+        (_C.SEND_REQ, _I.HELLO): _C.SEND_REQ,
         (_C.SEND_REQ, _I.REQUEST): _C.AWAIT,
         (_C.SEND_REQ, _I.ADMIN): _C.SEND_REQ,
         (_C.SEND_REQ, _I.REPLY): _C.SEND_REQ,
@@ -202,6 +220,12 @@ TABLES: Mapping[Role, Mapping[tuple[State, Input], State]] = MappingProxyType(
 INITIAL: Mapping[Role, State] = MappingProxyType(
     {Role.SERVER: ServerState.RECV_REQ, Role.CLIENT: ClientState.SEND_REQ}
 )
+"""Where a connection begins on which no token is asked for."""
+
+GUARDED: Mapping[Role, State] = MappingProxyType(
+    {Role.SERVER: ServerState.RECV_HELLO, Role.CLIENT: ClientState.SEND_HELLO}
+)
+"""Where a connection begins that needs a token."""
 
 INVISIBLE = frozenset({Input.PROMPT_DONE, Input.FLUSHED, Input.BREAK})
 """Inputs that show in no byte, so that the peer's mirror never learns of them directly."""
@@ -217,13 +241,14 @@ class Machine:
 
     Args:
         role: the role whose table is used.
+        guarded: whether a hello comes first.
     """
 
     __slots__ = ("_table", "role", "state")
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, *, guarded: bool = False) -> None:
         self.role = role
-        self.state: State = INITIAL[role]
+        self.state: State = (GUARDED if guarded else INITIAL)[role]
         self._table = dict(TABLES[role])
 
     def allows(self, happened: Input) -> bool:

@@ -25,6 +25,7 @@ from .events import (
     GapInfo,
     Generate,
     GetMetrics,
+    Hello,
     ItemInfo,
     ListSessions,
     Logprobs,
@@ -145,6 +146,7 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         Generate(id="a-1", seed=7, n=2, prompt="Hi"),
         b'{"type":"generate","id":"a-1","seed":7,"n":2,"prompt":"Hi"}',
     ),
+    (Hello("s3cret"), b'{"type":"hello","token":"s3cret"}'),
     (Prefix(), b'{"type":"prefix"}'),
     (
         Prefix(action="pin", session="s", seconds=60),
@@ -400,14 +402,17 @@ def feed(connection: Connection, pieces: Iterable[bytes]) -> list[Seen | RemoteP
 class ConnectionPair:
     """A client and a server whose bytes arrive at once, whole and in order.
 
+    Args:
+        token: what the server asks for and the client has; nothing by default.
+
     Attributes:
         client: the client's end.
         server: the server's end.
     """
 
-    def __init__(self) -> None:
-        self.client = Connection(Role.CLIENT)
-        self.server = Connection(Role.SERVER)
+    def __init__(self, token: str | None = None) -> None:
+        self.client = Connection(Role.CLIENT, token=token)
+        self.server = Connection(Role.SERVER, token=token)
 
     def end(self, role: Role) -> Connection:
         """The end that plays a role."""

@@ -185,8 +185,11 @@ def check_socket(path: Path) -> list[Finding]:
 
 
 def _socket(path: Path) -> Finding:
+    from uma_trio.sockets.address import FRAMED_TCP
     from uma_trio.sockets.listener import too_long
 
+    if str(path).startswith(FRAMED_TCP):
+        return _port(str(path))
     if problem := too_long(path):
         return Finding("socket", "blocks", problem, "choose a shorter --socket")
     folder = path.parent
@@ -213,6 +216,30 @@ def _socket(path: Path) -> Finding:
         what = f"{path} belongs to user {info.st_uid}"
         return Finding("socket", "blocks", what, "choose another --socket")
     return _owner(path)
+
+
+def _port(address: str) -> Finding:
+    """See whether a TCP port is free, or served by a daemon whose token this user has."""
+    from uma_trio.client import ConnectionFailed
+    from uma_trio.client.reach import Place
+    from uma_trio.sockets.address import parse_framed
+    from uma_trio.sockets.port import PortUnusable, bound
+
+    try:
+        bound(parse_framed(address), "--socket").close()
+    except PortUnusable as error:
+        if "something else" not in str(error):
+            return Finding("socket", "blocks", str(error), "choose another --socket")
+    else:
+        return Finding("socket", "ok", f"{address} is free")
+    try:
+        place = Place(address)
+        with place.new_socket() as sock:
+            sock.settimeout(1)
+            place.connect(sock)
+    except ConnectionFailed as error:
+        return Finding("socket", "blocks", str(error), "choose another --socket")
+    return Finding("socket", "ok", f"{address} is served")
 
 
 def _owner(path: Path) -> Finding:

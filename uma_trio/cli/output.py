@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.streams import is_unicode
 from uma_trio.sockets.path import SHARED_SOCKET, default_socket, socket_to_ask
+from uma_trio.sockets.token import TOKEN_FILE_ENV
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,9 +138,11 @@ def socket_path(flag: str | None) -> Path:
 
     # The daemon's other variables are not read here. What is no variable at all may be a misspelt
     # UMA_SOCK, which must not go unnoticed.
-    others = {*settings.known_env()} - {"UMA_SOCK", CONFIG_ENV}
+    others = {*settings.known_env()} - {"UMA_SOCK", TOKEN_FILE_ENV, CONFIG_ENV}
     env = {name: text for name, text in os.environ.items() if name not in others}
     config = settings.load({"socket": flag}, env)
+    if config.token_file is not None:
+        os.environ[TOKEN_FILE_ENV] = str(config.token_file)  # where the client looks for it
     return config.socket if "socket" in config.sources else Path(socket_to_ask(env))
 
 

@@ -35,6 +35,7 @@ from uma_trio.config.option import Option
 from uma_trio.config.options import OPTIONS
 from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG
 from uma_trio.config.reserved import RESERVED
+from uma_trio.sockets.address import FRAMED_TCP
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -70,6 +71,7 @@ def run_daemon(config: Config, *, replace: bool = False) -> int:
     from uma_trio.sockets.handover import HandoverFailed
     from uma_trio.sockets.inherited import NotUsable, inherited_sockets
     from uma_trio.sockets.listener import SocketTaken, SocketUnusable
+    from uma_trio.sockets.port import PortUnusable
     from uma_trio.sockets.supervisor import Supervisor
 
     progress = LoadProgress()
@@ -97,6 +99,7 @@ def run_daemon(config: Config, *, replace: bool = False) -> int:
         SocketTaken: SOCKET_TAKEN,
         HandoverFailed: SOCKET_TAKEN,
         SocketUnusable: USAGE,
+        PortUnusable: SOCKET_TAKEN,
         EngineDied: ENGINE_DIED,
     }
     try:
@@ -176,7 +179,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     model, limits = info.model, info.limits
     window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
     rows = {
-        "socket": os.path.abspath(info.socket),
+        "socket": _where(info.socket),
         **({"http": _base_url(info.http, info.http_keys)} if info.http else {}),
         "model": f"{model.name} ({count(model.n_params)} parameters, "
         f"{size(model.size_bytes)} of weights)",
@@ -189,8 +192,13 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     lines += [f"  {name:<8} {value}" for name, value in rows.items()]
     if info.others:
         lines.append(f"  {'note':<8} {in_words(info.others)}")
-    lines += [f"  try      {how_to_ask(Path(info.socket).absolute())}", "  stop     Ctrl-C"]
+    lines += [f"  try      {how_to_ask(Path(_where(info.socket)))}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
+
+
+def _where(socket: str) -> str:
+    """Return a socket's path from anywhere, or its TCP address."""
+    return socket if socket.startswith(FRAMED_TCP) else os.path.abspath(socket)
 
 
 def _base_url(http: str, keys: Path | None) -> str:

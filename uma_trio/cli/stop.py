@@ -11,6 +11,7 @@ from typing import Annotated
 
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, REFUSED, SocketFlag, complain, console, socket_path
+from uma_trio.sockets.address import FRAMED_TCP
 
 _LOOK_S = 0.05
 
@@ -24,6 +25,9 @@ def stop(
 ) -> int:
     """Stop the daemon. Its running requests may finish first, for as long as --drain says."""
     path = socket_path(socket)
+    if str(path).startswith(FRAMED_TCP):
+        complain(f"No system tells who serves on {path}; end that daemon where it was started.")
+        return REFUSED
     pid = daemon_of(path)
     if pid is None:
         console().print(f"No daemon serves on {path}.")

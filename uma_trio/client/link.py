@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shlex
-import socket
-import stat
 from collections.abc import Iterator
 
 import trio
@@ -24,19 +20,12 @@ from uma_protocol import (
     Role,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
-from uma_trio.sockets.holder import holder_of
-from uma_trio.sockets.path import default_socket, socket_to_ask
-from uma_trio.sockets.peers import peer_of
+from uma_trio.client.reach import Place
 from uma_trio.sockets.transport import Transport
 
 _ATTEMPTS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _CLOSED = "the daemon closed the connection"
-
-
-def socket_path_of(path: str | os.PathLike[str] | None) -> str:
-    """Return `path`, or where a daemon is that was told nothing."""
-    return os.fspath(path or os.environ.get("UMA_SOCK") or socket_to_ask())
 
 
 def pauses() -> Iterator[float]:
@@ -48,56 +37,6 @@ def pauses() -> Iterator[float]:
     for _ in range(_ATTEMPTS):
         yield random.uniform(pause / 2, pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
-def connect_to(sock: socket.socket, path: str) -> None:
-    """Connect `sock` to the daemon of this user.
-
-    Raises:
-        ConnectionFailed: no daemon serves there, or another user's process does.
-        BlockingIOError: the daemon is too busy to accept (non-blocking sockets only).
-    """
-    try:
-        sock.connect(path)
-    except BlockingIOError:
-        raise
-    except OSError as exc:
-        why = exc.strerror or str(exc)
-        holder = _holder(path, exc)
-        raise ConnectionFailed(
-            f"cannot reach the daemon at {path}: {why}; {_what_to_do(path, exc, holder)}",
-            holder=holder,
-        ) from exc
-    uid = peer_of(sock).uid
-    if uid != os.geteuid():
-        raise ConnectionFailed(f"{path} is served by user {uid}, not by you; nothing was sent")
-
-
-def _holder(path: str, error: OSError) -> int | None:
-    """Return the process that is starting or stopping at `path`; None if there is none."""
-    if isinstance(error, PermissionError) or _is_something_else(path):
-        return None
-    return holder_of(path)
-
-
-def _what_to_do(path: str, error: OSError, holder: int | None) -> str:
-    """Return the way out for somebody who cannot connect."""
-    if isinstance(error, PermissionError):
-        return "it is another user's, or in a folder that is closed to you"
-    if isinstance(error, ConnectionRefusedError) and _is_something_else(path):
-        return "that is not a socket; check the path"
-    if holder is not None:
-        return f"pid {holder} is starting or stopping there; try again in a moment"
-    where = "" if path == default_socket() else f" --socket {shlex.quote(path)}"
-    return f"start it with `uma-trio serve{where}`"
-
-
-def _is_something_else(path: str) -> bool:
-    """Whether something other than a socket is at `path`; a daemon that stops removes its socket."""
-    try:
-        return not stat.S_ISSOCK(os.stat(path).st_mode)
-    except OSError:
-        return False
 
 
 def parsed(protocol: uma_protocol.Connection) -> Event | None:
@@ -122,10 +61,10 @@ def parsed(protocol: uma_protocol.Connection) -> Event | None:
 class Link:
     """A connection for one task at a time. Made by :meth:`dial`; `close` it."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, token: str | None = None) -> None:
         self._transport = transport
-        self._protocol = uma_protocol.Connection(Role.CLIENT)
-        self._unsent = b""
+        self._protocol = uma_protocol.Connection(Role.CLIENT, token=token)
+        self._unsent = self._protocol.opening()
         self.broken = False
 
     @classmethod
@@ -133,15 +72,16 @@ class Link:
         """Connect to the daemon of this user at `path`, waiting a little if it is busy.
 
         Raises:
-            ConnectionFailed: see :func:`connect_to`.
+            ConnectionFailed: see :class:`uma_trio.client.reach.Place`.
         """
         await trio.lowlevel.checkpoint()
+        place = Place(path)
         for pause in pauses():
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock = place.new_socket()
             try:
                 sock.setblocking(False)
-                connect_to(sock, path)
-                return cls(Transport(sock))
+                await place.reach(sock)
+                return cls(Transport(sock), place.token)
             except BlockingIOError:  # its backlog is full
                 sock.close()
             except BaseException:

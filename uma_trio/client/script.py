@@ -11,7 +11,8 @@ from typing import Unpack
 import uma_protocol
 from uma_protocol import End, Eos, Error, Event, Role, Token
 from uma_trio.client.errors import ConnectionFailed, ServerError
-from uma_trio.client.link import connect_to, parsed, socket_path_of
+from uma_trio.client.link import parsed
+from uma_trio.client.reach import Place, socket_path_of
 from uma_trio.client.request import Chat, Params, build_request, held_back
 
 
@@ -33,11 +34,13 @@ def generate_sync(
         ConnectionFailed: no daemon serves there, another user's process does, or the connection broke.
     """
     request = build_request(prompt, messages, params)
-    protocol = uma_protocol.Connection(Role.CLIENT)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        connect_to(sock, socket_path_of(socket_path))
-        with contextlib.suppress(BrokenPipeError):  # what it said before it closed is still there
-            sock.sendall(protocol.send(request))
+    place = Place(socket_path_of(socket_path))
+    protocol = uma_protocol.Connection(Role.CLIENT, token=place.token)
+    with place.new_socket() as sock:
+        place.connect(sock)
+        # What the daemon said before it closed is still there.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(protocol.opening() + protocol.send(request))
         for event in _events(sock, protocol):
             if isinstance(event, Token):
                 yield event

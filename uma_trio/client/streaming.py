@@ -38,7 +38,8 @@ from uma_protocol import (
     ToolCall,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
-from uma_trio.client.link import Link, pauses, socket_path_of
+from uma_trio.client.link import Link, pauses
+from uma_trio.client.reach import socket_path_of
 from uma_trio.client.request import Chat, Params, build_request, held_back
 
 _LEAVE_S = 2.0
@@ -52,7 +53,8 @@ async def connect(
 
     Args:
         socket_path: the daemon's socket; default ``$UMA_SOCK``, else the
-            one in ``$XDG_RUNTIME_DIR/uma-trio``, else ``/tmp/uma.sock``.
+            one in ``$XDG_RUNTIME_DIR/uma-trio``, else ``/tmp/uma.sock``. ``tcp:127.0.0.1:PORT`` is a
+            port; its token is read from ``$UMA_TOKEN_FILE``, else from the daemon's default place.
         reconnect: try again a few times, with growing and jittered pauses, if the daemon cannot be
             reached, the connection is lost or the daemon answers "retry later". A generation is
             repeated only if no token of it has arrived. Without it a client is of no further use

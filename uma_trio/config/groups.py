@@ -13,7 +13,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "chat_template_file", "reasoning", "reply_format",
     ),
     "Clients": (
-        "socket", "max_sessions", "max_queue", "max_prompt_bytes", "max_tokens", "max_tokens_cap",
+        "socket", "token_file", "max_sessions", "max_queue", "max_prompt_bytes", "max_tokens", "max_tokens_cap",
         "idle_timeout_s", "drain_s", "shape_cpu_s", "shape_memory",
     ),
     "KV cache": ("n_ctx", "parallel", "kv_type", "prefix_ram", "session_ttl_s"),

@@ -15,7 +15,10 @@ from attrs import frozen
 from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
+from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
+from uma_trio.sockets.token import DEFAULT_TEXT as TOKEN_TEXT
+from uma_trio.sockets.token import TOKEN_FILE_ENV
 
 FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -60,6 +63,13 @@ def _folders(raw: object) -> object:
     return raw if isinstance(raw, list | tuple) else (raw,)
 
 
+def _socket(raw: object) -> object:
+    """Read a path, or an address of TCP."""
+    if isinstance(raw, str):
+        parse_framed(raw)
+    return raw
+
+
 def _log_level(raw: object) -> object:
     text = str(raw).strip().lower()
     return {"warn": "warning", "err": "error"}.get(text, text)
@@ -94,11 +104,23 @@ class Config(HttpConfig):
         flag="--socket",
         env=("UMA_SOCK",),
         yaml=("ipc.uds_path",),
+        read=_socket,
         shown_default=DEFAULT_TEXT,
         metavar="PATH",
         since="0.1",
         help="The path of the Unix domain socket to serve on. A daemon on the default path also serves "
-        f"on {SHARED_SOCKET} if that is free.",
+        f"on {SHARED_SOCKET} if that is free. tcp:127.0.0.1:PORT serves on a port of this machine, whose "
+        "clients show the token of --token-file.",
+    )
+    token_file: Path | None = option(
+        None,
+        flag="--token-file",
+        env=(TOKEN_FILE_ENV,),
+        shown_default=TOKEN_TEXT,
+        metavar="FILE",
+        since="0.1",
+        help="The file with the token that clients of --socket tcp:... show. It is made, readable by this "
+        "user only, if it is not there; clients read it.",
     )
     n_ctx: int = option(
         4096,

@@ -69,7 +69,15 @@ def load(
     if "socket" not in values:
         values["socket"] = Path(default_socket(env))
     config = Config(**values, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
-    settings = ("socket", "model", "trace", "scorecard", "http_key_file", "http_admin_key_file")
+    settings = (
+        "socket",
+        "model",
+        "trace",
+        "scorecard",
+        "http_key_file",
+        "http_admin_key_file",
+        "token_file",
+    )
     named = {config.source(name): getattr(config, name) for name in settings}
     _refuse_one_file_twice({named_by: path, **named})
     return config

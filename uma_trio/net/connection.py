@@ -27,6 +27,7 @@ from uma_protocol import (
     Explain,
     Generate,
     GetMetrics,
+    Hello,
     ListSessions,
     LocalProtocolError,
     Metrics,
@@ -65,7 +66,8 @@ class Connection:
     """A client that was let in. `run` closes the transport, however it ends.
 
     With `takes_place` it is in a place for operators: it may ask questions, for as long as it goes on
-    asking, and is refused when it generates, unless `takes_place` returns True.
+    asking, and is refused when it generates, unless `takes_place` returns True. A `protocol` is one that
+    has begun, and may hold what the client sent behind its hello.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Connection:
         principal: Principal,
         shared: Shared,
         takes_place: Callable[[], bool] | None = None,
+        protocol: uma_protocol.Connection | None = None,
     ) -> None:
         settings = shared.settings
         self._takes_place = takes_place
@@ -83,7 +86,7 @@ class Connection:
         self._service = shared.service
         self._settings = settings
         self._transport = transport
-        self._protocol = uma_protocol.Connection(Role.SERVER)
+        self._protocol = protocol or uma_protocol.Connection(Role.SERVER)
         self._writer = Writer(
             transport,
             stall_timeout_s=settings.stall_timeout_s,
@@ -101,6 +104,7 @@ class Connection:
         self._over = False
         self._had_last_word = False
         self._handlers: dict[type, Callable[[Any], None]] = {
+            Hello: self._on_hello,
             Generate: self._on_generate,
             Cancel: self._on_cancel,
             SetPriority: self._on_priority,
@@ -199,6 +203,7 @@ class Connection:
     # --- the reader half ---
 
     async def _read(self) -> None:
+        await self._catch_up()
         while True:
             with trio.CancelScope(deadline=self._deadline()) as self._reading:
                 try:
@@ -211,7 +216,8 @@ class Connection:
                 continue
             self._idle_since = trio.current_time()
             self._protocol.receive_data(data)
-            if not data and self._transport.is_gone():
+            # Over TCP a client that has left looks like one that has ended its sending side.
+            if not data and (self._principal.host or self._transport.is_gone()):
                 self._gone()
                 return
             await self._catch_up()
@@ -298,6 +304,9 @@ class Connection:
             self.end(error_event(Code.E_LIMIT_006, f"nothing happened for {seconds:g} s"))
 
     # --- what the client says ---
+
+    def _on_hello(self, _: Hello) -> None:
+        """The protocol has compared the token, where one is asked for."""
 
     def _on_generate(self, generate: Generate) -> None:
         if self._takes_place is not None and not self._takes_place():

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import TYPE_CHECKING
 
 import uma_protocol
 from uma_protocol import Code, Error, Role
 from uma_trio.net.connection import Connection, too_many
+from uma_trio.net.doorway import Doorway
 from uma_trio.service.front import Front
 from uma_trio.sockets.peers import principal_of
+from uma_trio.sockets.platform import is_tcp, own_uid
 from uma_trio.sockets.refusing import Refusing
 from uma_trio.sockets.transport import Transport
 from uma_trio.wire import error_event
@@ -23,29 +24,60 @@ if TYPE_CHECKING:
 
 
 class Server(Front[Connection]):
-    """Accepts clients and runs a task for each. `allowed_uids` are the users let in."""
+    """Accepts clients and runs a task for each.
 
-    def __init__(self, shared: Shared, allowed_uids: Collection[int] | None = None) -> None:
+    `allowed_uids` are the users let in on a Unix socket; over TCP it is who shows the `token`.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        allowed_uids: Collection[int] | None = None,
+        token: str | None = None,
+    ) -> None:
         super().__init__(shared.service.telemetry, shared.log, "--max-sessions")
         self._shared = shared
-        self._allowed = {os.geteuid()} if allowed_uids is None else frozenset(allowed_uids)
+        self._allowed = {own_uid()} if allowed_uids is None else frozenset(allowed_uids)
         self._refusing = Refusing()
+        self._doorway = (
+            None if token is None else Doorway(token, shared.settings, self._admit, self._refuse)
+        )
         self._operators: set[Connection] = set()  # those in the places of operators
 
     def whose(self, sock: socket.socket) -> Principal:
         """Return whom a client is for. Raises OSError if it has left."""
-        return principal_of(sock, os.geteuid())
+        return principal_of(sock, own_uid())
 
     def let_in(self, sock: socket.socket, principal: Principal) -> None:
         """Take over a client's socket: let it in or turn it away. Never blocks."""
         transport = Transport(sock)
-        if principal.uid not in self._allowed:
+        if is_tcp(sock):
+            transport.send_at_once()
+        if is_tcp(sock) and self._doorway is not None:
+            self._doorway.receive(transport, principal, self._nursery)
+        elif principal.uid not in self._allowed:
             why = f"user {principal.uid} may not use this daemon"
             self._refuse(transport, error_event(Code.E_AUTH_001, why))
-        elif self._has_place(principal):
-            self._let_in(Connection(transport, principal, self._shared))
+        else:
+            self._admit(transport, principal)
+
+    def stop_accepting(self) -> None:
+        """Accept no further clients, and none that has not shown its token yet."""
+        super().stop_accepting()
+        if self._doorway is not None:
+            self._doorway.close()
+
+    def _admit(
+        self,
+        transport: Transport,
+        principal: Principal,
+        protocol: uma_protocol.Connection | None = None,
+    ) -> None:
+        """Give a client that may come in a place, if there is one."""
+        if self._has_place(principal):
+            self._let_in(Connection(transport, principal, self._shared, protocol=protocol))
         elif principal.is_operator and self._has_operator_place():
-            self._let_operator_in(transport, principal)
+            self._let_operator_in(transport, principal, protocol)
         else:
             self._refuse(transport, too_many(self._shared.settings))
 
@@ -66,7 +98,12 @@ class Server(Front[Connection]):
             watching.end(too_many(self._shared.settings))
         return watching is not None
 
-    def _let_operator_in(self, transport: Transport, principal: Principal) -> None:
+    def _let_operator_in(
+        self,
+        transport: Transport,
+        principal: Principal,
+        protocol: uma_protocol.Connection | None,
+    ) -> None:
         def takes_place() -> bool:
             if not self._has_place(principal):
                 return False
@@ -74,7 +111,7 @@ class Server(Front[Connection]):
             self._held[connection] = lambda: None
             return True
 
-        connection = Connection(transport, principal, self._shared, takes_place)
+        connection = Connection(transport, principal, self._shared, takes_place, protocol)
         self._operators.add(connection)
         self._attend(connection)
 

@@ -24,6 +24,9 @@ class Settings:
     operator_idle_s: float = 0.5
     refused_retry_s: float = 1.0
     frame_timeout_s: float = 10.0
+    # Clients of a TCP port that have not shown the token yet: how long, and how many at once.
+    hello_timeout_s: float = 5.0
+    most_unknown: int = 64
     stall_timeout_s: float = 30.0
     linger_s: float = 1.0
     linger_bytes: int = MIB

@@ -7,6 +7,7 @@ import ipaddress
 from attrs import frozen
 
 LOCALHOST = "127.0.0.1"
+FRAMED_TCP = "tcp:"
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -35,6 +36,28 @@ class Address:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    @property
+    def framed(self) -> str:
+        """The address as a client of the framed protocol writes it."""
+        return self.path or self.url.replace("http://", FRAMED_TCP, 1)
+
+
+def parse_framed(text: str) -> Address:
+    """Read where the framed protocol is served: ``tcp:127.0.0.1:8620``, or the path of a Unix socket.
+
+    Raises:
+        ValueError: it is no TCP address, or one that other machines can reach.
+    """
+    if not text.startswith(FRAMED_TCP):
+        return Address(path=text)
+    address = parse_address(text.removeprefix(FRAMED_TCP))
+    if address.path or not address.is_loopback:
+        raise ValueError(
+            "an address of this machine alone, tcp:127.0.0.1:PORT or tcp:[::1]:PORT: from elsewhere the "
+            "token would cross the network unencrypted; forward the port (ssh -L), or serve --http"
+        )
+    return address
 
 
 def parse_address(text: str) -> Address:

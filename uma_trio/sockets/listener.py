@@ -23,6 +23,7 @@ import trio
 from uma_trio.sockets.accepting import BACKLOG, accept_forever
 from uma_trio.sockets.holder import lock_of
 from uma_trio.sockets.peers import peer_of
+from uma_trio.sockets.port import TcpListener
 
 # sizeof(sun_path) less the closing NUL, which Linux would let us do without.
 _LONGEST_PATH = 107 if sys.platform == "linux" else 103
@@ -173,7 +174,7 @@ class Listener:
 class Listeners:
     """One front under several names: the first is the one that is told, and watched."""
 
-    def __init__(self, first: Listener, *others: Listener) -> None:
+    def __init__(self, first: Listener | TcpListener, *others: Listener) -> None:
         self.all = (first, *others)
         self.path = first.path
         self.until_lost = first.until_lost

@@ -15,6 +15,7 @@ import sys
 import trio
 from attrs import frozen
 
+from uma_trio.sockets.platform import is_tcp
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.sock_diag import ends_of, uid_of
 
@@ -77,7 +78,7 @@ def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
         OSError: `sock` is not connected any more.
     """
     connection = next(_connections)
-    if sock.family == socket.AF_UNIX:
+    if not is_tcp(sock):
         peer = peer_of(sock)
         return Principal(
             connection=connection,

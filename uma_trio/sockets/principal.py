@@ -14,6 +14,7 @@ class Principal:
     - `connection` is unique for the life of the process, `host` the address of the other end (""
       for a Unix socket).
     - `uid` and `pid` are the kernel's word for the process at the other end, None if it gives none.
+    - `has_token` says that it has shown the token of the daemon's TCP port; then no user need be told.
     - `key` is the place of the API key among those of the daemon, never its text.
     - An operator may see and change the requests of everybody.
     """
@@ -23,6 +24,7 @@ class Principal:
     uid: int | None = None
     pid: int | None = None
     key: int | None = None
+    has_token: bool = False
     is_operator: bool = False
 
     @property
@@ -30,12 +32,14 @@ class Principal:
         """Whose cached prefixes, drafts and requests it may use: the key's, the user's, or none but its own."""
         if self.key is not None:
             return f"key {self.key}"
-        return f"connection {self.connection}" if self.uid is None else f"uid {self.uid}"
+        if self.uid is not None:
+            return f"uid {self.uid}"
+        return "token" if self.has_token else f"connection {self.connection}"
 
     @property
     def counts_as(self) -> str:
         """What fairness counts as one. Connections without an attested user count by address."""
-        if self.key is None and self.uid is None:
+        if self.key is None and self.uid is None and not self.has_token:
             return f"address {self.host}"
         return self.shares_as
 
@@ -43,6 +47,13 @@ class Principal:
     def process(self) -> str:
         """The narrowest name of who asks: the process, or the connection if that is unknown."""
         return f"connection {self.connection}" if self.pid is None else f"process {self.pid}"
+
+    def with_token(self) -> Principal:
+        """Return the principal of a client that has shown the token: the attested user's, else the token's.
+
+        The token makes no operator: whom it is given, such as a container, is a client.
+        """
+        return evolve(self, has_token=True)
 
     def holding(self, key: int, *, is_operator: bool) -> Principal:
         """Return the principal of a request that gave an API key: the key's, on any connection.

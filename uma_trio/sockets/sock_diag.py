@@ -33,6 +33,7 @@ _ANSWER: Final = struct.Struct("=BBBB48sIIIII")
 _REPLY_BYTES: Final = 4096
 # include/net/tcp_states.h: established, and the two after the client ended its sending side.
 _CONNECTED: Final = frozenset({1, 4, 5})
+_LISTENS: Final = 10
 _EVERY_UID: Final = 0xFFFFFFFF  # the length of a user namespace's map that leaves nobody out
 _OVERFLOW_UID: Final = 65_534
 
@@ -97,6 +98,29 @@ def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None
         return None
     uid = owner_in(reply, ends)
     return None if uid == _unmapped_uid() else uid
+
+
+def listener_uid(
+    address: IpAddress, port: int, ask: Callable[[bytes], bytes] = ask_kernel
+) -> int | None:
+    """Return the user who listens on a port of this machine; None if the kernel does not tell.
+
+    Never waits. A socket that listens on all addresses counts, too.
+    """
+    nobody = ipaddress.ip_address("0.0.0.0" if address.version == 4 else "::")  # noqa: S104
+    try:
+        reply = ask(question(Ends(address, port, nobody, 0)))
+    except OSError:
+        return None
+    if len(reply) < _HEAD.size + _ANSWER.size:
+        return None
+    _, kind, *_ = _HEAD.unpack_from(reply)
+    family, state, _, _, raw, _, _, _, uid, inode = _ANSWER.unpack_from(reply, _HEAD.size)
+    if kind != _SOCK_DIAG_BY_FAMILY or state != _LISTENS or not inode:
+        return None
+    if _ends_in(raw, family).source_port != port or uid == _unmapped_uid():
+        return None
+    return int(uid)
 
 
 def question(ends: Ends) -> bytes:

@@ -7,6 +7,7 @@ has them, and only a full buffer is worth a wait. No other module touches a clie
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import sys
@@ -35,6 +36,11 @@ class Transport:
     def limit_send_buffer(self, n_bytes: int) -> None:
         """Let the kernel hold only about `n_bytes` that the peer has not read."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, n_bytes)
+
+    def send_at_once(self) -> None:
+        """Let TCP send each token when it is there; a peer that is gone already is fine."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         """Give the kernel as much of `data` as it takes now; return how much, maybe 0.

@@ -1,0 +1,113 @@
+"""Listening on a TCP port."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from collections.abc import Callable
+from typing import Self
+
+import trio
+
+from uma_trio.sockets.accepting import BACKLOG, accept_forever
+from uma_trio.sockets.address import Address
+
+
+class PortUnusable(Exception):
+    """The daemon cannot listen there; the message is one sentence for the operator."""
+
+
+class TcpListener:
+    """A listening TCP port. It has no lock, and belongs to `ours` unless a supervisor made it.
+
+    `path` is the address as it is told to clients.
+    """
+
+    lock_fd = -1
+
+    def __init__(self, sock: socket.socket, *, ours: bool = True, path: str = "") -> None:
+        self.sock = sock
+        self.may_be_handed = ours
+        self.path = path
+
+    @property
+    def port(self) -> int:
+        """Which it is."""
+        return int(self.sock.getsockname()[1])
+
+    async def accept_forever(
+        self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        """Hand each new client to `handle`; see :func:`uma_trio.sockets.accepting.accept_forever`."""
+        await accept_forever(self.sock, handle, failed)
+
+    async def until_lost(self) -> None:
+        """Wait for ever: nobody can take a port from who listens on it."""
+        await trio.sleep_forever()
+
+    def disown(self) -> None:
+        """Leave the port to who has the socket now; there is no name to remove."""
+
+    def stop(self) -> None:
+        """Accept no more. Idempotent."""
+        self.sock.close()
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        self.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class PortClaim:
+    """A port that is ours; as :class:`uma_trio.sockets.listener.Claim` is of a name."""
+
+    def __init__(self, address: Address, flag: str) -> None:
+        """Take the port, which was chosen by `flag`. Raises :class:`PortUnusable`.
+
+        Who connects before :meth:`listen` waits in the backlog: a port is only ours when we listen.
+        """
+        self.path = address.framed
+        self._sock = bound(address, flag)
+
+    def listen(self) -> TcpListener:
+        """Return what accepts on it. It is not handed to another daemon."""
+        return TcpListener(self._sock, ours=False, path=self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+
+def bound(address: Address, flag: str) -> socket.socket:
+    """Return a socket that listens on a port, which was chosen by `flag`. Raises :class:`PortUnusable`."""
+    where = f"{address.host}:{address.port}"
+    try:
+        family, kind, protocol, _, found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PortUnusable(f"{flag} {where}: {error.strerror}; name another host") from None
+    try:
+        sock.setblocking(False)
+        if sys.platform == "win32":
+            # There SO_REUSEADDR would let a second process take the port from the first.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(found)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        taken = error.errno == errno.EADDRINUSE
+        why = "something else listens there" if taken else error.strerror
+        raise PortUnusable(f"{flag} {where}: {why}; choose another port") from None
+    return sock
