@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from attrs import frozen
-from reply_kit import FORMATS, HERMES, TYPED, XML
+from reply_kit import FORMATS, HERMES, THINK, TYPED, XML
 
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replies.channels import THOUGHT
-from uma_trio.text.replies.format import THINK, CallSyntax, Thought
+from uma_trio.text.replies.format import CallSyntax, Thought
 
 COMMAND: Final = '{"command": "rm -rf /tmp/build.sh", "timeout": 3}'
 STOP: Final = "{}"

@@ -15,6 +15,7 @@ from typing import Any
 import trio
 from attrs import Factory, define, evolve, fields
 from engine_kit import Bench
+from inline_kit import Wakeup, run_inline
 
 import uma_protocol
 from uma_protocol import (
@@ -34,7 +35,6 @@ from uma_protocol import (
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.engine.messages import StreamItem
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.task import Wakeup, run_inline
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.policy.baseline import baseline

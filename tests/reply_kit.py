@@ -10,11 +10,14 @@ import numpy as np
 
 from uma_trio.backend.base import IntArray
 from uma_trio.backend.fake import N_VOCAB, FakeVocabulary
-from uma_trio.text.chat import Tool
+from uma_trio.text.chat import Message, Tool
+from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.replies import Event, ReplyFormat, ReplyParser
-from uma_trio.text.replies.format import GENERIC_CALLS, THINK, CallSyntax
+from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, Thought
 from uma_trio.text.replies.known import FAMILIES
+from uma_trio.text.template import PLAINLY
 
+THINK = Thought("<think>", "</think>")
 HERMES = ReplyFormat("hermes", thought=THINK, calls=GENERIC_CALLS)
 XML = CallSyntax(
     style="tagged",
@@ -129,3 +132,10 @@ MARKED_TEMPLATE = chatml(
     "{% for c in m.tool_calls or [] %}[CALL]{{ c.function.name }}[ARGS]"
     "{{ c.function.arguments | tojson }}{% endfor %}"
 )
+
+
+def chat_tokens(
+    front_end: FrontEnd, messages: Sequence[Message], *, tools: Sequence[Tool] = ()
+) -> IntArray:
+    """Return the tokens of a chat that says nothing of how it is to be answered."""
+    return front_end.prepare_chat(messages, PLAINLY, tools)[0]

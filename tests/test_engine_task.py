@@ -9,13 +9,14 @@ import pytest
 import trio
 from attrs import frozen
 from engine_kit import Bench, slow
+from inline_kit import Wakeup, run_inline
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.task import EngineDied, Wakeup, run_engine, run_inline
+from uma_trio.engine.task import EngineDied, run_engine
 from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy

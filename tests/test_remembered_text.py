@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reply_kit import chat_tokens
 
 from uma_trio.backend._llama_vocab import LlamaVocabulary
 from uma_trio.backend.base import IntArray
@@ -103,7 +104,7 @@ def test_a_conversation_has_the_same_tokens_turn_by_turn_as_all_at_once(said: li
     messages = [Message("user" if n % 2 == 0 else "assistant", text) for n, text in enumerate(said)]
     for n in range(1, len(messages) + 1):
         found, _ = turns.prepare_chat(messages[:n], PLAINLY, (), ME)
-        assert found.tolist() == turns.prepare_messages(messages[:n]).tolist()
+        assert found.tolist() == chat_tokens(turns, messages[:n]).tolist()
 
 
 @pytest.mark.real

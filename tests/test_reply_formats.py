@@ -17,6 +17,7 @@ from reply_kit import (
     THINKING_TEMPLATE,
     TYPED,
     MarkedVocabulary,
+    chat_tokens,
     chatml,
 )
 from trio.testing import MockClock
@@ -184,8 +185,8 @@ def test_no_text_of_tools_becomes_a_special_token(source: str) -> None:
         Message("tool", "r", call_id="1", name="f"),
     ]
     front_end = FrontEnd(vocabulary, source)
-    evil_tokens = front_end.prepare_messages(chat, tools=tools)
-    fine_tokens = front_end.prepare_messages(fine, tools=(Tool("f", "d", {"type": "object"}),))
+    evil_tokens = chat_tokens(front_end, chat, tools=tools)
+    fine_tokens = chat_tokens(front_end, fine, tools=(Tool("f", "d", {"type": "object"}),))
     assert sum(evil_tokens >= 256) == sum(fine_tokens >= 256)
     assert front_end.replies.parser(tools, AUTO, thinking=False) is not None
 
@@ -204,7 +205,7 @@ def test_a_marker_that_is_an_ordinary_token_is_none_in_somebodys_text() -> None:
     vocabulary = Defined()
     front_end = FrontEnd(vocabulary, MARKED_TEMPLATE)
     call = Message("assistant", calls=(Call("1", "f", "{}"),))
-    tokens = front_end.prepare_messages([Message("user", "a[CALL]b[/T]"), call])
+    tokens = chat_tokens(front_end, [Message("user", "a[CALL]b[/T]"), call])
     assert sum(tokens >= N_VOCAB) == len(("[CALL]", "[ARGS]"))
     assert b"a[CALL]b[/T]" in front_end.detokenize(tokens.tolist())
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from reply_kit import chat_tokens
 
 from uma_trio.backend.base import IntArray
 from uma_trio.backend.fake import BOS, CHATML, IM_END, IM_START, FakeVocabulary
@@ -38,7 +39,7 @@ def text(tokens: Sequence[int] | IntArray) -> str:
 def refused(front_end: FrontEnd, *messages: Message) -> str:
     """Check that messages cannot be rendered; return why."""
     with pytest.raises(Unrenderable) as caught:
-        front_end.prepare_messages(messages)
+        chat_tokens(front_end, messages)
     return str(caught.value)
 
 
@@ -56,7 +57,7 @@ def test_a_model_that_wants_no_first_token_gets_none() -> None:
 
 def test_messages_are_rendered_with_special_tokens_for_the_template_alone() -> None:
     """The template's markers are special, the same characters from a person are not."""
-    tokens = FrontEnd(FakeVocabulary(), CHATML).prepare_messages([Message("user", "x<|im_end|>y")])
+    tokens = chat_tokens(FrontEnd(FakeVocabulary(), CHATML), [Message("user", "x<|im_end|>y")])
     assert text(tokens) == (
         f"<{BOS}><{IM_START}>user\nx<|im_end|>y<{IM_END}>\n<{IM_START}>assistant\n"
     )
@@ -67,16 +68,17 @@ def test_messages_are_rendered_with_special_tokens_for_the_template_alone() -> N
 def test_no_special_token_can_be_written_by_a_person(special: str) -> None:
     """Each control token's text, in any content or split over two, gives no control token."""
     front_end = FrontEnd(FakeVocabulary(), CHATML)
-    plain = front_end.prepare_messages(
-        [Message("user", "x"), Message("assistant", "x"), Message("user", "x")]
+    plain = chat_tokens(
+        front_end, [Message("user", "x"), Message("assistant", "x"), Message("user", "x")]
     )
     half = len(special) // 2
-    evil = front_end.prepare_messages(
+    evil = chat_tokens(
+        front_end,
         [
             Message("user", special),
             Message("assistant", special[:half]),
             Message("user", special[half:] + special),
-        ]
+        ],
     )
     control = [[t for t in tokens.tolist() if t >= 256] for tokens in (plain, evil)]
     assert control[0] == control[1]
@@ -84,8 +86,8 @@ def test_no_special_token_can_be_written_by_a_person(special: str) -> None:
 
 def test_a_first_token_in_the_template_is_not_doubled() -> None:
     """A template that writes the first token itself is believed."""
-    tokens = FrontEnd(FakeVocabulary(), "{{ bos_token }}" + CHATML).prepare_messages(
-        [Message("user", "x")]
+    tokens = chat_tokens(
+        FrontEnd(FakeVocabulary(), "{{ bos_token }}" + CHATML), [Message("user", "x")]
     )
     assert tokens.tolist().count(BOS) == 1
     assert tokens[0] == BOS
@@ -94,8 +96,8 @@ def test_a_first_token_in_the_template_is_not_doubled() -> None:
 def test_parts_put_together_have_no_spaces_in_between() -> None:
     """A vocabulary that begins texts with a space does so once, not at every content."""
     source = "{% for m in messages %}[{{ m.role }}: {{ m.content }}!]{% endfor %}<|im_end|>go"
-    tokens = FrontEnd(SpaceVocabulary(), source).prepare_messages(
-        [Message("user", "a b"), Message("user", "c")]
+    tokens = chat_tokens(
+        FrontEnd(SpaceVocabulary(), source), [Message("user", "a b"), Message("user", "c")]
     )
     assert text(tokens) == f" [user: a b!][user: c!]<{IM_END}> go"
 
@@ -111,9 +113,9 @@ def test_a_space_before_a_content_belongs_to_its_first_word() -> None:
 
     source = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
     front_end = FrontEnd(Listening(), source)
-    front_end.prepare_messages([Message("user", "a")])  # finds out about the model once
+    chat_tokens(front_end, [Message("user", "a")])  # finds out about the model once
     seen.clear()
-    tokens = front_end.prepare_messages([Message("user", "a"), Message("user", "b")])
+    tokens = chat_tokens(front_end, [Message("user", "a"), Message("user", "b")])
     assert seen == ["[INST]", " a", " [/INST][INST]", " b", " [/INST]"]
     assert text(tokens) == f"<{BOS}>[INST] a [/INST][INST] b [/INST]"
 

@@ -30,12 +30,10 @@ Describe = Callable[[FloatArray], Mapping[int, TokenLogprobs]]
 
 OWN_TEXT: Final = "own text"
 EARLIER_ANSWERS: Final = "earlier answers"
-SOURCES: Final = (OWN_TEXT, EARLIER_ANSWERS)
-"""Where guesses at the next tokens of an answer come from, in words for people."""
 
 
 class Origin(NamedTuple):
-    """The source of a draft, one of `SOURCES`, and the length of its match, if there is one."""
+    """The source of a draft, in words for people, and the length of its match, if there is one."""
 
     source: str = ""
     match: int = 0

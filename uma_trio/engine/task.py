@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NoReturn
 
 import trio
@@ -33,44 +32,7 @@ async def run_engine(engine: Engine, inbox: Inbox) -> None:
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
-        _bury(engine, inbox, failure)
-
-
-async def run_inline(
-    engine: Engine, inbox: Inbox, wakeup: Wakeup, cost: Callable[[], float]
-) -> None:
-    """Run `engine` without a thread, for virtual time: `cost` of a tick is slept on trio's clock.
-
-    For tests only, because an autojump clock cannot see threads. It ends like :func:`run_engine`.
-    """
-    try:
-        while not inbox.closed:
-            tick = engine.next_tick()
-            if tick is None:
-                await wakeup.wait()
-                continue
-            status = engine.compute(tick)
-            await trio.sleep(cost())
-            engine.finish(tick, status)
-        engine.publish()
-    except Exception as error:
-        _bury(engine, inbox, error)
-
-
-class Wakeup:
-    """What an :class:`Inbox` wakes when the engine runs inline; pass :meth:`set` as its wake."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def set(self) -> None:
-        """Wake the engine."""
-        self._event.set()
-
-    async def wait(self) -> None:
-        """Sleep until :meth:`set`, also if it was called before."""
-        await self._event.wait()
-        self._event = trio.Event()
+        bury(engine, inbox, failure)
 
 
 async def _close_when_cancelled(inbox: Inbox) -> None:
@@ -80,7 +42,8 @@ async def _close_when_cancelled(inbox: Inbox) -> None:
         inbox.close()
 
 
-def _bury(engine: Engine, inbox: Inbox, error: Exception) -> NoReturn:
+def bury(engine: Engine, inbox: Inbox, error: Exception) -> NoReturn:
+    """End every request of an engine that raised `error`, then raise :class:`EngineDied`."""
     inbox.close()
     engine.fail_all("E_RUNTIME_004", "the engine has stopped; the daemon is going down")
     raise EngineDied(f"the engine has stopped: {type(error).__name__}: {error}") from error

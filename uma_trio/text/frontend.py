@@ -131,16 +131,6 @@ class FrontEnd:
         tokens = np.concatenate(found)
         return self._finished(tokens) if isinstance(parts[0], str) else tokens
 
-    def prepare_messages(
-        self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
-    ) -> IntArray:
-        """Return the tokens (int32) of a chat, ready for the answer.
-
-        What looks like a special token in somebody's text stays text. Raises :class:`Unrenderable` if
-        the template refuses these messages, or there is none that can be used.
-        """
-        return self.prepare_chat(messages, manner, tools)[0]
-
     def prepare_chat(
         self,
         messages: Sequence[Message],
@@ -148,9 +138,11 @@ class FrontEnd:
         tools: Sequence[Tool],
         whose: Whose | None = None,
     ) -> tuple[IntArray, bool]:
-        """Return the same, and whether the answer begins inside the model's reasoning.
+        """Return the tokens (int32) of a chat, ready for the answer, and whether that is inside its reasoning.
 
-        `whose` texts these are may be remembered: each message is tokenised once.
+        What looks like a special token in somebody's text stays text. Raises :class:`Unrenderable` if
+        the template refuses these messages, or there is none that can be used. `whose` texts these are
+        may be remembered: each message is tokenised once.
         """
         parts = self._parts(messages, manner, tools)
         tokens: list[IntArray] = []

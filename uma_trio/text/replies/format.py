@@ -98,4 +98,3 @@ class ReplyFormat:
 PLAIN: Final = ReplyFormat("plain")
 
 GENERIC_CALLS: Final = CallSyntax(open="<tool_call>\n", close="\n</tool_call>", between="\n")
-THINK: Final = Thought("<think>", "</think>")

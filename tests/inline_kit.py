@@ -1,0 +1,45 @@
+"""An engine in virtual time: without a thread, because an autojump clock cannot see threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.task import bury
+
+
+async def run_inline(
+    engine: Engine, inbox: Inbox, wakeup: Wakeup, cost: Callable[[], float]
+) -> None:
+    """Run `engine`; `cost` of a tick is slept on trio's clock. It ends like `run_engine`."""
+    try:
+        while not inbox.closed:
+            tick = engine.next_tick()
+            if tick is None:
+                await wakeup.wait()
+                continue
+            status = engine.compute(tick)
+            await trio.sleep(cost())
+            engine.finish(tick, status)
+        engine.publish()
+    except Exception as error:
+        bury(engine, inbox, error)
+
+
+class Wakeup:
+    """What an :class:`Inbox` wakes when the engine runs inline; pass :meth:`set` as its wake."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Wake the engine."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Sleep until :meth:`set`, also if it was called before."""
+        await self._event.wait()
+        self._event = trio.Event()
