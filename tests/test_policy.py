@@ -247,8 +247,6 @@ def test_transformers_are_applied_in_order() -> None:
     ("spec", "said"),
     [
         ("dedline", r"no policy is called 'dedline' \(did you mean deadline\?\); there are: b"),
-        ("ledger", "'ledger' was replaced by 'deadline': write --policy deadline"),
-        ("contract,-stairs", "'contract' was replaced by 'deadline': write --policy deadline"),
         ("deadline,-stair", r"no part 'stair' \(did you mean stairs\?\); what can be left out: l"),
         ("deadline,-fill", "'fill' is needed for any plan; what can be left out: lanes, learning"),
         ("deadline,-stairs,-guard,-stairs", "'stairs' is left out twice; once is enough"),

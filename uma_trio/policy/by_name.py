@@ -16,8 +16,6 @@ from uma_trio.spelling import nearest
 ENTRY_POINT_GROUP = "uma_trio.policies"
 
 BUILT_IN: dict[str, Policy] = {"baseline": baseline, "deadline": deadline}
-#: Names of a policy that kept the latency contract by counting late tokens.
-REPLACED = ("contract", "ledger")
 
 
 def find_policy(spec: str) -> Policy:
@@ -45,10 +43,6 @@ def _named(name: str) -> Policy:
     for entry in found:
         if entry.name == name:
             return _loaded(entry)
-    if name in REPLACED:
-        raise PolicyError(
-            f"the policy {name!r} was replaced by 'deadline': write --policy deadline"
-        )
     known = sorted({*BUILT_IN, *(entry.name for entry in found)})
     hint = nearest(name, known)
     raise PolicyError(f"no policy is called {name!r}{hint}; there are: {', '.join(known)}")
