@@ -16,7 +16,7 @@ from uma_trio.http import messages_events, responses_events
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.responses_input import Tools, unseal
 from uma_trio.http.responses_items import Form, Items
-from uma_trio.http.streams import Answer
+from uma_trio.http.streams import WholeAnswer
 from uma_trio.service.reading import Reading
 from uma_trio.service.service import Service
 from uma_trio.text.replies import Arguments, CallEnd, CallStart, Content, Event, Reasoning
@@ -84,9 +84,9 @@ def response(script: list[list[Event]], reason: FinishReason = "stop", **how: bo
     return events_of(b"".join([*parts, writer.end(0, finished(reason))]))
 
 
-def whole(script: list[list[Event]], reason: FinishReason = "stop") -> Answer:
+def whole(script: list[list[Event]], reason: FinishReason = "stop") -> WholeAnswer:
     """Return the items of that answer."""
-    return Answer([TokenOut(1, "x") for _ in script[:-1]], finished(reason))
+    return WholeAnswer([TokenOut(1, "x") for _ in script[:-1]], finished(reason))
 
 
 def grown(events: list[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.admin import clear, report
 from uma_trio.engine.prefix.compaction import Compaction
 from uma_trio.engine.prefix.leaves import Leaf
-from uma_trio.engine.prefix.measured import Measured
+from uma_trio.engine.prefix.measured import CellTimes
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Plan
@@ -393,9 +393,9 @@ def test_a_full_context_costs_only_as_many_leaves_as_are_in_the_way() -> None:
     assert ask(made, letters(2, 140)).end.cached_tokens == 139
 
 
-def measured(together_s: float, scattered_s: float) -> Measured:
+def measured(together_s: float, scattered_s: float) -> CellTimes:
     """Return what moving a token takes, as if it had been seen."""
-    takes = Measured(0.0, 0.0)
+    takes = CellTimes(0.0, 0.0)
     takes.learn(scattered=False, token_s=together_s)
     takes.learn(scattered=True, token_s=scattered_s)
     return takes

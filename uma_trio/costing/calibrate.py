@@ -14,16 +14,16 @@ import numpy as np
 from attrs import evolve
 
 from uma_trio.backend.base import Backend
-from uma_trio.costing.stopwatch import LEAST_S, Deadline, Samples, Shape, Stopped, Stopwatch
+from uma_trio.costing.stopwatch import LEAST_S, BatchShape, Deadline, Samples, Stopped, Stopwatch
 from uma_trio.policy.cost import CostModel, Staircase
 
 
-def _steps(*tokens: int) -> tuple[Shape, ...]:
-    return tuple(Shape(n) for n in tokens)
+def _steps(*tokens: int) -> tuple[BatchShape, ...]:
+    return tuple(BatchShape(n) for n in tokens)
 
 
-def _rows(*tokens: int) -> tuple[Shape, ...]:
-    return tuple(Shape(n, n) for n in tokens)
+def _rows(*tokens: int) -> tuple[BatchShape, ...]:
+    return tuple(BatchShape(n, n) for n in tokens)
 
 
 # What is worth knowing, the most useful first. Ticks are filled up to a size that is known, and
@@ -49,7 +49,7 @@ NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
 # the session, they may take so many times as long. A small model on a busy machine took 0.8 s for one token, and its
 # prompts were computed one token at a time.
 CHUNKS, LONGER = _steps(4, 8, 16, 32), 5
-ONE, TWO = Shape(1), Shape(2)
+ONE, TWO = BatchShape(1), BatchShape(2)
 DEADLINE_S = 2.0
 # Each shape is timed once within the first part of the session, those that are needed whenever they
 # fit; looking back must end within the second; the rest is for second samples, and for third ones
@@ -72,7 +72,7 @@ SLOWEST_CAPTURED_S = 0.05  # a machine that needs longer for a token captures no
 # Looking back is measured by so many tokens behind so many cells at least: llama.cpp computes attention
 # over cells by the 256 (``get_n_kv``), so that fewer would show nothing. Where there is no time for that,
 # what reading a cell takes is assumed.
-LOOKERS, SHALLOWEST, LOOKS = Shape(16), Shape(256), 2
+LOOKERS, SHALLOWEST, LOOKS = BatchShape(16), BatchShape(256), 2
 # Where graphs are captured a tick pays for each cell that it spans, once for all of its tokens: 40 to
 # 60 ns on an H200 (8B), which shows behind so many cells only. Filling them may take so many seconds.
 SPANNED, SPANNED_LOOKS, SPANNED_S = 4096, 8, 0.4
@@ -212,7 +212,7 @@ class Calibration:
     def _look(
         self,
         deadline: Deadline,
-        shapes: Iterable[Shape],
+        shapes: Iterable[BatchShape],
         share: float = 1.0,
         dearest_s: float = float("inf"),
     ) -> None:
@@ -220,7 +220,7 @@ class Calibration:
         for shape in self._watch.able(shapes):
             known = shape in self._samples
             # What rows add is told by the same tokens without them.
-            told = shape.rows == 1 or Shape(shape.tokens) in self._samples
+            told = shape.rows == 1 or BatchShape(shape.tokens) in self._samples
             expected_s = self._expected(shape)
             if known or not told or expected_s > dearest_s:
                 continue
@@ -251,7 +251,7 @@ class Calibration:
         looks_s = (2 * LOOKS + 1) * self._expected(LOOKERS)
         chunks = [
             shape
-            for shape in (SHALLOWEST, *map(Shape, self._samples.steps()))
+            for shape in (SHALLOWEST, *map(BatchShape, self._samples.steps()))
             if SHALLOWEST.tokens <= shape.tokens <= watch.most - LOOKERS.tokens
             and deadline.fits(self._expected(shape) + looks_s, LOOKING_BACK)
         ]
@@ -283,7 +283,7 @@ class Calibration:
             self._spanned_cell_s = max(0.0, more_s) / cells
             self._context_cell_s = LEAST_USED_SHARE * self._spanned_cell_s  # ticks correct it
 
-    def _expected(self, shape: Shape) -> float:
+    def _expected(self, shape: BatchShape) -> float:
         """Return about how long a sample of `shape` will take, by its neighbours."""
         steps = self._samples.steps()
         above = [seconds for n, seconds in steps.items() if n >= shape.tokens]

@@ -18,7 +18,7 @@ from attrs import evolve
 
 from uma_trio.backend.base import Backend
 from uma_trio.costing.calibrate import ONE, ORDER, UNCOUNTED
-from uma_trio.costing.stopwatch import Samples, Shape, Stopped, Stopwatch
+from uma_trio.costing.stopwatch import BatchShape, Samples, Stopped, Stopwatch
 from uma_trio.policy.cost import CostModel, Work
 
 # A shape is timed if it takes no longer than the first of these: who comes meanwhile waits for it; or
@@ -39,7 +39,7 @@ class Refinement:
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
         self._watch = Stopwatch(backend, clock)
         self._seen = {ONE}
-        self._disturbed: set[Shape] = set()
+        self._disturbed: set[BatchShape] = set()
         self._doubtful = DOUBTFUL
         self._shape = ONE
         self._samples = Samples()  # of that shape, and of what it is held against
@@ -87,7 +87,7 @@ class Refinement:
         self._seen.add(shape)
         return _corrected(cost, shape, times, self._doubtful)
 
-    def _next(self, cost: CostModel, longest_s: float) -> Shape | None:
+    def _next(self, cost: CostModel, longest_s: float) -> BatchShape | None:
         """Return what to look at: what goes unnoticed before the rest, and gaps before steps."""
         decodes = 1 + self._watch.uncounted
         found = [
@@ -100,12 +100,12 @@ class Refinement:
         return min(found)[-1] if found else None
 
 
-def _beside(shape: Shape) -> Shape:
+def _beside(shape: BatchShape) -> BatchShape:
     """Return what `shape` is held against: one token, or the same tokens with one row."""
-    return ONE if shape.rows == 1 else Shape(shape.tokens)
+    return ONE if shape.rows == 1 else BatchShape(shape.tokens)
 
 
-def _has(cost: CostModel, shape: Shape) -> bool:
+def _has(cost: CostModel, shape: BatchShape) -> bool:
     return shape.tokens in (cost.steps if shape.rows == 1 else cost.output.at)
 
 
@@ -113,7 +113,7 @@ def _off(seconds: float, believed: float, doubtful: float = DOUBTFUL) -> bool:
     return abs(seconds - believed) > doubtful * seconds
 
 
-def _corrected(cost: CostModel, shape: Shape, times: float, doubtful: float) -> CostModel:
+def _corrected(cost: CostModel, shape: BatchShape, times: float, doubtful: float) -> CostModel:
     """Return `cost` with a `shape` that takes so many `times` as long as what is beside it.
 
     A step that is off by no more than the part `doubtful` stays.

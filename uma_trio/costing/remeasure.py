@@ -16,7 +16,7 @@ from uma_trio.backend.base import Backend
 from uma_trio.costing.calibrate import ONE, ORDER, UNCOUNTED
 from uma_trio.costing.neighbours import WINDOW_S, QuietWatch, Reader, cpu_times
 from uma_trio.costing.refine import LONGEST_S, UNNOTICED_S
-from uma_trio.costing.stopwatch import LEAST_S, Samples, Shape, Stopped, Stopwatch
+from uma_trio.costing.stopwatch import LEAST_S, BatchShape, Samples, Stopped, Stopwatch
 from uma_trio.policy.cost import CostModel, Staircase
 
 # How long the engine is idle between two decodes, since others may have waited for the processor; and where the
@@ -99,7 +99,7 @@ class Remeasurement:
             table_error=0.0,
         )
 
-    def _next(self, samples: Samples, *, interruptible: bool) -> Shape | None:
+    def _next(self, samples: Samples, *, interruptible: bool) -> BatchShape | None:
         """Return the most useful shape of which `samples` say too little.
 
         One token comes first and alone: only when its time is sure can be told how long other decodes take.
@@ -111,7 +111,7 @@ class Remeasurement:
                 return shape
         return None
 
-    def _bearable(self, shape: Shape, *, interruptible: bool) -> bool:
+    def _bearable(self, shape: BatchShape, *, interruptible: bool) -> bool:
         """Whether a request that comes meanwhile waits for no long decode.
 
         What the table has is measured in any case where decodes can be interrupted.

@@ -1,6 +1,6 @@
 """Time single decodes of the engine's backend, and keep what was timed.
 
-What is timed is a :class:`Shape`. Whoever measures under a :class:`Deadline` hands it to the
+What is timed is a :class:`BatchShape`. Whoever measures under a :class:`Deadline` hands it to the
 :class:`Stopwatch`, which asks it before each decode: none is begun too late, wherever it is begun.
 """
 
@@ -22,7 +22,7 @@ LEAST_S = 1e-6  # no decode takes less, whatever a coarse clock says
 
 
 @frozen
-class Shape:
+class BatchShape:
     """What decides how long a decode in an empty context takes."""
 
     tokens: int
@@ -69,11 +69,11 @@ class Stopwatch:
         self.uncounted = 0  # decodes of each shape that come before those that count
         self._tokens = self._plain_tokens()
 
-    def able(self, shapes: Iterable[Shape]) -> list[Shape]:
+    def able(self, shapes: Iterable[BatchShape]) -> list[BatchShape]:
         """Return those of `shapes` that this backend can compute."""
         return [s for s in shapes if s.tokens <= self.most and s.rows <= self._n_rows]
 
-    def time(self, shape: Shape) -> float:
+    def time(self, shape: BatchShape) -> float:
         """Return the seconds of one decode of `shape`."""
         slots = min(shape.rows, self.n_slots)
         each, more = divmod(shape.tokens, slots)
@@ -84,7 +84,7 @@ class Stopwatch:
             for slot in range(slots):
                 self._backend.kv_remove(slot)
 
-    def sample(self, shape: Shape) -> float:
+    def sample(self, shape: BatchShape) -> float:
         """Return the seconds of the quickest of some decodes of `shape`."""
         for _ in range(self.uncounted):
             self.time(shape)
@@ -176,27 +176,27 @@ class Samples:
     on it are enough.
     """
 
-    _seconds: dict[Shape, list[float]] = field(factory=dict)
+    _seconds: dict[BatchShape, list[float]] = field(factory=dict)
 
-    def __contains__(self, shape: Shape) -> bool:
+    def __contains__(self, shape: BatchShape) -> bool:
         return shape in self._seconds
 
-    def add(self, shape: Shape, seconds: float) -> None:
+    def add(self, shape: BatchShape, seconds: float) -> None:
         """Keep one more sample of `shape`."""
         self._seconds.setdefault(shape, []).append(seconds)
 
-    def count(self, shape: Shape) -> int:
+    def count(self, shape: BatchShape) -> int:
         """Return how many samples of `shape` there are."""
         return len(self._seconds.get(shape, ()))
 
-    def settled(self, shape: Shape) -> bool:
+    def settled(self, shape: BatchShape) -> bool:
         """Return whether another sample of `shape` is not worth its time."""
         least = sorted(self._seconds.get(shape, ()))
         if len(least) < 2:
             return False
         return least[1] <= (1.0 + AGREEMENT) * least[0] or len(least) >= PATIENCE
 
-    def seconds(self, shape: Shape) -> float:
+    def seconds(self, shape: BatchShape) -> float:
         """Return how long `shape` takes: what the two quickest agree on, or the quickest."""
         first, *more = sorted(self._seconds[shape])
         if more and more[0] <= (1.0 + AGREEMENT) * first:
@@ -211,6 +211,6 @@ class Samples:
         """Return the same of all shapes in which every token has a row, by rows."""
         return self._finite({shape.rows: shape for shape in self._seconds if shape.rows > 1})
 
-    def _finite(self, shapes: dict[int, Shape]) -> dict[int, float]:
+    def _finite(self, shapes: dict[int, BatchShape]) -> dict[int, float]:
         found = {n: self.seconds(shapes[n]) for n in sorted(shapes)}
         return {n: seconds for n, seconds in found.items() if np.isfinite(seconds)}

@@ -42,7 +42,7 @@ from uma_trio.http.llama_settings import generation_settings
 from uma_trio.http.message import Exchange, Headers, Reply, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import shape_of
-from uma_trio.http.streams import MUCH, Answer, Encoder, stream, whole
+from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.tools import loosened_header
 from uma_trio.http.writing import written
 from uma_trio.service.ask import Ask, Prompt, Refusal, Salt, Shape, Sharing
@@ -165,7 +165,7 @@ class Api(ABC):
         """Return what writes the answers as a stream."""
 
     @abstractmethod
-    def document(self, generations: Sequence[Generation], answers: Sequence[Answer]) -> Any:
+    def document(self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]) -> Any:
         """Return all answers as one JSON document."""
 
     def shape(self) -> Shape | None:

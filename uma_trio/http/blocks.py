@@ -12,7 +12,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from uma_trio.engine.messages import Finished, TokenOut
-from uma_trio.http.streams import Answer
+from uma_trio.http.streams import WholeAnswer
 from uma_trio.service.reading import Reading
 from uma_trio.text.pieces import Excessive, Limits, NotJson, decoded
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning
@@ -144,7 +144,7 @@ def arguments_of(call: Closed) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"arguments": arguments}
 
 
-def blocks_of(answer: Answer, reading: Reading) -> list[Closed]:
+def blocks_of(answer: WholeAnswer, reading: Reading) -> list[Closed]:
     """Return the blocks of an answer that is whole."""
     blocks = Blocks(reading)
     for item in answer.tokens:

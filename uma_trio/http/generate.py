@@ -22,7 +22,7 @@ from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.intake import aside, take
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.settings import Shared
-from uma_trio.http.streams import MUCH, Answer, Encoder, stream, whole
+from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.service.answers import Answers, together
 from uma_trio.service.ask import Ask
 from uma_trio.wire import Telling, ask_of, eos_event
@@ -53,7 +53,7 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
 
 
 def _document(
-    asked: Generate, answers: Answers, tellings: Sequence[Telling], every: Sequence[Answer]
+    asked: Generate, answers: Answers, tellings: Sequence[Telling], every: Sequence[WholeAnswer]
 ) -> bytes:
     """Return whole answers as one document: the last event, with the ends of several in it."""
     ends: list[bytes] = []

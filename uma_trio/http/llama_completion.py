@@ -35,7 +35,7 @@ from uma_trio.http.openai_completions import Completions
 from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all, without_answer
+from uma_trio.http.streams import Encoder, WholeAnswer, failure_of, failure_of_all, without_answer
 from uma_trio.http.writing import Part
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
@@ -161,7 +161,7 @@ class Completion(Api):
         return _Chunks(self, generations)
 
     def document(
-        self, generations: Sequence[Generation], answers: Sequence[Answer]
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Return the whole text, and all about it; a list of these where there were several."""
         documents = [
@@ -170,7 +170,9 @@ class Completion(Api):
         ]
         return documents[0] if len(documents) == 1 else documents
 
-    def _document(self, index: int, generation: Generation, answer: Answer) -> Mapping[str, Any]:
+    def _document(
+        self, index: int, generation: Generation, answer: WholeAnswer
+    ) -> Mapping[str, Any]:
         tokens = () if self.only_prompt else answer.tokens
         text = "" if self.only_prompt else answer.text
         more: dict[str, Any] = {}

@@ -32,7 +32,7 @@ from uma_trio.http.messages_events import Events, Form
 from uma_trio.http.messages_input import choice_of, goes_on, messages_of, tools_of
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import format_of
-from uma_trio.http.streams import Answer
+from uma_trio.http.streams import WholeAnswer
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation
 
@@ -155,7 +155,7 @@ class Messages(Api):
         return Events(self._form(generation), generation.reading)
 
     def document(
-        self, generations: Sequence[Generation], answers: Sequence[Answer]
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
         """Return the message with its blocks."""
         (generation,), (answer,) = generations, answers

@@ -26,7 +26,7 @@ from uma_trio.http.ollama_input import goes_on, messages_of, no_images
 from uma_trio.http.ollama_lines import Form, Lines, scores
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import word_or_schema
-from uma_trio.http.streams import Answer
+from uma_trio.http.streams import WholeAnswer
 from uma_trio.http.tools import tools_of
 from uma_trio.service.ask import Ask, Chat, Manner, Message, Prompt, Shape
 from uma_trio.service.generation import Generation
@@ -107,7 +107,7 @@ class _Ollama(Api):
         return Lines(self._form, generation, self.shared.service)
 
     def document(
-        self, generations: Sequence[Generation], answers: Sequence[Answer]
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
         """Return the answer as one document."""
         if not generations:

@@ -16,7 +16,7 @@ from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.fields import Body
 from uma_trio.http.message import Request
 from uma_trio.http.settings import Shared
-from uma_trio.http.streams import Answer, Encoder, failure_of, failure_of_all
+from uma_trio.http.streams import Encoder, WholeAnswer, failure_of, failure_of_all
 from uma_trio.http.writing import Part
 from uma_trio.service.generation import Generation
 from uma_trio.service.reading import Reading
@@ -52,11 +52,11 @@ class Choices(Api):
         return self._around(self.chunk, choices)
 
     @abstractmethod
-    def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
         """Return a whole answer as a choice."""
 
     def document(
-        self, generations: Sequence[Generation], answers: Sequence[Answer]
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
         """Return all answers, what they took, and where the time of the first one went."""
         choices = [

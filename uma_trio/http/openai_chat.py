@@ -34,7 +34,7 @@ from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.streams import Answer, read
+from uma_trio.http.streams import WholeAnswer, read
 from uma_trio.http.tools import FIELDS as TOOLS
 from uma_trio.http.tools import budget_of, call_of, choice_of, tools_of
 from uma_trio.http.writing import Part, joined
@@ -113,7 +113,7 @@ class ChatCompletions(Choices):
         """Return what writes the messages in parts."""
         return _Chunks(self, generations)
 
-    def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
         """Return a whole message."""
         reading = generation.reading
         message = {"role": "assistant", "content": answer.text, "refusal": None}

@@ -29,7 +29,7 @@ from uma_trio.http.openai import Choices, Chunks
 from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import FIELDS as SHAPES
-from uma_trio.http.streams import Answer, without_answer
+from uma_trio.http.streams import WholeAnswer, without_answer
 from uma_trio.http.writing import Part
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
@@ -99,14 +99,14 @@ class Completions(Choices):
         return _Chunks(self, generations)
 
     def document(
-        self, generations: Sequence[Generation], answers: Sequence[Answer]
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
         """Return all answers; they are empty where only the prompt was wanted."""
         if self.only_prompt:
             answers = [evolve(one, tokens=(), end=without_answer(one.end)) for one in answers]
         return super().document(generations, answers)
 
-    def choice(self, index: int, generation: Generation, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
         """Return a whole text."""
         echo, service = self.echo(index), self.shared.service
         places = prompt_places(generation.prompt.tolist(), answer.prompt, service)

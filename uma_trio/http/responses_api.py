@@ -37,7 +37,7 @@ from uma_trio.http.responses_input import Tools, choice_of, messages_of, tools_o
 from uma_trio.http.responses_items import Form, Items
 from uma_trio.http.settings import Shared
 from uma_trio.http.shapes import format_of
-from uma_trio.http.streams import Answer
+from uma_trio.http.streams import WholeAnswer
 from uma_trio.http.tools import BUDGET, budget_of
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation
@@ -166,7 +166,7 @@ class Responses(Api):
         return Events(self.form, generation.reading, generation.so_far if timed else None)
 
     def document(
-        self, generations: Sequence[Generation], answers: Sequence[Answer]
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
         """Return the response with its items."""
         (generation,), (answer,) = generations, answers

@@ -25,7 +25,7 @@ _FAULT, _OURS = Code.E_RUNTIME_006.value, "a fault of the daemon's; its log says
 
 
 @frozen
-class Answer:
+class WholeAnswer:
     """An answer that is whole. `prompt` is what was said of its prompt, if that was computed."""
 
     tokens: Sequence[TokenOut]
@@ -187,7 +187,7 @@ def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -
     return parts
 
 
-async def whole(shared: Shared, answers: Answers) -> list[Answer]:
+async def whole(shared: Shared, answers: Answers) -> list[WholeAnswer]:
     """Return each answer, once all of them are at their end. Some of several may have failed.
 
     Raises:
@@ -211,7 +211,7 @@ async def whole(shared: Shared, answers: Answers) -> list[Answer]:
         _count(end, shared)
     if (fault := failure_of_all([ends[i] for i in range(len(tokens))])) is not None:
         raise fault
-    return [Answer(tokens[i], ends[i], prompts.get(i)) for i in range(len(tokens))]
+    return [WholeAnswer(tokens[i], ends[i], prompts.get(i)) for i in range(len(tokens))]
 
 
 def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:

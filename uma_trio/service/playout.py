@@ -25,7 +25,7 @@ def nobody(_change: int) -> None:
     """Count nothing."""
 
 
-class Holder(Protocol):
+class PacedStream(Protocol):
     """A stream that holds tokens."""
 
     def show(self, until: float) -> float:
@@ -48,16 +48,16 @@ class Playout:
         self.clock = clock
         self.count = count
         self._timer = timer or TrioTimer(clock)
-        self._due: dict[Holder, float] = {}
+        self._due: dict[PacedStream, float] = {}
         self._next = math.inf  # what the timer is set to
 
-    def expect(self, holder: Holder, due: float) -> None:
-        """Call :meth:`Holder.show` of the stream at `due`; replaces an earlier time."""
+    def expect(self, holder: PacedStream, due: float) -> None:
+        """Call :meth:`PacedStream.show` of the stream at `due`; replaces an earlier time."""
         self._due[holder] = due
         if due < self._next:
             self._set(due)
 
-    def forget(self, holder: Holder) -> None:
+    def forget(self, holder: PacedStream) -> None:
         """Note that the stream holds no tokens. Idempotent."""
         self._due.pop(holder, None)
 

@@ -123,7 +123,7 @@ class Pipe:
         return items
 
     def show(self, until: float) -> float:
-        """Show what is due by `until`; see :class:`uma_trio.service.playout.Holder`."""
+        """Show what is due by `until`; see :class:`uma_trio.service.playout.PacedStream`."""
         held, n = self._held, 0
         while held and held[0][0] <= until:
             self._shown_at, token = held.popleft()

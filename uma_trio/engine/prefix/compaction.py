@@ -15,7 +15,7 @@ from typing import Final
 from attrs import define, field
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.prefix.measured import Measured
+from uma_trio.engine.prefix.measured import CellTimes
 from uma_trio.policy.prefix import PAGE, SCATTERED
 
 #: llama.cpp rounds the cells that a decode spans up to this (`get_n_kv`), so that fewer change nothing.
@@ -34,7 +34,7 @@ class Compaction:
 
     backend: Backend
     clock: Callable[[], float]
-    saves: Measured
+    saves: CellTimes
     moved: int = 0
     failures: int = 0
     under_way: bool = False
@@ -42,7 +42,7 @@ class Compaction:
     _paid_s: float = 0.0  # the same since they last were few
     _left_s: float = 0.0  # of what moving may take
     _need_s: float = 0.0  # what the slice takes that was too dear
-    _takes: Measured = field(factory=lambda: Measured(0.0, 0.0))
+    _takes: CellTimes = field(factory=lambda: CellTimes(0.0, 0.0))
 
     @property
     def spans_a_gap(self) -> bool:

@@ -12,7 +12,7 @@ _RATE: Final = 0.2  # how quickly later measurements change it
 _SCATTERED: Final = 20.0  # times what cells take that lie together, on a CPU
 
 
-class Measured:
+class CellTimes:
     """Seconds per token, separately for scattered and contiguous cells.
 
     Until the first measurement it is an estimate, which that measurement replaces: a CPU and a GPU
@@ -20,7 +20,7 @@ class Measured:
     """
 
     @classmethod
-    def saving(cls, backend: Backend, together_s: float, copying: Copying | None) -> Measured:
+    def saving(cls, backend: Backend, together_s: float, copying: Copying | None) -> CellTimes:
         """Return what saving takes: as measured at start-up (`copying`), or an estimate.
 
         On a device that was not measured it is infinite until it is, in idle time. There llama.cpp copies each

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.leaves import Leaf
-from uma_trio.engine.prefix.measured import Measured
+from uma_trio.engine.prefix.measured import CellTimes
 from uma_trio.engine.prefix.pages import Page
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.policy.cost import CostModel, Work
@@ -61,9 +61,9 @@ class Saving:
         self._put_by_s = 0.0
         self._earned_s = 0.0
         self._last = clock() if store.budget else 0.0
-        self.save_takes = Measured.saving(backend, _FIRST_S, copying)
+        self.save_takes = CellTimes.saving(backend, _FIRST_S, copying)
         restore_s = _FIRST_S if copying is None else copying.restore_s
-        self.restore_takes = Measured(restore_s, restore_s, guessed=copying is None)
+        self.restore_takes = CellTimes(restore_s, restore_s, guessed=copying is None)
         self.failures = 0
         #: Seconds of saving, restoring and moving by the client it was for, since somebody took them.
         self.spent_s: defaultdict[Path, float] = defaultdict(float)
