@@ -72,7 +72,7 @@ def metrics() -> str:
     return _page(
         "# Metrics",
         _NOTE,
-        "- `uma-trio metrics` prints the metrics.\n"
+        "- `uma-trio metrics` prints eight lines for a person; `uma-trio metrics --all` prints every metric.\n"
         '- `uma-trio metrics --json` and the request `{"type": "metrics"}` return them as JSON; '
         "the request repeats the answer with `interval_ms`.\n"
         "- `uma-trio metrics --prometheus` returns them in Prometheus' text format. There the names begin with "

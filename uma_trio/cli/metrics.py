@@ -31,6 +31,9 @@ _LEAST_ROOM = 30  # columns; less would cut every explanation
 
 def metrics(
     *,
+    every: Annotated[
+        bool, Parameter(name="--all", help="Show every metric, not eight lines.", negative="")
+    ] = False,
     json: Annotated[bool, Parameter(help="Print one line of JSON each time.", negative="")] = False,
     prometheus: Annotated[
         bool, Parameter(help="Print Prometheus' text format, once.", negative="")
@@ -40,14 +43,17 @@ def metrics(
     ] = None,
     socket: SocketFlag = None,
 ) -> int:
-    """Show the daemon's metrics, once or repeatedly."""
+    """Show the daemon's metrics, once or repeatedly: eight lines, or all of them with --all.
+
+    --json and --prometheus always print all.
+    """
     if watch is not None and not 0.1 <= watch <= 86_400:
         complain(f"--watch: {watch:g} is out of range, 0.1 to 86400 seconds.")
         return USAGE
     if prometheus and (json or watch is not None):
         complain("--prometheus cannot be combined with --json or --watch.")
         return USAGE
-    show = partial(_show, clear=watch is not None)
+    show = partial(_show if every else _show_overview, clear=watch is not None)
     write = _write_prometheus if prometheus else print_json if json else show
     return attempt(_metrics, socket_path(socket), write, watch)
 
@@ -69,6 +75,15 @@ def _write_prometheus(found: dict[str, Any]) -> None:
     from uma_trio.telemetry.exposition import prometheus
 
     sys.stdout.write(prometheus(found))
+
+
+def _show_overview(found: dict[str, Any], *, clear: bool) -> None:
+    from uma_trio.cli.overview import overview
+
+    if clear and sys.stdout.isatty():
+        sys.stdout.write("\x1b[H\x1b[2J")
+    sys.stdout.write("".join(f"{line}\n" for line in overview(found)))
+    sys.stdout.flush()
 
 
 def _show(found: dict[str, Any], *, clear: bool) -> None:
