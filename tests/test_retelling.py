@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benches.retelling import retell
 from benches.scenes import drafts as scene
 from uma_trio.sim.machine import built_in
-from uma_trio.sim.retelling import retell
 from uma_trio.sim.simulation import Told
 
 

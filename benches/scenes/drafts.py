@@ -3,7 +3,7 @@
     python -m benches drafts                        one stream, every workload (half a minute)
     python -m benches drafts --n 1 2 3 --machine q8_0
 
-No model, no server: :mod:`uma_trio.sim.retelling` runs the shipped drafter and policy, and a model that says
+No model, no server: :mod:`benches.retelling` runs the shipped drafter and policy, and a model that says
 what was recorded. The texts come from this repository's own history, the oldest commits first:
 
 - *agent*: steps of an agent that edits a file: it reads, names what it replaces, and what by;
@@ -30,8 +30,8 @@ import numpy as np
 from benches import host, report
 from benches.contest import Row
 from benches.driver import tool
+from benches.retelling import retell
 from uma_trio.sim.machine import TABLES, built_in
-from uma_trio.sim.retelling import retell
 from uma_trio.sim.simulation import Told
 
 ROOT = Path(__file__).resolve().parents[2]
