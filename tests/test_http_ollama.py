@@ -121,6 +121,20 @@ async def test_a_long_call_is_told_in_one_line(autojump_clock: MockClock) -> Non
         assert last["done"]
 
 
+async def test_a_call_that_is_cut_off_is_left_out(autojump_clock: MockClock) -> None:
+    """Nobody may make it; the words before it stay."""
+    async with scripted(SAYS) as daemon:
+        options = {"temperature": 0, "num_predict": len(SAYS) - 30}
+        asked = {**HELLO, "tools": [LOOK], "options": options}
+        whole = (await daemon.ask("POST", CHAT, {**asked, "stream": False})).json
+        assert whole["message"]["content"] == "Let me look."
+        assert whole["done_reason"] == "length"
+        lines = (await daemon.ask("POST", CHAT, asked)).lines
+        assert lines[-1]["done_reason"] == "length"
+        for message in (whole["message"], *(line["message"] for line in lines)):
+            assert "tool_calls" not in message
+
+
 async def test_probabilities_stand_beside_their_tokens(autojump_clock: MockClock) -> None:
     """A line has those of its token; a whole answer has all of them."""
     async with http_house() as daemon:
