@@ -414,6 +414,40 @@ def test_warnings_go_to_the_sink_and_nowhere_else(
     backend.close()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        (
+            "load: control-looking token:  32007 '<|end|>' was not control-type; this is probably a bug "
+            "in the model. its type will be overridden"
+        ),
+        "load: special_eos_id is not in special_eog_ids - the tokenizer config may be incorrect",
+        (
+            "load: special_eog_ids contains both '<|return|>' and '<|call|>', or '<|calls|>' and "
+            "'<|flush|>' tokens, removing '<|end|>' token from EOG list"
+        ),
+        "load: control token: 151660 '<|fim_middle|>' is not marked as EOG",
+        "load: '</s>' is a normal token here, removing it from EOG list",
+        "load: model vocab missing newline token, using special_pad_id instead",
+    ],
+)
+def test_what_llama_mends_in_a_vocabulary_is_no_warning(said: str) -> None:
+    """Nobody can do anything about it."""
+    assert _said_through([said, "load: missing pre-tokenizer type, using: 'default'"]) == [
+        "load: missing pre-tokenizer type, using: 'default'"
+    ]
+
+
+def _said_through(lines: list[str]) -> list[str]:
+    """Return those of llama.cpp's warnings that a sink gets to see."""
+    told: list[str] = []
+    log = _llama_lib._Log()
+    log.sink = lambda _, line: told.append(line)
+    for line in lines:
+        log._receive(3, f"{line}\n".encode(), None)
+    return told
+
+
 def test_a_context_that_the_model_was_not_trained_for_is_no_warning(
     tiny: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
