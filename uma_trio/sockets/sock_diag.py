@@ -76,7 +76,7 @@ def ask_kernel(question: bytes) -> bytes:
     Raises:
         OSError: the system has no such socket, forbids it, or does not answer.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not hasattr(socket, "AF_NETLINK"):
         raise OSError("sock_diag is Linux's")
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as asker:

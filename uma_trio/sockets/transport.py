@@ -8,15 +8,21 @@ has them, and only a full buffer is worth a wait. No other module touches a clie
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import socket
 import sys
-import termios
 from math import inf
 
 import trio
 
 from uma_trio.sockets.peers import Peer, is_gone, peer_of, wait_until_gone
+
+try:
+    import fcntl
+    import termios
+
+    _TELLS_UNREAD = True
+except ImportError:  # Windows
+    _TELLS_UNREAD = False
 
 _RECEIVE_BYTES = 65536
 
@@ -58,6 +64,8 @@ class Transport:
 
     def unread_bytes(self) -> int:
         """Return what the kernel holds for the peer, in its own bookkeeping; 0 if unknown."""
+        if not _TELLS_UNREAD:
+            return 0
         try:
             raw = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
         except OSError:
