@@ -39,10 +39,10 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.lanes import Lane
 from uma_trio.models import bundled_model
 from uma_trio.policy.baseline import baseline
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.words import Lane
 
 STORY = make_story(random.Random(3), Asked()).text
 SHARED = f"{prompt('Tell me a story.')}{STORY}<|im_end|>\n"

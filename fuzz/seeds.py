@@ -41,9 +41,9 @@ from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sampling.numbers import Numbers
 from uma_trio.models import bundled_model
 from uma_trio.policy.by_name import find_policy
-from uma_trio.speculation import SPECULATIONS, Speculation, chosen
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.wiring import engine_settings
+from uma_trio.words import SPECULATIONS, Speculation, chosen
 
 _CELLS = 8192
 _ROUNDING = 1e-6  # of a sum of probabilities in float32

@@ -10,11 +10,11 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.lanes import Lane
 from uma_trio.policy.admission import AWAY_S, admit, gives_place, makes_way
 from uma_trio.policy.floor import BUCKET_S, keeps_place
 from uma_trio.policy.line import MAX_PASSED_OVER, MOST_PASSED_OVER
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
+from uma_trio.words import Lane
 
 LANES = st.sampled_from(["interactive", "background"])
 #: A sender, and whose share it divides: programs of two principals, with two conversations each.

@@ -23,10 +23,9 @@ ALLOWED = {
     "uma_trio": set(),
     "uma_trio.machine": set(),
     "uma_trio.spelling": set(),
-    "uma_trio.lanes": set(),
-    "uma_trio.speculation": set(),
+    "uma_trio.words": set(),
     "uma_trio.config": {
-        *("attrs", "cattrs", "uma_trio.spelling", "uma_trio.speculation"),
+        *("attrs", "cattrs", "uma_trio.spelling", "uma_trio.words"),
         *("uma_trio.backend.kv_types", "uma_trio.sockets.path", "uma_trio.sockets.address"),
         "uma_trio.sockets.token",
     },
@@ -40,9 +39,9 @@ ALLOWED = {
         *("uma_trio.backend.base", "uma_trio.machine", "uma_trio.policy", "uma_trio.telemetry"),
         "uma_trio.backend.attention",
     },
-    "uma_trio.policy": {"attrs", "numpy", "uma_trio.lanes", "uma_trio.spelling"},
+    "uma_trio.policy": {"attrs", "numpy", "uma_trio.words", "uma_trio.spelling"},
     "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},
-    "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog", "uma_trio.lanes"},
+    "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog", "uma_trio.words"},
     "uma_trio.telemetry.scorekeeper": {"trio", "uma_trio.telemetry"},
     "uma_trio.text": {
         *("attrs", "jinja2", "numpy"),
@@ -63,7 +62,7 @@ ALLOWED = {
     "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry", "uma_trio.spelling"},
     "uma_trio.backend.llama": {"attrs", "numpy", "uma_trio.backend"},
     "uma_trio.engine": {
-        *("uma_trio.lanes", "uma_trio.speculation"),
+        "uma_trio.words",
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
         *("uma_trio.policy", "uma_trio.backend.base", "uma_trio.costing.refine"),
         *("uma_trio.costing.neighbours", "uma_trio.costing.remeasure"),
@@ -74,7 +73,7 @@ ALLOWED = {
     "uma_trio.sockets": {"attrs", "trio"},
     "uma_trio.service": {
         "uma_trio.sockets.principal",
-        *("uma_trio.lanes", "uma_trio.speculation"),
+        "uma_trio.words",
         *(
             "attrs",
             "msgspec",
@@ -105,7 +104,7 @@ ALLOWED = {
         *("attrs", "h11", "msgspec", "numpy", "trio", "uma_trio.service", "uma_trio.sockets"),
         *("uma_protocol.errors", "uma_protocol.events", "uma_protocol.rules"),
         "uma_protocol.fields",
-        *("uma_trio.engine.messages", "uma_trio.lanes", "uma_trio.telemetry.exposition"),
+        *("uma_trio.engine.messages", "uma_trio.words", "uma_trio.telemetry.exposition"),
         *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
     },
     "uma_trio.http.generate": {
@@ -114,7 +113,7 @@ ALLOWED = {
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio.sim": {
-        "uma_trio.lanes",
+        "uma_trio.words",
         *("attrs", "numpy", "uma_trio.costing.store", "uma_trio.engine", "uma_trio.policy"),
         *("uma_trio.backend.base", "uma_trio.backend.fake", "uma_trio.telemetry.metrics"),
     },

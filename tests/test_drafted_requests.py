@@ -23,13 +23,13 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
 from uma_trio.engine.sampling.adjusting import Adjuster
-from uma_trio.lanes import Lane
 from uma_trio.net.explained import told as told_to_people
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode, encode
 from uma_trio.policy.state import SchedulerState
 from uma_trio.service.directory import Directory
+from uma_trio.words import Lane
 
 PROMPT = "abba baba abba baba ab"
 

@@ -30,7 +30,6 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, Origin
 from uma_trio.http.asking import speculation_of
 from uma_trio.http.fields import Body
-from uma_trio.lanes import Lane
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
@@ -40,9 +39,9 @@ from uma_trio.policy.deadline.drafts import FREE, add_drafts
 from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
-from uma_trio.speculation import Speculation
 from uma_trio.wire import ask_of
 from uma_trio.wiring import allowed_speculation
+from uma_trio.words import Lane, Speculation
 
 
 def guess(text: str, most: int = 6) -> tuple[str, int]:

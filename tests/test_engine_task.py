@@ -17,10 +17,10 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, run_engine
-from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.words import Lane
 
 
 def threaded(backend: FakeBackend, policy: Policy = baseline) -> tuple[Engine, Inbox]:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
-from uma_trio.lanes import Lane
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.fairness import lift, lift_all, standings, turns
 from uma_trio.policy.state import Contract, Memory, SequenceView
+from uma_trio.words import Lane
 
 AHEAD = 1e6  # when a reader is shown its latest token that never has to wait for the next one
 STAIRS = Staircase(

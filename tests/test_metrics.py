@@ -24,7 +24,6 @@ from uma_trio.engine.messages import SamplingParams, Submit, Targets
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.http.llama_metrics import llama_metrics
-from uma_trio.lanes import Lane
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
@@ -37,6 +36,7 @@ from uma_trio.telemetry.memory import SharedMemory, proportional_bytes, resident
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
 from uma_trio.telemetry.table_file import CsvFile
+from uma_trio.words import Lane
 
 SEEDS = (
     *("tokens_generated_total", "batch_calls_total", "last_batch_size", "decode_ms_last"),

@@ -39,7 +39,6 @@ from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.service.checks import Bounds
-from uma_trio.speculation import BY_BACKEND
 from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
@@ -47,6 +46,7 @@ from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replies.files import format_from
 from uma_trio.text.template import MAX_SOURCE, ChatTemplate
 from uma_trio.text.veil import Unrenderable
+from uma_trio.words import BY_BACKEND
 
 Progress = Callable[[float], None]
 

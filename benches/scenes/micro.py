@@ -40,7 +40,6 @@ from uma_protocol import (
     frame,
 )
 from uma_protocol.testing import ConnectionPair
-from uma_trio.lanes import Lane
 from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.line import MOST_PASSED_OVER
@@ -52,6 +51,7 @@ from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.latency import percentile
 from uma_trio.sim.machine import TABLES, built_in
 from uma_trio.sim.simulation import Simulation, settings_for
+from uma_trio.words import Lane
 
 TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0, "drafted": 200.0}, 16
 WAITING = 256

@@ -31,8 +31,7 @@ from uma_trio.cli.output import (
 from uma_trio.cli.printer import Printer
 from uma_trio.cli.prompt import STDIN, left_unread, prompt_of
 from uma_trio.config.errors import ConfigError
-from uma_trio.lanes import Awaits, Lane, Pace
-from uma_trio.speculation import Speculation
+from uma_trio.words import Awaits, Lane, Pace, Speculation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from uma_trio.config.option import option
 from uma_trio.config.replies import ReplyConfig
-from uma_trio.speculation import BY_BACKEND, SPECULATIONS
+from uma_trio.words import BY_BACKEND, SPECULATIONS
 
 
 @frozen(kw_only=True)

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.records import PrefixReport, Recorded
-from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
-from uma_trio.speculation import Speculation
+from uma_trio.words import Awaits, Lane, Speculation
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]

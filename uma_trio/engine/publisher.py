@@ -27,8 +27,8 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import NonFinite
 from uma_trio.engine.sequences import Delivery, Sequence
 from uma_trio.engine.step import Step
-from uma_trio.lanes import Lane
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.words import Lane
 
 FIRST_FEW = 5
 # How a request ends that the engine itself fails at; the exception is logged.

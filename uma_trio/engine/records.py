@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.plan import Limit, PlanItem, Skip
+from uma_trio.words import Awaits, Lane
 
 
 @frozen

@@ -28,12 +28,12 @@ from uma_trio.engine.publisher import (
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.engine.step import Outcome, fault_of
-from uma_trio.lanes import Lane
 from uma_trio.policy.admission import gives_back, is_away
 from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
 from uma_trio.policy.state import AdmissionState, Holder
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.words import Lane
 
 # So many prompts that wait for a slot are looked for in the cache in a tick.
 SEARCHED = 16

@@ -19,7 +19,6 @@ from uma_trio.engine.playout import show_times
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.engine.tenancy import Tenancy
-from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import (
     PLACES_IN_FLIGHT,
@@ -29,6 +28,7 @@ from uma_trio.policy.state import (
     Waiting,
 )
 from uma_trio.text.stream import TokenText
+from uma_trio.words import Awaits, Lane
 
 # A background request reserves its prompt and this part of what it may generate; the rest it
 # takes while there is room, and gives back by being preempted (docs/SCHEDULER.md).

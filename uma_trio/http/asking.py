@@ -32,9 +32,9 @@ from uma_trio.http.intake import aside
 from uma_trio.http.message import Caller, Head, Request
 from uma_trio.http.settings import Shared
 from uma_trio.http.tokens import FEW, text_of_ids
-from uma_trio.lanes import AWAITS as AWAITED
-from uma_trio.lanes import LANES, PACES, Awaits, Lane
 from uma_trio.service.ask import Ask, Chat, Origin, chosen, seeded
+from uma_trio.words import AWAITS as AWAITED
+from uma_trio.words import LANES, PACES, Awaits, Lane
 
 MAX_STOPS = 16
 _STOP_BYTES = 256

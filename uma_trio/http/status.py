@@ -12,8 +12,8 @@ from uma_trio.http.intake import fields_of
 from uma_trio.http.llama_metrics import llama_metrics
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.settings import Shared
-from uma_trio.lanes import LANES
 from uma_trio.telemetry.exposition import prometheus
+from uma_trio.words import LANES
 
 PRIORITY: tuple[Field, ...] = (
     honoured(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from uma_trio.lanes import Lane
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio.words import Lane
 
 # A wait that a person hardly notices is not worth a chunk, and neither is one more than half done.
 # Interrupted, a CPU is back after about 12 ms (docs/SCHEDULER.md), so 50 ms are worth it.

@@ -17,10 +17,10 @@ from functools import cached_property
 
 from attrs import define, field
 
-from uma_trio.lanes import Lane
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.floor import BUCKET_S
 from uma_trio.policy.state import AdmissionState, Waiting
+from uma_trio.words import Lane
 
 # How often a request may see later ones go before it without a token of its own meanwhile. Then it
 # is next in its turn, whatever its size: room is kept free for it, a person's aside. A background request is next

@@ -9,10 +9,10 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from uma_trio.lanes import Awaits, Lane
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
+from uma_trio.words import Awaits, Lane
 
 # So many of a stream's places are for tokens on their way to and from its connection. Without one
 # left it would be parked as if its reader were away, so tokens that are held do not take them.

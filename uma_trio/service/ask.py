@@ -15,10 +15,7 @@ from attrs import evolve, field, frozen
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
-from uma_trio.lanes import Awaits, Lane, Pace
 from uma_trio.sockets.principal import Principal
-from uma_trio.speculation import Speculation
-from uma_trio.speculation import chosen as chosen
 from uma_trio.text.chat import AUTO as AUTO  # these are words of the fronts, too
 from uma_trio.text.chat import Call as Call
 from uma_trio.text.chat import Message as Message
@@ -29,6 +26,8 @@ from uma_trio.text.remembered import Whose
 from uma_trio.text.shape import Shape as Shape
 from uma_trio.text.template import PLAINLY
 from uma_trio.text.template import Manner as Manner
+from uma_trio.words import Awaits, Lane, Pace, Speculation
+from uma_trio.words import chosen as chosen
 
 
 @frozen

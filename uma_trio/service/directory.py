@@ -8,8 +8,8 @@ from typing import Protocol
 import trio
 from attrs import frozen
 
-from uma_trio.lanes import Lane
 from uma_trio.service.ask import Origin
+from uma_trio.words import Lane
 
 _REMEMBERED = 256  # as many as the engine can explain
 

@@ -27,7 +27,6 @@ from uma_trio.engine.messages import (
     Submit,
     TokenOut,
 )
-from uma_trio.lanes import Lane
 from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
 from uma_trio.service.checks import Bounds, max_tokens_for
 from uma_trio.service.directory import Directory
@@ -37,6 +36,7 @@ from uma_trio.service.request_log import LogRequest, line_of
 from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.telemetry import Telemetry
+from uma_trio.words import Lane
 
 
 class Host(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from uma_trio.engine.messages import Finished
-from uma_trio.lanes import Lane
 from uma_trio.service.ask import Origin
+from uma_trio.words import Lane
 
 LogRequest = Callable[[Mapping[str, object]], None]
 

@@ -20,7 +20,6 @@ from uma_trio.backend.base import IntArray, ModelInfo
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, SequenceReport
 from uma_trio.engine.records import PrefixReport, Recorded
-from uma_trio.lanes import Lane
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
 from uma_trio.service.checks import (
@@ -50,6 +49,7 @@ from uma_trio.text.replying import NOTHING_LOOSENED
 from uma_trio.text.replying import Derivation as Derivation
 from uma_trio.text.shape import Unconstrainable
 from uma_trio.text.veil import Unrenderable
+from uma_trio.words import Lane
 
 Answer = TypeVar("Answer")
 

@@ -13,12 +13,12 @@ from statistics import median
 
 from attrs import define, field, frozen
 
-from uma_trio.lanes import Lane
 from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, decode
 from uma_trio.sim.guesses import Guesses
 from uma_trio.sim.latency import percentile
 from uma_trio.sim.traced_guesses import guesses_of
 from uma_trio.sim.workload import ENDLESS, Session, Turn
+from uma_trio.words import Lane
 
 
 @frozen

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import field, frozen
 
-from uma_trio.lanes import LANES
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import resident_bytes
 from uma_trio.telemetry.playout import PlayoutFigures
 from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
 from uma_trio.telemetry.shapes import ShapeFigures
+from uma_trio.words import LANES
 
 _EWMA_SHARE = 0.2
 _RECENT_TOKENS = 4096

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from uma_trio.lanes import LANES
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
+from uma_trio.words import LANES
 
 Cause = Literal["planned", "mispredicted", "left_out"]
 """Why a token was not there when it was due: the policy planned it so, the tick took longer than

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from uma_trio.lanes import LANES
 from uma_trio.telemetry.catalogue import SCORECARD
 from uma_trio.telemetry.memory import resident_bytes
 from uma_trio.telemetry.metrics import Metrics, Totals
 from uma_trio.telemetry.promise import PromiseTotals, ratio
+from uma_trio.words import LANES
 
 Card = Mapping[str, object]
 COLUMNS = tuple(column.name for column in SCORECARD)

@@ -29,11 +29,11 @@ from uma_trio.engine.prefix.store import PageStore
 from uma_trio.engine.prefix.usage import Reuse, Usage
 from uma_trio.engine.records import Beginning
 from uma_trio.engine.sequences import NO_SLOT, Sequence
-from uma_trio.lanes import Lane
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
 from uma_trio.policy.state import FirstToken
 from uma_trio.telemetry.prefix import PrefixFigures
+from uma_trio.words import Lane
 
 
 @define(eq=False)

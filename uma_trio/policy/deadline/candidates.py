@@ -11,13 +11,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
-from uma_trio.lanes import Lane
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.first_tokens import in_order_of_deadlines
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, lift_all, standings, turn_s, turns
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
+from uma_trio.words import Lane
 
 BURST = 16  # ticks that background decoders are served before others have their turn
 
