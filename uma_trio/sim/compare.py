@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -48,17 +48,22 @@ def compare(
     seconds: float,
     seeds: Sequence[int],
     guesses: Texts | None = None,
+    each: Callable[[], None] = lambda: None,
 ) -> Iterator[Row]:
     """Yield a row of figures for each case; the runs of all seeds are taken together.
 
-    With `guesses` that is what can be guessed of each answer; without, nobody guesses.
+    With `guesses` that is what can be guessed of each answer; without, nobody guesses. `each` is called
+    behind each run, of which there are as many as cases times seeds.
 
     Raises:
         PolicyError: a policy made a plan that breaks a rule.
     """
     alone_s = itl_alone_s(profile)
     for case in cases:
-        runs = [simulate(case, workload, profile, seconds, seed, guesses) for seed in seeds]
+        runs = []
+        for seed in seeds:
+            runs.append(simulate(case, workload, profile, seconds, seed, guesses))
+            each()
         yield {"case": case.name, "cap": case.cap, **together(runs).row(alone_s)}
 
 

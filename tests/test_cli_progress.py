@@ -1,0 +1,73 @@
+"""The line that says how far a long command is."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from uma_trio.cli.progress import Progress
+from uma_trio.sim.compare import cases, compare
+from uma_trio.sim.machine import built_in
+from uma_trio.sim.workload import WORKLOADS
+
+
+class Screen(io.StringIO):
+    """A terminal, or something else."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        """Whether it is one."""
+        return self.terminal
+
+
+def _progress(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, *, terminal: bool = True
+) -> tuple[Progress, Screen]:
+    """Return the progress of four runs that take `step_s` each, and where it is shown."""
+    screen = Screen(terminal=terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    now = iter(step_s * step for step in range(9))
+    return Progress(4, "run", lambda: next(now)), screen
+
+
+def test_a_person_sees_how_far_it_is_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the mean of those that are done."""
+    progress, screen = _progress(monkeypatch, 10.0)
+    progress.step()
+    assert screen.getvalue().endswith("1 of 4 runs, about 30.0 s left")
+    progress.step()
+    assert screen.getvalue().endswith("2 of 4 runs, about 20.0 s left")
+    progress.hide()
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(("step_s", "terminal"), [(10.0, False), (0.1, True)])
+def test_a_file_and_a_quick_command_get_no_line(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, terminal: bool
+) -> None:
+    """Nobody reads it there, or could."""
+    progress, screen = _progress(monkeypatch, step_s, terminal=terminal)
+    for _ in range(4):
+        progress.step()
+    progress.hide()
+    assert screen.getvalue() == ""
+
+
+def test_each_run_of_a_comparison_is_counted() -> None:
+    """As many as cases times seeds, or the estimate would be wrong."""
+    counted: list[None] = []
+    compared = cases(["baseline"], [1.2])
+    rows = compare(
+        WORKLOADS["desk"],
+        compared,
+        built_in("q4_0"),
+        seconds=1.0,
+        seeds=range(2),
+        each=lambda: counted.append(None),
+    )
+    assert len(list(rows)) * 2 == len(counted) == len(compared) * 2
