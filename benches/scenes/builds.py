@@ -5,8 +5,8 @@
 
 Each build is loaded by a process of its own with the same model. They take turns, so that both meet the same
 other load of the machine, and the one that goes first changes with every pair. Shown are the medians, the median of
-the pairs' ratios (over 1: the first build is faster), the ratios' quartiles, and the ratio of the fastest turns, which
-other programs disturbed least.
+the pairs' ratios (over 1: the first build is faster), the ratios' quartiles, and the median ratio of processor time: with
+--threads 1 the figure to read where other programs use the machine.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from benches.report import note, table
 _SLOTS: Final = 8
 _PROMPT: Final = 256
 _STEPS: Final = 16
+Turn = tuple[float, float]
+"""Seconds of the clock, and of processor time."""
+
 _CHILD: Final = "from benches.scenes.builds import take_turns; take_turns()"
 #: What is timed: its name, tokens of a decode, slots that they are of, decodes.
 _WORK: Final = {
@@ -50,22 +53,22 @@ def take_turns() -> None:
     backend = LlamaBackend.load(path, **sizes, flash_attention="on")
     print(backend.description, flush=True)
     for line in sys.stdin:
-        print(_seconds(backend, *_WORK[line.strip()]), flush=True)
+        print(*_seconds(backend, *_WORK[line.strip()]), flush=True)
 
 
-def _seconds(backend: Any, n_tokens: int, n_slots: int, steps: int) -> float:
+def _seconds(backend: Any, n_tokens: int, n_slots: int, steps: int) -> Turn:
     """Return how long `steps` decodes of `n_tokens` take, of so many slots that are empty before."""
     batch, each = backend.batch, n_tokens // n_slots
     rows = slice(0, n_tokens)
     batch.token[rows] = range(100, 100 + n_tokens)
     batch.slot[rows] = [row // each for row in range(n_tokens)]
     batch.want[rows] = [row % each == each - 1 for row in range(n_tokens)]
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     for step in range(steps):
         batch.pos[rows] = [step * each + row % each for row in range(n_tokens)]
         backend.decode(n_tokens)
         backend.logits(n_slots)
-    took = time.perf_counter() - began
+    took = time.perf_counter() - began, time.process_time() - used
     for slot in range(n_slots):
         backend.kv_remove(slot)
     return took
@@ -89,12 +92,13 @@ class _Child:
             raise SystemExit("a build could not be measured; its error is above")
         return line
 
-    def time(self, work: str) -> float:
-        """Have it do `work`; return the seconds."""
+    def time(self, work: str) -> Turn:
+        """Have it do `work`; return what that took."""
         given: IO[str] = self._process.stdin  # type: ignore[assignment]
         given.write(f"{work}\n")
         given.flush()
-        return float(self._line())
+        wall, cpu = self._line().split()
+        return float(wall), float(cpu)
 
     def close(self) -> None:
         """End the process."""
@@ -109,8 +113,8 @@ def ratios(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
 
 
 def _pairs(
-    first: Callable[[], float], second: Callable[[], float], n: int
-) -> list[tuple[float, float]]:
+    first: Callable[[], Turn], second: Callable[[], Turn], n: int
+) -> list[tuple[Turn, Turn]]:
     """Time both `n` times in turns, each going first in every other pair."""
     found = []
     for turn in range(n):
@@ -143,14 +147,14 @@ def builds(given: argparse.Namespace) -> int:
         one, other = (partial(child.time, work) for child in children)
         _pairs(one, other, 1)  # the first of a shape is slower
         pairs = _pairs(one, other, given.pairs)
-        rates = [n_tokens * steps / median(column) for column in zip(*pairs, strict=True)]
-        best, others_best = map(min, zip(*pairs, strict=True))
-        rows.append([work, *rates, *ratios(pairs), others_best / best, len(pairs)])
+        wall, cpu = ([(a[n], b[n]) for a, b in pairs] for n in range(2))
+        rates = [n_tokens * steps / median(column) for column in zip(*wall, strict=True)]
+        rows.append([work, *rates, *ratios(wall), ratios(cpu)[0], len(pairs)])
     for child in children:
         child.close()
     first, second = given.builds
     head = ["work", f"{first} tok/s", f"{second} tok/s", "ratio", "quartile", "quartile"]
-    head += ["of the fastest", "pairs"]
+    head += ["of CPU time", "pairs"]
     print(f"load {os.getloadavg()[0]:.1f}\n")
     print(table(head, rows))
     return 0
