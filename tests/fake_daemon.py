@@ -3,6 +3,7 @@
 Prints ``ready`` when clients can connect, and ``computing`` at the first decode. Keys are fields of the
 configuration, and `cost` (seconds a tick takes), `die` (the decode at which the engine breaks) and
 `script` of the fake: a file with a JSON list of what it says, prompt by prompt, whatever the temperature.
+A SOCKET of ``-`` stands for the default paths.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def main(arguments: list[str]) -> int:
     given.pop("replace", None)
     given.setdefault("policy", "baseline")  # which measures nothing before it is ready
     flags = {option.name: flag_key(option.flag) for option in OPTIONS}
-    config = load({"socket": path, **{flags[name]: text for name, text in given.items()}}, env={})
+    told = {} if path == "-" else {"socket": path}
+    env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
+    config = load({**told, **{flags[name]: text for name, text in given.items()}}, env=env)
     backend = Speaker(script) if script else slow(config, cost, die)
     log.configure("warning")
     try:
