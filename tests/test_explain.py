@@ -352,6 +352,38 @@ def test_a_gap_of_skipped_ticks_says_so() -> None:
     assert said == "worst gap 120 ms until tick 9, left out of 11 ticks before it: full"
 
 
+def test_a_machine_that_was_slower_than_predicted_is_named() -> None:
+    """By the ticks of the request itself; a tick of others says nothing about it."""
+    mine = ItemInfo(request=17, phase="decode", tokens=1, reason="")
+    slow = [
+        TickInfo(tick=n, age_ms=0.0, items=(mine,), predicted_ms=10.0, measured_ms=46.0)
+        for n in range(3)
+    ]
+    other = TickInfo(tick=9, age_ms=0.0, predicted_ms=10.0, measured_ms=10.0)
+    said = sentences(STORY, [*slow, other])[-1]
+    assert said.startswith("the machine took 4.6 x its prediction in the 3 ticks below")
+    as_planned = [msgspec.structs.replace(tick, measured_ms=12.0) for tick in slow]
+    assert not any("x its prediction" in line for line in sentences(STORY, as_planned))
+
+
+def test_time_that_is_in_no_part_is_told() -> None:
+    """So that what is shown adds up to the total."""
+    assert "in none of these parts" not in " ".join(sentences(STORY))
+    longer = msgspec.structs.replace(STORY, total_ms=4060.0)
+    assert "60.0 ms in none of these parts" in sentences(longer)
+
+
+@pytest.mark.parametrize(
+    ("last", "handles"), [(None, [3, 3, 2, 9]), (1, [9]), (2, [3, 3, 9]), (7, [3, 3, 2, 9])]
+)
+def test_the_last_requests_are_those_of_the_highest_handles(
+    last: int | None, handles: list[int]
+) -> None:
+    """All answers of a request are one request."""
+    stories = [msgspec.structs.replace(STORY, request=handle) for handle in (3, 3, 2, 9)]
+    assert [one.request for one in explain_verb.latest(stories, last)] == handles
+
+
 def test_shares_are_of_the_whole_time() -> None:
     """They add up to one if everything is known."""
     assert shares(STORY) == pytest.approx(

@@ -22,6 +22,8 @@ from uma_trio.cli.output import (
 from uma_trio.cli.timeline import BALLAST, PARTS, aligned, sentences, shares, tick_table, worst_gap
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from uma_protocol import Explanation, StoryInfo
 
 _MOST_TICKS = 1000
@@ -43,6 +45,10 @@ def explain(
             help="The number of ticks to show: around the worst gap of the request, or else the latest."
         ),
     ] = None,
+    last: Annotated[
+        int | None,
+        Parameter(help="Show this many of the latest requests, not all that are recorded."),
+    ] = None,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
     socket: SocketFlag = None,
 ) -> int:
@@ -53,20 +59,32 @@ def explain(
     if ticks is not None and not 0 <= ticks <= _MOST_TICKS:
         complain(f"--ticks: {ticks} is out of range, 0 to {_MOST_TICKS}.")
         return USAGE
-    return attempt(_explain, socket_path(socket), request, ticks, json)
+    if last is not None and (last < 1 or request is not None):
+        complain("--last takes a number of requests from 1, and no handle beside it.")
+        return USAGE
+    return attempt(_explain, socket_path(socket), request, ticks, last, json)
 
 
-async def _explain(path: Path, request: int | None, ticks: int | None, as_json: bool) -> int:
+async def _explain(
+    path: Path, request: int | None, ticks: int | None, last: int | None, as_json: bool
+) -> int:
     import msgspec
 
     from uma_trio.client import Client
 
     found = await Client(path).explain(request, ticks=ticks)
+    found = msgspec.structs.replace(found, requests=latest(found.requests, last))
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
         _show(found, request)
     return OK
+
+
+def latest(stories: Sequence[StoryInfo], last: int | None) -> tuple[StoryInfo, ...]:
+    """Return the stories of the requests that came `last`, in the order given; None is all."""
+    handles = sorted({story.request for story in stories}, reverse=True)[:last]
+    return tuple(story for story in stories if story.request in handles)
 
 
 def _show(found: Explanation, request: int | None) -> None:

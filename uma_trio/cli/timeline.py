@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PARTS = ("queued", "prefill", "decode", "parked", "preempted")
 _GIVEN_UP = 2  # the status of a tick that did not fail: it was ended for somebody else's sake
+_SLOW = 1.3  # times its prediction: twice the error from which a cost model is not trusted (policy/cost.py)
 _LEAST_MS = 0.5  # shorter than this is not worth a sentence
 _FOLDED = " " * 6  # before what stands under a line of a table that is too wide
 BALLAST = (
@@ -67,7 +68,27 @@ def sentences(timeline: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
         )
     if timeline.worst_gap is not None:
         lines.append(f"worst gap {worst_gap(timeline.worst_gap, ticks)}")
+    if (rest_ms := timeline.total_ms - sum(parts_ms(timeline).values())) >= _LEAST_MS:
+        lines.append(f"{_time(rest_ms)} in none of these parts")
+    if slow := _slowdown(timeline.request, ticks):
+        lines.append(slow)
     return lines
+
+
+def _slowdown(request: int, ticks: Sequence[TickInfo]) -> str:
+    """Say that the machine was slower than it is known to be; "" if it was not."""
+    timed = [
+        (tick.measured_ms, tick.predicted_ms)
+        for tick in ticks
+        if tick.predicted_ms and any(item.request == request for item in tick.items)
+    ]
+    took, predicted = (sum(times) for times in zip(*timed, strict=True)) if timed else (0.0, 0.0)
+    if took < _SLOW * predicted or not predicted:
+        return ""
+    return (
+        f"the machine took {took / predicted:.1f} x its prediction in the {several(len(timed), 'tick')} "
+        "below: another program may use the processor (`uma-trio doctor`)"
+    )
 
 
 _SOURCES = {
