@@ -56,7 +56,10 @@ SERVE: Mapping[str, Meant] = _named(
         ("-n --n-predict --predict", Meant("--max-tokens", "the length of an answer.")),
         ("-fa --flash-attn", Meant("--flash-attention", "auto, on or off.")),
         ("-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype", _KV),
-        ("-md --model-draft", Meant("--draft-model", "the model that drafts tokens.")),
+        (
+            "-md --model-draft",
+            Meant("", "Tokens are drafted from texts, not by a model: --speculation."),
+        ),
         ("--api-key", _KEYS),
         ("--api-key-file", Meant("--http-key-file", "a file with keys, one a line.")),
         ("-a --served-model-name", Meant("--alias", "the name of the model in the HTTP APIs.")),
