@@ -213,7 +213,10 @@ async def test_more_connections_than_slots_queue_up(autojump_clock: MockClock) -
 
 
 class FullListener:
-    """A listener whose process is out of descriptors for two minutes."""
+    """A listener whose process is out of descriptors for two minutes; then it calls `over`."""
+
+    def __init__(self, over: Callable[[], None]) -> None:
+        self._over = over
 
     async def accept_forever(
         self, handle: Callable[[socket.socket], None], failed: Callable[[OSError], None]
@@ -222,6 +225,8 @@ class FullListener:
         for _ in range(1200):
             failed(OSError(errno.EMFILE, "Too many open files"))
             await trio.sleep(0.1)
+        self._over()
+        await trio.sleep_forever()
 
     def stop(self) -> None:
         """Hold nothing."""
@@ -230,7 +235,7 @@ class FullListener:
 async def test_running_out_of_descriptors_is_told_once_a_minute(autojump_clock: MockClock) -> None:
     """Every failure is counted; the log is not flooded with them."""
     async with house() as daemon:
-        await daemon.server.serve(FullListener())  # type: ignore[arg-type]
+        await daemon.server.serve(FullListener(daemon.server.stop_accepting))  # type: ignore[arg-type]
         assert daemon.recorder.failed_accepts == 1200
         assert daemon.log.lines == ["cannot accept clients"] * 2
 
