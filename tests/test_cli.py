@@ -397,7 +397,7 @@ async def test_metrics_come_as_json_for_scripts(folder: Path) -> None:
         sock = str(daemon.path)
         first = await run("uma-cli", "--metrics", UMA_SOCK=sock)
         second = await run("uma-trio", "metrics", "--json", "--socket", sock)
-        _, plain, _ = await run("uma-trio", "metrics", "--socket", sock)
+        _, plain, _ = await run("uma-trio", "metrics", "--all", "--socket", sock)
     assert first == second == (0, '{"sessions": 3, "p95_ms": null}\n', "")
     assert [line.split() for line in plain.splitlines()] == [
         ["sessions", "3", "connections"],
@@ -642,10 +642,10 @@ def test_the_banner_says_what_the_policy_leaves_out() -> None:
 
 def test_doctor_counts_files_as_the_daemon_does() -> None:
     """Two for each client and some of its own; it is the hard limit that counts."""
-    assert judge_files(32, 384).what == "384 needed, 384 allowed"
-    short = judge_files(32, 383)
+    assert judge_files(32, 1408).what == "1408 needed, 1408 allowed"
+    short = judge_files(32, 1407)
     assert short.weight == "slow"
-    assert "--max-sessions 32 needs 384 open files, 383 are allowed" in short.what
+    assert "--max-sessions 32 needs 1408 open files, 1407 are allowed" in short.what
     assert judge_files(10**9, resource.RLIM_INFINITY).weight == "ok"
 
 
