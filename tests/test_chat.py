@@ -24,7 +24,8 @@ from uma_trio.cli.chat import chat
 from uma_trio.cli.conversation import Conversation
 from uma_trio.cli.wrapped import Wrapped
 
-PATIENCE_S = 60.0
+PATIENCE_S = 50.0
+_ASKING = "\x1b[?2004h"  # bracketed paste is on: the question can be read
 HERE = Path(__file__).parent
 
 
@@ -142,32 +143,51 @@ class Terminal:
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
         )
         os.close(theirs)
-        self.seen = ""
+        self._seen, self._at = "", 0
 
-    def type(self, text: str) -> None:
-        """Press keys."""
+    def answer(self, text: str) -> None:
+        """Press keys when it asks: what is typed before goes to a terminal that is being set up."""
+        self.until(_ASKING)
         os.write(self._end, text.encode())
 
     def until(self, words: str) -> None:
-        """Read until the terminal has shown some words since the last time."""
-        seen = ""
-        while words not in seen:
-            if not select.select([self._end], [], [], PATIENCE_S)[0]:
-                raise AssertionError(f"{words!r} is not in {seen!r}")
-            seen += os.read(self._end, 65536).decode(errors="replace")
-        self.seen += seen
+        """Read until the terminal has shown some words, behind those that were waited for before."""
+        while (found := self._seen.find(words, self._at)) < 0:
+            if not self._read():
+                raise AssertionError(f"{words!r} is not in {self._seen[self._at :]!r}")
+        self._at = found + len(words)
 
     def leave(self) -> int:
         """Press Ctrl-D; return the exit status."""
-        self.type("\x04")
-        while True:
-            try:
-                if not os.read(self._end, 65536):
-                    break
-            except OSError:
-                break
+        self.answer("\x04")
+        while self._read():
+            pass
         os.close(self._end)
-        return self._process.wait(60)
+        return self._process.wait(PATIENCE_S)
+
+    def _read(self) -> bool:
+        """Take what has been written; False if nothing comes, or nobody is there any more."""
+        if not select.select([self._end], [], [], PATIENCE_S)[0]:
+            return False
+        try:
+            data = os.read(self._end, 65536)
+        except OSError:  # Linux's word for a terminal that nobody has open
+            return False
+        self._seen += data.decode(errors="replace")
+        return bool(data)
+
+
+def talk_and_leave(path: Path, folder: Path) -> None:
+    """Ask one question, save the conversation, and press Ctrl-D."""
+    command = (sys.executable, "-m", "uma_trio", "chat", "--socket", str(path), "--stats")
+    terminal = Terminal(*command, home=folder)
+    terminal.until("Ctrl-D leaves.")
+    terminal.answer("hello\r")
+    terminal.until("hello back")
+    terminal.until("of the prompt cached")
+    terminal.answer(f"/save {folder}/talk.json\r")
+    terminal.until("2 turns")
+    assert terminal.leave() == 0
 
 
 def test_a_conversation_in_a_terminal() -> None:
@@ -178,18 +198,12 @@ def test_a_conversation_in_a_terminal() -> None:
         script.write_text(json.dumps(["hello back", "and again"]))
         serving = [sys.executable, str(HERE / "fake_daemon.py"), str(path), f"script={script}"]
         with subprocess.Popen(serving, stdout=subprocess.PIPE, text=True) as daemon:
-            assert daemon.stdout is not None
-            assert daemon.stdout.readline().strip() == "ready"
-            command = (sys.executable, "-m", "uma_trio", "chat", "--socket", str(path), "--stats")
-            terminal = Terminal(*command, home=folder)
-            terminal.until("Ctrl-D leaves.")
-            terminal.type("hello\r")
-            terminal.until("hello back")
-            terminal.until("of the prompt cached")
-            terminal.type(f"/save {folder}/talk.json\r")
-            terminal.until("2 turns")
-            assert terminal.leave() == 0
-            daemon.terminate()
+            try:
+                assert daemon.stdout is not None
+                assert daemon.stdout.readline().strip() == "ready"
+                talk_and_leave(path, folder)
+            finally:
+                daemon.terminate()
         said = json.loads((folder / "talk.json").read_text())
         assert [turn["role"] for turn in said] == ["user", "assistant"]
         history = folder / ".local" / "state" / "uma-trio" / "chat-history"
