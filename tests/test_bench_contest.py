@@ -266,7 +266,10 @@ DRY = {
     "attacks": "--attacks multipleOf questions",
     "lag": "--bodies 16,000\\ lists",
 }
-TOOLS = {"builds", "drafts", "micro", "figures", "record", "many", "schemas", "soak", "structure"}
+TOOLS = {
+    *("builds", "drafts", "micro", "figures", "record", "many", "schemas", "shapes", "soak"),
+    "structure",
+}
 
 
 @pytest.mark.daemon

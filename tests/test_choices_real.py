@@ -31,8 +31,9 @@ async def served() -> AsyncIterator[Client]:
     with tempfile.TemporaryDirectory(prefix="uma") as folder:
         path = Path(folder) / "s"
         flags = {"n-ctx": "2048", "parallel": "4", "threads": "1", "prefix-ram": "32MiB"}
+        flags |= {"policy": "baseline", "flash_attention": "off"}
         config = load(
-            {"socket": str(path), "model": str(bundled_model()), "policy": "baseline", **flags},
+            {"socket": str(path), "model": str(bundled_model()), **flags},
             env={},
         )
         ready = trio.Event()
@@ -64,7 +65,7 @@ async def test_three_answers_share_the_prompt_and_clear_leaves_nothing() -> None
         sampled = client.generate(PROMPT, n=3, max_tokens=24, temperature=0.9, seed=4)
         assert len(set(await sampled.texts())) == 3
         assert sampled.eos is not None
-        # What is cached leaves two tokens to compute where there is no flash attention.
+        # What is cached leaves two tokens to compute without flash attention, which is off here.
         assert sampled.eos.usage.cached_tokens == usage.prompt_tokens - 2
 
         cleared = await client.prefix("clear")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from uma_trio.cli.progress import Progress
+from uma_trio.cli.progress import RunsDone
 from uma_trio.sim.compare import cases, compare
 from uma_trio.sim.machine import built_in
 from uma_trio.sim.workload import WORKLOADS
@@ -27,12 +27,12 @@ class Screen(io.StringIO):
 
 def _progress(
     monkeypatch: pytest.MonkeyPatch, step_s: float, *, terminal: bool = True
-) -> tuple[Progress, Screen]:
+) -> tuple[RunsDone, Screen]:
     """Return the progress of four runs that take `step_s` each, and where it is shown."""
     screen = Screen(terminal=terminal)
     monkeypatch.setattr(sys, "stderr", screen)
     now = iter(step_s * step for step in range(9))
-    return Progress(4, "run", lambda: next(now)), screen
+    return RunsDone(4, "run", lambda: next(now)), screen
 
 
 def test_a_person_sees_how_far_it_is_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ REFUSED = {
     "half a character": (post(body=b'{"messages": "\xff"}'), 400),
     "half a pair": (post(body=b'{"messages": "\\ud800"}'), 400),
     "a number beyond all": (post(body=b'{"messages": [], "seed": 1e999}'), 400),
-    "an unknown path": (get(b"/api/tags"), 404),
+    "an unknown path": (get(b"/api/nothing"), 404),
     "a path upwards": (get(b"/v1/../../etc/passwd"), 404),
     "a target of another host": (get(b"http://evil.example/v1/models"), 403),
     "a target of another host behind our name": (get(b"http://localhost@evil.example/x"), 403),

@@ -12,7 +12,7 @@ _CLEAR = "\r\x1b[K"
 _WORTH_S = 2.0  # what is over before needs no line
 
 
-class Progress:
+class RunsDone:
     """A line on standard error, if that is a terminal: "12 of 160 runs, about 3 min left".
 
     Each run counts the same, so the estimate is rough where they differ. :meth:`hide` makes room for

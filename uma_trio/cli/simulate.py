@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, complain, console, print_json, several
-from uma_trio.cli.progress import Progress
+from uma_trio.cli.progress import RunsDone
 
 if TYPE_CHECKING:
     from uma_trio.sim.compare import Row
@@ -205,7 +205,7 @@ def _compare(
     if not as_json:
         console().print(f"{profile.name}: a stream alone has a token every {1e3 * alone_s:.2f} ms.")
         console().print(f"{several(len(seeds), 'run')} of {seconds:g} s, seeds from {seeds.start}.")
-    progress = Progress(len(known) * len(compared) * len(seeds), "run")
+    progress = RunsDone(len(known) * len(compared) * len(seeds), "run")
     for name, workload in known.items():
         found = compare(
             workload,

@@ -25,7 +25,7 @@ class TokenUnusable(Exception):
     """The token cannot be had; the message is one sentence that names the next step."""
 
 
-class Token(NamedTuple):
+class Secret(NamedTuple):
     """A token, and the user whose file it is; None where files do not tell."""
 
     text: str
@@ -33,7 +33,7 @@ class Token(NamedTuple):
 
     def __repr__(self) -> str:
         """A secret has no place in a log."""
-        return "Token(...)"
+        return "Secret(...)"
 
 
 def token_file(env: Mapping[str, str] | None = None) -> Path:
@@ -69,14 +69,14 @@ def make_token(path: Path) -> str:
     return text
 
 
-def read_token(path: Path) -> Token:
+def read_token(path: Path) -> Secret:
     """Return the token that a client shows. It may be another user's file, as in a container.
 
     Raises:
         TokenUnusable: it cannot be read, or holds no token.
     """
     text, info = _read(path)
-    return Token(text, None if sys.platform == "win32" else info.st_uid)
+    return Secret(text, None if sys.platform == "win32" else info.st_uid)
 
 
 def _own(path: Path) -> str:
