@@ -220,6 +220,7 @@ class _Daemon:
         self._died: EngineDied | None = None
         self._forced = False
         self._replaced = False
+        self._supervised = False  # a supervisor listens on: the next daemon has who comes now
         self._clients = trio.CancelScope()
 
     async def run(
@@ -365,6 +366,7 @@ class _Daemon:
         """Give the sockets to a daemon that asks for them; it serves on, and this one stops."""
         sockets = [*listener.all, *(() if self._port is None else (self._port,))]
         if not all(each.may_be_handed for each in sockets):
+            self._supervised = True
             return  # a supervisor keeps them open while it restarts the daemon
         giver = Giver.at(listener.path)
         if giver is None:
@@ -407,7 +409,8 @@ class _Daemon:
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
         server, service = self._server, self._service
-        if self._replaced:
+        if self._replaced or self._supervised:
+            self._pause()
             await self._let_go()
         service.stop_taking()
         server.stop_accepting()
