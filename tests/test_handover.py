@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ async def test_a_new_daemon_that_ends_before_it_serves_changes_nothing(folder: P
         giver.close()
 
 
+async def test_the_next_daemon_can_be_asked_when_the_old_one_has_closed(folder: Path) -> None:
+    """It has made the name anew by then, and the old one leaves it alone."""
+    path = str(folder / "s")
+    old = Giver.at(path)
+    assert old is not None
+    new = Giver.at(path)
+    assert new is not None
+    old.disown()
+    old.close()
+    assert os.listdir(folder) == ["s.handover"]
+    new.close()
+    assert os.listdir(folder) == []
+
+
 async def test_without_a_daemon_nothing_is_taken(folder: Path) -> None:
     """`serve --replace` then serves as `serve` does."""
     assert await take_over(str(folder / "s")) is None
@@ -177,26 +192,38 @@ class Load:
             thread.join(PATIENCE_S)
 
 
+@contextmanager
+def under_load(path: Path) -> Iterator[tuple[Load, list[Running]]]:
+    """A daemon with clients; the last of the list is stopped at the end, when nobody may be lost."""
+    first = Running(path, "cost=0.002")
+    daemons = [first]
+    try:
+        first.ready()
+        load = Load(path)
+        try:
+            yield load, daemons
+        finally:
+            load.stop()
+        daemons[-1].process.send_signal(signal.SIGTERM)
+        assert daemons[-1].ended() == 0
+        assert load.lost == []
+    finally:
+        for daemon in daemons:
+            daemon.process.kill()
+            daemon.ended()
+
+
 @pytest.mark.daemon
 def test_daemons_that_replace_each_other_lose_nobody(folder: Path) -> None:
     """Three times under load: every connect is served, every answer whole, one daemon is left."""
     path = folder / "s"
-    running = Running(path, "cost=0.002")
-    running.ready()
-    load = Load(path)
-    try:
+    with under_load(path) as (load, daemons):
         for _ in range(3):
             load.until(10)
-            new = Running(path, "cost=0.002", "replace=1")
-            new.ready()
-            assert running.ended() == 0
-            running = new
+            daemons.append(Running(path, "cost=0.002", "replace=1"))
+            daemons[-1].ready()
+            assert daemons[-2].ended() == 0
         load.until(10)
-    finally:
-        load.stop()
-        running.process.send_signal(signal.SIGTERM)
-        assert running.ended() == 0
-    assert load.lost == []
     assert load.whole >= 40
     assert not path.exists()
 
@@ -205,10 +232,7 @@ def test_daemons_that_replace_each_other_lose_nobody(folder: Path) -> None:
 def test_a_new_daemon_that_dies_with_the_sockets_in_its_hands_costs_nobody(folder: Path) -> None:
     """The old one accepts again, and whoever connected meanwhile is served."""
     path = folder / "s"
-    running = Running(path, "cost=0.002")
-    running.ready()
-    load = Load(path)
-    try:
+    with under_load(path) as (load, _):
         load.until(5)
         for _ in range(3):
             taken = trio.run(take_over, str(path))
@@ -222,9 +246,4 @@ def test_a_new_daemon_that_dies_with_the_sockets_in_its_hands_costs_nobody(folde
         new.process.kill()
         new.ended()
         load.until(5)
-    finally:
-        load.stop()
-        running.process.send_signal(signal.SIGTERM)
-        assert running.ended() == 0
-    assert load.lost == []
     assert load.whole >= 25

@@ -72,11 +72,10 @@ from uma_trio.wiring import (
 )
 from uma_trio.wiring_http import http_server
 from uma_trio.wiring_shapes import confinement, warm_if_used
-from uma_trio.wiring_sockets import fronts_taken, handed_by, token_of, told_by
+from uma_trio.wiring_sockets import Fronts, fronts_taken, handed_by, token_of, told_by
 
 if TYPE_CHECKING:
     from uma_trio.http.server import Server as HttpServer
-    from uma_trio.service.front import Listener as PortListener
 
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
@@ -150,25 +149,23 @@ async def serve(
             backend = await trio.to_thread.run_sync(
                 load_backend, config, loading, abandon_on_cancel=True
             )
-        try:
-            measuring = _both(supervisor.measuring, on_measuring)
-            settings = await trio.to_thread.run_sync(engine_settings, config, backend, measuring)
-            record = held.enter_context(recorder(config, backend, settings))
-            taken = await take_over(str(config.socket)) if fronts is None else None
-            if fronts is None:
-                handed = () if taken is None else taken.handed
-                fronts = held.enter_context(fronts_taken(config, handed=handed))
-            if taken is not None:
-                held.enter_context(closing(taken))
-            daemon = _Daemon(
-                config, backend, policy, settings, record, table, fronts.port, supervisor, token
-            )
-            tune_interpreter(overlaps=backend.traits.overlaps)
-            with fronts.listen() as listener:
-                await daemon.run(listener, on_ready, taken)
-        finally:
-            held.close()
-            backend.close()
+        held.callback(backend.close)
+        measuring = _both(supervisor.measuring, on_measuring)
+        settings = await trio.to_thread.run_sync(engine_settings, config, backend, measuring)
+        record = held.enter_context(recorder(config, backend, settings))
+        taken: Taken | None = None
+        if fronts is None:
+            taken = await take_over(str(config.socket))
+            handed = () if taken is None else taken.handed
+            fronts = held.enter_context(fronts_taken(config, handed=handed))
+        if taken is not None:
+            held.enter_context(closing(taken))
+        daemon = _Daemon(
+            config, backend, policy, settings, record, table, fronts, supervisor, token
+        )
+        tune_interpreter(overlaps=backend.traits.overlaps)
+        with fronts.listen() as listener:
+            await daemon.run(listener, on_ready, taken)
 
 
 class _Daemon:
@@ -182,7 +179,7 @@ class _Daemon:
         settings: EngineSettings,
         recorder: Recorder,
         table: TableFile | None,
-        port: PortListener | None,
+        fronts: Fronts,
         supervisor: Supervisor,
         token: str | None,
     ) -> None:
@@ -212,15 +209,15 @@ class _Daemon:
         self._presence = Presence(time.monotonic, self._service.directory)
         self._engine = self._make_engine(policy, settings, recorder, metrics)
         self._server = Server(_shared(config, self._service), token=token)
-        self._port = port
-        self._http = None if port is None else http_server(config, self._service)
+        self._port = fronts.port
+        self._http = None if fronts.port is None else http_server(config, self._service)
         self._lag = _lag_watch(self._service, metrics)
         self._stopping = trio.Event()
         self._computed = trio.Event()
         self._died: EngineDied | None = None
         self._forced = False
+        self._supervised = fronts.supervised
         self._replaced = False
-        self._supervised = False  # a supervisor listens on: the next daemon has who comes now
         self._clients = trio.CancelScope()
 
     async def run(
@@ -364,10 +361,9 @@ class _Daemon:
 
     async def _hand_over(self, listener: Listeners) -> None:
         """Give the sockets to a daemon that asks for them; it serves on, and this one stops."""
+        if self._supervised or listener.path.startswith(FRAMED_TCP):
+            return  # a supervisor keeps its own open; a port has no name to be asked under
         sockets = [*listener.all, *(() if self._port is None else (self._port,))]
-        if not all(each.may_be_handed for each in sockets):
-            self._supervised = True
-            return  # a supervisor keeps them open while it restarts the daemon
         giver = Giver.at(listener.path)
         if giver is None:
             return
@@ -377,6 +373,7 @@ class _Daemon:
                 asked = await giver.asked()
                 self._pause()
                 if await asked.give(handed):
+                    giver.disown()
                     break
                 self._resume()
                 self._log.warning("the daemon that was to replace this one has ended; serving on")
@@ -399,31 +396,32 @@ class _Daemon:
         return (self._server,) if self._http is None else (self._server, self._http)
 
     async def _let_go(self) -> None:
-        """Serve those who are connected, and close what is idle: its clients find the new daemon."""
-        with trio.move_on_after(self._config.drain_s):
-            while any(front.n_connections for front in self._fronts):
-                for front in self._fronts:
-                    front.end_idle_connections()
-                await trio.sleep(_LOOK_S)
+        """Serve those who are connected, and close what is idle: its clients find the next daemon."""
+        self._pause()
+        while any(front.n_connections for front in self._fronts):
+            for front in self._fronts:
+                front.end_idle_connections()
+            await trio.sleep(_LOOK_S)
 
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
         server, service = self._server, self._service
-        if self._replaced or self._supervised:
-            self._pause()
-            await self._let_go()
-        service.stop_taking()
-        server.stop_accepting()
-        if self._http is not None:
-            self._http.stop_accepting()
         patience = 0.0 if self._died is not None else self._config.drain_s
+        deadline = trio.current_time() + patience
         self._supervisor.stopping(patience)
         self._log.info(
             "stopping; a second signal does not wait",
             connections=server.n_connections,
             drain_s=patience,
         )
-        with trio.move_on_after(patience):
+        if self._replaced or self._supervised:
+            with trio.move_on_at(deadline):
+                await self._let_go()
+        service.stop_taking()
+        server.stop_accepting()
+        if self._http is not None:
+            self._http.stop_accepting()
+        with trio.move_on_at(deadline):
             await service.directory.wait_until_empty()
         service.end_all(Code.E_LIFECYCLE_001, _STOPPING)
         with trio.move_on_after(_FLUSH_S):

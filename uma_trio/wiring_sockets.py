@@ -35,10 +35,14 @@ if TYPE_CHECKING:
 
 @frozen
 class Fronts:
-    """Where clients come in: `listen` makes the sockets of the framed protocol, `port` is HTTP's."""
+    """Where clients come in: `listen` makes the sockets of the framed protocol, `port` is HTTP's.
+
+    With a supervisor somebody listens on when the daemon has ended, and sockets are not ours to give.
+    """
 
     listen: Callable[[], Listeners]
     port: PortListener | None
+    supervised: bool
 
 
 def told_by(inherited: Inherited, config: Config) -> Config:
@@ -78,7 +82,8 @@ def fronts_taken(
             http = None
         sock = inherited.http if http is None else http.sock
         lock = -1 if http is None else http.lock_fd
-        yield Fronts(listen, stack.enter_context(http_port(config, sock, lock)))
+        port = stack.enter_context(http_port(config, sock, lock))
+        yield Fronts(listen, port, supervised=inherited != NONE)
 
 
 def handed_by(config: Config, listener: Listeners, port: PortListener | None) -> list[Handed]:

@@ -40,7 +40,7 @@ class Accepts(Protocol):
 class Listener(Accepts, Protocol):
     """One listening socket.
 
-    `sock` and the lock of its name, -1 if it has none, can be handed to another daemon if `may_be_handed`.
+    `sock` and the lock of its name, -1 if it has none, can be handed to another daemon.
     """
 
     @property
@@ -50,10 +50,6 @@ class Listener(Accepts, Protocol):
     @property
     def lock_fd(self) -> int:
         """The lock of its name."""
-
-    @property
-    def may_be_handed(self) -> bool:
-        """Whether it is ours, and not a supervisor's."""
 
     def disown(self) -> None:
         """Leave its name to who has the socket now."""

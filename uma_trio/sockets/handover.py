@@ -56,8 +56,7 @@ class Giver:
         listening.setblocking(False)
         self._listening = listening
         self._path = path
-        info = os.lstat(path)
-        self._identity = info.st_dev, info.st_ino
+        self._ours = True
 
     @classmethod
     def at(cls, path: str) -> Self | None:
@@ -86,15 +85,17 @@ class Giver:
                     return Asked(trio.socket.from_stdlib_socket(sock))
                 sock.close()
 
+    def disown(self) -> None:
+        """Leave the name to who has taken over, and makes it anew."""
+        self._ours = False
+
     def close(self) -> None:
-        """Listen no more, and remove the name if it is still ours. Idempotent."""
-        self._listening.close()
-        try:
-            info = os.lstat(self._path)
-            if (info.st_dev, info.st_ino) == self._identity:
+        """Listen no more, and remove the name unless it was disowned. Idempotent."""
+        if self._ours:
+            self._ours = False
+            with contextlib.suppress(OSError):
                 os.unlink(self._path)
-        except OSError:
-            return
+        self._listening.close()
 
 
 class Asked:

@@ -123,11 +123,6 @@ class Listener:
         self._ours = ours
         self.path = path
 
-    @property
-    def may_be_handed(self) -> bool:
-        """Whether the socket is ours to give, and not a supervisor's."""
-        return self._ours
-
     def disown(self) -> None:
         """Leave the name to who has the socket now: it is not removed in the end."""
         self._ours = False

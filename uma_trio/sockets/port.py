@@ -19,16 +19,12 @@ class PortUnusable(Exception):
 
 
 class TcpListener:
-    """A listening TCP port. It has no lock, and belongs to `ours` unless a supervisor made it.
-
-    `path` is the address as it is told to clients.
-    """
+    """A listening TCP port, which has no lock. `path` is the address as it is told to clients."""
 
     lock_fd = -1
 
-    def __init__(self, sock: socket.socket, *, ours: bool = True, path: str = "") -> None:
+    def __init__(self, sock: socket.socket, path: str = "") -> None:
         self.sock = sock
-        self.may_be_handed = ours
         self.path = path
 
     @property
@@ -76,8 +72,8 @@ class PortClaim:
         self._sock = bound(address, flag)
 
     def listen(self) -> TcpListener:
-        """Return what accepts on it. It is not handed to another daemon."""
-        return TcpListener(self._sock, ours=False, path=self.path)
+        """Return what accepts on it."""
+        return TcpListener(self._sock, self.path)
 
     def __enter__(self) -> Self:
         return self
