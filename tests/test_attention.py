@@ -179,10 +179,22 @@ def test_a_subject_is_measured_once() -> None:
 def test_what_was_measured_beside_others_is_measured_again() -> None:
     """Of two measurements the one that others disturbed less is kept."""
     assert flash_is_faster(MODEL, lambda: both(0.5), Neighbours(0.4))
-    assert not flash_is_faster(MODEL, lambda: both(1.5), Neighbours(0.3))
-    assert not flash_is_faster(MODEL, lambda: both(0.5), Neighbours(0.9))
-    assert flash_is_faster(MODEL, lambda: both(0.5), Neighbours(0.0))
-    assert flash_is_faster(MODEL, lambda: pytest.fail("measured again"), quiet)
+    assert flash_is_faster(MODEL, lambda: both(1.5), Neighbours(0.9))
+    assert not flash_is_faster(MODEL, lambda: both(1.5), Neighbours(0.0))
+    assert not flash_is_faster(MODEL, lambda: pytest.fail("measured again"), quiet)
+
+
+def test_a_machine_that_is_never_quiet_is_measured_at_three_starts() -> None:
+    """The least disturbed of the three measurements stays, whichever it was."""
+    busy = [Neighbours(0.5), Neighbours(0.3), Neighbours(0.4)]
+    times = [both(1.5), both(0.5), both(1.5)]
+    for neighbours, seconds in zip(busy, times, strict=True):
+        flash_is_faster(MODEL, lambda seconds=seconds: seconds, neighbours)
+    assert flash_is_faster(MODEL, lambda: pytest.fail("measured again"), Neighbours(0.5))
+    timed = recall(MODEL)
+    assert timed is not None
+    assert timed.seconds == both(0.5)
+    assert "next start" not in in_words(timed)
 
 
 def test_a_measurement_that_finds_nothing_is_not_remembered() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from attrs import astuple, frozen
+from attrs import astuple, evolve, frozen
 
 from uma_trio.backend.attention import (
     NEEDED,
@@ -29,7 +29,9 @@ from uma_trio.costing.neighbours import BUSY, Reader, cpu_times, others_share
 from uma_trio.costing.store import cache_folder
 from uma_trio.machine import identity
 
-_FORMAT = 1
+_FORMAT = 2
+TRIES = 3
+"""Starts that measure a subject beside other programs. Some machines are never quiet."""
 
 
 def attention_file(subject: Subject) -> Path:
@@ -41,10 +43,19 @@ def attention_file(subject: Subject) -> Path:
 
 @frozen
 class Timed:
-    """The seconds of all shapes, and the part of the machine that other programs used meanwhile."""
+    """The seconds of all shapes, and the part of the machine that other programs used meanwhile.
+
+    `tries` is how many starts have measured: these seconds are those that others disturbed least.
+    """
 
     seconds: Seconds
     others: float = 0.0
+    tries: int = 1
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no further start measures."""
+        return self.others < BUSY or self.tries >= TRIES
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +71,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a file holds."""
 
     others: float
+    tries: int
     rows: list[_Row]
 
 
@@ -72,7 +84,7 @@ def recall(subject: Subject) -> Timed | None:
     seconds = {Shape(row.sequences, row.tokens): (row.off_s, row.on_s) for row in stored.rows}
     possible = all(0 < one < math.inf for pair in seconds.values() for one in pair)
     whole = set(NEEDED) <= set(seconds) <= set(SHAPES)
-    return Timed(seconds, stored.others) if possible and whole else None
+    return Timed(seconds, stored.others, stored.tries) if possible and whole else None
 
 
 def remember(subject: Subject, timed: Timed) -> None:
@@ -85,7 +97,7 @@ def remember(subject: Subject, timed: Timed) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(_Stored(timed.others, rows)))
+        fresh.write_bytes(msgspec.json.encode(_Stored(timed.others, timed.tries, rows)))
         fresh.replace(path)
     except OSError:
         return
@@ -96,19 +108,20 @@ def flash_is_faster(
 ) -> bool | None:
     """Whether flash attention is worth it for a subject, as recalled or measured now.
 
-    What was measured while other programs used a tenth of the machine or more is measured again at each start, and
-    replaced by what is disturbed less. `measure` returns the times of all shapes, or nothing where it had no time
-    for them; None if nothing is known then.
+    What was measured while other programs used a tenth of the machine or more is measured again at the next starts,
+    :data:`TRIES` times at most, and replaced by what is disturbed less. `measure` returns the times of all shapes,
+    or nothing where it had no time for them; None if nothing is known then.
     """
     known = recall(subject)
-    if known is None or known.others >= BUSY:
+    if known is None or not known.is_final:
         before = read()
         seconds = measure()
         if seconds:
             now = Timed(seconds, others_share(before, read()))
-            if known is None or now.others <= known.others:
-                known = now
-                remember(subject, now)
+            tries = 1 if known is None else known.tries + 1
+            known = now if known is None or now.others <= known.others else known
+            known = evolve(known, tries=tries)
+            remember(subject, known)
     return None if known is None else prefers_flash(known.seconds)
 
 
@@ -117,5 +130,7 @@ def in_words(timed: Timed) -> str:
     off_s, on_s = chat_s(timed.seconds)
     words = f"the decodes of a chat take {on_s:.3g} s with it and {off_s:.3g} s without, as measured here"
     if timed.others >= BUSY:
-        words += f" beside other programs ({timed.others:.0%}); the next start measures again"
+        words += f" beside other programs ({timed.others:.0%})"
+    if not timed.is_final:
+        words += "; the next start measures again"
     return words
