@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from attrs import evolve
 from numpy.typing import NDArray
 
@@ -126,10 +127,30 @@ def test_a_client_with_thirty_two_long_prompts_starves_nobody() -> None:
     assert max(slow) <= 10
 
 
-def test_nothing_is_due_where_no_cost_is_known() -> None:
+def test_nothing_is_due_where_no_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then requests get slots in turn by who sent them, as without deadlines."""
     settings = evolve(settings_for(H200), cost=None)
     world = Simulation(baseline, READS, profile=H200, settings=settings)
     asked = [world.submit(100, 3, client=n) for n in range(40)]
+    registry = world.engine.registry
+    world.run(0.001)
+    assert registry.waiting
+    monkeypatch.setattr(registry.prefix, "search", _never_searched)
+    registry.note_waiting(world.clock())
+    monkeypatch.undo()
     until_all_have_ended(world, asked)
-    assert world.engine.registry.first_tokens.known.stretch == STRETCH
+    assert registry.first_tokens.known.stretch == STRETCH
+
+
+def _never_searched(*_args: object) -> None:
+    raise AssertionError("looked up what nobody asks for")
+
+
+def test_who_has_been_served_is_forgotten_while_others_wait() -> None:
+    """Of sixty clients, one after another beside long prompts, few are kept."""
+    world, most = machine(4), 0
+    for n in range(60):
+        world.submit(4000, 1, client=1000 + n % 2, awaits="answer")
+        until_all_have_ended(world, [world.submit(20, 1, client=n, awaits="answer")])
+        most = max(most, len(world.engine.registry.first_tokens._ends))
+    assert most < 30

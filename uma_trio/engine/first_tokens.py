@@ -76,9 +76,9 @@ class FirstTokenBook:
             if not sequence.view.started
         ]
         prompts = [(view, first) for view, first in views if first is not None]
+        self._ends = {node: at for node, at in self._ends.items() if at > now}
         if not prompts:
             self.known, self.late_from = FirstTokens(), math.inf
-            self._ends = {node: at for node, at in self._ends.items() if at > now}
             return
         level = level_of([view.path for view, _ in prompts])
         waited = []

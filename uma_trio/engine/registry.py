@@ -203,8 +203,10 @@ class Registry:
         """Note when the prompts are due that wait for a slot, and the stretch that they all have.
 
         What of a prompt is cached is looked for once here where not all get a slot, and of a few
-        prompts at a time: others stand behind them until it is.
+        prompts at a time: others stand behind them until it is. Without a cost nothing is due.
         """
+        if self.first_tokens.memory.cost is None:
+            return
         free_slots, free_cells = self.kv.free_slots, self.kv.free_cells
         new = [s for s in self._in_line() if s.view.first is None and s.lane == "interactive"]
         if len(self.waiting) > free_slots or sum([s.cells for s in new]) > free_cells:
