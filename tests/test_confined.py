@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from uma_trio.confined import host as host_module
 from uma_trio.confined import workers as workers_module
-from uma_trio.confined.link import Limits
+from uma_trio.confined.link import Ended, Limits, Link, Start
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
 
@@ -83,6 +88,70 @@ def test_a_worker_that_takes_too_much_is_ended_alone(
         answer(guilty, b"again")
     assert answer(other, b"still") == b"set up, still"
     assert answer(workers.start(ROOMY), b"new") == b"set up, new"
+
+
+def test_a_worker_that_somebody_kills_is_out_of_nothing(workers: Workers) -> None:
+    """Whoever waits is told the signal."""
+    worker = workers.start(ROOMY)
+    os.kill(int(answer(worker, b"pid")), signal.SIGKILL)
+    with pytest.raises(Gone, match=f"signal {signal.SIGKILL:d}"):
+        answer(worker, b"again")
+
+
+def test_a_worker_that_cannot_be_forked_is_out_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has no room for a process: that says nothing about what it was to do."""
+
+    def full() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", full)
+    ours, theirs = socket.socketpair()
+    given, kept = socket.socketpair()
+    with ours, theirs, kept:
+        host_module._Host(theirs, lambda link: None)._fork(Start(7, ROOMY), given.detach())
+        ended = msgspec.msgpack.decode(Link(ours).receive(), type=Ended)
+        assert kept.recv(1) == b""
+    assert (ended.worker, ended.signal) == (7, 0)
+
+
+def test_a_thread_that_must_not_wait_starts_no_host(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no worker then, also while another thread starts the host; with a host it has one."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def setup() -> bytes:
+        began.set()
+        assert go_on.wait(PATIENCE_S)
+        return b"set up, "
+
+    monkeypatch.setattr(workers, "_setup", setup)
+    with pytest.raises(Unavailable, match="does not run"):
+        workers.start(ROOMY, revive=False)
+    assert not began.is_set()
+    with ThreadPoolExecutor(1) as pool:
+        warmed = pool.submit(workers.warm)
+        assert began.wait(PATIENCE_S)
+        with pytest.raises(Unavailable, match="does not run"):
+            workers.start(ROOMY, revive=False)
+        go_on.set()
+        warmed.result(PATIENCE_S)
+    assert answer(workers.start(ROOMY, revive=False), b"one") == b"set up, one"
+
+
+def test_a_host_that_was_being_started_ends_with_the_others(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon stops while a helper thread prepares the first shape."""
+
+    def setup() -> bytes:
+        workers.close()
+        return b""
+
+    monkeypatch.setattr(workers, "_setup", setup)
+    with pytest.raises(Unavailable, match="is stopping"):
+        workers.warm()
+    assert workers.host_pid is None
 
 
 def test_time_between_frames_counts_for_nothing(workers: Workers) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -16,11 +17,12 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from uma_trio.backend.fake import EOS, IM_END, FakeVocabulary
+from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Worker
 from uma_trio.telemetry.shapes import ShapeFigures
 from uma_trio.text import confinement as confinement_module
 from uma_trio.text import grammars
-from uma_trio.text.apart import ApartFollower
+from uma_trio.text.apart import ApartFollower, Fate
 from uma_trio.text.confinement import Confinement, NotChecked, ShapeLimits
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.patience import Patience, patient
@@ -130,6 +132,95 @@ def test_what_was_not_looked_at_is_looked_at_again() -> None:
     with pytest.raises(Unconstrainable, match="is busy"):
         grammarian.follow(Shape("regex", "a"))
     assert isinstance(grammarian.follow(Shape("regex", "a")), Follower)
+
+
+@pytest.mark.parametrize(
+    ("why", "of_the_shape"),
+    [
+        ("out of CPU time", True),
+        ("out of memory", True),
+        ("out of time", False),
+        ("signal 9", False),
+        ("it has ended", False),
+        ("its host has ended", False),
+    ],
+)
+def test_only_a_limit_of_its_own_is_held_against_a_shape(
+    grammarian: Grammarian,
+    confinement: Confinement,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+    of_the_shape: bool,
+) -> None:
+    """What ends a process by chance says nothing about its shape, which is looked at again."""
+    shape = Shape("regex", "by chance")
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "ask", lambda _worker, _payload: gone(why))
+        with pytest.raises(Unconstrainable) as caught:
+            grammarian.follow(shape)
+    assert isinstance(caught.value, NotChecked) is not of_the_shape
+    assert ("try again" in str(caught.value)) is not of_the_shape
+    with pytest.raises(Unconstrainable) if of_the_shape else contextlib.nullcontext():
+        grammarian.follow(shape)
+
+
+def gone(why: str) -> Future[bytes]:
+    """Return the answer of a process that has ended."""
+    answer: Future[bytes] = Future()
+    answer.set_exception(Gone(why))
+    return answer
+
+
+def test_an_answer_whose_process_was_killed_is_told_to_try_again(confinement: Confinement) -> None:
+    """It was none of the limits, and is counted as none."""
+    stopped = confinement.figures.events["stopped"]
+    follower = confinement.follow(Shape("grammar", 'root ::= "killed" "a"+', "grammar"))
+    follower.allowed()
+    assert follower._worker is not None
+    follower._worker.ask = lambda _payload: gone("signal 9")  # type: ignore[method-assign]
+    follower.accept(ord("k"))
+    assert not len(follower.allowed())
+    assert follower.problem is not None
+    assert "none of its limits (signal 9); try again" in follower.problem
+    assert confinement.figures.events["stopped"] == stopped
+
+
+def test_the_engines_thread_starts_no_host() -> None:
+    """An answer that moves while there is none has no way on; a helper thread starts one for the next."""
+    confinement = Confinement(FakeVocabulary(), LIMITS)
+    try:
+        shape = Shape("grammar", 'root ::= "a"')
+        assert not len(confinement.follow(shape, revive=False).allowed())
+        assert confinement.host_pid is None
+        follower = confinement.follow(shape)
+        assert confinement.host_pid is not None
+        assert len(follower.allowed())
+    finally:
+        confinement.close()
+
+
+def test_an_answer_may_be_collected_while_a_process_is_looked_for(
+    confinement: Confinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector runs in the middle of it, on the same thread: what it leaves is kept afterwards."""
+    fate = Fate()
+    fate.can_go_on = True
+    late = confinement._workers.start(LIMITS.of_worker)
+    collected = iter([late])
+
+    class Seen(bytes):
+        """A key at the comparison of which the collector runs."""
+
+        __hash__ = bytes.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            for worker in collected:
+                confinement._finish(b"late", worker, fate)
+            return super().__eq__(other)
+
+    confinement._finish(b"early", confinement._workers.start(LIMITS.of_worker), fate)
+    assert confinement._taken(Seen(b"none")) is None
+    assert confinement._taken(b"late") is late
 
 
 def test_the_cache_counts_what_a_matcher_was_seen_to_hold() -> None:

@@ -88,7 +88,7 @@ class _Host:
             pid = os.fork()
         except OSError:
             sock.close()
-            self._tell(Ended(asked.worker, signal.SIGABRT, 0.0))
+            self._tell(Ended(asked.worker, 0, 0.0))
             return
         if pid == 0:
             status = 1

@@ -39,7 +39,10 @@ class Kill(msgspec.Struct, frozen=True, tag="kill", array_like=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """A worker has ended. `signal` is 0 if it ended itself; `cpu_s` is what it took altogether."""
+    """A worker has ended. `signal` is 0 if no signal ended it, or if it could not be forked.
+
+    `cpu_s` is what it took altogether.
+    """
 
     worker: int
     signal: int

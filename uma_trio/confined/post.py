@@ -18,7 +18,7 @@ _PIECE: Final = 1 << 18
 
 
 class Gone(Exception):
-    """The worker has ended; the message says by what."""
+    """The worker has ended; the message says by what: :data:`.workers.OUT_OF_CPU`, or a signal, or the like."""
 
 
 class Line:

@@ -23,11 +23,14 @@ from uma_trio.confined.post import Gone, Line, Post
 _ENDED: Final = msgspec.msgpack.Decoder(Ended)
 # A host that ends at once is not started again by every request.
 _RESTART_S: Final = 1.0
+OUT_OF_CPU: Final = "out of CPU time"
+OUT_OF_TIME: Final = "out of time"
+OUT_OF_MEMORY: Final = "out of memory"
 _REASONS: Final = {
-    Signals.SIGPROF: "CPU time",
-    Signals.SIGALRM: "time",
-    Signals.SIGABRT: "memory",
-    Signals.SIGSEGV: "memory",
+    Signals.SIGPROF: OUT_OF_CPU,
+    Signals.SIGALRM: OUT_OF_TIME,
+    Signals.SIGABRT: OUT_OF_MEMORY,
+    Signals.SIGSEGV: OUT_OF_MEMORY,
 }
 
 
@@ -118,6 +121,7 @@ class Workers:
         self._program = program
         self._setup = setup
         self._lock = threading.RLock()  # a worker may be closed by the collector, anywhere
+        self._reviving = threading.Lock()  # held while a host is started, which takes long
         self._numbers = itertools.count(1)
         self._post = Post()
         self._process: subprocess.Popen[bytes] | None = None
@@ -138,27 +142,35 @@ class Workers:
         return None if self._process is None else self._process.pid
 
     def warm(self) -> None:
-        """Start the host if it does not run. Raises :class:`Unavailable`."""
-        with self._lock:
-            self._started_host()
-
-    def start(self, limits: Limits) -> Worker:
-        """Start a worker.
+        """Start the host if it does not run. Blocks for as long as `setup` takes.
 
         Raises:
             Unavailable: the host cannot be started, or ended at once.
         """
+        with self._reviving:
+            if self._host is None:
+                self._revive()
+
+    def start(self, limits: Limits, *, revive: bool = True) -> Worker:
+        """Start a worker, and the host before it if it does not run, as :meth:`warm` does.
+
+        Without `revive` the host is not started and nothing blocks, for a thread that must not wait.
+
+        Raises:
+            Unavailable: the host does not run, cannot be started, or ended at once.
+        """
+        if revive:
+            self.warm()
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise Unavailable(error.strerror or str(error)) from None
         with self._lock:
-            try:
-                host = self._started_host()
-            except Unavailable:
+            host = self._host
+            if host is None:
                 ours.close()
                 theirs.close()
-                raise
+                raise Unavailable("the process that checks shapes does not run; try again")
             number = next(self._numbers)
             worker = Worker(number, self._end)
             self._running[number] = worker
@@ -185,18 +197,20 @@ class Workers:
             if self._host is not None and number in self._running:
                 self._host.send(msgspec.msgpack.encode(Kill(number)))
 
-    def _started_host(self) -> Line:
-        """Return the line to the host. Under the lock."""
+    def _revive(self) -> None:
+        """Start the host. Others may start and end workers of the one before meanwhile."""
         if self._closed:
             raise Unavailable("the daemon is stopping")
-        if self._host is not None:
-            return self._host
         if time.monotonic() - self._started_at < _RESTART_S:
             raise Unavailable(
                 "the process that checks shapes has just ended; try again in a second"
             )
+        setup = self._setup()
         self._started_at = time.monotonic()
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise Unavailable(error.strerror or str(error)) from None
         command = [
             *(sys.executable, "-P", "-m", "uma_trio.confined.host"),
             *(str(theirs.fileno()), self._program),
@@ -210,10 +224,20 @@ class Workers:
             raise Unavailable(f"{command[0]} cannot be started: {error.strerror}") from None
         finally:
             theirs.close()
-        self._process = process
-        self._host = host = self._post.line(ours, self._told)
-        host.send(self._setup())
-        return host
+        if not self._adopted(process, ours, setup):
+            ours.close()  # with which the host ends
+            process.wait()
+            raise Unavailable("the daemon is stopping")
+
+    def _adopted(self, process: subprocess.Popen[bytes], sock: socket.socket, setup: bytes) -> bool:
+        """Use a host from now on; False if all was closed while it was started."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._process = process
+            self._host = self._post.line(sock, self._told)
+            self._host.send(setup)
+        return True
 
     def _told(self, frame: bytes | None) -> None:
         """Note what the host says. On the thread of the post."""
@@ -237,4 +261,4 @@ class Workers:
 def _reason(number: int) -> str:
     if number == 0:
         return "it has ended"
-    return f"out of {_REASONS[Signals(number)]}" if number in _REASONS else f"signal {number}"
+    return _REASONS[Signals(number)] if number in _REASONS else f"signal {number}"

@@ -17,13 +17,17 @@ import numpy as np
 
 from uma_trio.confined.workers import Worker
 from uma_trio.text.shape_worker import ACCEPT, ALLOWED, FAILED, RESET, STEP, TAKE_BACK, WORN
-from uma_trio.text.under_way import NONE, Ids, UnderWay
+from uma_trio.text.under_way import NONE, Ids, UnderWay, holds
 
 # A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
 _AT_ONCE_S: Final = 0.020
 _WORD_BITS: Final = 8
 # Tokens of an answer that has begun before it is followed here: each frame has a time limit of its own.
 _FRAME_TOKENS: Final = 256
+
+
+Started = tuple[Worker, bool]
+"""A process that was told what to follow, and whether it has followed another answer."""
 
 
 class Fate:
@@ -52,7 +56,7 @@ class ApartFollower:
 
     def __init__(
         self,
-        start: Callable[[], tuple[Worker, bool] | None],
+        start: Callable[[], Started | None],
         finish: Callable[[Worker, Fate], None],
         n_vocab: int,
         explain: Callable[[str], str],
@@ -86,8 +90,7 @@ class ApartFollower:
             ids = mask.future.result(_AT_ONCE_S)
         except TimeoutError:
             return False
-        at = int(np.searchsorted(ids, token))
-        return at < len(ids) and int(ids[at]) == token
+        return holds(ids, token)
 
     def allowed(self) -> Ids:
         """Return all tokens that the answer may go on with; none if there is no way on. Blocks."""

@@ -20,12 +20,20 @@ from attrs import frozen
 from uma_trio.backend.base import Vocabulary
 from uma_trio.confined.link import Limits
 from uma_trio.confined.post import Gone
-from uma_trio.confined.workers import Unavailable, Worker, Workers
+from uma_trio.confined.workers import (
+    OUT_OF_CPU,
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    Unavailable,
+    Worker,
+    Workers,
+)
 from uma_trio.telemetry.shapes import ShapeFigures
-from uma_trio.text.apart import ApartFollower, Fate
+from uma_trio.text.apart import ApartFollower, Fate, Started
 from uma_trio.text.patience import waits_until
 from uma_trio.text.shape import Shape, Unconstrainable
 from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
+from uma_trio.text.slices import digest
 
 PROGRAM: Final = "uma_trio.text.shape_worker:prepare"
 # In the daemon: whatever takes more than this is followed elsewhere.
@@ -36,6 +44,9 @@ _GRACE: Final = 0.25  # of the CPU time to compile, for an answer that is follow
 # Processes that wait for another answer of their shape: with none, each answer forks and compiles.
 _KEPT: Final = 4
 _SLACK_S: Final = 0.5  # for the answer to arrive
+_LIMITS: Final = frozenset({OUT_OF_CPU, OUT_OF_MEMORY, OUT_OF_TIME})
+# Wall time passes for other programs, too, and a signal of somebody else says nothing about a shape.
+_OF_THE_SHAPE: Final = frozenset({OUT_OF_CPU, OUT_OF_MEMORY})
 
 
 @frozen
@@ -70,8 +81,9 @@ class Confinement:
         self._workers = Workers(PROGRAM, self._known)
         self._on_first = on_first
         self._lock = threading.Lock()
-        self._keeping = threading.RLock()  # a follower may be collected anywhere
-        self._kept = deque[tuple[Shape, Worker]]()
+        self._keeping = threading.Lock()  # nobody waits for it: the collector may run anywhere
+        self._finished = deque[tuple[bytes, Worker]]()
+        self._kept = deque[tuple[bytes, Worker]]()
         self.figures = figures or ShapeFigures()
         self.figures.processes = lambda: self._workers.running
 
@@ -111,7 +123,10 @@ class Confinement:
             raise NotChecked("takes too long to be compiled; simplify it, or try again") from None
         except Gone as gone:
             self._count("ended", began)
-            raise Unconstrainable(self._over(str(gone), "compile")) from None
+            why = str(gone)
+            if why in _OF_THE_SHAPE:
+                raise Unconstrainable(self._over(why, "compile")) from None
+            raise NotChecked(self._over(why, "compile")) from None
         finally:
             worker.close()
         found = msgspec.msgpack.decode(answer, type=Verdict)
@@ -121,47 +136,76 @@ class Confinement:
         self._count("plain" if fits_in_daemon(found) else "apart", began)
         return found
 
-    def follow(self, shape: Shape) -> ApartFollower:
-        """Return what follows one answer in a process of its own, which begins with the answer."""
+    def follow(
+        self, shape: Shape, key: bytes | None = None, *, revive: bool = True
+    ) -> ApartFollower:
+        """Return what follows one answer in a process of its own, which begins with the answer.
 
-        def start() -> tuple[Worker, bool] | None:
-            worker = self._taken(shape)
+        Blocks where the process that they are forked from has to be started first. A thread that must not
+        wait says not to `revive` it, and gives the `key` of the shape, its digest: the answer has no way on
+        then if that process does not run.
+
+        Raises:
+            NotChecked: that process cannot be started now.
+        """
+        if revive:
+            try:
+                self._workers.warm()
+            except Unavailable as error:
+                raise NotChecked(f"cannot be followed: {error}") from None
+        asked = msgspec.msgpack.encode(Follow(shape.kind, shape.text, self._grace_s))
+        key = key or digest(shape.kind, shape.text)
+
+        def start() -> Started | None:
+            worker = self._taken(key)
             if worker is not None:
                 return worker, True
             try:
-                worker = self._workers.start(self.limits.of_worker)
+                worker = self._workers.start(self.limits.of_worker, revive=False)
             except Unavailable:
                 return None
-            worker.tell(msgspec.msgpack.encode(Follow(shape.kind, shape.text, self._grace_s)))
+            worker.tell(asked)
             return worker, False
 
         def explain(why: str) -> str:
-            self.note("stopped")
+            if why in _LIMITS:
+                self.note("stopped")
             return f"The {shape.field} {self._over(why, 'follow')}."
 
-        return ApartFollower(start, partial(self._finish, shape), self._vocabulary.n_vocab, explain)
+        finish = partial(self._finish, key)
+        return ApartFollower(start, finish, self._vocabulary.n_vocab, explain)
 
-    def _finish(self, shape: Shape, worker: Worker, fate: Fate) -> None:
+    def _finish(self, key: bytes, worker: Worker, fate: Fate) -> None:
         """Keep the process of an answer for the next one of the same shape; the oldest of too many ends.
 
-        Called by the collector, on any thread.
+        Called by the collector, on any thread, also in the middle of anything below on the same one: it
+        waits for nobody, and whoever is there sees to what it leaves.
         """
         if not fate.can_go_on or not worker.is_idle:
             worker.close()
             return
-        with self._keeping:
-            self._kept.append((shape, worker))
-            ended = self._kept.popleft()[1] if len(self._kept) > _KEPT else None
-        if ended is not None:
-            ended.close()
+        self._finished.append((key, worker))
+        while self._finished and self._keeping.acquire(blocking=False):
+            try:
+                self._keep_finished()
+            finally:
+                self._keeping.release()
 
-    def _taken(self, shape: Shape) -> Worker | None:
+    def _keep_finished(self) -> None:
+        """Move what has finished to what is kept. Under the lock."""
+        while self._finished:
+            self._kept.append(self._finished.popleft())
+        while len(self._kept) > _KEPT:
+            self._kept.popleft()[1].close()
+
+    def _taken(self, key: bytes) -> Worker | None:
         """Return a process that has followed this shape before."""
         with self._keeping:
-            for one in list(self._kept):
-                if one[0] == shape and one[1].is_idle:
-                    self._kept.remove(one)
-                    return one[1]
+            self._keep_finished()
+            for at, (known, worker) in enumerate(self._kept):
+                if known == key and worker.is_idle:
+                    del self._kept[at]
+                    return worker
         return None
 
     def note(self, event: str) -> None:
@@ -193,7 +237,7 @@ class Confinement:
 
     def _over(self, why: str, verb: str) -> str:
         limits = self.limits
-        if why == "out of CPU time":
+        if why == OUT_OF_CPU:
             took = f"takes more than {limits.cpu_s:g} s of CPU time to compile"
             if verb == "follow":
                 took = (
@@ -201,12 +245,12 @@ class Confinement:
                     f"{self._grace_s:g} s"
                 )
             return f"{took}; simplify it, or raise --shape-cpu"
-        if why == "out of memory":
+        if why == OUT_OF_MEMORY:
             most = limits.memory_bytes >> 20
             return f"takes more than {most} MiB to {verb}; simplify it, or raise --shape-memory"
-        if why == "out of time":
-            return f"takes more than {limits.wall_s:g} s to {verb}; simplify it"
-        return f"ends the process that is to {verb} it ({why})"
+        if why == OUT_OF_TIME:
+            return f"takes more than {limits.wall_s:g} s to {verb}; simplify it, or try again"
+        return f"was not done: the process that was to {verb} it ended by none of its limits ({why}); try again"
 
     def _count(self, outcome: str, began: float) -> None:
         with self._lock:

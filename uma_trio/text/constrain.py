@@ -107,7 +107,7 @@ class Grammarian:
         if self._confinement is None:
             raise Unconstrainable("is not usable")
         self._refuse_known(verdict, self._confinement)
-        return self._confinement.follow(shape)
+        return self._confinement.follow(shape, key)
 
     def knows(self, shape: Shape) -> bool:
         """Whether `follow` would compile nothing."""
@@ -163,7 +163,7 @@ class Grammarian:
             self._held_bytes -= freed
         self._note(key, "")
         confinement.note("moved")
-        return confinement.follow(shape)
+        return confinement.follow(shape, key, revive=False)  # on the engine's thread
 
     def _note(self, key: bytes, verdict: str) -> None:
         with self._lock:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Final
 
 from attrs import define, field, frozen
 
 from uma_trio.backend.base import IntArray
-from uma_trio.text.slices import SLICE, slices
+from uma_trio.text.slices import digest
 
 BUDGET: Final = 16 << 20
 """Bytes: four million tokens, less what is kept beside them."""
@@ -109,11 +108,4 @@ class Remembered:
 
 def _digest(text: str) -> str | bytes:
     """Return a name of a text that no other one has: for most texts a digest, which is short."""
-    if len(text) <= _SHORT:
-        return text
-    if len(text) <= SLICE:
-        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    found = blake2b(digest_size=16)
-    for part in slices(text):
-        found.update(part.encode("utf-8", "surrogatepass"))
-    return found.digest()
+    return text if len(text) <= _SHORT else digest("text", text)

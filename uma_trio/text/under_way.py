@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.intp]
 NONE: Final[Ids] = np.empty(0, np.intp)
+
+
+def holds(ids: NDArray[np.integer[Any]], token: int) -> bool:
+    """Whether `token` is one of `ids`, which ascend."""
+    at = int(np.searchsorted(ids, token))
+    return at < len(ids) and int(ids[at]) == token
 
 
 class UnderWay:

@@ -13,13 +13,12 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import Constraint
 from uma_trio.engine.sampling.likeliest import NOT_FINITE
 from uma_trio.engine.sampling.masks import Mask, Masks, await_any
 from uma_trio.engine.sampling.shortlist import IdArray
+from uma_trio.text.under_way import holds
 
 IMPOSSIBLE: Final = -2  # for a row for which no token is allowed
 UNREACHED: Final = -3  # for one behind a guess that was wrong: nobody asks what would follow
@@ -169,16 +168,10 @@ def _walk(
                 tokens[row] = LATE
                 continue
             ids = mask.ids()
-            if elsewhere and _holds(ids, tokens[row]):
+            if elsewhere and holds(ids, tokens[row]):
                 continue
             among[row] = ids
             tokens[row] = sampler.redraw(logits[row], ids, ahead)
     finally:
         for _ in range(ahead):
             constraint.take_back()
-
-
-def _holds(ids: IdArray, token: int) -> bool:
-    """Whether `token` is one of `ids`, which ascend."""
-    at = int(np.searchsorted(ids, token))
-    return at < len(ids) and int(ids[at]) == token
