@@ -24,6 +24,7 @@ from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.settings import flag_key, load
 from uma_trio.engine.task import EngineDied
+from uma_trio.sockets.handover import HandoverFailed
 from uma_trio.sockets.inherited import inherited_sockets
 from uma_trio.sockets.listener import SocketTaken
 from uma_trio.sockets.supervisor import Supervisor
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> int:
     log.configure("warning")
     try:
         trio.run(serve, config, backend, replace)
-    except SocketTaken as taken:
+    except (SocketTaken, HandoverFailed) as taken:
         print(taken, flush=True)
         return 75
     except EngineDied as died:

@@ -122,6 +122,7 @@ UNBOUND = (
     "uma_trio.__main__",
     "uma_trio.cli",
     "uma_trio.daemon",
+    "uma_trio.replacing",
     "uma_trio.wiring",
     "uma_trio.wiring_http",
     "uma_trio.wiring_shapes",

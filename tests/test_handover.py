@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -12,12 +13,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from uma_trio.client import ConnectionFailed, ServerError, generate_sync
-from uma_trio.sockets.handover import Giver, Handed, HandoverFailed, handover_path, take_over
+from uma_trio.sockets.accepting import accept_one
+from uma_trio.sockets.handover import (
+    Asked,
+    Giver,
+    Handed,
+    HandoverFailed,
+    Taken,
+    gives,
+    handover_path,
+    take_over,
+)
 from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.listener import SocketTaken, claim, handed_claim
 
@@ -35,76 +48,200 @@ def folder() -> Iterator[Path]:
 # --- both ends ---
 
 
-async def test_sockets_and_locks_change_hands_without_an_instant_between(folder: Path) -> None:
+class Old:
+    """A daemon's end, in this process: it gives what it serves on `path` to the first who asks."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.name = claim(path)
+        self.listener = self.name.listen()
+        self.giver = Giver.at(path)
+        self.given: list[bool] = []
+
+    async def give(self) -> None:
+        """Wait until somebody asks, and give."""
+        sent = [Handed("framed", self.path, self.listener.sock, self.listener.lock_fd)]
+        self.given.append(await (await self.giver.asked()).give(sent))
+
+    def leave(self) -> None:
+        """End, as who has been replaced."""
+        self.giver.disown()
+        self.listener.disown()
+        self.close()
+
+    def close(self) -> None:
+        """End."""
+        self.giver.close()
+        self.listener.close()
+        self.name.release()
+
+
+@pytest.fixture
+def old(folder: Path) -> Iterator[Old]:
+    """A daemon that serves."""
+    daemon = Old(str(folder / "s"))
+    yield daemon
+    daemon.close()
+
+
+async def taken_from(old: Old) -> Taken:
+    """Take over what must be there."""
+    taken = await take_over(old.path)
+    assert taken is not None
+    return taken
+
+
+def drop(taken: Taken) -> None:
+    """Close what was taken, as the end of a process does."""
+    taken.close()
+    for each in taken.handed:
+        each.close()
+
+
+async def test_sockets_and_locks_change_hands_without_an_instant_between(
+    old: Old, folder: Path
+) -> None:
     """The name is taken before, during and after; who connects in between is accepted by the new one."""
-    path = str(folder / "s")
-    with claim(path) as name, name.listen() as listener:
-        giver = Giver.at(path)
-        assert giver is not None
-        assert os.stat(handover_path(path)).st_mode & 0o777 == 0o600
-        given: list[bool] = []
-
-        async def give() -> None:
-            asked = await giver.asked()
-            given.append(
-                await asked.give([Handed("framed", path, listener.sock, listener.lock_fd)])
-            )
-
-        with socket.socket(socket.AF_UNIX) as client:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(give)
-                taken = await take_over(path)
-                assert taken is not None
-                client.connect(path)
-                taken.serving()
-            (each,) = taken.handed
-            listener.disown()
-            listener.close()
-            giver.close()
-            name.release()
-            with pytest.raises(SocketTaken):
-                claim(path)
-            with handed_claim(each.name, each.sock, each.lock_fd) as new, new.listen() as ours:
-                ours.sock.accept()[0].close()
-                assert holder_of(path) == os.getpid()
-        assert given == [True]
-    assert os.listdir(folder) == ["s.lock"]
-
-
-async def test_a_new_daemon_that_ends_before_it_serves_changes_nothing(folder: Path) -> None:
-    """The old one hears of it and goes on."""
-    path = str(folder / "s")
-    with claim(path) as name, name.listen() as listener:
-        giver = Giver.at(path)
-        assert giver is not None
-        given: list[bool] = []
-
-        async def give() -> None:
-            asked = await giver.asked()
-            given.append(
-                await asked.give([Handed("framed", path, listener.sock, listener.lock_fd)])
-            )
-
+    assert os.stat(handover_path(old.path)).st_mode & 0o777 == 0o600
+    with socket.socket(socket.AF_UNIX) as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(give)
-            taken = await take_over(path)
-            assert taken is not None
+            nursery.start_soon(old.give)
+            taken = await taken_from(old)
+            client.connect(old.path)
+            await taken.serving()
+        (each,) = taken.handed
+        old.leave()
+        with pytest.raises(SocketTaken):
+            claim(old.path)
+        with handed_claim(each.name, each.sock, each.lock_fd) as new, new.listen() as ours:
+            ours.own()
+            ours.sock.accept()[0].close()
+            assert holder_of(old.path) == os.getpid()
+    assert old.given == [True]
+    assert sorted(os.listdir(folder)) == ["s.handover", "s.lock"]
+
+
+async def test_a_new_daemon_that_ends_before_it_serves_changes_nothing(
+    old: Old, folder: Path
+) -> None:
+    """The old one hears of it and goes on; the name and the lock file are as they were."""
+    os.pwrite(old.listener.lock_fd, b"4711 \n", 0)
+    before = os.pread(old.listener.lock_fd, 32, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.give)
+        taken = await taken_from(old)
+        (each,) = taken.handed
+        with handed_claim(each.name, each.sock, each.lock_fd) as new, new.listen():
             taken.close()
-            for each in taken.handed:
-                each.sock.close()
-                os.close(each.lock_fd)
-        assert given == [False]
-        assert listener.still_ours()
-        giver.close()
+    assert old.given == [False]
+    assert old.listener.still_ours()
+    assert os.pread(old.listener.lock_fd, 32, 0) == before
+    with pytest.raises(SocketTaken):
+        claim(old.path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell unread bytes from an end")
+async def test_a_new_daemon_that_dies_before_it_hears_that_it_may_begin_is_not_believed(
+    old: Old,
+) -> None:
+    """It said that it serves; the confirmation is never read, and the old one goes on."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.give)
+        taken = await taken_from(old)
+        await taken._channel.send(b"S")
+        await trio.lowlevel.wait_readable(taken._channel.fileno())
+        drop(taken)
+    assert old.given == [False]
+
+
+async def test_a_new_daemon_that_takes_too_long_is_given_up(
+    old: Old, autojump_clock: MockClock
+) -> None:
+    """It hears so, and does not accept: nobody is accepted by both."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.give)
+        taken = await taken_from(old)
+        await trio.sleep(16)
+        with pytest.raises(HandoverFailed, match="serves on"):
+            await taken.serving()
+        drop(taken)
+    assert old.given == [False]
+
+
+async def test_a_daemon_that_dies_when_it_has_given_leaves_the_sockets_to_the_new_one(
+    old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can neither confirm nor take back: the new one is the only one that has them."""
+    monkeypatch.setattr(
+        Asked, "_take_back", lambda _: None
+    )  # a process that is killed says nothing
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.give)
+        taken = await taken_from(old)
+        nursery.cancel_scope.cancel()
+    await taken.serving()
+    drop(taken)
+
+
+async def test_a_daemon_that_is_cancelled_while_it_gives_says_that_it_goes_on(old: Old) -> None:
+    """The new one must not serve beside it."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.give)
+        taken = await taken_from(old)
+        nursery.cancel_scope.cancel()
+    with pytest.raises(HandoverFailed, match="serves on"):
+        await taken.serving()
+    drop(taken)
+
+
+async def test_a_daemon_that_is_only_looked_for_gives_nothing(old: Old) -> None:
+    """Before the model is loaded; the next one who asks is served."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.give)
+        assert await gives(old.path)
+        taken = await taken_from(old)
+        await taken.serving()
+    drop(taken)
+    assert old.given == [True]
+
+
+async def test_who_connects_and_says_nothing_keeps_nobody_waiting(
+    old: Old, autojump_clock: MockClock
+) -> None:
+    """After two seconds the next one has its turn."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(handover_path(old.path))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(old.give)
+            taken = await taken_from(old)
+            await taken.serving()
+    drop(taken)
+    assert trio.current_time() == pytest.approx(2.0, abs=0.5)
+
+
+async def test_the_second_who_asks_learns_that_the_first_has_it(old: Old) -> None:
+    """It takes nothing, and then finds the name held by another daemon."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.give)
+        taken = await taken_from(old)
+        second: list[Taken | None] = []
+
+        async def ask() -> None:
+            second.append(await take_over(old.path))
+
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        await taken.serving()
+        old.leave()
+    assert second == [None]
+    drop(taken)
 
 
 async def test_the_next_daemon_can_be_asked_when_the_old_one_has_closed(folder: Path) -> None:
     """It has made the name anew by then, and the old one leaves it alone."""
     path = str(folder / "s")
     old = Giver.at(path)
-    assert old is not None
     new = Giver.at(path)
-    assert new is not None
     old.disown()
     old.close()
     assert os.listdir(folder) == ["s.handover"]
@@ -112,22 +249,49 @@ async def test_the_next_daemon_can_be_asked_when_the_old_one_has_closed(folder: 
     assert os.listdir(folder) == []
 
 
+@pytest.mark.parametrize(("name", "why"), [("none/s", "No such file"), ("n" * 90, "too long")])
+def test_a_name_that_cannot_be_made_is_told(folder: Path, name: str, why: str) -> None:
+    """The daemon serves all the same, and says that it cannot be replaced."""
+    with pytest.raises(OSError, match=why) as caught:
+        Giver.at(str(folder / name))
+    assert caught.value.filename.endswith(".handover")
+
+
 async def test_without_a_daemon_nothing_is_taken(folder: Path) -> None:
     """`serve --replace` then serves as `serve` does."""
+    assert not await gives(str(folder / "s"))
     assert await take_over(str(folder / "s")) is None
 
 
-async def test_a_daemon_that_says_nothing_is_given_up(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_daemon_that_says_nothing_is_given_up(old: Old, autojump_clock: MockClock) -> None:
     """The message says that it serves on."""
-    path = str(folder / "s")
-    monkeypatch.setattr("uma_trio.sockets.handover._PATIENCE_S", 0.0)
-    giver = Giver.at(path)
-    assert giver is not None
-    with pytest.raises(HandoverFailed, match="serves on"):
-        await take_over(path)
-    giver.close()
+    with pytest.raises(HandoverFailed, match=r"it said nothing.*serves on"):
+        await take_over(old.path)
+
+
+async def test_a_daemon_without_free_descriptors_waits_before_it_accepts_again(
+    autojump_clock: MockClock,
+) -> None:
+    """It does not spin: a tenth of a second passes between two attempts."""
+
+    class Poor(socket.socket):
+        """Has no descriptor left for the first five attempts."""
+
+        failures = 5
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            if self.failures:
+                self.failures -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    with Poor() as listening, socket.socket() as client:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        listening.setblocking(False)
+        client.connect(listening.getsockname())
+        (await accept_one(listening)).close()
+    assert trio.current_time() == pytest.approx(0.5)
 
 
 # --- whole daemons ---
@@ -136,7 +300,7 @@ async def test_a_daemon_that_says_nothing_is_given_up(
 class Running:
     """A daemon process on the fake model."""
 
-    def __init__(self, path: Path, *options: str) -> None:
+    def __init__(self, path: Path | str, *options: str) -> None:
         command = [sys.executable, str(HERE / "fake_daemon.py"), str(path), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -155,7 +319,7 @@ class Running:
 class Load:
     """Clients that come one after another, on threads, until they are told to stop."""
 
-    def __init__(self, path: Path, threads: int = 4) -> None:
+    def __init__(self, path: Path | str, threads: int = 4) -> None:
         self.whole = 0
         self.lost: list[str] = []
         self._path = str(path)
@@ -193,7 +357,7 @@ class Load:
 
 
 @contextmanager
-def under_load(path: Path) -> Iterator[tuple[Load, list[Running]]]:
+def under_load(path: Path | str) -> Iterator[tuple[Load, list[Running]]]:
     """A daemon with clients; the last of the list is stopped at the end, when nobody may be lost."""
     first = Running(path, "cost=0.002")
     daemons = [first]
@@ -232,18 +396,72 @@ def test_daemons_that_replace_each_other_lose_nobody(folder: Path) -> None:
 def test_a_new_daemon_that_dies_with_the_sockets_in_its_hands_costs_nobody(folder: Path) -> None:
     """The old one accepts again, and whoever connected meanwhile is served."""
     path = folder / "s"
+
+    async def take_and_die() -> None:
+        taken = await take_over(str(path))
+        assert taken is not None
+        drop(taken)
+
     with under_load(path) as (load, _):
         load.until(5)
         for _ in range(3):
-            taken = trio.run(take_over, str(path))
-            assert taken is not None
-            for each in taken.handed:
-                each.sock.close()
-                os.close(each.lock_fd)
-            taken.close()
+            trio.run(take_and_die)
             load.until(5)
         new = Running(path, "replace=1")
         new.process.kill()
         new.ended()
         load.until(5)
     assert load.whole >= 25
+
+
+@pytest.mark.daemon
+def test_a_daemon_that_is_stopped_while_it_hands_over_waits_for_that(folder: Path) -> None:
+    """The new one gets the name; the old one, told to end, has not removed it."""
+    path = folder / "s"
+    old = Running(path)
+    old.ready()
+
+    async def take() -> Taken:
+        taken = await take_over(str(path))
+        assert taken is not None
+        old.process.send_signal(signal.SIGTERM)
+        await taken.serving()
+        return taken
+
+    taken = trio.run(take)
+    try:
+        assert old.ended() == 0
+        assert path.exists()
+        with pytest.raises(SocketTaken):
+            claim(path)
+    finally:
+        for each in taken.handed:
+            each.close()
+
+
+@pytest.mark.daemon
+def test_a_daemon_that_gives_nothing_is_told_of_before_the_model_is_loaded(folder: Path) -> None:
+    """Who has the name without the way to hand it over is named."""
+    path = folder / "s"
+    with claim(path):
+        new = Running(path, "replace=1")
+        assert new.process.stdout is not None
+        assert f"pid {os.getpid()}" in new.process.stdout.readline()
+        assert new.ended() == 75
+
+
+@pytest.mark.daemon
+def test_a_daemon_on_a_port_is_replaced_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name for the hand-over is in the user's runtime folder; the port is never free."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("UMA_TOKEN_FILE", str(folder / "token"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        path = f"tcp:127.0.0.1:{free.getsockname()[1]}"
+    with under_load(path) as (load, daemons):
+        load.until(5)
+        daemons.append(Running(path, "cost=0.002", "replace=1"))
+        daemons[-1].ready()
+        assert daemons[-2].ended() == 0
+        load.until(5)
+    assert load.whole >= 10

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -209,6 +209,21 @@ def test_a_daemon_that_was_told_a_path_serves_there_alone(
     monkeypatch.setattr("uma_trio.wiring_sockets.SHARED_SOCKET", str(shared))
     with names_taken(load({"socket": str(folder / "s")}, {}), NONE) as listen, listen():
         assert not shared.exists()
+
+
+def test_a_daemon_behind_a_supervisors_socket_on_the_default_path_is_found_under_both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seeds' client reaches the service, too; a socket elsewhere was somebody's choice."""
+    shared = folder / "shared"
+    monkeypatch.setattr("uma_trio.wiring_sockets.SHARED_SOCKET", str(shared))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    (folder / "uma-trio").mkdir()
+    for path, is_shared in ((folder / "uma-trio" / "uma.sock", True), (folder / "s", False)):
+        inherited = Inherited(framed=listening(path))
+        config = told_by(inherited, load({}, {}))
+        with closing(inherited), names_taken(config, inherited) as listen, listen():
+            assert shared.exists() == is_shared
 
 
 def test_a_client_looks_in_both_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from attrs import evolve, frozen
 from uma_protocol import Code
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelInfo
-from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
@@ -39,6 +38,7 @@ from uma_trio.net.settings import Shared
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
+from uma_trio.replacing import Replacing
 from uma_trio.service.compiling import in_fair_threads
 from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
@@ -46,8 +46,7 @@ from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
 from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
-from uma_trio.sockets.address import FRAMED_TCP
-from uma_trio.sockets.handover import Giver, Taken, take_over
+from uma_trio.sockets.handover import Taken, take_over
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import Listeners
 from uma_trio.sockets.supervisor import Supervisor
@@ -72,10 +71,18 @@ from uma_trio.wiring import (
 )
 from uma_trio.wiring_http import http_server
 from uma_trio.wiring_shapes import confinement, warm_if_used
-from uma_trio.wiring_sockets import Fronts, fronts_taken, handed_by, token_of, told_by
+from uma_trio.wiring_sockets import (
+    Fronts,
+    can_be_replaced,
+    fronts_taken,
+    handed_by,
+    token_of,
+    told_by,
+)
 
 if TYPE_CHECKING:
     from uma_trio.http.server import Server as HttpServer
+    from uma_trio.service.front import Listener as PortListener
 
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
@@ -124,6 +131,7 @@ async def serve(
 
     Raises:
         uma_trio.sockets.listener.SocketTaken: another daemon serves there; nothing was loaded.
+        uma_trio.sockets.handover.HandoverFailed: the daemon that was to be replaced serves on.
         uma_trio.sockets.listener.SocketUnusable: the socket cannot be made there.
         uma_trio.sockets.port.PortUnusable: the TCP port of the framed protocol cannot be had.
         uma_trio.config.option.ConfigError: no policy has that name, the trace or the scorecard cannot
@@ -132,17 +140,15 @@ async def serve(
         uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
     """
     policy = chosen_policy(config)
-    if replace and str(config.socket).startswith(FRAMED_TCP):
-        raise ConfigError(
-            "--replace needs a Unix socket: a daemon on a TCP port hands nothing over"
-        )
     config = told_by(inherited, config)
     supervisor = supervisor or Supervisor()
     _check_trace(config)
     token = token_of(config)
     chat_template(config)  # refused before anything is loaded
     with closing(inherited), ExitStack() as held:
-        fronts = None if replace else held.enter_context(fronts_taken(config, inherited))
+        fronts = None
+        if not replace or not await can_be_replaced(config):
+            fronts = held.enter_context(fronts_taken(config, inherited))
         table = held.enter_context(scorecard_file(config))
         if backend is None:
             loading = _both(supervisor.loading, on_progress)
@@ -217,7 +223,7 @@ class _Daemon:
         self._died: EngineDied | None = None
         self._forced = False
         self._supervised = fronts.supervised
-        self._replaced = False
+        self._replacing: Replacing | None = None
         self._clients = trio.CancelScope()
 
     async def run(
@@ -259,17 +265,21 @@ class _Daemon:
             with self._clients:
                 async with trio.open_nursery() as clients:
                     await trio.to_thread.run_sync(warm_if_used, self._texts, abandon_on_cancel=True)
+                    if taken is not None:
+                        await self._own(listener, taken)
                     await clients.start(self._server.serve, listener)
                     if self._http is not None and self._port is not None:
                         await clients.start(self._http.serve, self._port)
-                    if taken is not None:
-                        taken.serving()
-                    nursery.start_soon(self._hand_over, listener)
+                    if not self._supervised:  # a supervisor keeps its own open
+                        self._replacing = self._replaced_by_who_asks(listener)
+                        await nursery.start(self._replacing.run)
                     info = self._ready_info(listener)
                     self._supervisor.ready(f"serving {info.model.name} on {info.socket}")
                     if on_ready is not None:
                         on_ready(info)
                     await self._stopping.wait()
+                    if self._replacing is not None:
+                        await self._replacing.end()
                     await self._drain()
                     clients.cancel_scope.deadline = trio.current_time() + _FLUSH_S
             # The tick that is being computed has to end. A second signal must still be heard.
@@ -359,37 +369,19 @@ class _Daemon:
                 self._supervisor.alive()
             seen = self._engine.rounds
 
-    async def _hand_over(self, listener: Listeners) -> None:
-        """Give the sockets to a daemon that asks for them; it serves on, and this one stops."""
-        if self._supervised or listener.path.startswith(FRAMED_TCP):
-            return  # a supervisor keeps its own open; a port has no name to be asked under
-        sockets = [*listener.all, *(() if self._port is None else (self._port,))]
-        giver = Giver.at(listener.path)
-        if giver is None:
-            return
+    async def _own(self, listener: Listeners, taken: Taken) -> None:
+        """Have the names from the daemon that handed them over. Raises HandoverFailed if it serves on."""
+        await taken.serving()
+        for each in self._sockets(listener):
+            each.own()
+
+    def _replaced_by_who_asks(self, listener: Listeners) -> Replacing:
         handed = handed_by(self._config, listener, self._port)
-        with closing(giver):
-            while True:
-                asked = await giver.asked()
-                self._pause()
-                if await asked.give(handed):
-                    giver.disown()
-                    break
-                self._resume()
-                self._log.warning("the daemon that was to replace this one has ended; serving on")
-        for each in sockets:
-            each.disown()
-        self._replaced = True
-        self._log.info("another daemon serves here now; finishing the running requests")
-        self._stopping.set()
+        sockets = self._sockets(listener)
+        return Replacing(listener.path, handed, sockets, self._fronts, self._stopping.set)
 
-    def _pause(self) -> None:
-        for front in self._fronts:
-            front.pause_accepting()
-
-    def _resume(self) -> None:
-        for front in self._fronts:
-            front.resume_accepting()
+    def _sockets(self, listener: Listeners) -> list[PortListener]:
+        return [*listener.all, *(() if self._port is None else (self._port,))]
 
     @property
     def _fronts(self) -> tuple[Server | HttpServer, ...]:
@@ -397,7 +389,8 @@ class _Daemon:
 
     async def _let_go(self) -> None:
         """Serve those who are connected, and close what is idle: its clients find the next daemon."""
-        self._pause()
+        for front in self._fronts:
+            front.pause_accepting()
         while any(front.n_connections for front in self._fronts):
             for front in self._fronts:
                 front.end_idle_connections()
@@ -414,7 +407,7 @@ class _Daemon:
             connections=server.n_connections,
             drain_s=patience,
         )
-        if self._replaced or self._supervised:
+        if self._supervised or (self._replacing is not None and self._replacing.replaced):
             with trio.move_on_at(deadline):
                 await self._let_go()
         service.stop_taking()
@@ -444,7 +437,8 @@ class _Daemon:
                 self._clients.cancel()
                 # A tick cannot be interrupted; a daemon that is told twice does not wait for it.
                 await trio.sleep(_FORCED_S)
-                listener.close()
+                if self._replacing is None or not self._replacing.busy:
+                    listener.close()  # else another daemon may have the names by now
                 os._exit(FORCED_EXIT)
 
 

@@ -13,7 +13,8 @@ from attrs import evolve, frozen
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.sockets.address import FRAMED_TCP, parse_framed
-from uma_trio.sockets.handover import Handed, Role
+from uma_trio.sockets.handover import Handed, HandoverFailed, Role, gives
+from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import (
     Claim,
@@ -23,7 +24,7 @@ from uma_trio.sockets.listener import (
     claim,
     handed_claim,
 )
-from uma_trio.sockets.path import SHARED_SOCKET
+from uma_trio.sockets.path import SHARED_SOCKET, default_socket
 from uma_trio.sockets.port import PortClaim
 from uma_trio.sockets.token import TokenUnusable, make_token, token_file
 from uma_trio.telemetry import log
@@ -78,12 +79,30 @@ def fronts_taken(
         http = left.pop("http", None)
         address = config.http_address
         if http is not None and (address is None or http.name != address.url):
-            close_handed(http)  # the settings serve another one now
+            http.close()  # the settings serve another one now
             http = None
         sock = inherited.http if http is None else http.sock
         lock = -1 if http is None else http.lock_fd
         port = stack.enter_context(http_port(config, sock, lock))
         yield Fronts(listen, port, supervised=inherited != NONE)
+
+
+async def can_be_replaced(config: Config) -> bool:
+    """Whether a daemon serves on the configured socket; it would hand that over. False if none does.
+
+    Raises:
+        uma_trio.sockets.handover.HandoverFailed: there is one, and it hands nothing over.
+    """
+    path = str(config.socket)
+    if await gives(path):
+        return True
+    pid = None if path.startswith(FRAMED_TCP) else holder_of(path)
+    if pid is not None:
+        raise HandoverFailed(
+            f"pid {pid}, which has {path}, hands nothing over: it is starting or stopping, or its sockets are a"
+            " supervisor's; try again, use `uma-trio service restart`, or stop it with `uma-trio stop`"
+        )
+    return False
 
 
 def handed_by(config: Config, listener: Listeners, port: PortListener | None) -> list[Handed]:
@@ -97,13 +116,6 @@ def handed_by(config: Config, listener: Listeners, port: PortListener | None) ->
     if port is not None and address is not None:
         handed.append(Handed("http", address.url, port.sock, port.lock_fd))
     return handed
-
-
-def close_handed(each: Handed) -> None:
-    """Close a socket, and let go of its name."""
-    each.sock.close()
-    if each.lock_fd != -1:
-        os.close(each.lock_fd)
 
 
 def token_of(config: Config) -> str | None:
@@ -129,13 +141,15 @@ def names_taken(
 ) -> Iterator[Callable[[], Listeners]]:
     """Hold the names of the framed protocol until the block ends; what it yields makes their sockets.
 
-    A daemon that was told no path serves on the shared one, too, if it can have that.
+    A daemon that was told no path, or inherits a socket on the default one, serves on the shared path, too, if it
+    can have that.
     """
     if inherited.framed is None and str(config.socket).startswith(FRAMED_TCP):
-        with PortClaim(parse_framed(str(config.socket)), "--socket") as port:
+        address, handed = parse_framed(str(config.socket)), None if framed is None else framed.sock
+        with PortClaim(address, "--socket", handed) as port:
             yield lambda: Listeners(port.listen())
         return
-    told = "socket" in config.sources
+    told = "socket" in config.sources and not _is_default(inherited)
     with ExitStack() as stack:
         if not told:
             _make_folder(config.socket.parent)
@@ -150,6 +164,12 @@ def names_taken(
         elif not told and str(config.socket) != SHARED_SOCKET:
             second = _shared_name(stack)
         yield lambda: _listening(first, second)
+
+
+def _is_default(inherited: Inherited) -> bool:
+    """Whether a supervisor passed the socket that a daemon which is told nothing makes itself."""
+    path = inherited.path
+    return path is not None and os.path.realpath(path) == os.path.realpath(default_socket())
 
 
 def _listening(first: Claim, second: Claim | None) -> Listeners:

@@ -51,6 +51,9 @@ class Listener(Accepts, Protocol):
     def lock_fd(self) -> int:
         """The lock of its name."""
 
+    def own(self) -> None:
+        """Keep its name, which another daemon has handed over."""
+
     def disown(self) -> None:
         """Leave its name to who has the socket now."""
 

@@ -58,3 +58,28 @@ async def accept_forever(
                 await trio.sleep(_PAUSE_S)
                 break
             handle(client)
+
+
+async def accept_one(listening: socket.socket) -> socket.socket:
+    """Wait for one client of `listening`, which is rarely connected to, and return it, non-blocking.
+
+    Out of descriptors or memory, it leaves the client in the backlog and tries again a little later.
+
+    Raises:
+        OSError: the listening socket itself cannot accept any more.
+    """
+    while True:
+        await trio.lowlevel.wait_readable(listening)
+        try:
+            client, _address = listening.accept()
+        except (BlockingIOError, InterruptedError):
+            continue
+        except OSError as exc:
+            if exc.errno in _OF_ONE_CLIENT:
+                continue
+            if exc.errno not in _OUT_OF_RESOURCES:
+                raise
+            await trio.sleep(_PAUSE_S)
+            continue
+        client.setblocking(False)
+        return client

@@ -1,16 +1,26 @@
 """Passing listening sockets, and the locks of their names, from a daemon to the one that replaces it.
 
-The old daemon listens on ``<socket>.handover``, which only its own user can reach. The new one connects
-when its model is loaded. The old one stops accepting and sends every listening socket with the lock of
-its name in one message (SCM_RIGHTS, unix(7)). A lock of flock(2) belongs to the open file, so that no
-name is free for an instant; and who connects meanwhile waits in the backlog. When the new one
-serves it says so, and the old one drains. If it ends before, the old one accepts again.
+The old daemon listens on ``<socket>.handover``, which only its own user can reach. The conversation has
+five steps, each bounded in time. If the new daemon ends before the last one, the old one serves on; if the
+old one ends after the second, the new one serves:
+
+1. The new daemon connects when its model is loaded, and sends ``T`` (take). A connection that is
+   closed without it has only asked whether there is somebody (:func:`gives`).
+2. The old one stops accepting, and sends every listening socket with the lock of its name in one message
+   (SCM_RIGHTS, unix(7)). A lock of flock(2) belongs to the open file, so that no name is free for an
+   instant; and who connects meanwhile waits in the backlog.
+3. The new one makes its fronts of them, and sends ``S``: it could accept.
+4. The old one sends ``C`` (confirmed): it will not accept again. If the time is over it sends ``N``, and
+   serves on.
+5. The new one reads that, closes its end and accepts. If it ends with the ``C`` unread, the old one sees
+   ECONNRESET and not an orderly end (Linux), and accepts again.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -20,14 +30,30 @@ from typing import Final, Literal, Self
 import trio
 from attrs import frozen
 
+from uma_trio.sockets.accepting import accept_one
+from uma_trio.sockets.address import FRAMED_TCP
+from uma_trio.sockets.listener import too_long
+from uma_trio.sockets.path import default_socket
 from uma_trio.sockets.peers import peer_of
+from uma_trio.sockets.platform import HAS_UNIX_SOCKETS
 
 Role = Literal["framed", "shared", "http"]
+_TAKE: Final = b"T"
 _SERVING: Final = b"S"
+_CONFIRMED: Final = b"C"
+_NOT_YOURS: Final = b"N"
 _MOST_BYTES: Final = 65_536
 _MOST_FDS: Final = 16
+# For the first byte of a process of this user that has connected: it sends it at once.
+_TO_ASK_S: Final = 2.0
+# From the sockets to `S`: the new daemon has loaded its model, and only makes its fronts. Nobody is accepted then.
+_TO_SERVE_S: Final = 15.0
+# To read one byte.
+_TO_READ_S: Final = 2.0
+# More than an old daemon takes that first waits for another one, which fails.
 _PATIENCE_S: Final = 30.0
 _BACKLOG: Final = 1
+_CLOEXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # or a child started now would keep them
 
 
 @frozen
@@ -39,13 +65,25 @@ class Handed:
     sock: socket.socket
     lock_fd: int = -1
 
+    def close(self) -> None:
+        """Close the socket, and let go of its name. Once."""
+        self.sock.close()
+        if self.lock_fd != -1:
+            os.close(self.lock_fd)
+
 
 class HandoverFailed(Exception):
     """The running daemon did not hand over; the message is one sentence for the operator."""
 
 
 def handover_path(path: str) -> str:
-    """Return where the daemon on `path` can be asked to hand over."""
+    """Return where the daemon on `path`, which may be ``tcp:HOST:PORT``, can be asked to hand over.
+
+    A port has no folder, so that its name is in that of the default socket.
+    """
+    if path.startswith(FRAMED_TCP):
+        folder = os.path.dirname(default_socket())
+        path = os.path.join(folder, f"uma-{path.replace(':', '-')}")
     return f"{path}.handover"
 
 
@@ -59,31 +97,49 @@ class Giver:
         self._ours = True
 
     @classmethod
-    def at(cls, path: str) -> Self | None:
-        """Listen beside the socket at `path`, whose lock must be held; None if that cannot be."""
+    def at(cls, path: str) -> Self:
+        """Listen beside the socket at `path`, whose lock must be held.
+
+        Raises:
+            OSError: that cannot be; `strerror` is why, `filename` the name.
+        """
         name = handover_path(path)
+        if problem := too_long(name):
+            raise OSError(errno.ENAMETOOLONG, problem, name)
+        if not HAS_UNIX_SOCKETS:
+            raise OSError(errno.EAFNOSUPPORT, "Python has no Unix sockets on this system", name)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            if os.path.lexists(name):
+            if path.startswith(FRAMED_TCP):
+                os.makedirs(os.path.dirname(name), mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)  # of a daemon that was killed, or that we replace
             os.fchmod(sock.fileno(), 0o600)
             sock.bind(name)
             os.chmod(name, 0o600)
             sock.listen(_BACKLOG)
-            return cls(sock, name)
-        except OSError:
+        except OSError as error:
             sock.close()
-            return None
+            why = error.strerror or str(error)
+            raise OSError(error.errno or errno.EIO, why, name) from error
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, name)
 
     async def asked(self) -> Asked:
-        """Wait for a daemon of this user that wants to take over."""
+        """Wait for a daemon of this user that wants to take over.
+
+        Cancelled, it keeps nobody. Out of descriptors, it tries again a little later.
+
+        Raises:
+            OSError: the listening socket itself is broken.
+        """
         while True:
-            await trio.lowlevel.wait_readable(self._listening)
-            with contextlib.suppress(OSError):  # it has left again
-                sock, _ = self._listening.accept()
-                if _is_ours(sock):
-                    return Asked(trio.socket.from_stdlib_socket(sock))
-                sock.close()
+            sock = await accept_one(self._listening)
+            if _is_ours(sock) and await _wants_to_take(sock):
+                return Asked(trio.socket.from_stdlib_socket(sock))
+            sock.close()
 
     def disown(self) -> None:
         """Leave the name to who has taken over, and makes it anew."""
@@ -101,88 +157,192 @@ class Giver:
 class Asked:
     """A new daemon that waits for the sockets."""
 
-    def __init__(self, sock: trio.socket.SocketType) -> None:
-        self._sock = sock
+    def __init__(self, channel: trio.socket.SocketType) -> None:
+        self._channel = channel
 
     async def give(self, handed: Sequence[Handed]) -> bool:
-        """Send the sockets; whether the other serves now. Ours stay open. Cancelled, it is as False."""
+        """Send the sockets; whether the other daemon has them for good, and accepts.
+
+        Ours stay open. Takes at most 15 s, then the other one is given up; 2 s more if it does not read
+        that it can begin. Cancelled before that, it is as False.
+        """
+        given = False
+        try:
+            with trio.move_on_after(_TO_SERVE_S):
+                await self._send(handed)
+                if await self._channel.recv(1) == _SERVING:
+                    await self._channel.send(_CONFIRMED)
+                    given = True
+                    given = await self._was_read()
+        except OSError:
+            given = False
+        finally:
+            if not given:
+                self._take_back()
+            self._channel.close()
+        return given
+
+    async def _send(self, handed: Sequence[Handed]) -> None:
         about = [
             {"role": each.role, "name": each.name, "lock": each.lock_fd != -1} for each in handed
         ]
         fds = [fd for each in handed for fd in (each.sock.fileno(), each.lock_fd) if fd != -1]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        try:
-            await self._sock.sendmsg([json.dumps(about).encode() + b"\n"], rights)
-            return await self._sock.recv(1) == _SERVING
-        except OSError:
-            return False
-        finally:
-            self._sock.close()
+        await self._channel.sendmsg([json.dumps(about).encode() + b"\n"], rights)
+
+    def _take_back(self) -> None:
+        """Tell who still listens that we live, and serve on. Never waits."""
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(self._channel.fileno())) as sock,
+        ):
+            sock.send(_NOT_YOURS)
+
+    async def _was_read(self) -> bool:
+        """Whether the other end has read what was sent last, or still may. Never cancelled half-way."""
+        with trio.move_on_after(_TO_READ_S, shield=True):
+            try:
+                await self._channel.recv(1)
+            except ConnectionResetError:
+                return False
+        return True
 
 
 class Taken:
-    """The new daemon's end: the sockets, and the way to say that they are served. Close it."""
+    """The new daemon's end: the sockets, and the way to say that they can be served. Close it."""
 
-    def __init__(self, handed: Sequence[Handed], channel: socket.socket) -> None:
+    def __init__(self, handed: Sequence[Handed], channel: trio.socket.SocketType) -> None:
         self.handed = tuple(handed)
-        self._channel: socket.socket | None = channel
+        self._channel = channel
 
-    def serving(self) -> None:
-        """Let the old daemon go. Idempotent."""
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.send(_SERVING)
+    async def serving(self) -> None:
+        """Say that everything is there to accept, and wait until the old daemon has let go, or died.
+
+        To be called before anybody is accepted. Cancelled, the old daemon serves on.
+
+        Raises:
+            HandoverFailed: it serves on; the sockets are its own.
+        """
+        said = _NOT_YOURS
+        try:
+            with trio.move_on_after(_TO_SERVE_S):
+                with contextlib.suppress(BrokenPipeError):  # what it said last is still there
+                    await self._channel.send(_SERVING)
+                try:
+                    said = await self._channel.recv(1)
+                except ConnectionResetError:
+                    said = b""
+        finally:
             self.close()
+        # A daemon that lives says C or N. One that has died has left the sockets, and us alone, behind.
+        if said not in (_CONFIRMED, b""):
+            raise HandoverFailed(
+                "the running daemon has taken its sockets back and serves on: this one was not ready within"
+                f" {_TO_SERVE_S:g} s; try again, or stop it with `uma-trio stop`"
+            )
 
     def close(self) -> None:
-        """End the conversation: the old daemon goes on, unless :meth:`serving` was called. Idempotent."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        """End the conversation: the old daemon goes on, unless it was told otherwise. Idempotent."""
+        self._channel.close()
+
+
+async def gives(path: str) -> bool:
+    """Return whether a daemon of this user serves on `path` and would hand its sockets over.
+
+    Raises:
+        HandoverFailed: another user's process is there, or it cannot be asked.
+    """
+    channel = await _reached(path)
+    if channel is None:
+        return False
+    channel.close()
+    return True
 
 
 async def take_over(path: str) -> Taken | None:
     """Take the sockets of the daemon that serves on `path`; None if none does that could give them.
 
-    The caller owns the sockets and the locks.
+    None, too, if it ends first, or hands over to another one. The caller owns the sockets and the locks.
 
     Raises:
         HandoverFailed: there is one, and it does not hand over.
     """
-    name = handover_path(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.connect(name)  # local, and never waits but for a full backlog
-        ours = _is_ours(sock)
-    except (FileNotFoundError, ConnectionRefusedError):
-        sock.close()
+    channel = await _reached(path)
+    if channel is None:
         return None
-    except OSError as error:
-        sock.close()
-        raise HandoverFailed(f"{name}: {error.strerror}") from error
-    if not ours:
-        sock.close()
-        raise HandoverFailed(f"{name} is another user's; nothing was taken")
-    sock.setblocking(False)
-    channel = trio.socket.from_stdlib_socket(sock)
     try:
         with trio.fail_after(_PATIENCE_S):
+            await channel.send(_TAKE)
             handed = await _received(channel)
+    except (BrokenPipeError, ConnectionResetError):
+        channel.close()
+        return None
     except (trio.TooSlowError, OSError, ValueError, LookupError) as error:
         channel.close()
+        why = "it said nothing" if isinstance(error, trio.TooSlowError) else error
         raise HandoverFailed(
-            f"the daemon on {path} did not hand over ({error or 'it said nothing'}); it serves on: stop it with"
+            f"the daemon on {path} did not hand over ({why}); it serves on: stop it with"
             " `uma-trio stop`, or try again"
         ) from error
     except BaseException:
         channel.close()
         raise
-    return Taken(handed, socket.socket(fileno=channel.detach()))
+    if handed is None:
+        channel.close()
+        return None
+    return Taken(handed, channel)
 
 
-async def _received(channel: trio.socket.SocketType) -> list[Handed]:
+async def _reached(path: str) -> trio.socket.SocketType | None:
+    """Return a connection to the daemon on `path`, of this user; None if there is none. Never waits."""
+    name = handover_path(path)
+    await trio.lowlevel.checkpoint()
+    if too_long(name) or not HAS_UNIX_SOCKETS:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.connect(name)
+        if _is_ours(sock):
+            return trio.socket.from_stdlib_socket(sock)
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    except BlockingIOError:
+        sock.close()
+        raise HandoverFailed(f"{name}: other daemons wait there already; try again later") from None
+    except OSError as error:
+        sock.close()
+        raise HandoverFailed(f"{name}: {error.strerror}") from error
+    except BaseException:
+        sock.close()
+        raise
+    sock.close()
+    raise HandoverFailed(f"{name} is another user's; nothing was taken")
+
+
+async def _wants_to_take(sock: socket.socket) -> bool:
+    """Whether who has connected sends the byte that asks for the sockets. Cancelled, `sock` is closed."""
+    sock.setblocking(False)
+    said = b""
+    try:
+        with trio.move_on_after(_TO_ASK_S):
+            await trio.lowlevel.wait_readable(sock)
+            said = sock.recv(1)
+    except OSError:
+        return False
+    except BaseException:
+        sock.close()
+        raise
+    return said == _TAKE
+
+
+async def _received(channel: trio.socket.SocketType) -> list[Handed] | None:
+    """Return what comes; None if the other end has closed without a word. Cancelled, it keeps nothing."""
     size = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
-    text, rights, _flags, _address = await channel.recvmsg(_MOST_BYTES, size)
+    text, rights, _flags, _address = await channel.recvmsg(_MOST_BYTES, size, _CLOEXEC)
+    if not text:
+        return None
     fds: list[int] = []
     for level, kind, data in rights:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -195,25 +355,18 @@ async def _received(channel: trio.socket.SocketType) -> list[Handed]:
             if not more:
                 raise ValueError("it closed the connection")
             text += more
-        about = json.loads(text)
-        if len(fds) != sum(1 + bool(each["lock"]) for each in about):
+        about = [(each["role"], each["name"], bool(each["lock"])) for each in json.loads(text)]
+        if len(fds) != sum(1 + has_lock for _, _, has_lock in about):
             raise ValueError("descriptors are missing")
-        places = iter(fds)
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        return [
-            Handed(
-                each["role"],
-                each["name"],
-                _adopted(next(places)),
-                next(places) if each["lock"] else -1,
-            )
-            for each in about
-        ]
     except BaseException:
         for fd in fds:
             os.close(fd)
         raise
+    places = iter(fds)
+    return [
+        Handed(role, name, _as_socket(next(places)), next(places) if has_lock else -1)
+        for role, name, has_lock in about
+    ]
 
 
 def _is_ours(sock: socket.socket) -> bool:
@@ -221,7 +374,8 @@ def _is_ours(sock: socket.socket) -> bool:
     return peer_of(sock).uid == os.geteuid()
 
 
-def _adopted(fd: int) -> socket.socket:
+def _as_socket(fd: int) -> socket.socket:
+    os.set_inheritable(fd, False)
     sock = socket.socket(fileno=fd)
     sock.setblocking(False)
     return sock

@@ -123,6 +123,11 @@ class Listener:
         self._ours = ours
         self.path = path
 
+    def own(self) -> None:
+        """Keep the name that another daemon has handed over: its lock file names us, and we remove it."""
+        note_holder(self.lock_fd)
+        self._ours = True
+
     def disown(self) -> None:
         """Leave the name to who has the socket now: it is not removed in the end."""
         self._ours = False
@@ -228,10 +233,18 @@ def claim(
 
 
 def handed_claim(path: str, sock: socket.socket, lock_fd: int) -> Claim:
-    """Return the claim to a name whose lock and socket another daemon has handed over."""
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-    return Claim(path, lock_fd, sock)
+    """Return the claim to a name whose lock and socket another daemon is handing over.
+
+    Until :meth:`Listener.own` the name is the other's: it is not removed, and its lock file not changed.
+    """
+    return Claim(path, lock_fd, sock, ours=False)
+
+
+def note_holder(lock_fd: int) -> None:
+    """Write this process into the lock file that it holds; nothing if `lock_fd` is -1."""
+    if lock_fd != -1:
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def too_long(path: str | os.PathLike[str]) -> str:
@@ -272,8 +285,7 @@ def _take_lock(path: str, flag: str) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SocketTaken(path, _read_pid(fd), flag) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        note_holder(fd)
     except BaseException:
         os.close(fd)
         raise

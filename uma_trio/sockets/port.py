@@ -42,6 +42,9 @@ class TcpListener:
         """Wait for ever: nobody can take a port from who listens on it."""
         await trio.sleep_forever()
 
+    def own(self) -> None:
+        """Keep the port that another daemon has handed over; there is no name to remove."""
+
     def disown(self) -> None:
         """Leave the port to who has the socket now; there is no name to remove."""
 
@@ -63,13 +66,14 @@ class TcpListener:
 class PortClaim:
     """A port that is ours; as :class:`uma_trio.sockets.listener.Claim` is of a name."""
 
-    def __init__(self, address: Address, flag: str) -> None:
+    def __init__(self, address: Address, flag: str, handed: socket.socket | None = None) -> None:
         """Take the port, which was chosen by `flag`. Raises :class:`PortUnusable`.
 
-        Who connects before :meth:`listen` waits in the backlog: a port is only ours when we listen.
+        Who connects before :meth:`listen` waits in the backlog: a port is only ours when we listen. A
+        socket that was `handed` over listens there already.
         """
         self.path = address.framed
-        self._sock = bound(address, flag)
+        self._sock = bound(address, flag) if handed is None else handed
 
     def listen(self) -> TcpListener:
         """Return what accepts on it."""
