@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from uma_trio.cli.models import rows_of
 from uma_trio.cli.pull import pull
 from uma_trio.config.settings import load
 from uma_trio.library.download import Download
-from uma_trio.library.hub import Hub, HubFile, PullFailed, choose, reference
+from uma_trio.library.hub import Hub, HubFile, PullFailed, _Redirects, choose, reference
 from uma_trio.library.hub_cache import CachedRepository, cache_folder
 from uma_trio.library.naming import NoSuchModel, model_file
 from uma_trio.library.stores import Found, models_here
@@ -107,6 +110,26 @@ def test_a_server_that_does_not_resume_is_asked_from_the_beginning(
     """Its answer to a range is the whole file."""
     there.cuts, there.resumes = [1_000_000], False
     assert fetch(there, tmp_path).read_bytes() == there.files[NAME]
+
+
+def test_a_server_that_neither_resumes_nor_ends_is_given_up(there: Mirror, tmp_path: Path) -> None:
+    """Bytes that came before are no progress: each attempt is cut at the same place."""
+    there.cuts, there.resumes = [1_000_000] * 30, False
+    with pytest.raises(PullFailed, match="does not come"):
+        fetch(there, tmp_path)
+    assert len(there.cuts) > 10
+
+
+def test_a_token_does_not_follow_to_another_protocol_of_the_host() -> None:
+    """Whoever reads the network would have it."""
+    hub = Hub("https://hub.test", SECRET)
+    assert hub._request("https://hub.test/a").get_header("Authorization") == f"Bearer {SECRET}"
+    assert hub._request("http://hub.test/a").get_header("Authorization") is None
+    asked = urllib.request.Request("https://hub.test/a", headers={"Authorization": SECRET})
+    for url, has_key in (("https://HUB.test/b", True), ("http://hub.test/b", False)):
+        following = _Redirects().redirect_request(asked, io.BytesIO(), 302, "", Message(), url)
+        assert following is not None
+        assert following.has_header("Authorization") == has_key
 
 
 def test_a_wrong_byte_is_fetched_anew_once(there: Mirror, tmp_path: Path) -> None:
@@ -340,6 +363,19 @@ def test_the_stores_of_four_programs_are_read_where_they_lie(tmp_path: Path) -> 
     rows = rows_of(found, load({}, {}), room=1 << 40)
     assert {row.fits for row in rows} == {True}
     assert rows_of(found, load({}, {}), room=1 << 20)[0].fits is False
+
+
+def test_quantisations_of_earlier_commits_are_listed_too(tmp_path: Path) -> None:
+    """A pull of another one at a later commit hides none; what both have is of the current one."""
+    cached = CachedRepository.of(tmp_path, REPO)
+    for name, text in (("1", b"GGUF1"), ("2", b"GGUF2"), ("3", b"GGUF3")):
+        cached.blob(name).parent.mkdir(parents=True, exist_ok=True)
+        cached.blob(name).write_bytes(text)
+    old = cached.put("aaa", NAME, "1")
+    other = cached.put("aaa", "tiny-Q8_0.gguf", "2")
+    current = cached.put("bbb", NAME, "3")
+    cached.set_main("bbb")
+    assert list(cached.files()) == [current, old, other]
 
 
 def test_one_file_is_listed_once(tmp_path: Path) -> None:

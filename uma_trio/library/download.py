@@ -22,7 +22,7 @@ from uma_trio.library.hub import Hub, HubFile, PullFailed, Wanted
 from uma_trio.library.hub_cache import CachedRepository
 
 _CHUNK: Final = 1 << 20
-# Attempts in a row that bring no byte; each waits twice as long as the one before.
+# Attempts in a row that bring no byte which was not there before; each waits twice as long as the one before.
 _FRUITLESS: Final = 6
 _FIRST_PAUSE_S: Final = 0.5
 _RANGE: Final = re.compile(r"bytes (\d+)-")
@@ -127,7 +127,7 @@ class Download:
         written.seek(0)
         while chunk := written.read(_CHUNK):
             digest.update(chunk)
-        fruitless = 0
+        fruitless, furthest = 0, written.tell()
         while (begin := written.tell()) < file.size:
             self._progress(self._before + begin, self._total)
             why = self._append(file, written, digest, begin)
@@ -135,7 +135,9 @@ class Download:
                 break
             if written.tell() == 0 and begin:
                 digest = hashlib.sha256()  # the server does not resume: from the beginning
-            fruitless = 0 if written.tell() > begin else fruitless + 1
+            # A server that does not resume begins again and again, and may always end at the same byte.
+            fruitless = 0 if written.tell() > furthest else fruitless + 1
+            furthest = max(furthest, written.tell())
             if fruitless >= _FRUITLESS:
                 raise PullFailed(
                     f"{file.path} does not come ({why}); what is there is kept: try again later"

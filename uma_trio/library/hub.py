@@ -222,14 +222,20 @@ class Hub:
     ) -> urllib.request.Request:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise PullFailed(f"{url} is no web address; check HF_ENDPOINT")
-        same = urllib.parse.urlsplit(url).netloc == urllib.parse.urlsplit(self._endpoint).netloc
-        keys = {"Authorization": f"Bearer {self._token}"} if self._token and same else {}
+        own = self._token and _same_server(url, self._endpoint)
+        keys = {"Authorization": f"Bearer {self._token}"} if own else {}
         about = {"User-Agent": "uma-trio", **keys, **(headers or {})}
         return urllib.request.Request(url, headers=about, method=method)  # noqa: S310 - see the check above
 
 
+def _same_server(url: str, other: str) -> bool:
+    """Whether two addresses lead to one server by one protocol: a token must not go out unencrypted."""
+    first, second = urllib.parse.urlsplit(url), urllib.parse.urlsplit(other)
+    return (first.scheme, first.netloc.lower()) == (second.scheme, second.netloc.lower())
+
+
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects; the token stays behind where they lead to another host."""
+    """Follows redirects; the token stays behind where they lead to another host or protocol."""
 
     def redirect_request(
         self,
@@ -241,9 +247,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         newurl: str,
     ) -> urllib.request.Request | None:
         following = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
-        if following is not None and (
-            urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(req.full_url).netloc
-        ):
+        if following is not None and not _same_server(newurl, req.full_url):
             following.remove_header("Authorization")
         return following
 

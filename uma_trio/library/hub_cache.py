@@ -72,14 +72,15 @@ class CachedRepository:
         new.replace(ref)
 
     def files(self) -> Iterator[Path]:
-        """Yield the files of the current commit, or of all there are without one."""
+        """Yield the files of all commits, those of the current one first.
+
+        A quantisation that was fetched at an earlier commit lies in the folder of that one alone.
+        """
         try:
             commit = (self.folder / "refs" / "main").read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             commit = ""
-        current = self.snapshot(commit) if commit and "/" not in commit else None
-        folders = [current] if current is not None and current.is_dir() else self._snapshots()
-        for folder in folders:
+        for folder in sorted(self._snapshots(), key=lambda each: each.name != commit):
             yield from sorted(folder.rglob("*.gguf"))
 
     def _snapshots(self) -> list[Path]:
