@@ -14,15 +14,18 @@ import sys
 import tempfile
 import termios
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.cli.chat import chat
+from uma_trio.cli.chat import _HELP, Talk, _Sampling, chat
 from uma_trio.cli.conversation import Conversation
 from uma_trio.cli.wrapped import Wrapped
+from uma_trio.client import ServerError
 
 PATIENCE_S = 50.0
 _ASKING = "\x1b[?2004h"  # bracketed paste is on: the question can be read
@@ -188,6 +191,47 @@ def talk_and_leave(path: Path, folder: Path) -> None:
     terminal.answer(f"/save {folder}/talk.json\r")
     terminal.until("2 turns")
     assert terminal.leave() == 0
+
+
+def talking(monkeypatch: pytest.MonkeyPatch, said: list[str], answers: list[str]) -> Talk:
+    """Return a conversation whose daemon gives `answers`; `said` is what is shown."""
+
+    async def generate(*arguments: Any) -> None:
+        if answers and (answer := answers.pop(0)):
+            arguments[-1].append(answer)
+            return
+        raise ServerError("E_RUNTIME_001", "no")
+
+    monkeypatch.setattr("uma_trio.cli.chat._generate", generate)
+    monkeypatch.setattr("uma_trio.cli.chat._keys_unseen", nullcontext)
+    monkeypatch.setattr("uma_trio.cli.chat._say", said.append)
+    sampling = _Sampling(0.0, None, None)
+    return Talk(Path("s"), Conversation("Be brief."), sampling, stats=False, wait=False)
+
+
+def test_again_that_fails_keeps_the_earlier_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is away for a moment costs no answer."""
+    talk = talking(monkeypatch, [], ["one", "", "two"])
+    talk._conversation.ask("?")
+    talk._answer()
+    talk._obey("/again")
+    assert talk._conversation.turns == [("user", "?"), ("assistant", "one")]
+    talk._obey("/again")
+    assert talk._conversation.turns == [("user", "?"), ("assistant", "two")]
+
+
+def test_the_system_message_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dash stands for none, as without a text it is shown."""
+    said: list[str] = []
+    talk = talking(monkeypatch, said, [])
+    talk._obey("/system")
+    talk._obey("/system -")
+    assert said == ["System message: Be brief.\n", "System message: none\n"]
+
+
+def test_help_fits_a_terminal_of_80_columns() -> None:
+    """Its lines are written as they are."""
+    assert max(map(len, _HELP.splitlines())) < 80
 
 
 def test_a_conversation_in_a_terminal() -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from uma_protocol import Eos
 
 _HELP = """\
-/system TEXT   set the system message; without TEXT show it
+/system TEXT   set the system message; - removes it; without TEXT show it
 /again         answer the last question again
 /more          go on with an answer that was cut or stopped
 /clear         forget the conversation
@@ -50,7 +50,8 @@ _HELP = """\
 /help          show this
 /exit          leave, as Ctrl-D does
 
-Enter sends, Alt-Enter begins a new line, pasted lines stay together. Ctrl-C stops an answer."""
+Enter sends, Alt-Enter begins a new line, pasted lines stay together.
+Ctrl-C stops an answer."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -148,14 +149,18 @@ class Talk:
 
     def _system(self, text: str) -> None:
         if text:
-            self._conversation.system = text
+            self._conversation.system = "" if text == "-" else text
         _say(f"System message: {self._conversation.system or 'none'}\n")
 
     def _again(self, _: str) -> None:
-        if self._conversation.again():
-            self._answer()
-        else:
+        talk = self._conversation
+        before = list(talk.turns)
+        if not talk.again():
             _say("There is no question yet.\n")
+            return
+        self._answer()
+        if not talk.goes_on:  # nothing has come: the earlier answer is better than none
+            talk.turns = before
 
     def _more(self, _: str) -> None:
         if self._conversation.goes_on:
