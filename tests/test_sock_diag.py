@@ -122,7 +122,7 @@ def test_where_the_system_does_not_answer_nobody_is_named() -> None:
 
 def test_a_user_outside_the_user_namespace_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them have the same number there."""
-    monkeypatch.setattr(sock_diag, "_unmapped_uid", lambda: 65_534)
+    monkeypatch.setattr(sock_diag, "unmapped_uid", lambda: 65_534)
     assert uid_of(ENDS, lambda _: reply(uid=65_534)) is None
     assert uid_of(ENDS, lambda _: reply(uid=7)) == 7
 
@@ -200,3 +200,15 @@ def test_a_unix_socket_and_the_port_name_the_same_principal() -> None:
     assert one.shares_as == other.shares_as
     assert one.pid == os.getpid()
     assert one.connection != other.connection
+
+
+def test_a_user_outside_the_user_namespace_is_nobody_on_a_unix_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor an operator: two of them would share their caches and requests."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert principal_of(ours, os.getuid()).uid == os.getuid()
+        monkeypatch.setattr(sock_diag, "unmapped_uid", os.getuid)
+        stranger = principal_of(ours, os.getuid())
+    assert (stranger.uid, stranger.is_operator) == (None, False)

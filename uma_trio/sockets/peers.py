@@ -15,6 +15,7 @@ import sys
 import trio
 from attrs import frozen
 
+from uma_trio.sockets import sock_diag
 from uma_trio.sockets.platform import is_tcp
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.sock_diag import ends_of, uid_of
@@ -80,11 +81,10 @@ def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
     connection = next(_connections)
     if not is_tcp(sock):
         peer = peer_of(sock)
+        # Outside this user namespace all users have one number, which therefore names nobody.
+        known = None if peer.uid == sock_diag.unmapped_uid() else peer.uid
         return Principal(
-            connection=connection,
-            uid=peer.uid,
-            pid=peer.pid,
-            is_operator=peer.uid == operator_uid,
+            connection=connection, uid=known, pid=peer.pid, is_operator=known == operator_uid
         )
     ends = ends_of(sock)
     uid = uid_of(ends)

@@ -97,7 +97,7 @@ def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None
     except OSError:
         return None
     uid = owner_in(reply, ends)
-    return None if uid == _unmapped_uid() else uid
+    return None if uid == unmapped_uid() else uid
 
 
 def listener_uid(
@@ -118,7 +118,7 @@ def listener_uid(
     family, state, _, _, raw, _, _, _, uid, inode = _ANSWER.unpack_from(reply, _HEAD.size)
     if kind != _SOCK_DIAG_BY_FAMILY or state != _LISTENS or not inode:
         return None
-    if _ends_in(raw, family).source_port != port or uid == _unmapped_uid():
+    if _ends_in(raw, family).source_port != port or uid == unmapped_uid():
         return None
     return int(uid)
 
@@ -165,7 +165,7 @@ def _ends_in(raw: bytes, family: int) -> Ends:
 
 
 @cache
-def _unmapped_uid() -> int | None:
+def unmapped_uid() -> int | None:
     """Return the uid that stands for all users outside this user namespace; None if there are none.
 
     See user_namespaces(7). Two such users look alike, so that uid names nobody.
