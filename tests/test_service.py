@@ -19,6 +19,7 @@ import pytest
 import trio
 
 from uma_trio.cli import service as verb
+from uma_trio.cli.service import files_of_service, units_folder
 from uma_trio.cli.stop import stop
 from uma_trio.cli.units import SERVICE_UNIT, SOCKET_UNIT, launch_agent, systemd_units
 from uma_trio.client import default_socket, generate_sync
@@ -318,6 +319,48 @@ def test_a_path_with_spaces_and_percents_is_quoted() -> None:
     assert 'ExecStart="/opt/my 100%%/uma-trio" serve' in units[SERVICE_UNIT]
 
 
+def test_a_socket_of_http_is_this_users_alone() -> None:
+    """Its path may be in a folder that others may enter, and hold a percent sign."""
+    unit = systemd_units(COMMAND, parse_address("unix:/srv/50%/http"), 1.0)["uma-trio-http.socket"]
+    assert "ListenStream=/srv/50%%/http\n" in unit
+    assert "SocketMode=0600\nDirectoryMode=0700\n" in unit
+
+
+def test_the_name_of_a_host_is_written_as_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systemd takes no names."""
+
+    def found(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        assert host == "box.lan"
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", port, 0, 0))]
+
+    monkeypatch.setattr("socket.getaddrinfo", found)
+    units = systemd_units(COMMAND, parse_address("box.lan:8080"), 1.0)
+    assert "ListenStream=[fd00::7]:8080\n" in units["uma-trio-http.socket"]
+
+
+def test_the_service_is_told_where_this_users_models_are(home: Path) -> None:
+    """A service manager does not read the shell's variables."""
+    env = {"HF_HOME": "/data/my hf", "OLLAMA_MODELS": "/data/50%", "HF_TOKEN": "s"}
+    unit = files_of_service(env, COMMAND)[units_folder(env) / SERVICE_UNIT].decode()
+    assert 'Environment="HF_HUB_CACHE=/data/my hf/hub"\n' in unit
+    assert "Environment=OLLAMA_MODELS=/data/50%%\n" in unit
+    assert "TOKEN" not in unit
+    about = plistlib.loads(launch_agent(COMMAND, Path("/logs"), {"OLLAMA_MODELS": "/data"}))
+    assert about["EnvironmentVariables"] == {"OLLAMA_MODELS": "/data"}
+
+
+def test_a_host_without_an_address_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a unit is written that systemd would refuse."""
+    (home / "config" / "uma-trio").mkdir(parents=True)
+    (home / "config" / "uma-trio" / "config.yaml").write_text(
+        "http: 'no.such.host.invalid:80'\nhttp_key_file: /k\n"
+    )
+    assert verb.service("install") == 2
+    assert "no.such.host.invalid:80 has no address" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not os.access("/usr/bin/systemd-analyze", os.X_OK), reason="no systemd-analyze")
 def test_systemd_takes_the_units_and_finds_little_exposed(folder: Path) -> None:
     """Its own words about them: no complaint, and an exposure of at most 2.5."""
@@ -412,6 +455,26 @@ def test_stop_ends_the_daemon_of_a_socket(folder: Path, capsys: pytest.CaptureFi
         assert stop(socket=str(path)) == 0
         assert running.wait(60) == 0
     assert f"Stopped process {running.pid}" in capsys.readouterr().out
+
+
+def test_stop_now_sends_two_signals_that_cannot_be_merged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two SIGTERMs that arrive together are one (signal(7)), and the daemon would drain."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    sent: list[int] = []
+
+    def kill(pid: int, what: int) -> None:
+        assert pid == ended.pid
+        if not what:
+            raise ProcessLookupError
+        sent.append(what)
+
+    monkeypatch.setattr("uma_trio.cli.stop.daemon_of", lambda _: ended.pid)
+    monkeypatch.setattr("os.kill", kill)
+    assert stop(now=True, socket=str(folder / "s")) == 0
+    assert sent == [signal.SIGTERM, signal.SIGINT]
 
 
 def test_stop_of_nothing_is_done(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from uma_trio.cli.units import (
 )
 from uma_trio.config import place, settings
 from uma_trio.config.options import Config
+from uma_trio.library.hub_cache import cache_folder
 
 Action = Literal["install", "uninstall", "start", "stop", "restart", "status", "logs"]
 _NO_SYSTEMD = (
@@ -65,8 +66,30 @@ def files_of_service(env: Mapping[str, str], command: Path) -> dict[Path, bytes]
     named = {name: text for name, text in env.items() if name not in settings.known_env()}
     config = settings.load({}, named)
     folder = units_folder(env)
-    units = systemd_units(command, config.http_address, config.drain_s, _written_to(config))
+    http = config.http_address
+    try:
+        units = systemd_units(
+            command, http, config.drain_s, _written_to(config), environment_of_service(env)
+        )
+    except OSError as error:
+        raise Trouble(
+            f"{config.source('http')}: {config.http} has no address here ({error.strerror}); give an address"
+        ) from None
     return {folder / name: text.encode() for name, text in units.items()}
+
+
+def environment_of_service(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what a service must be told to find the models that this shell finds.
+
+    A service manager knows nothing of a login shell's variables; the settings file has the rest.
+    """
+    home = Path.home()
+    told = {}
+    if (cache := cache_folder(env, home)) != cache_folder({}, home):
+        told["HF_HUB_CACHE"] = str(cache.absolute())
+    if store := env.get("OLLAMA_MODELS"):
+        told["OLLAMA_MODELS"] = os.path.abspath(store)
+    return told
 
 
 def units_folder(env: Mapping[str, str]) -> Path:
@@ -159,7 +182,7 @@ def _launchd(action: Action, *, show: bool) -> int:
     logs = Path.home() / "Library" / "Logs" / f"{LABEL}.log"
     domain = f"gui/{os.getuid()}"
     if action == "install":
-        text = launch_agent(_command(), logs)
+        text = launch_agent(_command(), logs, environment_of_service(os.environ))
         if show:
             sys.stdout.write(f"# {agent}\n{text.decode()}\n")
             return OK

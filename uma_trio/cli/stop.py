@@ -35,7 +35,9 @@ def stop(
     try:
         os.kill(pid, signal.SIGTERM)
         if now:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(
+                pid, signal.SIGINT
+            )  # a second SIGTERM could be merged with the first (signal(7))
     except PermissionError:
         complain(f"The daemon on {path} is process {pid} of another user; ask them to stop it.")
         return REFUSED

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import plistlib
+import socket
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from uma_trio.sockets.address import Address
 
@@ -33,6 +36,8 @@ Description=uma-trio's HTTP port: the first request starts the daemon
 ListenStream={address}
 FileDescriptorName=http
 Service={service}
+SocketMode=0600
+DirectoryMode=0700
 Backlog=512
 
 [Install]
@@ -52,7 +57,7 @@ After={sockets}
 Type=notify
 NotifyAccess=main
 ExecStart={command} serve
-Restart=on-failure
+{environment}Restart=on-failure
 RestartSec=2s
 # 75: another daemon has the socket. 1: a setting is wrong.
 RestartPreventExitStatus=1 75
@@ -95,33 +100,47 @@ _LOOPBACK_ONLY = "IPAddressDeny=any\nIPAddressAllow=localhost\n"
 
 
 def systemd_units(
-    command: Path, http: Address | None, drain_s: float, writable: tuple[Path, ...] = ()
+    command: Path,
+    http: Address | None,
+    drain_s: float,
+    writable: tuple[Path, ...] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Return the text of each unit by its file's name.
 
     `command` is what starts uma-trio. With an `http` address there is a unit for its socket; the
     service may reach other machines only if that address can be reached by them. `writable` are the
-    folders of further files that the settings have the daemon write.
+    folders of further files that the settings have the daemon write; `environment` is what a login shell
+    says and a service manager does not know.
+
+    Raises:
+        OSError: the host of `http` has no address.
     """
     sockets = [SOCKET_UNIT] if http is None else [SOCKET_UNIT, HTTP_UNIT]
     units = {SOCKET_UNIT: _SOCKET}
     if http is not None:
         units[HTTP_UNIT] = _HTTP.format(address=_listen_stream(http), service=SERVICE_UNIT)
     units[SERVICE_UNIT] = _SERVICE.format(
-        command=_quoted(command),
+        command=_word(command),
+        environment="".join(
+            f"Environment={_word(f'{name}={value}')}\n" for name, value in environment.items()
+        ),
         sockets=" ".join(sockets),
         stop_s=round(drain_s) + 20,
-        writable="".join(f" {_quoted(folder)}" for folder in writable),
+        writable="".join(f" {_word(folder)}" for folder in writable),
         network=_LOOPBACK_ONLY if http is None or http.is_loopback else "",
     )
     return units
 
 
-def launch_agent(command: Path, logs: Path) -> bytes:
+def launch_agent(
+    command: Path, logs: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
     """Return launchd's property list: started at login, and again when it fails."""
     about = {
         "Label": LABEL,
         "ProgramArguments": [str(command), "serve"],
+        "EnvironmentVariables": dict(environment),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ProcessType": "Interactive",
@@ -132,13 +151,15 @@ def launch_agent(command: Path, logs: Path) -> bytes:
 
 
 def _listen_stream(http: Address) -> str:
+    """Write an address as systemd.socket(5) wants it: it takes no names of hosts."""
     if http.path:
-        return http.path
-    host = "127.0.0.1" if http.host == "localhost" else http.host
+        return http.path.replace("%", "%%")
+    found = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM)
+    host = str(found[0][4][0])
     return f"[{host}]:{http.port}" if ":" in host else f"{host}:{http.port}"
 
 
-def _quoted(path: Path) -> str:
-    """Write a path as systemd.syntax(7) wants it: `%` begins a specifier, and a space ends a word."""
-    text = str(path).replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
-    return f'"{text}"' if " " in text or '"' in text else text
+def _word(what: Path | str) -> str:
+    """Write a word as systemd.syntax(7) wants it: `%` begins a specifier, and a space ends a word."""
+    text = str(what).replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
+    return f'"{text}"' if any(each in text for each in " \t\"'") else text
