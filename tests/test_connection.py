@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -735,6 +736,67 @@ async def test_a_slow_reader_is_not_a_stalled_one(autojump_clock: MockClock) -> 
             await trio.sleep(4)
         assert daemon.server.n_connections == 1
         assert daemon.recorder.errors == []
+
+
+# --- leaving for another daemon ---
+
+
+async def test_a_connection_that_leaves_ends_behind_its_answer(autojump_clock: MockClock) -> None:
+    """The answer is whole, no word follows it, and the next request fails before it is sent."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(max_tokens=20)
+        await client.until(Token)
+        daemon.server.let_go()
+        await client.until(Eos)
+        assert client.text == daemon.expected("hello", 20)
+        assert await client.rest() == []
+        with pytest.raises(trio.BrokenResourceError):
+            client.transport.send_nowait(b"x")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others drop what is unread")
+async def test_what_was_sent_before_a_quiet_connection_left_is_answered(
+    autojump_clock: MockClock,
+) -> None:
+    """The client and the daemon may decide in the same moment."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.ask(max_tokens=2)
+        await client.until(Eos)
+        daemon.server.let_go()
+        await trio.sleep(2)
+        assert await client.rest() == []
+        other = daemon.connect()
+        await trio.sleep(2)
+        await other.ask(max_tokens=5)
+        daemon.server.let_go()
+        await other.until(Eos)
+        assert other.text == daemon.expected("hello", 5)
+        assert await other.rest() == []
+
+
+async def test_who_watches_the_metrics_keeps_no_daemon_from_ending(
+    autojump_clock: MockClock,
+) -> None:
+    """There is always a next figure."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.send(GetMetrics(interval_ms=100))
+        await client.until(Metrics)
+        daemon.server.let_go()
+        assert all(isinstance(event, Metrics) for event in await client.rest())
+
+
+async def test_a_client_that_asks_questions_without_a_pause_leaves_too(
+    autojump_clock: MockClock,
+) -> None:
+    """It is never idle for a second."""
+    async with house() as daemon:
+        client = daemon.connect()
+        await client.send(ListSessions())
+        daemon.server.let_go()
+        assert await client.rest() == [Sessions(())]
 
 
 async def test_a_frame_has_ten_seconds(autojump_clock: MockClock) -> None:

@@ -257,6 +257,25 @@ async def test_a_client_that_leaves_does_not_disturb_the_others(autojump_clock: 
         assert body.endswith(b"data: [DONE]\n\n")
 
 
+async def test_a_client_is_told_with_its_next_answer_that_the_daemon_leaves(
+    autojump_clock: MockClock,
+) -> None:
+    """Closed without a word the connection could take the next request with it."""
+    async with http_house() as daemon:
+        busy, quiet = daemon.connect(), daemon.connect()
+        await busy.send("POST", CHAT, STREAM)
+        await busy.head()
+        daemon.server.let_go()
+        while await busy.piece():
+            pass
+        last = await busy.ask("GET", "/health")
+        assert last.headers["connection"] == "close"
+        assert await busy.is_closed()
+        await trio.sleep(1.1)
+        daemon.server.let_go()
+        assert await quiet.is_closed()
+
+
 # --- readers that stop ---
 
 

@@ -388,12 +388,12 @@ class _Daemon:
         return (self._server,) if self._http is None else (self._server, self._http)
 
     async def _let_go(self) -> None:
-        """Serve those who are connected, and close what is idle: its clients find the next daemon."""
+        """Answer what was asked, and end connections between two requests: clients find the next daemon."""
         for front in self._fronts:
             front.pause_accepting()
         while any(front.n_connections for front in self._fronts):
             for front in self._fronts:
-                front.end_idle_connections()
+                front.let_go()
             await trio.sleep(_LOOK_S)
 
     async def _drain(self) -> None:

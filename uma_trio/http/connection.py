@@ -28,6 +28,7 @@ from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Refusal
 from uma_trio.service.fair import client_of, works_for
+from uma_trio.service.places import is_quiet
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -74,6 +75,7 @@ class Connection:
         self._scope = trio.CancelScope()
         self._answering = False
         self._last = False
+        self._leaves = False
         self._is_head = False
         self._body_bytes = 0
         self._receiving: trio.CancelScope | None = None
@@ -127,6 +129,12 @@ class Connection:
         """When its client sent the latest byte, or the latest answer was out, if the next is awaited."""
         return None if self._receiving is None else self._heard_at
 
+    def leave(self) -> None:
+        """Tell the client with the next answer that it is the last; end when it is quiet. Idempotent."""
+        self._leaves = True
+        if is_quiet(self, trio.current_time()):
+            self.end()
+
     def make_room(self) -> None:
         """Close the connection for another client; half a request is told so. Idempotent."""
         self._makes_room = self._last = True
@@ -177,7 +185,7 @@ class Connection:
         number = self._shared.next_number()
         headers: Headers = (("X-Request-Id", f"{self._shared.name}-{number}"),)
         form: ErrorForm = openai_error
-        self._last = self._last or is_ambiguous(head)
+        self._last = self._last or self._leaves or is_ambiguous(head)
         try:
             cors = guard.enter(head, self._settings, by_socket=self._by_socket)
             headers = (*headers, *cors)

@@ -45,6 +45,7 @@ from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Refusal
 from uma_trio.service.fair import client_of, works_for
+from uma_trio.service.places import is_quiet
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -103,6 +104,7 @@ class Connection:
         self._watch: trio.CancelScope | None = None
         self._over = False
         self._had_last_word = False
+        self._leaves = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._on_hello,
             Generate: self._on_generate,
@@ -171,6 +173,24 @@ class Connection:
     def watches(self) -> bool:
         """Whether the client is told the metrics again and again, and runs nothing else."""
         return self._watch is not None and self._running is None
+
+    def leave(self) -> None:
+        """End the connection when its answers are out, or when it is quiet. Idempotent."""
+        self._leaves = True
+        if self.watches:
+            self.end()  # there is always a next figure
+        elif is_quiet(self, trio.current_time()):
+            self._take_no_more()
+
+    def _take_no_more(self) -> None:
+        """Answer what the client has sent so far, and end. What it sends from here on fails unsent.
+
+        Over TCP it is lost: a client cannot be kept from sending there.
+        """
+        if self._principal.host:
+            self.end()
+        else:
+            self._transport.end_receiving()  # read as the end of what the client says
 
     def make_room(self) -> None:
         """End the connection, which is idle, since another client needs its place. Idempotent."""
@@ -381,6 +401,8 @@ class Connection:
         if ends:
             self.end()
         self._inspected = None
+        if self._leaves and self._is_idle:
+            self._take_no_more()
         self._reading.deadline = self._deadline()
         answered.set()
 
@@ -434,6 +456,8 @@ class Connection:
         self._protocol.start_next_cycle()
         # The reader may be waiting for bytes, so what was sent ahead of them is read here.
         await self._catch_up()
+        if self._leaves and self._is_idle:
+            self._take_no_more()
         self._reading.deadline = self._deadline()
 
 

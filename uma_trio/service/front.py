@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
-from uma_trio.service.places import GRACE_S, Place, makes_room
+from uma_trio.service.places import Place, makes_room
 from uma_trio.service.telemetry import Log, Telemetry
 from uma_trio.sockets.arrivals import Arrivals
 from uma_trio.sockets.peers import is_gone, will_send_no_more
@@ -66,6 +66,12 @@ class Session(Place, Protocol):
 
     def end(self) -> None:
         """Close the connection after all pending bytes are written. Idempotent."""
+
+    def leave(self) -> None:
+        """Close the connection between two requests, or when it has been idle for a while.
+
+        Its client connects anew, to another daemon. Called again and again until it has ended.
+        """
 
     def make_room(self) -> None:
         """Close the connection, which is idle, for another client; the client is told. Idempotent."""
@@ -141,13 +147,10 @@ class Front(ABC, Generic[S]):
         self._accepting.cancel()
         self._goes_on.set()
 
-    def end_idle_connections(self) -> None:
-        """Close every connection whose client has sent nothing for a while: it may connect anew."""
-        now = trio.current_time()
+    def let_go(self) -> None:
+        """Have every connection end between two requests; to be called again and again."""
         for session in tuple(self._sessions):
-            since = session.idle_since
-            if since is not None and now - since >= GRACE_S:
-                session.end()
+            session.leave()
 
     def end_connections(self) -> None:
         """Close every connection after its pending bytes are written."""

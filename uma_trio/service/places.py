@@ -25,6 +25,12 @@ class Place(Protocol):
 P = TypeVar("P", bound=Place)
 
 
+def is_quiet(place: Place, now: float) -> bool:
+    """Whether a connection has been idle for so long that its client is hardly about to ask."""
+    since = place.idle_since
+    return since is not None and now - since >= GRACE_S
+
+
 def makes_room(places: Iterable[P], owner: Hashable, now: float) -> P | None:
     """Return the connection that is closed for a newcomer of `owner`; None if none may be.
 
@@ -37,7 +43,7 @@ def makes_room(places: Iterable[P], owner: Hashable, now: float) -> P | None:
     found: P | None = None
     for place in every:
         since, n = place.idle_since, held[place.owner]
-        if since is None or now - since < GRACE_S:
+        if since is None or not is_quiet(place, now):
             continue
         if place.owner != owner and n <= held[owner]:
             continue

@@ -109,6 +109,14 @@ class Transport:
         except OSError:
             return  # not connected any more
 
+    def end_receiving(self) -> None:
+        """Let a Unix socket's peer send no more: it gets EPIPE. What it has sent can still be read (Linux).
+
+        Elsewhere what is unread is lost.
+        """
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)
+
     async def linger(self, max_bytes: int, quiet_s: float = inf) -> None:
         """End sending, and read and drop what the peer still says until it closes too.
 
