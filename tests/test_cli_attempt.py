@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
@@ -15,6 +16,8 @@ import trio
 from cli_kit import PATIENCE_S, command, environment, run
 
 from uma_trio.cli.attempt import run_when_served, wait_for_daemon
+from uma_trio.cli.output import Trouble
+from uma_trio.cli.starting import start_if_wanted, wait_until_served
 from uma_trio.client import ConnectionFailed
 from uma_trio.sockets.listener import claim
 
@@ -101,3 +104,81 @@ async def test_what_was_waited_for_is_run_again(path: Path) -> None:
 
     assert await trio.to_thread.run_sync(waits) == 7
     assert asked == [7, 7]
+
+
+async def test_a_daemon_is_started_once_and_the_verb_run_again() -> None:
+    """If there is none; a second failure is told."""
+    started: list[bool] = []
+
+    async def verb() -> int:
+        raise ConnectionFailed("nobody is there")
+
+    def start() -> bool:
+        started.append(True)
+        return True
+
+    with pytest.raises(ConnectionFailed):
+        await trio.to_thread.run_sync(lambda: run_when_served(verb, socket=None, start=start))
+    assert started == [True]
+
+
+def test_without_a_terminal_nothing_is_started_unasked(path: Path) -> None:
+    """A script that finds no daemon fails as before; nor is one started beside another, or on a port."""
+    assert not start_if_wanted(path, None)
+    assert not start_if_wanted(path, False)
+    assert not start_if_wanted(Path("tcp:127.0.0.1:1"), True)
+    with claim(path) as name, name.listen():
+        assert not start_if_wanted(path, True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "agreed"), [("\n", True), ("y\n", True), ("n\n", False), ("", False)]
+)
+def test_a_person_is_asked(
+    path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, agreed: bool
+) -> None:
+    """Enter is yes; the end of the input is no."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    asked = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    monkeypatch.setattr("sys.stderr", asked)
+    monkeypatch.setattr("uma_trio.cli.starting._by_service", lambda _: True)
+    assert start_if_wanted(path, None) == agreed
+    assert f"No daemon serves on {path}. Start one now?" in asked.getvalue()
+
+
+def test_a_daemon_that_ends_at_once_is_told_in_its_own_words(path: Path) -> None:
+    """The last line of its log is why."""
+
+    class Ended:
+        def poll(self) -> int:
+            return 1
+
+    log = path.parent / "log"
+    log.write_text("Loading.\numa-trio: there is no model\n")
+    with pytest.raises(Trouble, match="ended: uma-trio: there is no model"):
+        wait_until_served(path, Ended(), log)
+
+
+@pytest.mark.daemon
+async def test_run_starts_a_daemon_where_there_is_none(path: Path) -> None:
+    """It answers, and the daemon serves on until it is stopped."""
+    env = {**environment(), "XDG_STATE_HOME": str(path.parent)}
+    words = ["run", "--raw", "hi", "--max-tokens", "3", "--start", "--socket", str(path)]
+    with trio.fail_after(PATIENCE_S):
+        process = await trio.run_process(
+            command("uma-trio", *words),
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            env=env,
+        )
+        assert (process.returncode, b"Starting a daemon" in process.stderr) == (0, True)
+        assert process.stdout
+        status, out, _ = await run("uma-trio", "stop", "--socket", str(path))
+    assert status == 0
+    assert out.startswith("Stopped process")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from attrs import field, frozen, mutable
 
-from uma_trio.cli.attempt import run_when_served
+from uma_trio.cli.attempt import run_when_served, starter
 from uma_trio.cli.conversation import Conversation
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
@@ -22,6 +22,8 @@ from uma_trio.cli.output import (
     UNREACHABLE,
     USAGE,
     SocketFlag,
+    StartFlag,
+    Trouble,
     WaitFlag,
     complain,
     harmless,
@@ -80,13 +82,16 @@ def chat(
     ] = False,
     socket: SocketFlag = None,
     wait: WaitFlag = True,
+    start: StartFlag = None,
 ) -> int:
     """Talk with the model in the terminal. /help lists what else can be done there."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         complain("A conversation needs a terminal; for a single answer use `uma-trio run`.")
         return USAGE
     sampling = _Sampling(temperature, max_tokens, seed)
-    talk = Talk(socket_path(socket), Conversation(system), sampling, stats=stats, wait=wait)
+    talk = Talk(
+        socket_path(socket), Conversation(system), sampling, stats=stats, wait=wait, start=start
+    )
     return talk.run()
 
 
@@ -99,6 +104,7 @@ class Talk:
     _sampling: _Sampling
     _stats: bool = field(kw_only=True)
     _wait: bool = field(kw_only=True)
+    _start: bool | None = field(kw_only=True, default=False)
 
     def run(self) -> int:
         """Ask and answer until the person leaves; return the exit status."""
@@ -225,7 +231,12 @@ class Talk:
             _say(f"{_DIM}{_figures(eos)}{_PLAIN}\n")
 
     def _ask_name(self) -> str | None:
-        found = _run(_model_name, self._socket, wait=self._wait)
+        found = _run(
+            _model_name,
+            self._socket,
+            wait=self._wait,
+            start=starter(self._socket, self._start),
+        )
         if found is None or isinstance(found, str):
             complain(found or "Interrupted.")
             return None
@@ -233,18 +244,28 @@ class Talk:
         return name
 
 
-def _run(what: Callable[..., Any], socket: Path, *arguments: Any, wait: bool) -> Any:
+def _run(
+    what: Callable[..., Any],
+    socket: Path,
+    *arguments: Any,
+    wait: bool,
+    start: Callable[[], bool] | None = None,
+) -> Any:
     """Run something on trio; what the daemon refuses, or that there is none, comes back as a text."""
     from uma_protocol import ProtocolError
     from uma_trio.cli.spoken import sentence
     from uma_trio.client import ConnectionFailed, ServerError
 
     try:
-        return run_when_served(what, socket, *arguments, socket=socket if wait else None)
+        return run_when_served(
+            what, socket, *arguments, socket=socket if wait else None, start=start
+        )
     except BaseException as error:
         for cause in leaves(error):
             if isinstance(cause, ServerError | ConnectionFailed | ProtocolError):
                 return sentence(cause)
+            if isinstance(cause, Trouble):
+                return str(cause)
             if isinstance(cause, KeyboardInterrupt):
                 return None
         raise

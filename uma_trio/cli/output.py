@@ -31,6 +31,16 @@ WaitFlag = Annotated[
     ),
 ]
 
+StartFlag = Annotated[
+    bool | None,
+    Parameter(
+        name="--start",
+        negative="--no-start",
+        help="Start a daemon if none serves there, with the settings of this user's file; default: ask, on a "
+        "terminal.",
+    ),
+]
+
 OK = 0
 USAGE = 1
 REFUSED = 2  # the server said no; for the daemon, the model is unusable

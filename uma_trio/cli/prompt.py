@@ -18,6 +18,7 @@ _BETWEEN = "\n\n"
 #: The flags of `uma-trio run` that take no value. Here, since the parser of flags is slow to import.
 SWITCHES = frozenset(
     {"--chat", "--raw", "--stream", "--no-stream", "--json", "--metrics", "--wait", "--no-wait"}
+    | {"--start", "--no-start"}
 )
 
 

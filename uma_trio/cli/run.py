@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attrs import evolve, frozen
 
-from uma_trio.cli.attempt import attempt
+from uma_trio.cli.attempt import attempt, starter
 from uma_trio.cli.files import json_of, text_of, tools_of
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
@@ -23,6 +23,7 @@ from uma_trio.cli.output import (
     OK,
     USAGE,
     SocketFlag,
+    StartFlag,
     WaitFlag,
     complain,
     how_to_ask,
@@ -185,6 +186,7 @@ class Asking:
     app: Annotated[str | None, Parameter(help="The name of the program in `uma-trio ps`.")] = None
     socket: SocketFlag = None
     wait: WaitFlag = True
+    start: StartFlag = None
     metrics: Annotated[
         bool,
         Parameter(
@@ -308,13 +310,18 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
             max_tokens=asking.max_tokens,
             socket=asking.socket,
             wait=asking.wait,
+            start=asking.start,
         )
     if not prompt:
         complain(f"There is no prompt. Try: {how_to_ask(socket_path(asking.socket))}")
         return USAGE
     _check(prompt, asking)
     socket = socket_path(asking.socket)
-    status = attempt(_talk, socket, prompt, chat, asking, wait_at=socket if asking.wait else None)
+    status = attempt(
+        *(_talk, socket, prompt, chat, asking),
+        wait_at=socket if asking.wait else None,
+        start=starter(socket, asking.start),
+    )
     if sys.stderr.isatty() and left_unread():
         complain(f"Standard input is not part of the prompt; put {STDIN} where it belongs.")
     return status
