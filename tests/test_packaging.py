@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -82,6 +83,23 @@ def test_a_formula_names_the_archive_and_its_digest(
     assert "/v9.8.7/uma_trio-9.8.7.tar.gz" in text
     assert re.search(r'sha256 "[0-9a-f]{64}"', text)
     assert not re.search(r"@[A-Z0-9]+@", text)
+
+
+def test_a_formula_is_ruby(packaging: dict[str, ModuleType], tmp_path: Path) -> None:
+    """By Ruby's own word where there is one; else each block that begins ends."""
+    archive = tmp_path / "uma_trio-9.8.7.tar.gz"
+    archive.write_bytes(b"an archive")
+    text = packaging["make_formula"].formula(archive)
+    ruby = shutil.which("ruby")
+    if ruby is not None:
+        subprocess.run([ruby, "-c"], input=text, text=True, check=True, capture_output=True)
+    lines = [line.strip() for line in text.splitlines()]
+    begins = [
+        line for line in lines if re.match(r"(class|def|begin)\b", line) or line.endswith(" do")
+    ]
+    assert len(begins) == lines.count("end")
+    for opened, closed in ("()", "[]", "{}"):
+        assert text.count(opened) == text.count(closed)
 
 
 def test_removing_leaves_what_is_not_ours(packaging: dict[str, ModuleType], tmp_path: Path) -> None:
