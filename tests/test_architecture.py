@@ -138,6 +138,7 @@ THREADS = {
     "uma_trio.text.sandbox",  # a budget for each helper thread
     "uma_trio.text.remembered",  # helper threads tokenise
     "uma_trio.text.constrain",  # helper threads share what is compiled
+    "uma_trio.text.frontend",  # helper threads share one compiler, which the first of them makes
     "uma_trio.text.confinement",  # helper threads count what they had checked
     "uma_trio.confined.post",  # carries frames while the engine computes
     "uma_trio.confined.workers",  # the engine and helper threads start and end workers

@@ -8,10 +8,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from uma_trio.service.compiling import in_fair_threads
+from uma_trio.service.compiling import COMPILE_S, QUEUE_S, in_fair_threads
 from uma_trio.service.fair import Client, FairPlaces, client_of, in_threads, works_for
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.patience import waits_until
+from uma_trio.text.shape import NotChecked, Unconstrainable
 
 
 def by(user: str, program: str = "one") -> Client:
@@ -117,6 +118,48 @@ async def test_a_thread_that_was_given_up_keeps_its_place_and_begins_nothing() -
     go_on.set()
     assert await run(lambda: 7, by("b")) == 7
     assert patience == [0.0]
+
+
+async def test_the_time_of_a_request_begins_when_it_has_its_place(
+    autojump_clock: MockClock,
+) -> None:
+    """Not when it begins to wait for it: others' shapes would be held against its own."""
+    places, done = FairPlaces(1), list[int]()
+    run = in_fair_threads(places)
+
+    async def ask() -> None:
+        done.append(await run(lambda: 7, by("a")))
+
+    await places.acquire(by("holder"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.sleep(COMPILE_S * 2)
+        autojump_clock.autojump_threshold = 3600.0  # a thread takes real time
+        places.release(by("holder"))
+    assert done == [7]
+
+
+async def test_who_waits_too_long_for_a_place_is_told_so(autojump_clock: MockClock) -> None:
+    """It is no fault of its shape, and is not called one; its place in the queue is free."""
+    places = FairPlaces(1)
+    await places.acquire(by("holder"))
+    run = in_fair_threads(places)
+    with pytest.raises(NotChecked, match=r"waited 60 s for others.*try again"):
+        await run(lambda: 7, by("a"))
+    assert trio.current_time() == pytest.approx(QUEUE_S)
+    places.release(by("holder"))
+    await places.acquire(by("next"))
+
+
+async def test_what_takes_too_long_in_its_place_is_told_so(autojump_clock: MockClock) -> None:
+    """Its thread goes on by itself, and keeps the place until it ends."""
+    places, go_on = FairPlaces(1), threading.Event()
+    try:
+        with pytest.raises(Unconstrainable, match=r"takes longer than 10 s.*simplify") as caught:
+            await in_fair_threads(places)(go_on.wait, by("a"))
+    finally:
+        go_on.set()
+    assert not isinstance(caught.value, NotChecked)
 
 
 async def test_what_a_compiler_raises_reaches_who_asked() -> None:

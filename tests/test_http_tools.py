@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 from http_kit import Answer, HttpHouse, http_house
 from net_kit import TICK_S
 from reply_kit import (
@@ -19,7 +21,9 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import CHATML, linear_cost
 from uma_trio.backend.scripted import ScriptedBackend
+from uma_trio.service.fair import Client
 from uma_trio.text.replies.grammar import MAX_CALLS
+from uma_trio.text.shape import NotChecked
 
 CHAT = "/v1/chat/completions"
 LOOK: dict[str, Any] = {
@@ -388,3 +392,40 @@ async def test_a_chat_without_tools_or_reasoning_is_not_parsed(autojump_clock: M
         answer = await asked(daemon, tools=[])
         assert message(answer)["content"] == f" {CALL} \n"
         assert "completion_tokens_details" not in answer.json["usage"]
+
+
+async def test_tools_that_are_known_wait_for_no_compiler(autojump_clock: MockClock) -> None:
+    """Only those of the first request do, whoever else has shapes compiled."""
+    queued: list[Client] = []
+
+    async def compiling(function: Callable[[], Any], client: Client, /) -> Any:
+        await trio.lowlevel.checkpoint()
+        queued.append(client)
+        return function()
+
+    async with house(CALL) as daemon:
+        daemon.inner.service._run_compiling = compiling
+        first = await asked(daemon, tool_choice="required")
+        assert calls(first) == [("look", {"what": "a"})]
+        assert queued
+        queued.clear()
+        again = await asked(daemon, tool_choice="required")
+        assert calls(again) == calls(first)
+        assert not queued
+
+
+async def test_a_check_that_failed_by_chance_is_to_be_tried_again(
+    autojump_clock: MockClock,
+) -> None:
+    """It is no fault of the request: the status is one that clients send it again for."""
+
+    async def compiling(function: Callable[[], Any], client: Client, /) -> Any:
+        await trio.lowlevel.checkpoint()
+        raise NotChecked("waited for others; try again")
+
+    async with house(CALL) as daemon:
+        daemon.inner.service._run_compiling = compiling
+        answer = await asked(daemon, tool_choice="required")
+    assert answer.status == 429
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json["error"]["message"] == "tools waited for others; try again"

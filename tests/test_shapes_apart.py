@@ -23,11 +23,11 @@ from uma_trio.telemetry.shapes import ShapeFigures
 from uma_trio.text import confinement as confinement_module
 from uma_trio.text import grammars
 from uma_trio.text.apart import ApartFollower, Fate
-from uma_trio.text.confinement import Confinement, NotChecked, ShapeLimits
+from uma_trio.text.confinement import Confinement, ShapeLimits
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.patience import Patience, patient
 from uma_trio.text.plain import is_plain
-from uma_trio.text.shape import Kind, Shape, Unconstrainable
+from uma_trio.text.shape import Kind, NotChecked, Shape, Unconstrainable, Unknown
 from uma_trio.text.shape_worker import Verdict
 
 ENDS = {EOS, IM_END}
@@ -221,6 +221,42 @@ def test_an_answer_may_be_collected_while_a_process_is_looked_for(
     confinement._finish(b"early", confinement._workers.start(LIMITS.of_worker), fate)
     assert confinement._taken(Seen(b"none")) is None
     assert confinement._taken(b"late") is late
+
+
+def test_what_is_known_is_compiled_nowhere(
+    grammarian: Grammarian, confinement: Confinement
+) -> None:
+    """Whoever asks for it learns at once, and what is not known is said to be so."""
+    plain, apart, bad = Shape("regex", "kn+"), Shape("grammar", AMBIGUOUS), Shape("regex", "a{")
+    tool = Shape("schema", '{"type": "object"}')
+    for shape in (plain, apart, bad):
+        with pytest.raises(Unknown):
+            grammarian.known.follow(shape)
+    with pytest.raises(Unknown):
+        grammarian.known.check(tool)
+    assert isinstance(grammarian.follow(plain), Follower)
+    assert isinstance(grammarian.follow(apart), ApartFollower)
+    with pytest.raises(Unconstrainable):
+        grammarian.follow(bad)
+    grammarian.check(tool)
+    checked = sum(confinement.figures.outcomes.values())
+    assert isinstance(grammarian.known.follow(plain), Follower)
+    assert isinstance(grammarian.known.follow(apart), ApartFollower)
+    with pytest.raises(Unconstrainable):
+        grammarian.known.follow(bad)
+    grammarian.known.check(tool)
+    assert sum(confinement.figures.outcomes.values()) == checked
+
+
+def test_what_needs_a_process_is_not_known_before_any_can_be_started(
+    grammarian: Grammarian, confinement: Confinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one takes a second, which is waited for among those who compile."""
+    shape = Shape("grammar", 'root ::= "cold"')
+    grammarian.follow(shape)
+    monkeypatch.setattr(confinement._workers, "_host", None)
+    with pytest.raises(Unknown):
+        grammarian.known.follow(shape)
 
 
 def test_the_cache_counts_what_a_matcher_was_seen_to_hold() -> None:

@@ -141,6 +141,11 @@ class Workers:
         """The host's process id; None if it does not run."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the host runs."""
+        return self._host is not None
+
     def warm(self) -> None:
         """Start the host if it does not run. Blocks for as long as `setup` takes.
 

@@ -31,7 +31,7 @@ from uma_trio.service.checks import (
     refusing_depth,
 )
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
-from uma_trio.service.compiling import RunFor
+from uma_trio.service.compiling import RunFor, unqueued
 from uma_trio.service.directory import Directory, Request
 from uma_trio.service.fair import Client, RunBlocking, client_of
 from uma_trio.service.generation import Prepared
@@ -45,9 +45,10 @@ from uma_trio.service.timer import Timer
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.chat import AUTO
 from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.inner import Compiler
 from uma_trio.text.replying import NOTHING_LOOSENED
 from uma_trio.text.replying import Derivation as Derivation
-from uma_trio.text.shape import Unconstrainable
+from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown
 from uma_trio.text.veil import Unrenderable
 from uma_trio.words import Lane
 
@@ -57,6 +58,7 @@ _NOT_YOURS = (
     "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
     "admin key (--http-admin-key-file)"
 )
+_AGAIN_S: Final = 1.0
 #: The app and the handle of another principal's request in a list.
 ANOTHER_USER: Final = "another user"
 HIDDEN: Final = 0
@@ -130,7 +132,7 @@ class Service:
         self.log_request = log_request
         self._front_end = front_end
         self._run_blocking = run_blocking
-        self._run_compiling = run_compiling
+        self._run_compiling = run_compiling or unqueued(run_blocking)
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
 
@@ -155,7 +157,7 @@ class Service:
     async def prepare(self, ask: Ask, origin: Origin) -> list[Prepared]:
         """Return what engine and reader of each answer need, made in helper threads.
 
-        Compilers are shared fairly between clients. What was tokenised before is not again, where the
+        Compilers are shared fairly between clients; what is known needs none. What was tokenised before is not again, where the
         request may use what is cached.
 
         Raises:
@@ -169,7 +171,7 @@ class Service:
             tools, choice = chat.tools, chat.choice
             loosened = await self._compiled(
                 "tools",
-                lambda: front_end.replies.loosened(front_end.grammarian, tools, choice),
+                lambda compiler: front_end.replies.loosened(compiler, tools, choice),
                 client,
             )
         tokens, thinking = await self._tokens_of(ask, origin)
@@ -181,8 +183,10 @@ class Service:
             follow = partial(front_end.constraint, chat=chat is not None, thinking=thinking)
             constraints = await self._compiled(
                 field,
-                lambda: [follow(shape, loosened, choice, budget) for _ in range(ask.n)],
-                None if shape is not None and front_end.knows(shape) else client,
+                lambda compiler: [
+                    follow(shape, loosened, choice, budget, compiler=compiler) for _ in range(ask.n)
+                ],
+                client,
             )
         if chat is None:
             return [Prepared(tokens, constraint) for constraint in constraints]
@@ -238,21 +242,24 @@ class Service:
             return len((await self._tokens_of(ask, origin))[0])
 
     async def _compiled(
-        self, field: str, compile_: Callable[[], Answer], client: Client | None
+        self, field: str, make: Callable[[Compiler], Answer], client: Client
     ) -> Answer:
-        """Return what a grammar's compiler makes of `field`. Raises :class:`Refusal`.
+        """Return what `make` makes of `field`. Only what is not known waits for one of the compilers.
 
-        `client` is who waits for a compiler; None if there is nothing to compile.
+        `client` is who waits. Raises :class:`Refusal`.
         """
-        why = f"takes longer than {COMPILE_S:g} s to be compiled; simplify it"
-        with trio.move_on_after(COMPILE_S):
+        front_end = self._front_end
+        try:
             try:
-                if client is None or self._run_compiling is None:
-                    return await self._run_blocking(compile_)
-                return await self._run_compiling(compile_, client)
-            except Unconstrainable as error:
-                why = str(error)
-        raise Refusal(Code.E_PROTO_003, f"{field} {why}", field=field)
+                return await self._run_blocking(lambda: make(front_end.grammarian.known))
+            except Unknown:
+                return await self._run_compiling(lambda: make(front_end.grammarian), client)
+        except NotChecked as error:
+            raise Refusal(
+                Code.E_LIMIT_003, f"{field} {error}", field=field, retry_after_s=_AGAIN_S
+            ) from None
+        except Unconstrainable as error:
+            raise Refusal(Code.E_PROTO_003, f"{field} {error}", field=field) from None
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return the tokens (int32) of a text, made in a helper thread."""

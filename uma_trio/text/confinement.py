@@ -31,7 +31,7 @@ from uma_trio.confined.workers import (
 from uma_trio.telemetry.shapes import ShapeFigures
 from uma_trio.text.apart import ApartFollower, Fate, Started
 from uma_trio.text.patience import waits_until
-from uma_trio.text.shape import Shape, Unconstrainable
+from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
 from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
 from uma_trio.text.slices import digest
 
@@ -96,6 +96,11 @@ class Confinement:
     def host_pid(self) -> int | None:
         """The process that they are forked from; None if it does not run."""
         return self._workers.host_pid
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the process that all are forked from runs, so that `follow` does not block."""
+        return self._workers.is_warm
 
     def warm(self) -> None:
         """Start what the first shape would wait for. Raises :class:`.workers.Unavailable`."""
@@ -256,10 +261,6 @@ class Confinement:
         with self._lock:
             self.figures.outcomes[outcome] += 1
             self.figures.check_ms.record((time.monotonic() - began) * 1e3)
-
-
-class NotChecked(Unconstrainable):
-    """It is not known whether the shape can be enforced; to ask again may help."""
 
 
 def fits_in_daemon(verdict: Verdict) -> bool:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from uma_trio.backend.base import Vocabulary
 from uma_trio.text.apart import ApartFollower
-from uma_trio.text.confinement import Confinement, NotChecked, fits_in_daemon
+from uma_trio.text.confinement import Confinement, fits_in_daemon
 from uma_trio.text.grammars import (
     LIMITS,
     LIMITS_HERE,
@@ -34,7 +34,7 @@ from uma_trio.text.grammars import (
     source_of,
     tokenizer_of,
 )
-from uma_trio.text.shape import MAX_BYTES, Shape, Unconstrainable
+from uma_trio.text.shape import MAX_BYTES, NotChecked, Shape, Unconstrainable, Unknown
 from uma_trio.text.shape_worker import Verdict
 from uma_trio.text.slices import digest, utf8_length
 
@@ -84,11 +84,17 @@ class Grammarian:
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
-    def follow(self, shape: Shape) -> Follower | ApartFollower:
+    @property
+    def known(self) -> KnownShapes:
+        """The same, for what is known already: nothing is compiled, and nothing takes long."""
+        return KnownShapes(self)
+
+    def follow(self, shape: Shape, *, known_only: bool = False) -> Follower | ApartFollower:
         """Return what follows one answer. Blocks.
 
         Raises:
             Unconstrainable: the shape is too large, none, or asks for what cannot be enforced.
+            Unknown: it is `known_only`, and would have to be compiled.
         """
         n_bytes, key = _measured(shape)
         with self._lock:
@@ -97,6 +103,8 @@ class Grammarian:
         if known is not None:
             return self._copy_of(key, shape, *known)
         if verdict is None:
+            if known_only:
+                raise Unknown
             if self._confinement is None:
                 source = source_of(shape.kind, shape.text)
                 return self._compile(key, shape, source, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
@@ -107,20 +115,14 @@ class Grammarian:
         if self._confinement is None:
             raise Unconstrainable("is not usable")
         self._refuse_known(verdict, self._confinement)
+        if known_only and not self._confinement.is_warm:
+            raise Unknown
         return self._confinement.follow(shape, key)
 
-    def knows(self, shape: Shape) -> bool:
-        """Whether `follow` would compile nothing."""
-        try:
-            _, key = _measured(shape)
-        except Unconstrainable:
-            return True
-        return key in self._compiled or key in self._verdicts
-
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: Shape, *, known_only: bool = False) -> None:
         """Find out whether a shape can be enforced. Blocks. Raises as `follow` does."""
         if self._confinement is None:
-            self.follow(shape)
+            self.follow(shape, known_only=known_only)
             return
         _, key = _measured(shape)
         with self._lock:
@@ -128,6 +130,8 @@ class Grammarian:
             verdict = self._verdicts.get(key)
         self._refuse_known(verdict or "", self._confinement)
         if not known and verdict is None:
+            if known_only:
+                raise Unknown
             self._checked(key, shape, self._confinement)
             with self._lock:
                 self._passed[key] = None
@@ -226,6 +230,31 @@ class Grammarian:
         Follower(matcher, self._vocabulary).allowed()  # the first step may take long
         refuse_failed(matcher)
         return self._copy_of(key, shape, matcher, n_bytes)
+
+
+class KnownShapes:
+    """What a :class:`Grammarian` has compiled, or refused. Blocks for no more than a digest of a shape.
+
+    Whoever asks here first needs no place among those who wait for a compiler.
+    """
+
+    __slots__ = ("_grammarian",)
+
+    def __init__(self, grammarian: Grammarian) -> None:
+        self._grammarian = grammarian
+
+    def follow(self, shape: Shape) -> Follower | ApartFollower:
+        """Return what follows one answer, as :meth:`Grammarian.follow` does.
+
+        Raises:
+            Unconstrainable: the shape was refused before, or is too long.
+            Unknown: it has to be compiled.
+        """
+        return self._grammarian.follow(shape, known_only=True)
+
+    def check(self, shape: Shape) -> None:
+        """Say whether a shape can be enforced. Raises as `follow` does."""
+        self._grammarian.check(shape, known_only=True)
 
 
 def _measured(shape: Shape) -> tuple[int, bytes]:

@@ -6,6 +6,7 @@ threads; any number of them may.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, zip_longest
@@ -28,7 +29,7 @@ from uma_trio.text.veil import Part, Unrenderable
 if TYPE_CHECKING:
     from uma_trio.text.confinement import Confinement
     from uma_trio.text.constrain import Grammarian
-    from uma_trio.text.inner import Inner
+    from uma_trio.text.inner import Compiler, Inner
     from uma_trio.text.shape import Shape
 
 
@@ -93,6 +94,8 @@ class FrontEnd:
         self._source = chat_template or ""
         self._confine = confine
         self._reasons = reasons
+        self._making = threading.Lock()
+        self._grammarian: Grammarian | None = None
         #: Why messages cannot be rendered; None if they can.
         self.chat_problem: str | None = None
         if not chat_template:
@@ -188,34 +191,32 @@ class FrontEnd:
         *,
         chat: bool = False,
         thinking: bool = False,
+        compiler: Compiler | None = None,
     ) -> Inner | None:
-        """Return what keeps one answer to what was asked. Raises :class:`Unconstrainable`.
+        """Return what keeps one answer to what was asked, as `compiler`, or else the grammarian, makes it.
 
-        Only the answer in a `chat` has reasoning before it.
+        Only the answer in a `chat` has reasoning before it. Raises as the compiler does.
         """
+        compiler = compiler or self.grammarian
         if not chat:
-            return None if shape is None else self.grammarian.follow(shape)
-        return self.replies.constraint(
-            self.grammarian, shape, loosened, choice, budget, thinking=thinking
-        )
+            return None if shape is None else compiler.follow(shape)
+        return self.replies.constraint(compiler, shape, loosened, choice, budget, thinking=thinking)
 
     @cached_property
     def replies(self) -> Replies:
         """How the model writes its replies; found out when it is asked for first."""
         return Replies(self._vocabulary, self._template, self._source, self._reply_format)
 
-    @cached_property
+    @property
     def grammarian(self) -> Grammarian:
-        """The compiler of grammars."""
+        """The compiler of grammars, made once, by the first helper thread that asks."""
         from uma_trio.text.constrain import Grammarian  # megabytes that few daemons need
 
-        if self._confine is None:
-            return Grammarian(self._vocabulary)
-        return Grammarian(self._vocabulary, confinement=self._confine(self._vocabulary))
-
-    def knows(self, shape: Shape) -> bool:
-        """Whether a shape has been compiled, and need not wait for it."""
-        return "grammarian" in self.__dict__ and self.grammarian.knows(shape)
+        with self._making:
+            if self._grammarian is None:
+                confinement = None if self._confine is None else self._confine(self._vocabulary)
+                self._grammarian = Grammarian(self._vocabulary, confinement=confinement)
+            return self._grammarian
 
     def warm(self) -> None:
         """Prepare what the first shape would wait for. Blocks; holds the interpreter's lock."""
@@ -223,8 +224,8 @@ class FrontEnd:
 
     def close(self) -> None:
         """End the processes that check and follow shapes."""
-        if "grammarian" in self.__dict__:
-            self.grammarian.close()
+        if self._grammarian is not None:
+            self._grammarian.close()
 
     def _parts(
         self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]

@@ -8,6 +8,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from uma_trio.text.shape import Shape
+
+
+class Compiler(Protocol):
+    """Makes of a shape what keeps an answer to it: a `Grammarian`, or what of its shapes is known."""
+
+    def follow(self, shape: Shape) -> Inner:
+        """Return what follows one answer. Raises :class:`.shape.Unconstrainable`, `Unknown`."""
+
+    def check(self, shape: Shape) -> None:
+        """Find out whether a shape can be enforced. Raises as `follow` does."""
+
 
 class Inner(Protocol):
     """Walks one answer through its grammar, a token at a time. For one thread at a time."""

@@ -25,14 +25,13 @@ from uma_trio.text.replies.derive import CPU_SECONDS, derive
 from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
 from uma_trio.text.replies.known import format_of
-from uma_trio.text.shape import Shape, Unconstrainable
+from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
 from uma_trio.text.slices import Forgeable, digest, json_text
 from uma_trio.text.template import ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
-    from uma_trio.text.constrain import Grammarian
-    from uma_trio.text.inner import Inner
+    from uma_trio.text.inner import Compiler, Inner
     from uma_trio.text.replies.bounded import Framing
     from uma_trio.text.thinking import Markers
 
@@ -208,7 +207,7 @@ class Replies:
 
     def constraint(
         self,
-        grammarian: Grammarian,
+        compiler: Compiler,
         shape: Shape | None,
         loosened: Loosened,
         choice: ToolChoice,
@@ -223,10 +222,10 @@ class Replies:
         inner: Inner | None = None
         calls = self.format.calls
         if shape is not None:
-            inner = self._follow(grammarian, shape)
+            inner = self._follow(compiler, shape)
         elif loosened.offers and choice.mode != "none" and calls is not None:
             text = grammar_of(calls, loosened.offers, choice, self.special)
-            inner = grammarian.follow(Shape("reply", text, "tools"))
+            inner = compiler.follow(Shape("reply", text, "tools"))
         if budget is not None and calls is not None and calls.style == "harmony":
             from uma_trio.text.replies.bounded import Bounded
 
@@ -238,20 +237,18 @@ class Replies:
 
         return Thinking(markers, inner, budget, thinking=thinking)
 
-    def _follow(self, grammarian: Grammarian, shape: Shape) -> Inner:
+    def _follow(self, compiler: Compiler, shape: Shape) -> Inner:
         """Return what keeps an answer to a shape, where the format writes answers."""
         from uma_trio.text.grammars import JSON
 
-        inner = grammarian.follow(shape)  # which says what is wrong with the shape
+        inner = compiler.follow(shape)  # which says what is wrong with the shape
         calls = self.format.calls
         if calls is None or not calls.framed:
             return inner
         framed = answer_in_frame(calls, shape, JSON, self.special)
-        return inner if framed is None else grammarian.follow(Shape("reply", framed, shape.field))
+        return inner if framed is None else compiler.follow(Shape("reply", framed, shape.field))
 
-    def loosened(
-        self, grammarian: Grammarian, tools: Sequence[Tool], choice: ToolChoice
-    ) -> Loosened:
+    def loosened(self, compiler: Compiler, tools: Sequence[Tool], choice: ToolChoice) -> Loosened:
         """Return what the arguments of the tools that may be called are held to.
 
         Raises :class:`Unconstrainable` if a strict tool asks for what cannot be enforced.
@@ -260,35 +257,35 @@ class Replies:
         names: list[str] = []
         wanted = [tool for tool in tools if not choice.names or tool.name in choice.names]
         for tool in wanted if choice.mode != "none" else ():
-            schema, whole = self._schema_of(grammarian, tool)
+            schema, whole = self._schema_of(compiler, tool)
             offers.append(Offer(tool.name, schema))
             if not whole:
                 names.append(tool.name)
         return Loosened(tuple(offers), tuple(names))
 
-    def _schema_of(self, grammarian: Grammarian, tool: Tool) -> tuple[Mapping[str, Any], bool]:
+    def _schema_of(self, compiler: Compiler, tool: Tool) -> tuple[Mapping[str, Any], bool]:
         from uma_trio.text.grammars import JSON, LOOSE
 
         schema = _NO_ARGUMENTS
         if tool.parameters:
             schema = closed({"type": "object", **tool.parameters})
         text = json_text(schema)
-        problem = self._problem_of(grammarian, Shape("schema", text))
+        problem = self._problem_of(compiler, Shape("schema", text))
         if problem is None:
             return {**schema, "x-guidance": JSON}, True
         if tool.strict:
             raise Unconstrainable(f"holds the strict tool {tool.name}, whose schema {problem}")
-        if self._problem_of(grammarian, Shape("loose schema", text)) is None:
+        if self._problem_of(compiler, Shape("loose schema", text)) is None:
             return {**schema, "x-guidance": LOOSE}, False
         return {**_ANY_OBJECT, "x-guidance": JSON}, False
 
-    def _problem_of(self, grammarian: Grammarian, shape: Shape) -> str | None:
+    def _problem_of(self, compiler: Compiler, shape: Shape) -> str | None:
         """Return why a schema cannot be enforced; None if it can. The latest answers are remembered."""
         key = digest(shape.kind, shape.text)
         try:
             return self._problems[key]
         except KeyError:
-            found = _problem(grammarian, shape)
+            found = _problem(compiler, shape)
         self._problems[key] = found
         while len(self._problems) > _REMEMBERED:
             with suppress(KeyError):  # another thread has dropped the last one
@@ -336,11 +333,9 @@ def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
     return "".join([part.text for part in parts])
 
 
-def _problem(grammarian: Grammarian, shape: Shape) -> str | None:
-    from uma_trio.text.confinement import NotChecked
-
+def _problem(compiler: Compiler, shape: Shape) -> str | None:
     try:
-        grammarian.check(shape)
+        compiler.check(shape)
     except NotChecked:
         raise
     except Unconstrainable as error:

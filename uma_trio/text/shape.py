@@ -22,6 +22,14 @@ class Unconstrainable(Exception):
     """What is asked cannot be enforced, or is none; the message says why, to stand after its name."""
 
 
+class NotChecked(Unconstrainable):
+    """It is not known whether the shape can be enforced; to ask again may help."""
+
+
+class Unknown(Exception):
+    """The shape has to be compiled before an answer can be held to it."""
+
+
 @frozen
 class Shape:
     """What an answer has to look like.
