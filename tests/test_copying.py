@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from engine_kit import Bench
 from machine_kit import Clock, Machine
 from test_prefix_cache import letters
 
 from uma_trio.backend.base import Saved, Traits
-from uma_trio.costing.copying import time_copies
+from uma_trio.costing.copying import copies_file, known_copies, time_copies
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase
@@ -76,6 +78,51 @@ def test_a_copy_that_fails_leaves_nothing(what: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "kv_fails", lambda how: how == what)
     assert time_copies(device, clock) is None
     assert device.kv_used() == 0
+
+
+def test_a_device_is_timed_at_its_first_start_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later starts recall the same figures, and compute nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    clock = Clock()
+    first, second = Device(clock), Device(clock)
+    found = known_copies(first, clock)
+    assert found is not None
+    assert first.took
+    assert known_copies(second, clock) == found
+    assert not second.took
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"\xff", b'{"save_s":0.0,"restore_s":1.0,"scattered_s":1.0}', b'{"save_s":"a"}'],
+)
+def test_a_file_of_copies_that_cannot_be_used_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """Damage, and figures that no machine has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    clock = Clock()
+    device = Device(clock)
+    path = copies_file(device)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    found = known_copies(device, clock)
+    assert found is not None
+    assert found.save_s == pytest.approx(BUS.save_s)
+    assert known_copies(Device(clock), clock) == found
+    assert path.read_bytes() != content
+
+
+def test_a_processor_has_no_file_of_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed there, and nothing of a device with the same name is used."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    clock = Clock()
+    known_copies(Device(clock), clock)
+    processor = Device(clock)
+    processor.device = False
+    assert known_copies(processor, clock) is None
 
 
 def saved_beside_a_reader(copying: Copying | None) -> tuple[int, float]:

@@ -21,7 +21,7 @@ from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.costing.attention import flash_is_faster
 from uma_trio.costing.calibrate import assume_looking_back
-from uma_trio.costing.copying import time_copies
+from uma_trio.costing.copying import known_copies
 from uma_trio.costing.measured import measured_cost
 from uma_trio.costing.neighbours import in_words
 from uma_trio.engine.planner import EngineSettings
@@ -140,7 +140,7 @@ def engine_settings(
         drafts=speculation != "off",
         cost=cost,
         traffic=traffic,
-        copying=time_copies(backend, perf_counter) if plain.prefix_bytes else None,
+        copying=known_copies(backend, perf_counter) if plain.prefix_bytes else None,
     )
 
 

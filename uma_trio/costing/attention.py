@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from uma_trio.backend.attention import (
     prefers_flash,
 )
 from uma_trio.costing.neighbours import BUSY, Reader, cpu_times, others_share
-from uma_trio.costing.store import cache_folder
+from uma_trio.costing.store import cache_folder, put
 from uma_trio.machine import identity
 
 _FORMAT = 2
@@ -93,14 +92,7 @@ def remember(subject: Subject, timed: Timed) -> None:
         _Row(shape.sequences, shape.tokens, off_s, on_s)
         for shape, (off_s, on_s) in timed.seconds.items()
     ]
-    path = attention_file(subject)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(_Stored(timed.others, timed.tries, rows)))
-        fresh.replace(path)
-    except OSError:
-        return
+    put(attention_file(subject), msgspec.json.encode(_Stored(timed.others, timed.tries, rows)))
 
 
 def flash_is_faster(

@@ -2,17 +2,64 @@
 
 llama.cpp copies each run of cells in each layer with a call of its own, over a bus of unknown speed. On one H200 a page
 took 16 to 34 ms, so that a guess from a CPU would be wrong by a factor of a hundred. On a CPU nothing is timed: its
-memory copies fast enough for the first pages to tell.
+memory copies fast enough for the first pages to tell. What was timed is kept beside the staircase
+(:mod:`uma_trio.costing.store`), so that only the first start takes time for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from attrs import asdict
 
 from uma_trio.backend.base import Backend, DecodeStatus
+from uma_trio.costing.store import cost_file, put
 from uma_trio.policy.prefix import PAGE, SCATTERED, Copying
 
 _TIMES = 3  # the quickest counts; the first one touches memory
+_FORMAT = 1
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file holds: seconds for a token."""
+
+    save_s: float
+    restore_s: float
+    scattered_s: float
+
+
+def copies_file(backend: Backend) -> Path:
+    """Return the file of what copying takes: beside the one of the staircase, with the same parts in its name."""
+    path = cost_file(backend)
+    return path.with_name(f"copies-{_FORMAT}-{path.name}")
+
+
+def known_copies(backend: Backend, clock: Callable[[], float]) -> Copying | None:
+    """Return what copying takes, recalled or timed as :func:`time_copies` does.
+
+    What cannot be read, or cannot be true, is timed again. A copy that failed is tried at the next start.
+    """
+    if not backend.traits.shape_costs:
+        return None
+    path = copies_file(backend)
+    found = _recalled(path)
+    if found is None:
+        found = time_copies(backend, clock)
+        if found is not None:
+            put(path, msgspec.json.encode(_Stored(**asdict(found))))
+    return found
+
+
+def _recalled(path: Path) -> Copying | None:
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    found = Copying(stored.save_s, stored.restore_s, stored.scattered_s)
+    return found if all(0 < seconds < math.inf for seconds in asdict(found).values()) else None
 
 
 def time_copies(backend: Backend, clock: Callable[[], float]) -> Copying | None:

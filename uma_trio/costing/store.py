@@ -116,10 +116,15 @@ def remember(path: Path, model: CostModel, weight_bytes: float = 0.0) -> None:
         capture_s=model.capture_s,
         others=model.others,
     )
+    put(path, msgspec.json.encode(stored))
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file as a whole, or leave the one that is there; a cache that cannot be written is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(stored))
+        fresh.write_bytes(content)
         fresh.replace(path)
     except OSError:
         return
