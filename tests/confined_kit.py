@@ -8,6 +8,12 @@ import time
 from collections.abc import Callable
 
 from uma_trio.confined.link import Link
+from uma_trio.confined.workers import Workers
+
+
+def host_of(workers: Workers) -> int | None:
+    """Return the process that workers are forked from; None if it does not run."""
+    return None if workers._process is None else workers._process.pid
 
 
 def prepare(setup: bytes) -> Callable[[Link], None]:

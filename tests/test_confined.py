@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from confined_kit import host_of
 
 from uma_trio.confined import host as host_module
 from uma_trio.confined import workers as workers_module
@@ -55,9 +56,9 @@ def wait_until_gone(pid: int) -> None:
 
 def test_nothing_is_started_before_it_is_needed(workers: Workers) -> None:
     """Neither a process nor a thread; the first worker starts the host."""
-    assert workers.host_pid is None
+    assert not workers.is_warm
     workers.start(ROOMY)
-    assert workers.host_pid is not None
+    assert workers.is_warm
 
 
 def test_a_worker_answers_each_frame_in_order(workers: Workers) -> None:
@@ -151,7 +152,7 @@ def test_a_host_that_was_being_started_ends_with_the_others(
     monkeypatch.setattr(workers, "_setup", setup)
     with pytest.raises(Unavailable, match="is stopping"):
         workers.warm()
-    assert workers.host_pid is None
+    assert not workers.is_warm
 
 
 def test_time_between_frames_counts_for_nothing(workers: Workers) -> None:
@@ -186,7 +187,7 @@ def test_a_host_that_dies_is_started_again(
     """Its workers end with it, and those who wait for them are told."""
     monkeypatch.setattr(workers_module, "_RESTART_S", 0.0)
     worker = workers.start(ROOMY)
-    pid, host = int(answer(worker, b"pid")), workers.host_pid
+    pid, host = int(answer(worker, b"pid")), host_of(workers)
     assert host is not None
     waiting = worker.ask(b"spin")
     os.kill(host, signal.SIGKILL)
@@ -221,7 +222,7 @@ def test_an_interpreter_that_cannot_be_started_is_said(
 def test_all_end_when_they_are_closed(workers: Workers) -> None:
     """Those who wait are told."""
     worker = workers.start(ROOMY)
-    pid, host = int(answer(worker, b"pid")), workers.host_pid
+    pid, host = int(answer(worker, b"pid")), host_of(workers)
     assert host is not None
     waiting = worker.ask(b"spin")
     workers.close()
@@ -241,7 +242,7 @@ def test_all_end_with_the_process_that_started_them() -> None:
         "import os, signal\n"
         "w = Workers('confined_kit:prepare', lambda: b'')\n"
         "a = w.start(Limits(30.0, 60.0, 1 << 30))\n"
-        "print(int(a.ask(b'pid').result(60)), w.host_pid, flush=True)\n"
+        "print(int(a.ask(b'pid').result(60)), w._process.pid, flush=True)\n"
         "a.ask(b'spin')\n"
         "a.ask(b'spin')\n"
         "import time; time.sleep(0.01)\n"

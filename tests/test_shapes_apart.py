@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from confined_kit import host_of
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
@@ -191,9 +192,9 @@ def test_the_engines_thread_starts_no_host() -> None:
     try:
         shape = Shape("grammar", 'root ::= "a"')
         assert not len(confinement.follow(shape, revive=False).allowed())
-        assert confinement.host_pid is None
+        assert not confinement.is_warm
         follower = confinement.follow(shape)
-        assert confinement.host_pid is not None
+        assert confinement.is_warm
         assert len(follower.allowed())
     finally:
         confinement.close()
@@ -429,13 +430,13 @@ def test_a_killed_host_costs_those_who_wait_and_nobody_later(
     confinement = Confinement(FakeVocabulary(), LIMITS)
     try:
         confinement.check(Shape("regex", "a"))
-        host = confinement.host_pid
+        host = host_of(confinement._workers)
         assert host is not None
         os.kill(host, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # the thread that waits for it was first
             os.waitid(os.P_PID, host, os.WEXITED | os.WNOWAIT)
         follower = confinement.follow(Shape("grammar", AMBIGUOUS))
-        while confinement.host_pid == host:
+        while host_of(confinement._workers) == host:
             follower = confinement.follow(Shape("grammar", AMBIGUOUS))
             follower.allowed()
         assert len(confinement.follow(Shape("grammar", AMBIGUOUS)).allowed())

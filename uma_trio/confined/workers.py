@@ -137,11 +137,6 @@ class Workers:
         return len(self._running)
 
     @property
-    def host_pid(self) -> int | None:
-        """The host's process id; None if it does not run."""
-        return None if self._process is None else self._process.pid
-
-    @property
     def is_warm(self) -> bool:
         """Whether the host runs."""
         return self._host is not None

@@ -93,11 +93,6 @@ class Confinement:
         return self._workers.running
 
     @property
-    def host_pid(self) -> int | None:
-        """The process that they are forked from; None if it does not run."""
-        return self._workers.host_pid
-
-    @property
     def is_warm(self) -> bool:
         """Whether the process that all are forked from runs, so that `follow` does not block."""
         return self._workers.is_warm
