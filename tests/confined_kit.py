@@ -22,7 +22,9 @@ def prepare(setup: bytes) -> Callable[[Link], None]:
     def work(link: Link) -> None:
         while True:
             asked = link.receive()
-            if asked == b"spin":
+            if asked == b"say and spin":
+                link.send(b"spins")
+            if asked in (b"spin", b"say and spin"):
                 while True:
                     pass
             elif asked == b"sleep":

@@ -243,9 +243,8 @@ def test_all_end_with_the_process_that_started_them() -> None:
         "w = Workers('confined_kit:prepare', lambda: b'')\n"
         "a = w.start(Limits(30.0, 60.0, 1 << 30))\n"
         "print(int(a.ask(b'pid').result(60)), w._process.pid, flush=True)\n"
+        "a.ask(b'say and spin').result(60)\n"
         "a.ask(b'spin')\n"
-        "a.ask(b'spin')\n"
-        "import time; time.sleep(0.01)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
