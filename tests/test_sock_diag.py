@@ -17,7 +17,7 @@ from attrs import evolve
 
 from uma_trio.sockets import sock_diag
 from uma_trio.sockets.peers import principal_of
-from uma_trio.sockets.sock_diag import Ends, ends_of, owner_in, question, uid_of
+from uma_trio.sockets.sock_diag import ClientLeft, Ends, ends_of, owner_in, question, uid_of
 
 ENDS = Ends(ipaddress.ip_address("127.0.0.1"), 40_000, ipaddress.ip_address("127.0.0.1"), 8080)
 SIX = Ends(ipaddress.ip_address("::1"), 40_000, ipaddress.ip_address("::1"), 8080)
@@ -160,12 +160,13 @@ def test_the_kernel_names_who_speaks_ipv4_to_a_port_of_ipv6() -> None:
 
 
 @needs_linux
-def test_who_closed_at_once_is_nobody() -> None:
-    """And not root, as the kernel's answer has it."""
+def test_who_closed_at_once_has_left() -> None:
+    """And is not root, as the kernel's answer has it."""
     with connection("127.0.0.1") as (ours, theirs):
         ends = ends_of(theirs)
         ours.close()
-        assert uid_of(ends) is None
+        with pytest.raises(ClientLeft):
+            uid_of(ends)
 
 
 @needs_linux

@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +40,10 @@ _OVERFLOW_UID: Final = 65_534
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+class ClientLeft(ConnectionError):
+    """The client's end of a connection is closed: no process holds it any more."""
+
+
 @frozen
 class Ends:
     """The two ends of a connection, the client's first. IPv4 in IPv6 is written as IPv4."""
@@ -61,6 +65,7 @@ def ends_of(sock: socket.socket) -> Ends:
     return Ends(_address(theirs[0]), theirs[1], _address(ours[0]), ours[1])
 
 
+@lru_cache(maxsize=256)
 def _address(text: str) -> IpAddress:
     return _unmapped(ipaddress.ip_address(text.partition("%")[0]))
 
@@ -87,8 +92,11 @@ def ask_kernel(question: bytes) -> bytes:
 def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None:
     """Return the user who owns the client's end of a connection; None if the kernel does not tell.
 
-    Never waits. It does not tell for another machine's end, for a socket that was closed meanwhile,
-    for a user outside this process's user namespace, and on systems other than Linux.
+    Never waits. It does not tell for another machine's end, for a user outside this process's user
+    namespace, and on systems other than Linux.
+
+    Raises:
+        ClientLeft: the client has closed its end.
     """
     if not ends.is_local:
         return None
@@ -96,6 +104,8 @@ def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None
         reply = ask(question(ends))
     except OSError:
         return None
+    if is_orphan(reply, ends):
+        raise ClientLeft
     uid = owner_in(reply, ends)
     return None if uid == unmapped_uid() else uid
 
@@ -140,15 +150,27 @@ def owner_in(reply: bytes, ends: Ends) -> int | None:
     A socket that no process holds any more has no inode, and the kernel gives its owner as 0: without
     this check a client that closes at once would pass for root.
     """
+    found = _found(reply, ends)
+    return None if found is None or not found[1] else found[0]
+
+
+def is_orphan(reply: bytes, ends: Ends) -> bool:
+    """Whether a reply is about a socket with these ends that no process holds any more."""
+    found = _found(reply, ends)
+    return found is not None and not found[1]
+
+
+def _found(reply: bytes, ends: Ends) -> tuple[int, int] | None:
+    """Return the owner and the inode of the connected socket with these ends; None if there is none."""
     if len(reply) < _HEAD.size + _ANSWER.size:
         return None
     _, kind, *_ = _HEAD.unpack_from(reply)
     if kind != _SOCK_DIAG_BY_FAMILY:
         return None  # an error: there is no such socket
     family, state, _, _, raw, _, _, _, uid, inode = _ANSWER.unpack_from(reply, _HEAD.size)
-    if state not in _CONNECTED or not inode or _ends_in(raw, family) != ends:
+    if state not in _CONNECTED or _ends_in(raw, family) != ends:
         return None
-    return int(uid)
+    return int(uid), int(inode)
 
 
 def _ends_in(raw: bytes, family: int) -> Ends:
