@@ -22,7 +22,7 @@ class Pauses(Protocol):
         """Accept clients again."""
 
 
-class Named(Protocol):
+class HasName(Protocol):
     """A listening socket with a name that is removed in the end."""
 
     def disown(self) -> None:
@@ -39,7 +39,7 @@ class Replacing:
         self,
         path: str,
         handed: Sequence[Handed],
-        sockets: Sequence[Named],
+        sockets: Sequence[HasName],
         fronts: Sequence[Pauses],
         given: Callable[[], None],
     ) -> None:
