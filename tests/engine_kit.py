@@ -24,6 +24,7 @@ from uma_trio.engine.messages import (
     PromptDone,
     SamplingParams,
     SequenceReport,
+    Snapshot,
     StreamItem,
     Submit,
     TokenOut,
@@ -272,8 +273,12 @@ class Bench:
 
     def inspect(self) -> tuple[SequenceReport, ...]:
         """Return what ``ps`` would show, by the way it really goes."""
-        answers: list[tuple[SequenceReport, ...]] = []
-        self.inbox.put(Inspect(answers.append))
+        return self.snapshot().requests
+
+    def snapshot(self, after: int = -1) -> Snapshot:
+        """Return how things stand, by the way it really goes."""
+        answers: list[Snapshot] = []
+        self.inbox.put(Inspect(answers.append, after))
         self.engine.tick()
         return answers[0]
 

@@ -180,7 +180,7 @@ async def test_no_choice_uses_up_the_credit_of_another(autojump_clock: MockClock
         client = daemon.connect()
         await client.ask(n=3, max_tokens=200, **SAMPLED)
         await trio.sleep(20)
-        reports = daemon.bench.engine.registry.reports(trio.current_time())
+        reports = daemon.bench.snapshot().requests
         assert [report.state for report in reports] == ["parked"] * 3
         computed = [report.completion_tokens for report in reports]
         assert max(computed) - min(computed) <= 4

@@ -38,6 +38,7 @@ from uma_protocol import (
 from uma_trio.backend.fake import EOS, FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Credit, Inspect
 from uma_trio.service.ask import Refusal
+from uma_trio.service.snapshots import INTERVAL_S
 from uma_trio.sockets.principal import Principal
 from uma_trio.wire import refusal_event
 
@@ -1113,7 +1114,7 @@ async def test_an_answer_for_a_connection_that_is_over_is_dropped(
 async def _stop_reading(client: Client) -> None:
     """Fill what the kernel holds for the client with answers that it leaves there."""
     await client.send_bytes(60 * _frame(b'{"type":"sessions"}'))
-    await trio.sleep(60 * TICK_S)
+    await trio.sleep(60 * INTERVAL_S)
 
 
 async def _end_unread(client: Client) -> None:

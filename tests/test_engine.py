@@ -19,10 +19,14 @@ from uma_trio.backend.fake import EOS, FakeBackend, Fault
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
+    Explain,
+    InboxMessage,
     Inspect,
+    Keep,
+    Prefix,
     PromptDone,
-    SequenceReport,
     SetLane,
+    Snapshot,
     StreamItem,
     TokenOut,
 )
@@ -924,7 +928,7 @@ def test_who_reads_on_is_in_the_next_tick_though_one_without_them_was_drawn_up()
     assert stream.tokens == bench.expected("hello", 6)
 
 
-@pytest.mark.parametrize("what", ["submit", "abort", "lane", "inspect"])
+@pytest.mark.parametrize("what", ["submit", "abort", "lane"])
 def test_what_may_change_a_plan_finds_everything_booked(what: str) -> None:
     """Whatever comes but credit is handled after the tokens that were chosen before."""
     bench, backend = late()
@@ -932,20 +936,50 @@ def test_what_may_change_a_plan_finds_everything_booked(what: str) -> None:
     other, _ = bench.submit("another", max_tokens=30)
     for _ in range(4):
         bench.engine.tick()
-    reports: list[SequenceReport] = []
     match what:
         case "submit":
             bench.submit("third", max_tokens=2)
         case "abort":
             bench.cancel(other)
-        case "lane":
-            bench.inbox.put(SetLane(other, "background"))
         case _:
-            bench.inbox.put(Inspect(reports.extend))
+            bench.inbox.put(SetLane(other, "background"))
     bench.engine.tick()
     assert backend.booked[-1][0] == 4
-    told = [report.completion_tokens for report in reports]
-    assert told == ([4, 4] if what == "inspect" else [])
+
+
+@pytest.mark.parametrize("what", ["inspect", "explain", "prefix", "keep"])
+def test_a_question_costs_no_tick_its_overlap(what: str) -> None:
+    """The prepared tick is launched; the answer has the tokens of the tick before it."""
+    bench, backend = late()
+    bench.submit(max_tokens=30)
+    other, _ = bench.submit("another", max_tokens=30)
+    for _ in range(4):
+        bench.engine.tick()
+    answers: list[object] = []
+    questions: dict[str, InboxMessage] = {
+        "inspect": Inspect(answers.append),
+        "explain": Explain(answers.append, ticks=3),
+        "prefix": Prefix(answers.append, lambda _: True),
+        "keep": Keep(other),
+    }
+    bench.inbox.put(questions[what])
+    bench.engine.tick()
+    assert backend.booked[-1] == [3, 3], "the tick before it is committed during the decode"
+    assert len(answers) == (what != "keep")
+    for answer in answers:
+        if isinstance(answer, Snapshot):
+            assert [one.completion_tokens for one in answer.requests] == [4, 4]
+
+
+def test_clearing_prefixes_costs_the_overlap() -> None:
+    """Cells are dropped, which no tick that is computed may have."""
+    bench, backend = late()
+    bench.submit(max_tokens=30)
+    for _ in range(4):
+        bench.engine.tick()
+    bench.inbox.put(Prefix(lambda _: None, lambda _: True, clear=True))
+    bench.engine.tick()
+    assert backend.booked[-1] == [4]
 
 
 def test_who_waits_without_room_keeps_no_tick_waiting_and_is_admitted_once_there_is() -> None:

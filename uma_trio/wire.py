@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import uma_protocol
     from uma_protocol import Generate, Slo
     from uma_trio.service.generation import Generation
-    from uma_trio.service.service import Running
+    from uma_trio.service.visibility import Running
     from uma_trio.sockets.principal import Principal
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from uma_trio.engine.messages import InboxMessage, Submit
 
@@ -42,6 +43,7 @@ class Inbox:
         self._queue_s = 0.0  # written by the engine: how long the last one waited
         self._came: Callable[[Submit], object] | None = None  # written by the engine
         self._closed = False
+        self._told_of_end: list[Callable[[], object]] = []  # trio's
         self._event = threading.Event()
         self.asleep = False  # written by the engine: whether it waits for a message
         self._wake = wake if wake is not None else self._set_event
@@ -91,7 +93,20 @@ class Inbox:
     def close(self) -> None:
         """Accept no further messages, and wake the engine so that it ends."""
         self._closed = True
+        for told in tuple(self._told_of_end):
+            told()
         self._wake()
+
+    @contextmanager
+    def when_closed(self, told: Callable[[], object]) -> Iterator[None]:
+        """Call `told`, on trio's thread, when the inbox is closed: now if it is, else while this is entered."""
+        if self._closed:
+            told()
+        self._told_of_end.append(told)
+        try:
+            yield
+        finally:
+            self._told_of_end.remove(told)
 
     def drain(self) -> list[InboxMessage]:
         """Return all messages that have arrived, in order."""

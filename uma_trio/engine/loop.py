@@ -39,6 +39,7 @@ from uma_trio.engine.messages import (
     Keep,
     Prefix,
     SetLane,
+    Snapshot,
     Submit,
 )
 from uma_trio.engine.outlet import Outlet
@@ -53,6 +54,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
 from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.policy.abort import abortable
@@ -365,8 +367,8 @@ class Engine:
                 registry.cancel(handle, now, code, text)
             case SetLane(handle, lane):
                 registry.set_lane(handle, lane)
-            case Inspect(reply):
-                self._publisher.add(Answer(partial(reply, registry.reports(now))))
+            case Inspect(reply, after):
+                self._publisher.add(Answer(partial(reply, self._snapshot(now, after))))
             case Explain(answer, handle, ticks):
                 recorded = self._recorder.explain(now, handle, ticks)
                 self._publisher.add(Answer(partial(answer, recorded)))
@@ -378,6 +380,10 @@ class Engine:
                     self._publisher.publish()  # what has ended is kept, and then forgotten
                     self._drafter.forget(message.mine)
                 self._publisher.add(Answer(partial(message.reply, reported)))
+
+    def _snapshot(self, now: float, after: int) -> Snapshot:
+        n_ctx = self._backend.limits.n_ctx
+        return snapshot(self.registry, self._recorder, n_ctx, now, after)
 
     def _enqueue(self, submit: Submit, now: float) -> None:
         """Take in a request; one that breaks the engine's own code ends at once."""

@@ -16,9 +16,10 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.records import PrefixReport, Recorded
+from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickRecord
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
+from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.words import Awaits, Lane, Speculation
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -192,9 +193,13 @@ class Credit:
 
 @frozen
 class Inspect:
-    """Request a report of every request; `reply` is called on trio's thread."""
+    """Request a snapshot, with the ticks after the one numbered `after`.
 
-    reply: Callable[[tuple[SequenceReport, ...]], None]
+    `reply` is called on trio's thread.
+    """
+
+    reply: Callable[[Snapshot], None]
+    after: int = -1
 
 
 @frozen
@@ -235,6 +240,19 @@ class Keep:
 
 
 InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix | Keep
+
+
+def changes_a_plan(message: InboxMessage) -> bool:
+    """Whether a tick that is planned without knowing of `message` may be another one with it.
+
+    Questions change nothing. Keeping a prefix for longer, or pinning it, drops no cell.
+    """
+    match message:
+        case Inspect() | Explain() | Keep():
+            return False
+        case Prefix(clear=clear):
+            return clear
+    return True
 
 
 @frozen
@@ -327,7 +345,9 @@ StreamItem = PromptProgress | PromptDone | TokenOut | Finished
 class SequenceReport:
     """What ``ps`` shows of one request; joined by the handle with what its connection knows.
 
-    It is computed `ahead_s` of what its reader is shown.
+    It is computed `ahead_s` of what its reader is shown. `cached_tokens` of its prompt were not
+    computed. `waits` says why the latest ticks had no part for it, or why it has no slot; "" if
+    nothing keeps it.
     """
 
     handle: int
@@ -340,3 +360,29 @@ class SequenceReport:
     age_s: float
     ahead_s: float = 0.0
     awaits: Awaits = "tokens"
+    cached_tokens: int = 0
+    waits: str = ""
+
+
+@frozen(kw_only=True)
+class Snapshot:
+    """How things stand in the engine: an answer to :class:`Inspect`.
+
+    `at` is a time on the engine's clock and `tick` the number of the latest tick (-1: none yet).
+    `running` have a slot; `queue` are those of the `waiting` requests that are described, in the order in
+    which they came. `ticks` are the latest, oldest first. `prefixes` is None where nothing is cached.
+    """
+
+    at: float
+    tick: int
+    running: tuple[SequenceReport, ...]
+    queue: tuple[SequenceReport, ...]
+    waiting: int
+    ticks: tuple[TickRecord, ...]
+    cells: CellReport
+    prefixes: PrefixFigures | None = None
+
+    @property
+    def requests(self) -> tuple[SequenceReport, ...]:
+        """Every request that is described, those with a slot first."""
+        return (*self.running, *self.queue)

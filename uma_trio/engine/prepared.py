@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend.base import Batch, IntArray
-from uma_trio.engine.messages import Credit, InboxMessage
+from uma_trio.engine.messages import Credit, InboxMessage, changes_a_plan
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Outcome, Step, Tick
 
@@ -60,7 +60,12 @@ class PreparedTick:
                 return False
             if outcome.tokens and _ends(sequence, outcome.tokens[-1].token):
                 return False
-        return all(isinstance(m, Credit) and m.handle not in self.parked for m in messages)
+        return not any(self._is_changed_by(message) for message in messages)
+
+    def _is_changed_by(self, message: InboxMessage) -> bool:
+        if isinstance(message, Credit):
+            return message.handle in self.parked
+        return changes_a_plan(message)
 
     def load(self, batch: Batch, completed: Completed) -> Tick:
         """Write it into the arrays of the next decode, with the tokens it lacked."""

@@ -274,6 +274,26 @@ class Recorder:
 
     # --- who asks ---
 
+    @property
+    def latest(self) -> int:
+        """The number of the latest tick, -1 before the first."""
+        return self._ticks[-1].tick if self._ticks else -1
+
+    def after(self, tick: int, most: int) -> tuple[TickRecord, ...]:
+        """Return the latest ticks with higher numbers, at most so many, oldest first."""
+        n = min(self.latest - tick, most)
+        return tuple(reversed([*itertools.islice(reversed(self._ticks), max(0, n))]))
+
+    def waits(self, handle: int) -> str:
+        """Return what keeps a live request: from a slot, or from its next token. "" if nothing does."""
+        timeline = self._live.get(handle)
+        if timeline is None:
+            return ""
+        if timeline.sequence.admitted is None:
+            return timeline.queue_reason
+        ((reason, _),) = timeline.missed.most_common(1) or (("", 0),)
+        return reason
+
     def explain(self, now: float, handle: int | None, ticks: int) -> Recorded:
         """Return one request, or the latest that ended and the oldest that did not.
 

@@ -145,6 +145,15 @@ class RequestRecord:
 
 
 @frozen
+class CellReport:
+    """The KV cache in cells: how many there are, how many hold a request's tokens, how many are reserved."""
+
+    total: int
+    used: int
+    reserved: int
+
+
+@frozen
 class NamespaceReport:
     """What the prefix cache has in one namespace: saved pages, leaves, and sessions by their keys.
 

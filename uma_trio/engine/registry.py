@@ -14,7 +14,7 @@ from attrs import frozen
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
-from uma_trio.engine.messages import Cancel, Finished, FinishReason, SequenceReport, Submit
+from uma_trio.engine.messages import Cancel, Finished, FinishReason, Submit
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import (
     FAILED_AT,
@@ -424,10 +424,6 @@ class Registry:
             if sequence.admitted is None:
                 self._inbox.left_queue(now - sequence.submit.submitted)
         self._finish(sequence, reason, now, code, message)
-
-    def reports(self, now: float) -> tuple[SequenceReport, ...]:
-        """Describe every request, running ones first."""
-        return tuple(s.report(now) for s in [*self.running.values(), *self.waiting.values()])
 
     def _drop(self, sequence: Sequence, *, keep: bool = True) -> None:
         self.prefix.gone(sequence, keep=keep)

@@ -380,8 +380,8 @@ class Sequence:
             yields=self.yields,
         )
 
-    def report(self, now: float) -> SequenceReport:
-        """Return its report for people."""
+    def report(self, now: float, waits: str = "") -> SequenceReport:
+        """Return its report for people; `waits` says why it gets nothing at the moment."""
         first = self.first_token
         streaming_s = 0.0 if first is None else now - first
         return SequenceReport(
@@ -395,6 +395,8 @@ class Sequence:
             age_s=now - self.submit.submitted,
             ahead_s=max(0.0, (self.view.shown_at or now) - now) if self.smooth else 0.0,
             awaits=self.awaits,
+            cached_tokens=self.cached_tokens,
+            waits=waits,
         )
 
     def _state(self) -> SequenceState:

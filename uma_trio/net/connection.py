@@ -392,10 +392,12 @@ class Connection:
         return self._service.questions.answer(self._principal.counts_as, look)
 
     async def _answer(self, look: Look, answered: trio.Event, ends: bool) -> None:
-        event = await self._in_turn(look)
-        self._idle_since = trio.current_time()
         try:
+            event = await self._in_turn(look)
+            self._idle_since = trio.current_time()
             self._say(event)
+        except Refusal as refusal:
+            self.end(refusal_event(refusal, None))
         except LocalProtocolError as fault:
             self.end(error_event(fault.code, fault.message))
         if ends:

@@ -12,16 +12,15 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import trio
-from attrs import frozen
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelInfo
-from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import Constraint, Explain, Inspect, Prefix, SequenceReport
+from uma_trio.engine.inbox import EngineStopped, Inbox
+from uma_trio.engine.messages import Constraint, Explain, Prefix, Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
+from uma_trio.service.asking import Answered
 from uma_trio.service.checks import (
     Bounds,
     check_fits,
@@ -40,8 +39,10 @@ from uma_trio.service.questions import Questions
 from uma_trio.service.reading import Reading
 from uma_trio.service.request_log import LogRequest, no_log
 from uma_trio.service.shares import Shares
+from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.timer import Timer
+from uma_trio.service.visibility import Running, shown_to
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.chat import AUTO
 from uma_trio.text.frontend import FrontEnd
@@ -59,35 +60,8 @@ _NOT_YOURS = (
     "admin key (--http-admin-key-file)"
 )
 _AGAIN_S: Final = 1.0
-#: The app and the handle of another principal's request in a list.
-ANOTHER_USER: Final = "another user"
-HIDDEN: Final = 0
-
+_STOPPED = "the engine has stopped and the daemon is going down; ask again when it is back"
 _USE_PROMPT = "send the text as `prompt` instead of `messages`"
-
-
-@frozen
-class Running:
-    """One live request: the names from its front end, and the report of the engine."""
-
-    handle: int
-    origin: Origin
-    choice: int
-    report: SequenceReport
-
-
-def shown_to(viewer: Principal, running: Running) -> Running:
-    """Return a live request as `viewer` may see it.
-
-    Of another principal's request only an operator sees more than that there is one.
-    """
-    origin, report = running.origin, running.report
-    if viewer.may_change(origin.principal):
-        return running
-    somebody = Principal(connection=0)
-    hidden = Origin(principal=somebody, door=origin.door, name="", app=ANOTHER_USER)
-    bare = SequenceReport(HIDDEN, report.state, report.lane, 0, 0, 0, 0.0, 0.0)
-    return Running(HIDDEN, hidden, 0, bare)
 
 
 class Service:
@@ -129,6 +103,7 @@ class Service:
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
         self.draining = False
+        self._snapshots = Snapshots(inbox)
         self.log_request = log_request
         self._front_end = front_end
         self._run_blocking = run_blocking
@@ -340,12 +315,30 @@ class Service:
     async def running(self) -> tuple[Running, ...]:
         """Return every live request that the engine has.
 
-        Requests that end before the answer arrives are left out. Waits for the end of a tick.
+        Requests that end before the snapshot arrives are left out, and so are those in a queue that is longer than
+        a snapshot. Waits for the end of a tick.
+
+        Raises:
+            Refusal: the engine has stopped.
         """
-        reports = await self._asked(Inspect)
+        return self.named(await self.snapshot())
+
+    async def snapshot(self) -> Snapshot:
+        """Return how things stand in the engine, not before now.
+
+        Raises:
+            Refusal: the engine has stopped.
+        """
+        try:
+            return await self._snapshots.fresh()
+        except EngineStopped:
+            raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
+
+    def named(self, snapshot: Snapshot) -> tuple[Running, ...]:
+        """Return the requests of a snapshot that still live, with the names from their front ends."""
         return tuple(
             Running(report.handle, generation.origin, generation.choice, report)
-            for report in reports
+            for report in snapshot.requests
             if (generation := self.directory.get(report.handle)) is not None
         )
 
@@ -411,18 +404,25 @@ class Service:
         return generation
 
     async def _asked(
-        self, question: Callable[[Callable[[Answer], None]], Inspect | Explain | Prefix]
+        self, question: Callable[[Callable[[Answer], None]], Explain | Prefix]
     ) -> Answer:
-        """Put a question to the engine and wait for the answer. Cancelled, it drops the answer."""
+        """Put a question to the engine and wait for the answer. Cancelled, it drops the answer.
+
+        Raises:
+            Refusal: the engine has stopped.
+        """
         answers: list[Answer] = []
-        answered = trio.Event()
+        answered = Answered()
 
         def reply(answer: Answer) -> None:
             answers.append(answer)
             answered.set()
 
         self.inbox.put(question(reply))
-        await answered.wait()
+        try:
+            await answered.wait(self.inbox)
+        except EngineStopped:
+            raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
         return answers[0]
 
     # --- the end ---
