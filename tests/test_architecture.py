@@ -105,6 +105,7 @@ ALLOWED = {
         *("uma_protocol.errors", "uma_protocol.events", "uma_protocol.rules"),
         "uma_protocol.fields",
         *("uma_trio.engine.messages", "uma_trio.words", "uma_trio.telemetry.exposition"),
+        "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
     },
     "uma_trio.http.generate": {

@@ -74,6 +74,7 @@ class Connection:
         )
         self._scope = trio.CancelScope()
         self._answering = False
+        self._watches = False  # whether the answer has no end of its own
         self._last = False
         self._leaves = False
         self._is_head = False
@@ -111,7 +112,7 @@ class Connection:
     def end(self) -> None:
         """End the connection once the request that runs is answered. Idempotent."""
         self._last = True
-        if not self._answering:
+        if not self._answering or self._watches:
             self._scope.cancel()
 
     @property
@@ -132,7 +133,7 @@ class Connection:
     def leave(self) -> None:
         """Tell the client with the next answer that it is the last; end when it is quiet. Idempotent."""
         self._leaves = True
-        if is_quiet(self, trio.current_time()):
+        if self._watches or is_quiet(self, trio.current_time()):
             self.end()
 
     def make_room(self) -> None:
@@ -178,7 +179,7 @@ class Connection:
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
-            self._answering = False
+            self._answering = self._watches = False
 
     async def _exchange(self, head: Head) -> None:
         """Answer one request, whatever is wrong with it."""
@@ -196,6 +197,7 @@ class Connection:
                 return
             route = self._router.find(head)
             form = route.errors
+            self._watches = route.watches
             principal = guard.admit(head, self._settings, route.access, self._principal)
             caller = Caller(principal, label(head))
             works_for(client_of(caller.principal, caller.app))
@@ -253,7 +255,7 @@ class Connection:
 
     async def _handled(self, route: Route, exchange: Answering) -> Reply | None:
         """Let the handler answer; what only asks for figures or lists waits for its turn."""
-        if route.method != "GET":
+        if route.method != "GET" or route.watches:  # who watches takes a turn for each message
             return await route.handler(exchange, self._shared)
         asker = exchange.request.caller.principal.counts_as
         questions = self._shared.service.questions

@@ -91,7 +91,7 @@ class Answering:
         await self._opening.wait()
         while self._http.our_state is h11.SEND_BODY:
             await trio.sleep_until(self._said + self._keep_alive_s)
-            if trio.current_time() - self._said < self._keep_alive_s:
+            if trio.current_time() < self._said + self._keep_alive_s:
                 continue
             if self._writer.waiting_bytes:
                 self._said = trio.current_time()  # the silence is the reader's

@@ -26,6 +26,8 @@ _ROOT = "/"
 class Route:
     """One method of one path. `errors` writes what goes wrong as its API does.
 
+    One that `watches` has an answer without an end: it takes a turn for each message, and ends when
+    the daemon wants the connection back.
     A path that ends in a slash takes whatever stands behind it, except for the root.
     """
 
@@ -34,6 +36,7 @@ class Route:
     handler: Handler
     access: Access = "key"
     errors: ErrorForm = openai_error
+    watches: bool = False
 
     @property
     def takes_more(self) -> bool:

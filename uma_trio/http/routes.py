@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from uma_trio.http.errors import native_error
+from uma_trio.http.events import events
 from uma_trio.http.generate import generate
 from uma_trio.http.llama_completion import completion, completions
 from uma_trio.http.llama_server import apply_template, detokenize, props, slots, tokenize
@@ -55,6 +56,7 @@ ROUTES = (
     Route("DELETE", "/api/delete", no_store, errors=ollama_error),
     Route("GET", "/", root, access="open"),
     Route("GET", "/metrics", metrics),
+    Route("GET", "/events", events, errors=native_error, watches=True),
     Route("POST", "/priority", priority, access="own"),
     Route("POST", "/load", not_served, access="operator"),
     Route("POST", "/unload", not_served, access="operator"),

@@ -9,6 +9,7 @@ import trio
 from attrs import frozen
 
 from uma_trio.service.ask import Origin
+from uma_trio.sockets.principal import Principal
 from uma_trio.words import Lane
 
 _REMEMBERED = 256  # as many as the engine can explain
@@ -38,15 +39,17 @@ class Request(Protocol):
 
 @frozen
 class Named:
-    """The client's names of a request and of itself, and the number of the choice."""
+    """The client's names of a request and of itself, the number of the choice, and whom it is for."""
 
     name: str | None = None
     app: str | None = None
     choice: int = 0
+    principal: Principal | None = None
 
 
 def _named(request: Request) -> Named:
-    return Named(request.origin.name, request.origin.app, request.choice)
+    origin = request.origin
+    return Named(origin.name, origin.app, request.choice, origin.principal)
 
 
 class Directory:

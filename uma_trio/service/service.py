@@ -17,7 +17,7 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelInfo
 from uma_trio.engine.inbox import EngineStopped, Inbox
 from uma_trio.engine.messages import Constraint, Explain, Prefix, Snapshot
-from uma_trio.engine.records import PrefixReport, Recorded
+from uma_trio.engine.records import PrefixReport, Recorded, TickRecord
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
 from uma_trio.service.asking import Answered
@@ -333,6 +333,10 @@ class Service:
             return await self._snapshots.fresh()
         except EngineStopped:
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
+
+    def ticks_after(self, tick: int, most: int) -> tuple[TickRecord, ...]:
+        """Return the latest ticks of the snapshots so far with higher numbers, at most so many, oldest first."""
+        return self._snapshots.ticks_after(tick, most)
 
     def named(self, snapshot: Snapshot) -> tuple[Running, ...]:
         """Return the requests of a snapshot that still live, with the names from their front ends."""

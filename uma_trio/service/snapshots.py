@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
+from itertools import islice, takewhile
 from typing import Final
 
 import trio
 
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Inspect, Snapshot
+from uma_trio.engine.records import TickRecord
 from uma_trio.service.asking import Answered
 
+#: Ticks that are remembered for who comes back.
+MOST_TICKS: Final = 1024
 INTERVAL_S: Final = 0.1
 """Between two snapshots."""
 
@@ -28,6 +33,15 @@ class Snapshots:
         self._told = 0  # the number of the question that `_latest` answers
         self._next_at = float("-inf")  # on trio's clock
         self._news = Answered()
+        self._ticks: deque[TickRecord] = deque(maxlen=MOST_TICKS)
+
+    def ticks_after(self, tick: int, most: int) -> tuple[TickRecord, ...]:
+        """Return the latest ticks with higher numbers, at most so many, oldest first.
+
+        They are without a gap as long as somebody looks.
+        """
+        found = takewhile(lambda record: record.tick > tick, reversed(self._ticks))
+        return tuple(islice(found, most))[::-1]
 
     async def fresh(self) -> Snapshot:
         """Return a snapshot that is taken after this call: within 0.1 s and a tick, if nobody else asks.
@@ -55,5 +69,6 @@ class Snapshots:
 
     def _take(self, number: int, snapshot: Snapshot) -> None:
         self._latest, self._told = snapshot, number
+        self._ticks.extend(snapshot.ticks)
         news, self._news = self._news, Answered()
         news.set()

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from uma_trio.engine.messages import SequenceReport
 from uma_trio.service.ask import Origin
+from uma_trio.service.directory import Named
 from uma_trio.sockets.principal import Principal
 
 #: The app and the handle of another principal's request.
@@ -33,6 +34,23 @@ class Running:
     def is_hidden(self) -> bool:
         """Whether it is another principal's, of which the viewer sees only that it is there."""
         return self.handle == HIDDEN
+
+
+@frozen
+class Viewer:
+    """Somebody who looks, as `principal`."""
+
+    principal: Principal
+
+    def shown(self, running: Running) -> Running:
+        """Return a live request as it may be seen."""
+        return shown_to(self.principal, running)
+
+    def sees(self, named: Named) -> bool:
+        """Whether a request that lives or has ended may be seen. Whose it was is not known for ever."""
+        return self.principal.is_operator or (
+            named.principal is not None and self.principal.may_change(named.principal)
+        )
 
 
 def shown_to(viewer: Principal, running: Running) -> Running:

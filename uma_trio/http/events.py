@@ -1,0 +1,212 @@
+"""`GET /events`: what happens in the engine, as server-sent events, for whoever watches.
+
+Each watcher has a loop of its own: it takes a turn at questions, a snapshot that all watchers share, and
+sends what changed since its last message, ten times a second at most. Nothing is computed while nobody
+watches or nothing runs. A watcher that reads slower than that is sent fewer messages; no message waits
+for it in memory. No message contains text of a prompt or an answer, and what it says of other
+principals' requests follows :mod:`uma_trio.service.visibility`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from typing import Any, Final
+
+import trio
+from attrs import define, field
+
+from uma_trio import __version__
+from uma_trio.engine.messages import Snapshot
+from uma_trio.engine.records import TickRecord
+from uma_trio.http import sse
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.settings import Shared
+from uma_trio.service.service import Service
+from uma_trio.service.visibility import Running, Viewer
+from uma_trio.sockets.principal import Principal
+
+#: Ticks in one message, the latest ones.
+MOST_TICKS: Final = 128
+#: Parts of ticks in one message: of a machine with hundreds of slots it has fewer ticks.
+MOST_PARTS: Final = 2048
+#: Between two messages with figures, which are those of /metrics.
+FIGURES_S: Final = 1.0
+#: While nothing runs nobody is asked; then the figures are sent so often.
+QUIET_S: Final = 5.0
+
+_FIGURES: Final = (
+    *("interactive_shown_ms", "ttft_ms", "ran_dry_total", "solo_ratio_p95"),
+    *("latency_cap", "tick_limit_ms", "kv_cells_used", "kv_cells_total"),
+    *("prefix_tokens_total", "prompt_tokens_total", "prefix_bytes", "prefix_leaves"),
+    *("prefix_leaf_tokens", "active_sessions", "queued_sessions", "slots_total"),
+)
+
+
+async def events(exchange: Exchange, shared: Shared) -> Reply | None:
+    """Stream what runs, what waits and why, and with `?ticks=1` every tick, as server-sent events."""
+    head = exchange.request.head
+    if head.method == "HEAD":
+        return Reply(200, content_type=sse.CONTENT_TYPE)
+    wants_ticks = head.query.get("ticks", "0") not in ("", "0")
+    viewer = exchange.request.caller.principal
+    watcher = Watcher(shared, viewer, wants_ticks=wants_ticks)
+    watcher.resume(head.headers.get("last-event-id", ""))
+    kind = (("Content-Type", sse.CONTENT_TYPE),)
+    exchange.open(kind, lambda: sse.KEEP_ALIVE, sse.named(watcher.hello()))
+    questions = shared.service.questions
+    while not shared.service.draining:
+        message = await questions.answer(viewer.counts_as, watcher.message)
+        if message and not exchange.send(message):
+            await exchange.sent()  # what happens meanwhile is not sent later
+        if watcher.is_quiet and not len(shared.service.directory):
+            with trio.move_on_after(QUIET_S):
+                await shared.service.directory.wait_until_any()
+    await exchange.close(b"")
+    return None
+
+
+@define(eq=False)
+class Watcher:
+    """What one watcher was told, and what it is told next."""
+
+    shared: Shared
+    principal: Principal
+    wants_ticks: bool = field(kw_only=True)
+    _tick: int = -1
+    _told: Mapping[str, Any] = field(factory=dict)
+    _figures_at: float = -math.inf
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody was there in the latest picture."""
+        return not self._told.get("requests") and not self._told.get("waiting")
+
+    def hello(self) -> dict[str, Any]:
+        """Return the first message: what is watched, and as whom."""
+        service = self.shared.service
+        return {
+            "type": "hello",
+            "daemon": self.shared.name,
+            "version": __version__,
+            "model": service.bounds.model,
+            "slots": service.slots,
+            "n_ctx": service.bounds.n_ctx_seq,
+            "operator": self.principal.is_operator,
+        }
+
+    def resume(self, last_event_id: str) -> None:
+        """Go on behind the message with this id, if it was of this daemon's life; else from now on."""
+        name, _, tick = last_event_id.rpartition("-")
+        if name == self.shared.name and tick.isascii() and tick.isdigit() and len(tick) < 16:
+            self._tick = int(tick)
+
+    async def message(self) -> bytes:
+        """Return the next message; b"" if nothing has changed."""
+        service = self.shared.service
+        snapshot = await service.snapshot()
+        told: dict[str, Any] = _picture(service, snapshot, Viewer(self.principal))
+        changed = {name: value for name, value in told.items() if self._told.get(name) != value}
+        self._told = told
+        now = trio.current_time()
+        if now - self._figures_at >= FIGURES_S:
+            self._figures_at = now
+            found = service.metrics()
+            changed["figures"] = {name: found.get(name) for name in _FIGURES} | _speeds(found)
+        if self.wants_ticks:
+            changed |= self._ticks(snapshot)
+        if not changed:
+            return b""
+        changed |= {"type": "picture", "at": round(snapshot.at, 3), "tick": snapshot.tick}
+        return b"id: %b-%d\n%b" % (self.shared.name.encode(), snapshot.tick, sse.named(changed))
+
+    def _ticks(self, snapshot: Snapshot) -> dict[str, Any]:
+        ticks = self.shared.service.ticks_after(self._tick, MOST_TICKS)
+        self._tick = snapshot.tick
+        viewer, directory = Viewer(self.principal), self.shared.service.directory
+        columns: list[list[Any]] = []
+        named: dict[str, str | None] = {}
+        n_parts = 0
+        for tick in reversed(ticks):
+            n_parts += len(tick.items)
+            if columns and n_parts > MOST_PARTS:
+                break
+            seen = {
+                item.key: name
+                for item in tick.items
+                if viewer.sees(name := directory.name_of(item.key))
+            }
+            named |= {str(key): name.app for key, name in seen.items()}
+            columns.append(_column(tick, seen))
+        return {"ticks": columns[::-1], "apps": named} if columns else {}
+
+
+def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
+    """Return a tick as numbers: see docs/HTTP.md.
+
+    Number, milliseconds it took, predicted, allowed and for the readers alone, rows of ballast, whether others'
+    requests had a part, and of each request that is seen [handle, tokens, guesses, 1 for a prompt].
+    """
+    parts = [
+        [item.key, item.n_tokens, item.n_drafts, int(item.phase != "decode")]
+        for item in tick.items
+        if item.key in seen
+    ]
+    hidden = len(parts) < len(tick.items)
+    limit = tick.limit
+    return [
+        tick.tick,
+        _ms(tick.measured_s),
+        _ms(tick.predicted_s),
+        _ms(limit.seconds),
+        _ms(limit.solo_s),
+        0 if hidden else tick.ballast,
+        int(hidden),
+        parts,
+    ]
+
+
+def _picture(service: Service, snapshot: Snapshot, viewer: Viewer) -> dict[str, Any]:
+    """Return who runs and who waits, as the viewer may see it."""
+    listed = [_request(viewer.shown(running)) for running in service.named(snapshot)]
+    cells, prefixes = snapshot.cells, snapshot.prefixes
+    return {
+        "requests": listed,
+        "waiting": snapshot.waiting,
+        "cells": [cells.used, cells.reserved, cells.total],
+        "prefixes": None
+        if prefixes is None
+        else [prefixes.leaves, prefixes.leaf_tokens, prefixes.pages, prefixes.bytes],
+    }
+
+
+def _request(running: Running) -> dict[str, Any]:
+    """Describe a request; of a hidden one only what anybody may know."""
+    report, origin = running.report, running.origin
+    known = {"app": origin.app, "state": report.state, "lane": report.lane}
+    if running.is_hidden:
+        return known
+    return known | {
+        "request": running.handle,
+        "id": origin.name or None,
+        "awaits": report.awaits,
+        "prompt": report.prompt_tokens,
+        "computed": min(report.computed_tokens, report.prompt_tokens),
+        "cached": report.cached_tokens,
+        "out": report.completion_tokens,
+        "per_s": round(report.tokens_per_s, 1),
+        "age_s": round(report.age_s, 1),
+        "ahead_ms": round(report.ahead_s * 1e3),
+        "waits": report.waits,
+    }
+
+
+def _speeds(found: Mapping[str, Any]) -> dict[str, Any]:
+    card = found.get("scorecard") or {}
+    names = ("tokens_generated_per_s", "tokens_per_s", "interactive_p95_ms")
+    return {name: card.get(name) for name in names}
+
+
+def _ms(seconds: float) -> float | None:
+    """Return milliseconds to a hundredth; None where there is no limit."""
+    return round(seconds * 1e3, 2) if math.isfinite(seconds) else None
