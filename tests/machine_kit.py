@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import define
+from attrs import define, evolve
 
-from uma_trio.backend.base import Overlap, nothing
+from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.policy.cost import CostModel, Staircase, Work
 
@@ -50,6 +50,12 @@ class Machine(FakeBackend):
         self.shapes = [(0, 0), (0, 0)]
         self.took: list[float] = []
         self.sizes: list[int] = []
+
+    @property
+    def traits(self) -> Traits:
+        """Return what a device is like, where a change of shape costs."""
+        captures = self.eager_s > 0 or self.captures_s > 0
+        return evolve(super().traits, shape_costs=captures)
 
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute, and let the time pass."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_kit import TRUTH, Clock, Machine
 
-from uma_trio.backend.base import DecodeStatus
+from uma_trio.backend.base import DecodeStatus, Traits
 from uma_trio.backend.fake import Fault
 from uma_trio.costing.calibrate import (
     LEAST_USED_SHARE,
@@ -140,6 +140,21 @@ def test_where_graphs_are_captured_a_tick_pays_for_the_cells_that_it_spans() -> 
 def test_a_busy_machine_is_not_taken_for_one_that_captures_graphs() -> None:
     """Noise is no price of changing the shape."""
     assert [measured(2.0, noise=busy(seed))[0].recapture_s for seed in range(20)] == [0.0] * 20
+
+
+def test_where_no_graphs_are_captured_a_slow_change_of_shape_is_somebody_elses_work() -> None:
+    """A CPU has no graphs, so whatever else kept it busy switches no drafts off."""
+    clock = Clock()
+
+    class Cpu(Machine):
+        @property
+        def traits(self) -> Traits:
+            return evolve(super().traits, shape_costs=False)
+
+    machine = Cpu(TRUTH, clock)
+    machine.eager_s = 0.004
+    cost = Calibration(machine, clock).measure(60.0)
+    assert (cost.recapture_s, cost.capture_s) == (0.0, 0.0)
 
 
 def test_the_most_useful_steps_come_first() -> None:

@@ -120,6 +120,8 @@ class Calibration:
         self._on_progress = on_progress
         self._watch = Stopwatch(backend, clock)
         self._samples = Samples()
+        # Where graphs are never captured, whatever looks like it is another program's work.
+        self._captures = backend.traits.shape_costs
         self._recapture_s = self._capture_s = 0.0
         self._context_cell_s = self._used_cell_s = self._spanned_cell_s = 0.0
 
@@ -190,7 +192,7 @@ class Calibration:
         if one_s > (1.0 + NOTICED) * token_s:
             # Or somebody else was at work just now.
             two_s, one_s = map(min, (two_s, one_s), self._in_turn())
-        if one_s <= (1.0 + NOTICED) * token_s:
+        if not self._captures or one_s <= (1.0 + NOTICED) * token_s:
             # One sample each: a second one, from another time, may find the machine quicker or slower.
             self._samples.add(ONE, min(token_s, one_s))
             self._samples.add(TWO, two_s)
