@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uma_trio.http import llama_server, ollama_fields, ollama_models, status
+from uma_trio.http import embeddings, llama_server, ollama_fields, ollama_models, rerank, status
 from uma_trio.http.fields import Field
 from uma_trio.http.llama_completion import Completion
 from uma_trio.http.messages_api import Messages
@@ -76,6 +76,10 @@ def blocks() -> Mapping[str, str]:
         "ollama-generate": fields(OllamaGenerate.fields),
         "ollama-options": fields(ollama_fields.OPTIONS),
         "ollama-show": fields(ollama_models.SHOW),
+        "embeddings": fields(embeddings.EMBEDDINGS),
+        "embedding": fields(embeddings.EMBEDDING),
+        "ollama-embed": fields(embeddings.OLLAMA),
+        "rerank": fields(rerank.RERANK),
         "tokenize": fields(llama_server.TOKENIZE),
         "priority": fields(status.PRIORITY),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 
 import numpy as np
@@ -10,14 +10,17 @@ from attrs import Factory, define, evolve
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import Overlap, Traits, nothing
+from uma_trio.backend.encoder import EncoderModel
 from uma_trio.backend.fake import N_VOCAB, FakeBackend
 from uma_trio.engine.drafts import Drafting
+from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Cancel,
     Constraint,
     Credit,
+    EncoderKind,
     Explain,
     Finished,
     Inspect,
@@ -182,6 +185,7 @@ class Bench:
         masks: Masks = AT_ONCE,
         drafter: Drafting | None = None,
         readers_s: Callable[[], float] | None = None,
+        encoders: Mapping[EncoderKind, EncoderModel] | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -189,6 +193,10 @@ class Bench:
         self.inbox = Inbox(max_waiting, wake)
         self.metrics = Metrics()
         self.outlet = Outlet(lambda deliver: deliver())
+        self.encodings = {
+            kind: Encodings(model, lambda call: call(), self.clock, self.metrics.encoding)
+            for kind, model in (encoders or {}).items()
+        }
         self.engine = engine(
             self.backend,
             policy,
@@ -201,6 +209,7 @@ class Bench:
             masks=masks,
             drafter=drafter,
             readers_s=readers_s,
+            encoders=self.encodings,
         )
         self.handles = count(1)
 

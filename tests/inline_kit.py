@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import Engine
+from uma_trio.engine.loop import ENCODE_S, Engine
 from uma_trio.engine.task import bury
 
 
@@ -19,7 +19,10 @@ async def run_inline(
         while not inbox.closed:
             tick = engine.next_tick()
             if tick is None:
-                await wakeup.wait()
+                if engine.encode():
+                    await trio.sleep(ENCODE_S)
+                else:
+                    await wakeup.wait()
                 continue
             status = engine.compute(tick)
             await trio.sleep(cost())

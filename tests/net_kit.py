@@ -32,8 +32,9 @@ from uma_protocol import (
     Role,
     Token,
 )
+from uma_trio.backend.encoder import EncoderModel
 from uma_trio.backend.fake import FakeBackend, linear_cost
-from uma_trio.engine.messages import StreamItem
+from uma_trio.engine.messages import EncoderKind, StreamItem
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Settings, Shared
@@ -42,6 +43,7 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
 from uma_trio.service.answers import Answers
 from uma_trio.service.checks import Bounds
+from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import Answer, RunBlocking
 from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe
@@ -272,6 +274,7 @@ class House:
         prefix_bytes: int = 0,
         policy: Policy = baseline,
         cost: CostModel | None = None,
+        encoders: Mapping[EncoderKind, EncoderModel] | None = None,
     ) -> None:
         self.nursery = nursery
         self.wakeup = Wakeup()
@@ -283,6 +286,7 @@ class House:
             clock=trio.current_time,
             wake=self.wakeup.set,
             settings=EngineSettings(prefix_bytes=prefix_bytes, cost=cost),
+            encoders=encoders,
         )
         self.recorder = Recorder()
         self.log = LogBook()
@@ -304,6 +308,14 @@ class House:
             give_memory_back=self.recorder.gave_memory_back,
             log_request=self.answered.append,
         )
+        service = self.service
+        service.embedders = {
+            kind: Embedder(
+                *(kind, model.info, model.vocabulary, self.bench.inbox, run_blocking),
+                *((model.info.name,), lambda: service.draining),
+            )
+            for kind, model in (encoders or {}).items()
+        }
         self.shared = Shared(settings=self.settings, service=self.service, log=self.log)
         self.server = Server(self.shared)
         self.clients: list[Client] = []
@@ -340,6 +352,8 @@ class House:
         if self.log.faults:
             raise AssertionError(self.log.faults[0])
         registry = self.bench.engine.registry
+        if any(each.has_work for each in self.bench.encodings.values()):
+            raise AssertionError("a text is still to be encoded")
         if registry.running or registry.waiting or len(self.service.directory):
             raise AssertionError("a request is still there")
 
@@ -354,6 +368,7 @@ async def house(
     prefix_bytes: int = 0,
     policy: Policy = baseline,
     cost: CostModel | None = None,
+    encoders: Mapping[EncoderKind, EncoderModel] | None = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
     """Run a daemon in virtual time; at the end the clients leave, and it must be idle.
@@ -363,7 +378,8 @@ async def house(
     backend = backend or FakeBackend(cost=linear_cost(TICK_S, 0.0))
     async with trio.open_nursery() as nursery:
         daemon = House(
-            nursery, backend, run_blocking, max_waiting, settings, prefix_bytes, policy, cost
+            *(nursery, backend, run_blocking, max_waiting, settings, prefix_bytes, policy, cost),
+            encoders,
         )
         nursery.start_soon(
             run_inline,

@@ -64,7 +64,8 @@ ALLOWED = {
     "uma_trio.engine": {
         "uma_trio.words",
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
-        *("uma_trio.policy", "uma_trio.backend.base", "uma_trio.costing.refine"),
+        *("uma_trio.policy", "uma_trio.backend.base", "uma_trio.backend.encoder"),
+        "uma_trio.costing.refine",
         *("uma_trio.costing.neighbours", "uma_trio.costing.remeasure"),
     },
     "uma_trio.engine.outlet": {"trio", "uma_trio.engine"},
@@ -82,6 +83,7 @@ ALLOWED = {
             "uma_protocol.errors",
             "uma_trio.text",
             "uma_trio.backend.base",
+            "uma_trio.backend.encoder",
         ),
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
         *("uma_trio.engine.playout", "uma_trio.policy.state"),
@@ -125,12 +127,14 @@ UNBOUND = (
     "uma_trio.daemon",
     "uma_trio.replacing",
     "uma_trio.wiring",
+    "uma_trio.wiring_encoders",
     "uma_trio.wiring_http",
     "uma_trio.wiring_shapes",
     "uma_trio.wiring_sockets",
 )  # they put everything together
 
 THREADS = {
+    "uma_trio.backend._llama_parts",  # an encoder's step waits in a thread of its own between two parts
     "uma_trio.engine.inbox",  # the engine sleeps on its door
     "uma_trio.engine.sampling.masks",  # helper threads find them, and the first one is waited for
     "uma_trio.telemetry.log",  # one line at a time

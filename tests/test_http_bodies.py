@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from encoder_kit import FakeEncoder, info_of
 from http_kit import http_house
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -84,10 +85,16 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": _CHAT["messages"], **_OLLAMA},
     "/api/generate": {"prompt": "hi", **_OLLAMA},
     "/api/show": {"model": "m"},
+    "/embeddings": {"model": "m", "input": ["hi", "you"]},
+    "/embedding": {"content": "hi"},
+    "/rerank": {"query": "hi", "documents": ["you", {"text": "me"}], "return_documents": True},
+    "/reranking": {"query": "hi", "documents": ["you"]},
+    "/api/embed": {"model": "m", "input": "hi"},
+    "/api/embeddings": {"model": "m", "prompt": "hi"},
 }
 #: Paths that answer without reading what is in a body.
 _READ_NONE = {
-    *("/responses/", "/embeddings", "/load", "/unload", "/api/embed", "/api/embeddings"),
+    *("/responses/", "/load", "/unload"),
     *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
 }
 
@@ -195,7 +202,10 @@ async def _ask(path: str, bodies: list[dict[str, Any]]) -> Meter:
     meter = Meter(others=("run_inline", "_ask"))
     cost = linear_cost(TICK_S, 0.0)
     backend = FakeBackend(n_ctx=32_768, n_batch=32_768, cost=cost)
-    async with http_house(backend=backend, run_blocking=meter.run_blocking) as daemon:
+    encoders = {"embed": FakeEncoder(), "rank": FakeEncoder(info_of("rank"))}
+    async with http_house(
+        backend=backend, run_blocking=meter.run_blocking, encoders=encoders
+    ) as daemon:
         client = daemon.connect(by_socket=True)
         with pytest.MonkeyPatch.context() as patched, meter.installed(patched):
             for body in bodies:
@@ -253,6 +263,8 @@ _LONG = {
                   "top_logprobs": 20, "options": {"num_predict": 300}},
     "/api/generate": {"prompt": "hi", "logprobs": True, "options": {"num_predict": 300}},
     "/generate": {"prompt": "hi", "schema": {"enum": ["x" * 60, *range(2000)]}},
+    "/embeddings": {"input": ["hi"] * 5000},
+    "/rerank": {"documents": ["hi there"] * 5000, "return_documents": True},
 }  # fmt: skip
 
 

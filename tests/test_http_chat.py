@@ -929,7 +929,7 @@ async def test_metrics_come_as_json_or_for_prometheus(
 async def test_what_is_not_served_says_so(autojump_clock: MockClock) -> None:
     """501, with the name of what was asked for."""
     async with http_house(keys=(b"u",), admin_keys=(b"k",)) as daemon:
-        for path in ("/v1/embeddings", "/load", "/unload"):
+        for path in ("/load", "/unload"):
             answer = await daemon.ask("POST", path, {}, Authorization="Bearer k")
             assert answer.status == 501
             assert path in answer.error["message"]

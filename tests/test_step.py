@@ -94,9 +94,9 @@ class Drafting(Engine):
 
     guess: Callable[[Sequence], tuple[int, ...]]
 
-    def _move_cells(self) -> None:
+    def _work_aside(self) -> None:
         """Behind admission and before the plan, guess."""
-        super()._move_cells()
+        super()._work_aside()
         for sequence in self.registry.running.values():
             if sequence.view.decoding:
                 room = len(sequence.tokens) - sequence.known - 1

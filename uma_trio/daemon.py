@@ -23,6 +23,7 @@ from attrs import evolve, frozen
 from uma_protocol import Code
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelInfo
+from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.config.options import Config
 from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.inbox import Inbox
@@ -69,6 +70,7 @@ from uma_trio.wiring import (
     scorecard_file,
     unwritable,
 )
+from uma_trio.wiring_encoders import Encoders, embedders_of, encoders_loaded, queues_of
 from uma_trio.wiring_http import http_server
 from uma_trio.wiring_shapes import confinement, warm_if_used
 from uma_trio.wiring_sockets import (
@@ -106,6 +108,7 @@ class ReadyInfo:
     http: str | None = None
     http_keys: Path | None = None
     others: float = 0.0
+    encoders: tuple[EncoderInfo, ...] = ()
 
 
 async def serve(
@@ -156,6 +159,7 @@ async def serve(
                 load_backend, config, loading, abandon_on_cancel=True
             )
         held.callback(backend.close)
+        encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
         measuring = _both(supervisor.measuring, on_measuring)
         settings = await trio.to_thread.run_sync(engine_settings, config, backend, measuring)
         record = held.enter_context(recorder(config, backend, settings))
@@ -167,7 +171,8 @@ async def serve(
         if taken is not None:
             held.enter_context(closing(taken))
         daemon = _Daemon(
-            config, backend, policy, settings, record, table, fronts, supervisor, token
+            *(config, backend, policy, settings, record, table, fronts, supervisor, token),
+            encoders,
         )
         tune_interpreter(overlaps=backend.traits.overlaps)
         with fronts.listen() as listener:
@@ -188,9 +193,9 @@ class _Daemon:
         fronts: Fronts,
         supervisor: Supervisor,
         token: str | None,
+        encoders: Encoders,
     ) -> None:
-        self._supervisor = supervisor
-        self._config = config
+        self._supervisor, self._config = supervisor, config
         self._backend = backend
         self._model = model_info(config, backend)
         self._log = log.get("daemon")
@@ -211,9 +216,11 @@ class _Daemon:
             give_memory_back=give_memory_back,
             log_request=_logged,
         )
+        service = self._service
+        service.embedders = embedders_of(config, encoders, self._inbox, lambda: service.draining)
         self._texts = front_end
         self._presence = Presence(time.monotonic, self._service.directory)
-        self._engine = self._make_engine(policy, settings, recorder, metrics)
+        self._engine = self._make_engine(policy, settings, recorder, metrics, encoders)
         self._server = Server(_shared(config, self._service), token=token)
         self._port = fronts.port
         self._http = None if fronts.port is None else http_server(config, self._service)
@@ -288,7 +295,12 @@ class _Daemon:
             nursery.cancel_scope.cancel()
 
     def _make_engine(
-        self, policy: Policy, settings: EngineSettings, recorder: Recorder, metrics: Metrics
+        self,
+        policy: Policy,
+        settings: EngineSettings,
+        recorder: Recorder,
+        metrics: Metrics,
+        encoders: Encoders,
     ) -> Engine:
         outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
         engine = Engine(
@@ -302,6 +314,7 @@ class _Daemon:
             recorder=recorder,
             masks=MaskThreads(),
             readers_s=self._presence,
+            encoders=queues_of(encoders, outlet, time.monotonic, metrics.encoding),
         )
         engine.idle_time.keep = self._remember
         return engine
@@ -336,6 +349,7 @@ class _Daemon:
             http=None if address is None else address.url,
             http_keys=self._config.http_key_file,
             others=0.0 if cost is None else cost.others,
+            encoders=tuple(one.info for one in self._service.embedders.values()),
         )
 
     async def _compute(self) -> None:
@@ -415,7 +429,7 @@ class _Daemon:
         if self._http is not None:
             self._http.stop_accepting()
         with trio.move_on_at(deadline):
-            await service.directory.wait_until_empty()
+            await service.wait_until_idle()
         service.end_all(Code.E_LIFECYCLE_001, _STOPPING)
         with trio.move_on_after(_FLUSH_S):
             await service.directory.wait_until_empty()

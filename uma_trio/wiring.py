@@ -218,15 +218,20 @@ def model_path(config: Config) -> Path:
     Raises :class:`ModelError` if neither is there.
     """
     if config.model is not None:
-        here = partial(models_here, config.model_dir, os.environ, Path.home())
-        try:
-            return model_file(str(config.model), here)
-        except NoSuchModel as error:
-            raise ModelError(str(error)) from None
+        return named_model(config, config.model)
     try:
         return bundled_model()
     except FileNotFoundError as missing:
         raise ModelError(f"{missing}; name a model with --model.") from None
+
+
+def named_model(config: Config, asked: Path) -> Path:
+    """Return the file of a model that was asked for by its path or its name. Raises :class:`ModelError`."""
+    here = partial(models_here, config.model_dir, os.environ, Path.home())
+    try:
+        return model_file(str(asked), here)
+    except NoSuchModel as error:
+        raise ModelError(str(error)) from None
 
 
 def reply_format(config: Config) -> ReplyFormat | None:

@@ -40,7 +40,9 @@ def _freed(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
 
 
 decode = _freed("llama_decode", _i32, _void_p, llama.llama_batch)
+encode = _freed("llama_encode", _i32, _void_p, llama.llama_batch)
 synchronize = _freed("llama_synchronize", None, _void_p)
+embeddings_seq = _held("llama_get_embeddings_seq", _void_p, _void_p, _i32)
 get_logits = _held("llama_get_logits", _void_p, _void_p)
 # It writes a line of debug log, twice for each decode that may be interrupted, which are few.
 set_abort_callback = _held("llama_set_abort_callback", None, _void_p, _void_p, _void_p)
@@ -99,7 +101,12 @@ class _Log:
         self.recent_errors: deque[str] = deque(maxlen=8)
         self._level: LogLevel = "info"
         self._line = ""
+        self._quiet: tuple[LogLevel, ...] = ("debug", "info")
         self._callback = llama.llama_log_callback(self._receive)  # must outlive the library
+
+    def listen(self) -> None:
+        """Take the lines that are information, too."""
+        self._quiet = ("debug",)
 
     def install(self) -> None:
         """Take llama.cpp's log away from the package's own printer."""
@@ -108,7 +115,7 @@ class _Log:
     def _receive(self, level: int, text: bytes | None, _user_data: object) -> None:
         if level != _CONTINUE:
             self._level = _LEVELS.get(level, "info")
-        if self._level in ("debug", "info"):
+        if self._level in self._quiet:
             return
         self._line += (text or b"").decode("utf-8", "replace")
         if self._line.endswith("\n") or len(self._line) > 4096:
@@ -132,9 +139,14 @@ def start() -> None:
     llama.llama_backend_init()
 
 
-def set_log_sink(sink: LogSink | None) -> None:
-    """Send llama.cpp's warnings and errors to `sink`, a line at a time; None drops them."""
+def set_log_sink(sink: LogSink | None, *, with_info: bool = False) -> None:
+    """Send llama.cpp's warnings and errors to `sink`, a line at a time; None drops them.
+
+    `with_info`: from now on what it tells besides, too.
+    """
     _log.sink = sink if sink is not None else _drop
+    if with_info:
+        _log.listen()
 
 
 def forget_errors() -> None:

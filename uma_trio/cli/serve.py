@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Group, Parameter
 
+from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.cli.output import (
     ENGINE_DIED,
     OK,
@@ -172,6 +173,9 @@ class LoadProgress:
             self._bar = None
 
 
+_ENCODES: Final = {False: "embeds", True: "ranks"}
+
+
 def ready_block(info: ReadyInfo, took_s: float) -> str:
     """Return the lines that `serve` prints once it accepts connections."""
     from uma_trio.costing.neighbours import in_words
@@ -183,6 +187,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         **({"http": _base_url(info.http, info.http_keys)} if info.http else {}),
         "model": f"{model.name} ({count(model.n_params)} parameters, "
         f"{size(model.size_bytes)} of weights)",
+        **{_ENCODES[one.ranks]: _encoder(one) for one in info.encoders},
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
         "slots": f"{several(limits.n_slots, 'request')} at once",
         "backend": info.backend,
@@ -194,6 +199,12 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         lines.append(f"  {'note':<8} {in_words(info.others)}")
     lines += [f"  try      {how_to_ask(Path(_where(info.socket)))}", "  stop     Ctrl-C"]
     return "\n".join(lines) + "\n"
+
+
+def _encoder(info: EncoderInfo) -> str:
+    """Return what is said of a model that makes vectors or scores."""
+    makes = "scores" if info.ranks else f"vectors of {info.width} numbers"
+    return f"{Path(info.path).stem} ({count(info.n_params)} parameters, {makes}, texts of {info.n_ctx} tokens)"
 
 
 def _where(socket: str) -> str:

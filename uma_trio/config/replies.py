@@ -6,8 +6,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from uma_trio.config.encoders import EncoderConfig
 from uma_trio.config.option import option
-from uma_trio.config.shapes import ShapeConfig
 
 MAX_ALIAS = 256
 
@@ -24,7 +24,7 @@ def _aliases(raw: object) -> tuple[str, ...]:
 
 
 @frozen(kw_only=True)
-class ReplyConfig(ShapeConfig):
+class ReplyConfig(EncoderConfig):
     """What the model is called, how it is told of a conversation, and how its replies are read."""
 
     alias: tuple[str, ...] = option(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from attrs import evolve
@@ -25,6 +25,7 @@ from attrs import evolve
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.drafts import Drafting, drafter_for
+from uma_trio.engine.encoding import Encodings, advance_each
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.idle import IDLE_S, IdleTime
 from uma_trio.engine.inbox import Inbox
@@ -32,6 +33,8 @@ from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
+    Encode,
+    EncoderKind,
     Explain,
     Finished,
     InboxMessage,
@@ -40,6 +43,7 @@ from uma_trio.engine.messages import (
     Prefix,
     SetLane,
     Snapshot,
+    StopEncoding,
     Submit,
 )
 from uma_trio.engine.outlet import Outlet
@@ -71,13 +75,16 @@ QUICK_S = 1e-3
 MOVING_SHARE = 0.25
 # And what of the time that it leaves of the reading pace, where that is more: no reader's token is late by it.
 PACE_SHARE = 0.5
+# Encoders compute for so long while nothing else is to be computed, then the inbox is looked at.
+ENCODE_S = 0.005
+_NO_ENCODERS: Mapping[EncoderKind, Encodings] = {}
 
 
 class Engine:
     """Continuous batching over one backend.
 
     `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
-    up texts. All methods except :meth:`fail_all` are called on the engine's thread.
+    up texts. `encoders` compute in the time that readers leave. All methods except :meth:`fail_all` are called on the engine's thread.
     """
 
     def __init__(
@@ -94,8 +101,11 @@ class Engine:
         drafter: Drafting | None = None,
         masks: Masks = AT_ONCE,
         readers_s: Callable[[], float] | None = None,
+        encoders: Mapping[EncoderKind, Encodings] = _NO_ENCODERS,
     ) -> None:
         self._backend = backend
+        self._encoders = encoders
+        self._encodings = tuple(encoders.values())
         self._inbox = inbox
         self._metrics = metrics
         self._clock = clock
@@ -150,7 +160,7 @@ class Engine:
                 idle = IDLE_S
             elif self.registry.awaits_masks:
                 self._inbox.wait()
-            elif self.prefix.idle(QUICK_S):
+            elif self.prefix.idle(QUICK_S) or self.encode():
                 continue
             else:
                 idle = IDLE_S if self._inbox.wait(idle) else self.idle_time.use()
@@ -165,6 +175,13 @@ class Engine:
         if tick is None:
             return False
         self.finish(tick, self.compute(tick))
+        return True
+
+    def encode(self) -> bool:
+        """Let encoders compute for a moment, where no tick is to be computed; False if they have no work."""
+        if not any(each.has_work for each in self._encodings):
+            return False
+        advance_each(self._encodings, ENCODE_S)
         return True
 
     def next_tick(self) -> Tick | None:
@@ -255,7 +272,11 @@ class Engine:
         for submit in self._arrived:
             if isinstance(submit, Submit) and not self.registry.knows(submit.handle):
                 self.registry.refuse(submit, now, code, message)
+            elif isinstance(submit, Encode):
+                self._handle(submit, now)
         self._arrived.clear()
+        for encodings in self._encodings:
+            encodings.fail_all(code, message)
         self.registry.fail_all(code, message, now)
         self.publish()
 
@@ -270,7 +291,7 @@ class Engine:
         if tick is not None:
             self._uncommitted = evolve(completed, messages=tuple(self._arrived))
             self._arrived.clear()
-            self._move_cells()
+            self._work_aside()
         return tick
 
     def _planned(self, now: float) -> Tick | None:
@@ -282,7 +303,7 @@ class Engine:
         self.registry.first_tokens.memory = self.memory
         self._places.give(now)
         self._recorder.queued(self._kv)
-        self._move_cells()
+        self._work_aside()
         self._drafter.propose(self.registry.running)
         return self._planner.plan(now)
 
@@ -374,6 +395,10 @@ class Engine:
                 self._publisher.add(Answer(partial(answer, recorded)))
             case Keep(handle):
                 self.prefix.keep(handle)
+            case Encode(kind=kind):
+                self._encoders[kind].submit(message)
+            case StopEncoding(handle, kind):
+                self._encoders[kind].cancel(handle)
             case Prefix():
                 reported = admin.handle(self.prefix, message)
                 if message.clear:
@@ -410,19 +435,24 @@ class Engine:
         if finished.reason in ("stop", "length"):
             self._drafter.keep(sequence)
 
-    def _move_cells(self) -> None:
-        """Restore, share and save prefixes, as far as the streams that are read can bear it."""
-        if not self.prefix.on:
-            return
-        self.prefix.room.let_go()
+    def _work_aside(self) -> None:
+        """Restore, share and save prefixes, and encode texts, as far as the streams that are read can bear it."""
         running = self.registry.running
         urgent = [s.view for s in running.values() if s.lane == "interactive" and s.credit > 0]
         tick_s = self._decode_ended - self._decode_began
         share_s = max(MOVING_SHARE * tick_s, PACE_SHARE * (self._contract.reading_pace_s - tick_s))
-        allowance_s = share_s if any(view.protected for view in urgent) else math.inf
-        moving_s = share_s if urgent else math.inf
-        self._aside_s += self.prefix.advance(running, allowance_s, moving_s)
-        self._planner.charge(self.prefix.take_spent())
+        if self.prefix.on:
+            self.prefix.room.let_go()
+            allowance_s = share_s if any(view.protected for view in urgent) else math.inf
+            moving_s = share_s if urgent else math.inf
+            spent_s = self.prefix.advance(running, allowance_s, moving_s)
+            self._aside_s += spent_s
+            share_s -= spent_s
+            self._planner.charge(self.prefix.take_spent())
+        if (
+            running
+        ):  # else the tick is not to be delayed: `run` has the encoders compute if there is none
+            self._aside_s += advance_each(self._encodings, share_s)
 
 
 def _prefixes(

@@ -1,7 +1,7 @@
 """The messages of the inbox and the items of the outlet. All are frozen values.
 
 Into the engine: :class:`Submit`, :class:`Cancel`, :class:`SetLane`, :class:`Credit`,
-:class:`Inspect`, :class:`Explain`, :class:`Prefix`. Out of it, on a request's own stream: any
+:class:`Inspect`, :class:`Explain`, :class:`Prefix`, :class:`Encode`. Out of it, on a request's own stream: any
 number of :class:`PromptProgress` (if requested), :class:`PromptDone`, any number of
 :class:`TokenOut`, and exactly one :class:`Finished`.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from uma_trio.backend.base import IntArray
+from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickRecord
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
@@ -239,7 +239,44 @@ class Keep:
     handle: int
 
 
-InboxMessage = Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix | Keep
+EncoderKind = Literal["embed", "rank"]
+
+
+@frozen
+class Encoded:
+    """The vectors of a request, ``[n_inputs, width]``, or the code and the message of its error."""
+
+    vectors: FloatArray | None
+    code: str = ""
+    message: str = ""
+
+
+@frozen
+class Encode:
+    """Make a vector of each input, in the order of `order`, whose last is first; `order` is used up.
+
+    `user` is whom turns are counted for. `reply` is called once, on trio's thread.
+    """
+
+    handle: int
+    kind: EncoderKind
+    user: str
+    inputs: Sequence[IntArray]
+    order: list[int]
+    reply: Callable[[Encoded], None]
+
+
+@frozen
+class StopEncoding:
+    """Forget an :class:`Encode`, whose `reply` is not called then. Unknown handles are ignored."""
+
+    handle: int
+    kind: EncoderKind
+
+
+InboxMessage = (
+    Submit | Cancel | SetLane | Credit | Inspect | Explain | Prefix | Keep | Encode | StopEncoding
+)
 
 
 def changes_a_plan(message: InboxMessage) -> bool:
@@ -248,7 +285,7 @@ def changes_a_plan(message: InboxMessage) -> bool:
     Questions change nothing. Keeping a prefix for longer, or pinning it, drops no cell.
     """
     match message:
-        case Inspect() | Explain() | Keep():
+        case Inspect() | Explain() | Keep() | Encode() | StopEncoding():
             return False
         case Prefix(clear=clear):
             return clear

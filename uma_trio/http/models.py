@@ -10,16 +10,18 @@ import msgspec
 from uma_trio.http.errors import Fault
 from uma_trio.http.message import Exchange, Reply
 from uma_trio.http.settings import Shared
+from uma_trio.service.embedding import Embedder
 
 
 async def models(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded model, once under each name that the operator gave it."""
+    """List the loaded models, that which writes once under each name that the operator gave it."""
     if _is_anthropics(exchange):
         names = listed(shared)
         entries = [_entry(shared, name) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]}
         return _json({"data": entries, **ends, "has_more": False})
     models = [_model(shared, name) for name in listed(shared)]
+    models += [_encoder(shared, one) for one in shared.service.embedders.values()]
     return _json({"object": "list", "data": models, "models": [_native(shared)]})
 
 
@@ -95,6 +97,27 @@ def _model(shared: Shared, name: str) -> dict[str, Any]:
             "n_ctx_train": info.n_ctx_train,
             "n_vocab": info.n_vocab,
             "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.size_bytes,
+        },
+    }
+
+
+def _encoder(shared: Shared, embedder: Embedder) -> dict[str, Any]:
+    """Return a model that makes vectors or scores."""
+    info = embedder.info
+    return {
+        "id": embedder.names[0],
+        "object": "model",
+        "created": shared.started,
+        "owned_by": "uma-trio",
+        "aliases": list(embedder.names[1:]),
+        "max_model_len": info.n_ctx,
+        "meta": {
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx,
+            "n_vocab": embedder.vocabulary.n_vocab,
+            "n_embd": info.width,
             "n_params": info.n_params,
             "size": info.size_bytes,
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from uma_trio.http.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
 from uma_trio.http.errors import native_error
 from uma_trio.http.events import events
 from uma_trio.http.generate import generate
@@ -15,6 +16,7 @@ from uma_trio.http.ollama_api import generate as ollama_generate
 from uma_trio.http.ollama_errors import reply_to as ollama_error
 from uma_trio.http.ollama_models import no_store, ps, root, show, tags, version
 from uma_trio.http.openai_chat import chat_completions, chat_tokens
+from uma_trio.http.rerank import rerank
 from uma_trio.http.responses_api import input_tokens, responses, stored_response
 from uma_trio.http.router import Route, Router
 from uma_trio.http.status import health, metrics, priority
@@ -32,7 +34,10 @@ ROUTES = (
     Route("POST", "/messages/count_tokens", count_tokens, errors=messages_error),
     Route("GET", "/models", models),
     Route("GET", "/models/", model),
-    Route("POST", "/embeddings", not_served),
+    Route("POST", "/embeddings", embeddings),
+    Route("POST", "/embedding", embedding, errors=native_error),
+    Route("POST", "/rerank", rerank),
+    Route("POST", "/reranking", rerank),
     Route("POST", "/completion", completion, errors=native_error),
     Route("GET", "/health", health, access="open", errors=native_error),
     Route("GET", "/props", props, errors=native_error),
@@ -47,8 +52,8 @@ ROUTES = (
     Route("GET", "/api/ps", ps, errors=ollama_error),
     Route("POST", "/api/show", show, errors=ollama_error),
     Route("GET", "/api/version", version, errors=ollama_error),
-    Route("POST", "/api/embed", not_served, errors=ollama_error),
-    Route("POST", "/api/embeddings", not_served, errors=ollama_error),
+    Route("POST", "/api/embed", ollama_embed, errors=ollama_error),
+    Route("POST", "/api/embeddings", ollama_embeddings, errors=ollama_error),
     Route("POST", "/api/pull", no_store, errors=ollama_error),
     Route("POST", "/api/push", no_store, errors=ollama_error),
     Route("POST", "/api/create", no_store, errors=ollama_error),

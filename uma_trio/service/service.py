@@ -32,6 +32,7 @@ from uma_trio.service.checks import (
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
 from uma_trio.service.compiling import RunFor, unqueued
 from uma_trio.service.directory import Directory, Request
+from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import Client, RunBlocking, client_of
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
@@ -102,6 +103,8 @@ class Service:
         self.questions = Questions(clock, lambda: len(directory) > 0)
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
+        #: The models that make vectors and scores, by what they do.
+        self.embedders: Mapping[str, Embedder] = {}
         self.draining = False
         self._snapshots = Snapshots(inbox)
         self.log_request = log_request
@@ -430,6 +433,12 @@ class Service:
         return answers[0]
 
     # --- the end ---
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no request is under way."""
+        await self.directory.wait_until_empty()
+        for embedder in self.embedders.values():
+            await embedder.wait_until_idle()
 
     def stop_taking(self) -> None:
         """Refuse all further requests."""

@@ -208,6 +208,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("shape_check_ms", "histogram", "ms", "Time to compile a new shape in its process."),
     Metric("shape_processes", "gauge", "processes", "Processes that compile or follow shapes."),
     Metric("shape_bytes", "gauge", "bytes", "Memory of the compiled shapes cached in the daemon."),
+    Metric(
+        "encoded_inputs_total", "counter", "inputs", "Texts that a vector or a score was made of."
+    ),
+    Metric("encoded_tokens_total", "counter", "tokens", "Tokens of these texts."),
+    Metric("encode_s_total", "counter", "s", "Time in which encoders computed."),
     Metric("queue_ms", "histogram", "ms", "Time from a request's arrival to its KV slot."),
     Metric(
         "loop_lag_ms",

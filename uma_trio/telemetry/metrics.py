@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import field, frozen
 
+from uma_trio.telemetry.encoding import EncodingFigures
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import resident_bytes
 from uma_trio.telemetry.playout import PlayoutFigures
@@ -90,6 +91,7 @@ class Metrics:
         self.playout = PlayoutFigures()
         self.prefix = PrefixFigures()  # replaced by the engine's thread
         self.shapes = ShapeFigures()  # written by helper threads
+        self.encoding = EncodingFigures()  # written by the engine's thread
         self.draft_failures = 0  # set by the engine's thread
         self._outcomes = dict.fromkeys(_OUTCOMES, 0)
         # Written by trio's thread.
@@ -316,6 +318,7 @@ class Metrics:
             **self.promise.values(),
             **self.playout.values(),
             **self.shapes.values(),
+            **self.encoding.values(),
             "scorecard": self.scorecard,
         }
 

@@ -1,0 +1,180 @@
+"""llama.cpp's encoders: the same vectors in any company and however often they pause; files that end the process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llama_cpp")
+pytest.importorskip("gguf")
+
+from models.encoders import EncoderShape, write_encoder
+from models.synthetic import PRESETS, write_model
+from uma_trio import wiring_encoders
+from uma_trio.backend.base import FloatArray, IntArray, ModelError
+from uma_trio.backend.llama_encoder import LlamaEncoder
+from uma_trio.backend.llama_probe import probe
+from uma_trio.config.errors import ConfigError
+from uma_trio.config.options import Config
+from uma_trio.wiring_encoders import encoders_loaded
+
+pytestmark = pytest.mark.real
+
+POOLINGS = ("mean", "cls", "last", "none")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return where models are written."""
+    return tmp_path
+
+
+def loaded(path: Path, shape: EncoderShape) -> LlamaEncoder:
+    """Return an encoder of this shape."""
+    return LlamaEncoder.load(write_encoder(path / "encoder.gguf", shape), threads=1)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaEncoder]:
+    """Return an encoder that makes vectors."""
+    path = tmp_path_factory.mktemp("encoder")
+    found = loaded(path, EncoderShape(layers=3, width=96, ffn=192))
+    yield found
+    found.close()
+
+
+def texts(encoder: LlamaEncoder, *given: str) -> list[IntArray]:
+    """Return texts as tokens."""
+    tokenize = encoder.vocabulary.tokenize
+    return [tokenize(text, add_special=True, parse_special=False) for text in given]
+
+
+def computed(
+    encoder: LlamaEncoder, inputs: Sequence[IntArray], most_s: float = math.inf
+) -> tuple[FloatArray, int]:
+    """Return the vectors of inputs, and in how many parts they were computed."""
+    encoder.begin(inputs)
+    parts = 1
+    while (vectors := encoder.advance(most_s)) is None:
+        parts += 1
+    return vectors, parts
+
+
+def test_a_step_in_many_parts_has_the_same_bits(encoder: LlamaEncoder) -> None:
+    """Whatever is done between two of them."""
+    inputs = texts(encoder, "the fox and the lantern " * 4, "the sea")
+    whole, _ = computed(encoder, inputs)
+    encoder._parts._node_s[:] = 1.0
+    apart, parts = computed(encoder, inputs, 0.0)
+    assert parts > 20
+    assert np.array_equal(whole, apart)
+
+
+def test_the_vector_of_a_text_is_the_same_alone_and_in_a_crowd(encoder: LlamaEncoder) -> None:
+    """But for the order in which numbers are added."""
+    crowd = texts(encoder, *(f"text {n} of many " * (n % 5 + 1) for n in range(7)))
+    together, _ = computed(encoder, crowd)
+    for tokens, vector in zip(crowd, together, strict=True):
+        ((alone,), _) = computed(encoder, [tokens])
+        cosine = alone @ vector / np.linalg.norm(alone) / np.linalg.norm(vector)
+        assert cosine >= 0.9999
+
+
+def test_a_step_that_is_dropped_leaves_the_encoder_usable(encoder: LlamaEncoder) -> None:
+    """At any part."""
+    first, second = texts(encoder, "some words", "other words " * 5)
+    before, _ = computed(encoder, [first])
+    for _ in range(3):
+        encoder.begin([second])
+        encoder.advance(0.0)
+        encoder.drop()
+    after, _ = computed(encoder, [first])
+    assert np.array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[0], [], [129], [100] * 3, [1] * 257],
+    ids=["empty", "none", "long", "large", "many"],
+)
+def test_what_would_end_the_process_is_an_error_before(
+    encoder: LlamaEncoder, lengths: list[int]
+) -> None:
+    """llama.cpp asserts that a step fits."""
+    with pytest.raises(ValueError, match="token"):
+        encoder.begin([np.full(n, 5, np.int32) for n in lengths])
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_every_pooling_makes_one_vector_of_a_text(folder: Path, pooling: str) -> None:
+    """A file that names none has the mean."""
+    encoder = loaded(folder, EncoderShape(pooling=pooling))  # type: ignore[arg-type]
+    vectors, _ = computed(encoder, texts(encoder, "one", "two words"))
+    assert vectors.shape == (2, 64)
+    assert encoder.info.pooling == ("mean" if pooling == "none" else pooling)
+    assert not encoder.info.ranks
+    encoder.close()
+
+
+def test_a_reranker_makes_a_score_and_says_what_it_is_of(folder: Path) -> None:
+    """One number for each label."""
+    encoder = loaded(folder, EncoderShape(pooling="rank", labels=2))
+    scores, _ = computed(encoder, texts(encoder, "one", "two words"))
+    assert scores.shape == (2, 2)
+    assert encoder.info.labels == ("label 0", "label 1")
+    assert encoder.info.pair.before == (2,)
+    encoder.close()
+
+
+def test_the_probe_says_what_is_needed(folder: Path) -> None:
+    """Weights and the buffer to compute in, without having either."""
+    path = write_encoder(folder / "encoder.gguf", EncoderShape(layers=4, width=256, ffn=512))
+    needs = probe(path)
+    assert needs.weights > 4 * 256 * 512 * 4
+    assert 0 < needs.compute < needs.weights
+
+
+def test_a_damaged_file_ends_the_probe_and_nothing_else(folder: Path) -> None:
+    """Cut, of another kind, or none at all: an error with the reason."""
+    whole = write_encoder(folder / "encoder.gguf").read_bytes()
+    cut = folder / "cut.gguf"
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="data is not within the file bounds"):
+        probe(cut)
+    with pytest.raises(ModelError, match="no encoder"):
+        probe(write_model(folder / "writes.gguf", PRESETS["tiny"]))
+    with pytest.raises(ModelError, match="cannot load"):
+        probe(folder / "missing.gguf")
+
+
+def test_a_file_that_ends_llama_cpps_process_is_an_error(folder: Path) -> None:
+    """A vocabulary with the same token twice trips an assertion in llama.cpp."""
+    path = write_encoder(folder / "twice.gguf")
+    path.write_bytes(path.read_bytes().replace(b"[SEP]", b"[CLS]", 1))
+    with pytest.raises(ModelError, match="ended its process"):
+        probe(path)
+
+
+def test_the_options_name_encoders_of_their_kind(folder: Path) -> None:
+    """One of the other kind is refused with the flag for it, before anything is served."""
+    embeds = write_encoder(folder / "embeds.gguf")
+    ranks = write_encoder(folder / "ranks.gguf", EncoderShape(pooling="rank"))
+    config = Config(embedding_model=embeds, rerank_model=ranks, threads=1)
+    with encoders_loaded(config) as found:
+        assert [each.info.ranks for each in found.values()] == [False, True]
+    with pytest.raises(ConfigError, match="use --rerank-model"):
+        encoders_loaded(Config(embedding_model=ranks, threads=1)).__enter__()
+
+
+def test_an_encoder_that_does_not_fit_is_refused_with_the_sum(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a byte of it is loaded."""
+    monkeypatch.setattr(wiring_encoders, "available_memory", lambda: 1000)
+    config = Config(embedding_model=write_encoder(folder / "embeds.gguf"), threads=1)
+    with pytest.raises(ModelError, match="MiB are free"):
+        encoders_loaded(config).__enter__()

@@ -1,0 +1,94 @@
+"""The contract between the engine and an encoder: a model that makes a vector, or a score, of a whole text.
+
+An encoder has a context of its own and keeps nothing between two steps. A step is computed in parts, so that
+other work can be done between two of them. Everything here except the vocabulary is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from attrs import frozen
+
+from uma_trio.backend.base import FloatArray, IntArray, Vocabulary
+
+Pooling = Literal["mean", "cls", "last", "rank"]
+
+
+class EncodeFailed(Exception):
+    """A step failed; the message is one sentence. The encoder can be used again."""
+
+
+@frozen
+class Pair:
+    """The tokens before, between and behind the two texts that a reranker compares."""
+
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens they are together."""
+        return len(self.before) + len(self.between) + len(self.behind)
+
+
+@frozen
+class EncoderInfo:
+    """What is loaded.
+
+    `n_ctx` is the longest input in tokens. `width` is how many numbers are made of an input. With `pooling`
+    "rank" these are scores, one for each of `labels`. A step takes at most `max_inputs` and `max_tokens`.
+    """
+
+    name: str
+    path: str
+    description: str
+    n_ctx: int
+    width: int
+    pooling: Pooling
+    n_params: int
+    size_bytes: int
+    max_inputs: int
+    max_tokens: int
+    labels: tuple[str, ...] = ()
+    pair: Pair = Pair()
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it compares a query with a document, in place of making vectors."""
+        return self.pooling == "rank"
+
+
+class EncoderModel(Protocol):
+    """One encoder and its context."""
+
+    @property
+    def info(self) -> EncoderInfo:
+        """What is loaded."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The encoder's vocabulary."""
+
+    def rows_within(self, part_s: float) -> int:
+        """Return how many tokens a step may have for its longest part to take at most `part_s`; 1 at least."""
+
+    def begin(self, inputs: Sequence[IntArray]) -> None:
+        """Begin a step, which `advance` computes. There must be none."""
+
+    def next_s(self) -> float:
+        """Return the predicted seconds of the next part of the step."""
+
+    def advance(self, most_s: float) -> FloatArray | None:
+        """Compute parts for at most `most_s`, by prediction, and one part at least.
+
+        Return ``[n_inputs, width]`` numbers at the end of the step, else None. Raises :class:`EncodeFailed`.
+        """
+
+    def drop(self) -> None:
+        """Give up the step, if there is one."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent; nothing else may be called after."""

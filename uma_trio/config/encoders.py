@@ -1,0 +1,37 @@
+"""The options about models that make vectors and scores of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attrs import frozen
+
+from uma_trio.config.option import option
+from uma_trio.config.shapes import ShapeConfig
+
+
+@frozen(kw_only=True)
+class EncoderConfig(ShapeConfig):
+    """Which models are loaded beside the one that writes."""
+
+    embedding_model: Path | None = option(
+        None,
+        flag="--embedding-model",
+        env=("UMA_EMBEDDING_MODEL",),
+        shown_default="none",
+        metavar="MODEL",
+        since="0.1",
+        help="A second model, which makes vectors of texts (/v1/embeddings): a GGUF file of a BERT kind "
+        "(bge, nomic-embed, MiniLM, e5), or a name that `uma-trio models` lists. It computes on the CPU, in "
+        "the time that streams leave it.",
+    )
+    rerank_model: Path | None = option(
+        None,
+        flag="--rerank-model",
+        env=("UMA_RERANK_MODEL",),
+        shown_default="none",
+        metavar="MODEL",
+        since="0.1",
+        help="A model that scores how well documents fit a query (/v1/rerank): a GGUF file of a reranker "
+        "(bge-reranker, jina-reranker), or a name that `uma-trio models` lists.",
+    )

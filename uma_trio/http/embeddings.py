@@ -1,0 +1,264 @@
+"""``POST /v1/embeddings`` as OpenAI has it, llama-server's ``/embedding``, and Ollama's ``/api/embed``."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer
+from uma_trio.http.asking import MODEL, Anything
+from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header
+from uma_trio.http.intake import take
+from uma_trio.http.message import Exchange, Reply
+from uma_trio.http.settings import Shared
+from uma_trio.http.tokens import ids_of, kinds_of
+from uma_trio.service.embedding import Embedder, Input, Vectors
+
+_NUMBERS: Final = 8_192
+"""Numbers that are written while the GIL is held: about a millisecond."""
+_DECIMALS: Final = 9  # of a number of at most 1: what a float32 holds
+_EUCLID: Final = 2
+_INT16: Final = np.float32(32_760)
+_BARE: Final = "/embeddings"  # llama-server's own API there, and OpenAI's behind /v1
+_NS: Final = 1e9
+
+_TRUNCATE: Final = honoured(
+    "truncate",
+    Flag(),
+    "cuts the end of an input that is too long, instead of refusing it",
+    default="false",
+)
+_INPUT: Final = "a text, a list of texts, a list of token ids, or a list of such lists"
+EMBEDDINGS: tuple[Field, ...] = (
+    MODEL,
+    honoured("input", Anything(_INPUT), "up to 16,384 texts", required=True),
+    honoured(
+        "encoding_format",
+        Choice(("float", "base64")),
+        "base64: the float32 of each vector, little-endian",
+        default="float",
+    ),
+    honoured(
+        "dimensions",
+        Integer(1, MAX_INT32),
+        "keeps the first numbers of each vector, normalised again: for models that were trained for it",
+        default="all",
+    ),
+    _TRUNCATE,
+    *ignored("user", note="who asks is known by other means"),
+)
+EMBEDDING: tuple[Field, ...] = (
+    MODEL,
+    honoured("content", Anything(_INPUT), "up to 16,384 texts"),
+    honoured("input", Anything(_INPUT), "another name of content"),
+    honoured(
+        "embd_normalize",
+        Integer(-1, MAX_INT32),
+        "-1: not; 0: the largest number is 32,760; p: by the p-norm",
+        default="2",
+    ),
+    _TRUNCATE,
+)
+OLLAMA: tuple[Field, ...] = (
+    MODEL,
+    honoured("input", Anything("a text or a list of texts"), "what /api/embed is asked for"),
+    honoured("prompt", Anything("a text"), "what /api/embeddings is asked for"),
+    honoured("truncate", Flag(), "cuts the end of an input that is too long", default="true"),
+    honoured("dimensions", Integer(1, MAX_INT32), "as in OpenAI's API", default="all"),
+    *ignored("options", "keep_alive", note="how the model is loaded is a setting of the daemon"),
+)
+
+
+async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
+    """Return a vector of each text or list of token ids."""
+    embedder = _embedder(shared)
+    bare = exchange.request.head.path == _BARE
+
+    def read(found: Mapping[str, Any]) -> tuple[Body, list[Input], bool]:
+        native = bare and ("model" not in found or "content" in found)
+        fields = EMBEDDING if native else EMBEDDINGS
+        body = decode(fields, found, strict=shared.settings.strict)
+        return body, _inputs(body, "content" if "content" in found else "input"), native
+
+    return await _answer(exchange, shared, embedder, read)
+
+
+async def embedding(exchange: Exchange, shared: Shared) -> Reply:
+    """Return a vector of each text or list of token ids, as llama-server does."""
+
+    def read(found: Mapping[str, Any]) -> tuple[Body, list[Input], bool]:
+        body = decode(EMBEDDING, found, strict=shared.settings.strict)
+        return body, _inputs(body, "content" if "content" in found else "input"), True
+
+    return await _answer(exchange, shared, _embedder(shared), read)
+
+
+async def ollama_embed(exchange: Exchange, shared: Shared) -> Reply:
+    """Return a vector of each text, as Ollama does."""
+    return await _ollama(exchange, shared, "input")
+
+
+async def ollama_embeddings(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the vector of a text, as Ollama did before /api/embed."""
+    return await _ollama(exchange, shared, "prompt")
+
+
+def embedder_of(shared: Shared, kind: str, option: str) -> Embedder:
+    """Return the encoder that is asked for. Raises :class:`Fault` if there is none."""
+    found = shared.service.embedders.get(kind)
+    if found is None:
+        why = f"no such model is loaded: start the daemon with {option} FILE"
+        raise Fault(501, why, code="not_implemented", kind="not_supported_error")
+    return found
+
+
+def check_model(body: Body, embedder: Embedder, shared: Shared) -> str:
+    """Return the name that the answer gives the model; a strict daemon refuses other names.
+
+    Raises:
+        Fault: it is another one.
+    """
+    asked: str = body.get("model", embedder.names[0])
+    if shared.settings.strict and asked not in embedder.names:
+        why = f"this daemon's model for that is {embedder.names[0]}"
+        raise Fault(404, why, code="model_not_found", param="model")
+    return asked
+
+
+def as_text(value: Any, path: str) -> str:
+    """Return a text that is not empty. Raises :class:`Fault`."""
+    if not isinstance(value, str) or not value:
+        raise invalid(path, "must be a text that is not empty")
+    return value
+
+
+def _embedder(shared: Shared) -> Embedder:
+    return embedder_of(shared, "embed", "--embedding-model")
+
+
+async def _answer(
+    exchange: Exchange,
+    shared: Shared,
+    embedder: Embedder,
+    read: Callable[[Mapping[str, Any]], tuple[Body, list[Input], bool]],
+) -> Reply:
+    taken = await take(exchange, shared, read, shared.limits(with_ids=True))
+    body, inputs, native = taken.value
+    model = check_model(body, embedder, shared)
+    width = _width(body, embedder, shared)
+    found = await embedder.vectors(
+        inputs, exchange.request.caller.principal, truncate=body.get("truncate", False)
+    )
+
+    def write() -> bytes:
+        if native:
+            return _native(normalised(found.values, body.get("embd_normalize", _EUCLID)))
+        vectors = normalised(found.values[:, :width])
+        return _openai(vectors, found, model, as_text=body.get("encoding_format") != "base64")
+
+    content = await shared.run_blocking(write)
+    return Reply(200, content, headers=ignored_header(body.ignored))
+
+
+async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
+    began = shared.service.clock()
+    embedder = _embedder(shared)
+
+    def read(found: Mapping[str, Any]) -> tuple[Body, list[Input]]:
+        body = decode(OLLAMA, found, strict=shared.settings.strict)
+        return body, _inputs(body, name)
+
+    body, inputs = (await take(exchange, shared, read)).value
+    model = check_model(body, embedder, shared)
+    width = _width(body, embedder, shared)
+    found = await embedder.vectors(
+        inputs, exchange.request.caller.principal, truncate=body.get("truncate", True)
+    )
+
+    def write() -> bytes:
+        vectors = normalised(found.values[:, :width])
+        if name == "prompt":
+            return b'{"embedding":%b}' % b"".join(_written(vectors))
+        took = int((shared.service.clock() - began) * _NS)
+        rest = {"total_duration": took, "load_duration": 0, "prompt_eval_count": found.n_tokens}
+        head = b'{"model":%b,"embeddings":[' % msgspec.json.encode(model)
+        return head + b",".join(_written(vectors)) + b"]," + msgspec.json.encode(rest)[1:]
+
+    content = await shared.run_blocking(write)
+    return Reply(200, content, headers=ignored_header(body.ignored))
+
+
+def _width(body: Body, embedder: Embedder, shared: Shared) -> int:
+    """Return how many numbers of a vector are asked for. Raises :class:`Fault`."""
+    most = embedder.info.width
+    width: int = body.get("dimensions", most)
+    if width > most or (shared.settings.strict and width != most):
+        raise invalid("dimensions", f"must be {most} for this model, or left out")
+    return width
+
+
+def _inputs(body: Body, name: str) -> list[Input]:
+    """Return the texts and lists of token ids that are given. Raises :class:`Fault`."""
+    value = body.get(name)
+    if value is None:
+        raise invalid(name, f"is missing: {_INPUT}", code="missing_parameter")
+    if not isinstance(value, list):
+        return [as_text(value, name)]
+    kinds = kinds_of(value)
+    if kinds == {int}:
+        return [ids_of(value, name)]
+    return [
+        ids_of(each, f"{name}[{at}]") if isinstance(each, list) else as_text(each, f"{name}[{at}]")
+        for at, each in enumerate(value)
+    ]
+
+
+def normalised(vectors: NDArray[np.float32], norm: int = _EUCLID) -> NDArray[np.float32]:
+    """Return vectors that are as long as `norm` says (llama.cpp, common_embd_normalize); zeros stay."""
+    if norm < 0:
+        return vectors
+    sizes = np.abs(vectors)
+    if norm == 0:
+        lengths = sizes.max(axis=1, keepdims=True) / _INT16
+    else:
+        lengths = (sizes**norm).sum(axis=1, keepdims=True) ** np.float32(1 / norm)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
+
+
+def _written(vectors: NDArray[np.float32]) -> Sequence[bytes]:
+    """Return each vector as JSON."""
+    rows: list[bytes] = []
+    at_once = max(1, _NUMBERS // vectors.shape[1])
+    small = len(vectors) > 0 and float(np.abs(vectors).max()) <= 1
+    for at in range(0, len(vectors), at_once):
+        part = vectors[at : at + at_once].astype(np.float64)
+        if small:
+            part = part.round(_DECIMALS)
+        rows += [msgspec.json.encode(row) for row in part.tolist()]
+    return rows
+
+
+def _openai(vectors: NDArray[np.float32], found: Vectors, model: str, *, as_text: bool) -> bytes:
+    if as_text:
+        rows: Sequence[bytes] = _written(vectors)
+    else:
+        little = vectors.astype("<f4")
+        rows = [b'"%b"' % b64encode(row.tobytes()) for row in little]
+    items = (
+        b'{"object":"embedding","index":%d,"embedding":%b}' % (at, row)
+        for at, row in enumerate(rows)
+    )
+    used = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
+    rest = msgspec.json.encode({"model": model, "usage": used})[1:]
+    return b'{"object":"list","data":[' + b",".join(items) + b"]," + rest
+
+
+def _native(vectors: NDArray[np.float32]) -> bytes:
+    rows = enumerate(_written(vectors))
+    return b"[" + b",".join(b'{"index":%d,"embedding":[%b]}' % each for each in rows) + b"]"

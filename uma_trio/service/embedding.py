@@ -1,0 +1,187 @@
+"""Vectors and scores of texts: what an encoder may be asked, and the way to it and back.
+
+A request is tokenised in a helper thread, waits with those of other users for the engine, and is answered when the
+last of its inputs is encoded. Cancelled, it leaves the engine's queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import trio
+from attrs import define, field, frozen
+
+from uma_protocol.errors import Code
+from uma_trio.backend.base import FloatArray, IntArray, Vocabulary
+from uma_trio.backend.encoder import EncoderInfo
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.messages import Encode, Encoded, EncoderKind, StopEncoding
+from uma_trio.service.ask import Refusal
+from uma_trio.service.fair import RunBlocking
+from uma_trio.sockets.principal import Principal
+
+MAX_INPUTS: Final = 16_384
+"""Texts of one request."""
+MAX_NUMBERS: Final = 1 << 22
+"""Numbers of one answer: inputs times the width of a vector. As JSON they are about 45 MB."""
+MAX_WAITING: Final = 256
+"""Requests that wait for one encoder."""
+_AGAIN_S: Final = 1.0
+
+Input = str | IntArray
+
+
+@frozen
+class Vectors:
+    """``[n_inputs, width]`` numbers, and how many tokens they were made of."""
+
+    values: FloatArray
+    n_tokens: int
+
+
+@define(eq=False)
+class Embedder:
+    """One encoder, as front ends see it. For trio's thread.
+
+    `names` are what requests may call it by, the first one is shown.
+    """
+
+    kind: EncoderKind
+    info: EncoderInfo
+    vocabulary: Vocabulary
+    inbox: Inbox
+    run_blocking: RunBlocking
+    names: tuple[str, ...]
+    draining: Callable[[], bool] = lambda: False
+    _handles: itertools.count[int] = field(factory=itertools.count, init=False)
+    _waiting: int = field(default=0, init=False)
+    _none: trio.Event = field(factory=trio.Event, init=False)
+
+    async def vectors(
+        self, inputs: Sequence[Input], whose: Principal, *, truncate: bool = False
+    ) -> Vectors:
+        """Return a vector of each text or list of tokens, in order. With `truncate` long inputs lose their end.
+
+        Raises:
+            Refusal: there are too many, one is empty or too long, too many requests wait, or the engine failed.
+        """
+        self._check_number(len(inputs), "input")
+        tokens = await self.run_blocking(
+            lambda: [self._tokens(each, at, truncate) for at, each in enumerate(inputs)]
+        )
+        return await self._encoded(tokens, whose)
+
+    async def scores(
+        self, query: str, documents: Sequence[str], whose: Principal, *, truncate: bool = False
+    ) -> Vectors:
+        """Return the scores of documents for a query, in order; the first number of each is to be used.
+
+        Raises:
+            Refusal: as :meth:`vectors`.
+        """
+        self._check_number(len(documents), "documents")
+        tokens = await self.run_blocking(lambda: self._pairs(query, documents, truncate=truncate))
+        return await self._encoded(tokens, whose)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no request waits for an answer."""
+        while self._waiting:
+            self._none = trio.Event()
+            await self._none.wait()
+
+    # --- tokens; in a helper thread ---
+
+    def _tokens(self, given: Input, at: int, truncate: bool) -> IntArray:
+        if isinstance(given, str):
+            found = self.vocabulary.tokenize(given, add_special=True, parse_special=False)
+        else:
+            found = given
+            if len(found) and int(found.max()) >= self.vocabulary.n_vocab:
+                why = f"holds a token that is not in the vocabulary of {self.vocabulary.n_vocab}"
+                raise Refusal(Code.E_PROTO_003, f"input[{at}] {why}", field=f"input[{at}]")
+        if not len(found):
+            raise Refusal(Code.E_PROTO_003, f"input[{at}] is empty", field=f"input[{at}]")
+        return self._fitting(found, f"input[{at}]", truncate)
+
+    def _pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[IntArray]:
+        pair = self.info.pair
+        asked = self.vocabulary.tokenize(query, add_special=False, parse_special=False)
+        room = self.info.n_ctx - pair.n_tokens - len(asked)
+        if room < 1:
+            raise self._too_long("query", len(asked), self.info.n_ctx - pair.n_tokens - 1)
+        front = np.concatenate([pair.before, asked, pair.between]).astype(np.int32)
+        behind = np.array(pair.behind, np.int32)
+        found = []
+        for at, document in enumerate(documents):
+            tokens = self.vocabulary.tokenize(document, add_special=False, parse_special=False)
+            if len(tokens) > room and not truncate:
+                raise self._too_long(f"documents[{at}]", len(tokens), room)
+            found.append(np.concatenate([front, tokens[:room], behind]))
+        return found
+
+    def _fitting(self, tokens: IntArray, field: str, truncate: bool) -> IntArray:
+        most = self.info.n_ctx
+        if len(tokens) <= most:
+            return tokens
+        if not truncate:
+            raise self._too_long(field, len(tokens), most)
+        return np.concatenate([tokens[: most - 1], tokens[-1:]])  # the last one ends the text
+
+    def _too_long(self, field: str, tokens: int, most: int) -> Refusal:
+        return Refusal(
+            Code.E_LIMIT_004,
+            f"{field} has {tokens} tokens, and {self.names[0]} takes {most}; split it, or set truncate",
+            field=field,
+            prompt_tokens=tokens,
+            context=most,
+        )
+
+    # --- the way to the engine ---
+
+    def _check_number(self, n: int, field: str) -> None:
+        most = min(MAX_INPUTS, MAX_NUMBERS // self.info.width)
+        if not n:
+            raise Refusal(
+                Code.E_PROTO_003, f"{field} is empty; send at least one text", field=field
+            )
+        if n > most:
+            why = f"{field} has {n} texts, more than {most}; send fewer at once"
+            raise Refusal(Code.E_LIMIT_001, why, field=field)
+        if self.draining():
+            raise Refusal(Code.E_LIFECYCLE_001, "the daemon is stopping", retry_after_s=_AGAIN_S)
+        if self._waiting >= MAX_WAITING:
+            why = f"{self._waiting} requests wait for {self.names[0]}; try again"
+            raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
+
+    async def _encoded(self, inputs: list[IntArray], whose: Principal) -> Vectors:
+        order = await self.run_blocking(
+            lambda: sorted(range(len(inputs)), key=lambda at: len(inputs[at]), reverse=True)
+        )
+        handle, user = next(self._handles), whose.counts_as
+        answers: list[Encoded] = []
+        answered = trio.Event()
+
+        def reply(answer: Encoded) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self._waiting += 1
+        try:
+            if self.inbox.closed:
+                raise Refusal(Code.E_RUNTIME_004, "the engine has stopped")
+            self.inbox.put(Encode(handle, self.kind, user, inputs, order, reply))
+            await answered.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._none.set()
+            if not answers:
+                self.inbox.put(StopEncoding(handle, self.kind))
+        found = answers[0]
+        if found.vectors is None:
+            raise Refusal(Code(found.code), found.message)
+        n_tokens = await self.run_blocking(lambda: sum(map(len, inputs)))
+        return Vectors(found.vectors, n_tokens)
