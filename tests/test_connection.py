@@ -765,8 +765,8 @@ async def test_what_was_sent_before_a_quiet_connection_left_is_answered(
         client = daemon.connect()
         await client.ask(max_tokens=2)
         await client.until(Eos)
-        daemon.server.let_go()
         await trio.sleep(2)
+        daemon.server.let_go()
         assert await client.rest() == []
         other = daemon.connect()
         await trio.sleep(2)

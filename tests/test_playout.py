@@ -526,7 +526,7 @@ async def test_a_token_that_is_held_keeps_its_place_and_who_does_not_read_is_par
         ask = Ask(prompt="hello", max_tokens=30)
         async with daemon.service.generate([ask], origin()) as stream:
             await trio.sleep(2)
-            (report,) = daemon.bench.engine.registry.reports(trio.current_time())
+            (report,) = daemon.bench.snapshot().requests
             assert (report.state, report.completion_tokens) == ("parked", 8)
             n = 0
             while not stream.finished:
