@@ -18,20 +18,21 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
-from uma_trio.http import messages_input, responses_input
+from uma_trio.http.anthropic import messages as messages_input
+from uma_trio.http.anthropic.endpoint import Messages
 from uma_trio.http.api import Api
 from uma_trio.http.bias import by_token
-from uma_trio.http.connection import Connection
 from uma_trio.http.fields import decode, document_of
-from uma_trio.http.llama_completion import Completion
-from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.messages_api import Messages
-from uma_trio.http.ollama_api import OllamaChat, OllamaGenerate
-from uma_trio.http.openai_chat import ChatCompletions
-from uma_trio.http.openai_completions import Completions
-from uma_trio.http.responses_api import Responses
-from uma_trio.http.router import Route, Router
-from uma_trio.http.settings import Bodies, Settings, Shared
+from uma_trio.http.llama.completion import Completion
+from uma_trio.http.ollama.endpoint import OllamaChat, OllamaGenerate
+from uma_trio.http.openai.chat import ChatCompletions
+from uma_trio.http.openai.completions import Completions
+from uma_trio.http.responses import messages as responses_input
+from uma_trio.http.responses.endpoint import Responses
+from uma_trio.http.wire.connection import Connection
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.router import Route, Router
+from uma_trio.http.wire.settings import Bodies, Settings, Shared
 from uma_trio.service.checks import Bounds
 from uma_trio.service.service import Answer, Service
 from uma_trio.sockets.principal import Principal

@@ -15,8 +15,8 @@ from attrs import Factory, define, evolve, fields
 from net_kit import House, at_once, house
 
 from uma_trio.http.routes import router
-from uma_trio.http.server import Server
-from uma_trio.http.settings import Bodies, Settings, Shared
+from uma_trio.http.wire.server import Server
+from uma_trio.http.wire.settings import Bodies, Settings, Shared
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport

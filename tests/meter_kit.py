@@ -19,7 +19,8 @@ import trio
 from attrs import Factory, define, frozen
 from net_kit import at_once
 
-from uma_trio.http import fields, sse, tokens, writing
+from uma_trio.http import fields, tokens
+from uma_trio.http.wire import sse, writing
 from uma_trio.text.pieces import decoded
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')

@@ -18,8 +18,8 @@ from trio.testing import MockClock
 from uma_protocol import Code
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http import status
-from uma_trio.http.exchange import Answering
-from uma_trio.http.message import Caller, Head, Request
+from uma_trio.http.wire.exchange import Answering
+from uma_trio.http.wire.message import Caller, Head, Request
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer

@@ -10,7 +10,7 @@ from net_kit import TICK_S
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
-from uma_trio.http.messages_input import choice_of, goes_on, messages_of, tools_of
+from uma_trio.http.anthropic.messages import choice_of, goes_on, messages_of, tools_of
 from uma_trio.http.turns import UNSEEN
 from uma_trio.service.ask import Call, Chat, Message, Tool, ToolChoice
 

@@ -15,9 +15,9 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
 from uma_trio.backend.scripted import ScriptedBackend
-from uma_trio.http.errors import Fault as Wrong
-from uma_trio.http.ollama_input import goes_on, messages_of
-from uma_trio.http.ollama_models import details_of, figures_of
+from uma_trio.http.ollama.messages import goes_on, messages_of
+from uma_trio.http.ollama.models import details_of, figures_of
+from uma_trio.http.wire.errors import Fault as Wrong
 from uma_trio.service.ask import Call, Chat, Message
 
 CHAT, GENERATE = "/api/chat", "/api/generate"

@@ -10,8 +10,8 @@ from net_kit import TICK_S
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
-from uma_trio.http import responses_input
-from uma_trio.http.responses_input import choice_of, messages_of, tools_of
+from uma_trio.http.responses import messages as responses_input
+from uma_trio.http.responses.messages import choice_of, messages_of, tools_of
 from uma_trio.http.turns import UNSEEN
 from uma_trio.service.ask import Call, Chat, Message, ToolChoice
 

@@ -13,8 +13,8 @@ from net_kit import at_once
 from trio.testing import MockClock
 
 from uma_trio.http import tokens
-from uma_trio.http.errors import Fault
 from uma_trio.http.tokens import ids_of, written_ids
+from uma_trio.http.wire.errors import Fault
 from uma_trio.text.slices import Forgeable, utf8, utf8_length
 
 

@@ -15,7 +15,7 @@ from uma_trio.cli.main import apart
 from uma_trio.cli.serve import _base_url
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
-from uma_trio.http.settings import KeyFileUnusable, read_keys
+from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
 from uma_trio.sockets.address import Address, parse_address
 from uma_trio.wiring_http import http_port, http_settings
 

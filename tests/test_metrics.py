@@ -23,7 +23,7 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit, Targets
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.http.llama_metrics import llama_metrics
+from uma_trio.http.llama.metrics import llama_metrics
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy

@@ -83,7 +83,7 @@ from uma_trio.wiring_sockets import (
 )
 
 if TYPE_CHECKING:
-    from uma_trio.http.server import Server as HttpServer
+    from uma_trio.http.wire.server import Server as HttpServer
     from uma_trio.service.front import Listener as PortListener
 
 FORCED_EXIT = 130

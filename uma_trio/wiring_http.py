@@ -20,8 +20,8 @@ from uma_trio.sockets.port import PortUnusable
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
-    from uma_trio.http.server import Server as HttpServer
-    from uma_trio.http.settings import Settings as HttpSettings
+    from uma_trio.http.wire.server import Server as HttpServer
+    from uma_trio.http.wire.settings import Settings as HttpSettings
     from uma_trio.service.front import Listener as PortListener
 
 _REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
@@ -41,7 +41,7 @@ def http_port(
     if address is None:
         yield None
         return
-    from uma_trio.http.listener import listening  # only who uses HTTP pays for it
+    from uma_trio.http.wire.listener import listening  # only who uses HTTP pays for it
 
     if not address.is_loopback and config.http_key_file is None:
         raise ConfigError(
@@ -59,8 +59,8 @@ def http_port(
 def http_server(config: Config, service: Service) -> HttpServer:
     """Build the HTTP side. Raises :class:`ConfigError` if the file of keys cannot be used."""
     from uma_trio.http.routes import router
-    from uma_trio.http.server import Server
-    from uma_trio.http.settings import Bodies, Shared
+    from uma_trio.http.wire.server import Server
+    from uma_trio.http.wire.settings import Bodies, Shared
 
     settings = http_settings(config)
     shared = Shared(
@@ -77,7 +77,7 @@ def http_server(config: Config, service: Service) -> HttpServer:
 
 def http_settings(config: Config) -> HttpSettings:
     """Put the options into the words of the HTTP side. Raises :class:`ConfigError`."""
-    from uma_trio.http.settings import Settings
+    from uma_trio.http.wire.settings import Settings
 
     address = config.http_address
     own = address.host if address is not None else ""
@@ -95,7 +95,7 @@ def http_settings(config: Config) -> HttpSettings:
 
 
 def _keys(config: Config, option: str, path: Path | None) -> tuple[bytes, ...]:
-    from uma_trio.http.settings import KeyFileUnusable, read_keys
+    from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
 
     if path is None:
         return ()

@@ -32,7 +32,7 @@ def check_http(config: Config) -> list[Finding]:
 
 
 def _port(address: Address) -> Finding:
-    from uma_trio.http.listener import listening
+    from uma_trio.http.wire.listener import listening
     from uma_trio.sockets.port import PortUnusable
 
     try:

@@ -76,7 +76,7 @@ def _become(program: tuple[str, ...], more: dict[str, str]) -> NoReturn:
 
 def environment(address: Address, key_file: Path | None) -> dict[str, str]:
     """Return the variables by which programs find an API, by every name they have for it."""
-    from uma_trio.http.settings import KeyFileUnusable, read_keys
+    from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
 
     try:
         keys = (_NO_KEY.encode(),) if key_file is None else read_keys(key_file)

@@ -1,1 +1,5 @@
-"""The HTTP front: what speaks to OpenAI's API or to llama-server, on the service. No tokens, no plans."""
+"""The HTTP front: APIs that existing clients speak, on the service. No tokens, no plans.
+
+`wire` is HTTP itself. `openai`, `anthropic`, `responses`, `llama` and `ollama` have one API each. The modules beside
+them are what the APIs share (`fields`, `asking`, `api`, `blocks`, ...), endpoints of no API of another, and `routes`.
+"""

@@ -17,7 +17,6 @@ import msgspec
 from attrs import evolve
 
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.http import sse
 from uma_trio.http.asking import (
     awaits_of,
     lane_of,
@@ -38,13 +37,14 @@ from uma_trio.http.fields import (
     would_be_ignored,
 )
 from uma_trio.http.intake import aside, take
-from uma_trio.http.llama_settings import generation_settings
-from uma_trio.http.message import Exchange, Headers, Reply, Request
-from uma_trio.http.settings import Shared
+from uma_trio.http.llama.settings import generation_settings
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.tools import loosened_header
-from uma_trio.http.writing import written
+from uma_trio.http.wire import sse
+from uma_trio.http.wire.message import Exchange, Headers, Reply, Request
+from uma_trio.http.wire.settings import Shared
+from uma_trio.http.wire.writing import written
 from uma_trio.service.ask import Ask, Prompt, Refusal, Salt, Shape, Sharing
 from uma_trio.service.generation import Generation
 from uma_trio.text.slices import SLICE

@@ -26,12 +26,12 @@ from uma_protocol.rules import (
 )
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.http import bias
-from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured, ignored, refused
 from uma_trio.http.intake import aside
-from uma_trio.http.message import Caller, Head, Request
-from uma_trio.http.settings import Shared
 from uma_trio.http.tokens import FEW, text_of_ids
+from uma_trio.http.wire.errors import invalid
+from uma_trio.http.wire.message import Caller, Head, Request
+from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Ask, Chat, Origin, chosen, seeded
 from uma_trio.words import AWAITS as AWAITED
 from uma_trio.words import LANES, PACES, Awaits, Lane

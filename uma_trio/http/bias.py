@@ -13,10 +13,10 @@ from typing import Any, Final
 from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, Fault, Number, Text
-from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body
 from uma_trio.http.intake import aside
-from uma_trio.http.settings import Shared
+from uma_trio.http.wire.errors import invalid
+from uma_trio.http.wire.settings import Shared
 
 FIELD: Final = "logit_bias"
 MOST: Final = 1024

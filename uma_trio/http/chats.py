@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_trio.http.errors import invalid
+from uma_trio.http.wire.errors import invalid
 from uma_trio.service.ask import Call, Message
 from uma_trio.service.checks import json_text
 

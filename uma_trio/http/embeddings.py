@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer
 from uma_trio.http.asking import MODEL, Anything
-from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header
 from uma_trio.http.intake import take
-from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.http.tokens import ids_of, kinds_of
+from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
 from uma_trio.service.embedding import Embedder, Input, Vectors
 
 _NUMBERS: Final = 8_192

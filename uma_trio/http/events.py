@@ -19,9 +19,9 @@ from attrs import define, field
 from uma_trio import __version__
 from uma_trio.engine.messages import Snapshot
 from uma_trio.engine.records import TickRecord
-from uma_trio.http import sse
-from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.settings import Shared
+from uma_trio.http.wire import sse
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
 from uma_trio.service.service import Service
 from uma_trio.service.visibility import Running, Viewer
 from uma_trio.sockets.principal import Principal

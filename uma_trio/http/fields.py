@@ -14,7 +14,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from uma_protocol.rules import Rule, shown
-from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.text.pieces import (
     USUAL,
     Excessive,

@@ -16,13 +16,13 @@ from uma_protocol import (
     request_of,
 )
 from uma_trio.engine.messages import Finished, TokenOut
-from uma_trio.http import sse
 from uma_trio.http.asking import origin_of
-from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.intake import aside, take
-from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
+from uma_trio.http.wire import sse
+from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
 from uma_trio.service.answers import Answers, together
 from uma_trio.service.ask import Ask
 from uma_trio.wire import Telling, ask_of, eos_event

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 from attrs import frozen
 
 from uma_trio.http.fields import Body, Field, decode, document_of
-from uma_trio.http.message import Exchange
-from uma_trio.http.settings import Shared
+from uma_trio.http.wire.message import Exchange
+from uma_trio.http.wire.settings import Shared
 from uma_trio.text.pieces import Limits, is_small
 
 T = TypeVar("T")

@@ -12,11 +12,11 @@ from typing import Any, Final
 from attrs import evolve
 
 from uma_trio.http.asking import Anything
-from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, honoured
 from uma_trio.http.intake import aside
-from uma_trio.http.settings import Shared
 from uma_trio.http.tokens import MANY, ids_of, kinds_of
+from uma_trio.http.wire.errors import invalid
+from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Prompt
 from uma_trio.service.checks import no_room, utf8_length
 

@@ -10,11 +10,11 @@ import numpy as np
 from uma_protocol.rules import MAX_INT32, Flag, Integer, Text
 from uma_trio.http.asking import MODEL, Anything
 from uma_trio.http.embeddings import as_text, check_model, embedder_of
-from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header
 from uma_trio.http.intake import take
-from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.settings import Shared
+from uma_trio.http.wire.errors import invalid
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
 
 _SLICE: Final = 1024
 _DOCUMENTS: Final = "a list of texts, or of objects with a `text`"
@@ -70,7 +70,7 @@ def _result(index: int, score: float) -> dict[str, Any]:
 
 
 def _documents(body: Body) -> list[str]:
-    """Return the texts of the documents. Raises :class:`uma_trio.http.errors.Fault`."""
+    """Return the texts of the documents. Raises :class:`uma_trio.http.wire.errors.Fault`."""
     name = "documents" if "documents" in body.given else "texts"
     value = body.get(name)
     if not isinstance(value, list):

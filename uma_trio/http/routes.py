@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from uma_trio.http.anthropic.endpoint import count_tokens, messages
+from uma_trio.http.anthropic.errors import reply_to as messages_error
 from uma_trio.http.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
-from uma_trio.http.errors import native_error
 from uma_trio.http.events import events
 from uma_trio.http.generate import generate
-from uma_trio.http.llama_completion import completion, completions
-from uma_trio.http.llama_server import apply_template, detokenize, props, slots, tokenize
-from uma_trio.http.messages_api import count_tokens, messages
-from uma_trio.http.messages_errors import reply_to as messages_error
-from uma_trio.http.models import model, models, not_served
-from uma_trio.http.ollama_api import chat as ollama_chat
-from uma_trio.http.ollama_api import generate as ollama_generate
-from uma_trio.http.ollama_errors import reply_to as ollama_error
-from uma_trio.http.ollama_models import no_store, ps, root, show, tags, version
-from uma_trio.http.openai_chat import chat_completions, chat_tokens
+from uma_trio.http.llama.completion import completion, completions
+from uma_trio.http.llama.server import apply_template, detokenize, props, slots, tokenize
+from uma_trio.http.ollama.endpoint import chat as ollama_chat
+from uma_trio.http.ollama.endpoint import generate as ollama_generate
+from uma_trio.http.ollama.errors import reply_to as ollama_error
+from uma_trio.http.ollama.models import no_store, ps, root, show, tags, version
+from uma_trio.http.openai.chat import chat_completions, chat_tokens
+from uma_trio.http.openai.models import model, models, not_served
 from uma_trio.http.rerank import rerank
-from uma_trio.http.responses_api import input_tokens, responses, stored_response
-from uma_trio.http.router import Route, Router
+from uma_trio.http.responses.endpoint import input_tokens, responses, stored_response
 from uma_trio.http.status import health, metrics, priority
+from uma_trio.http.wire.errors import native_error
+from uma_trio.http.wire.router import Route, Router
 
 ROUTES = (
     Route("POST", "/chat/completions", chat_completions),

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from uma_protocol.rules import ListOf, Text
 from uma_trio.http.asking import Anything, Either
-from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured
+from uma_trio.http.wire.errors import invalid
 from uma_trio.service.ask import Shape
 from uma_trio.service.checks import json_text
 

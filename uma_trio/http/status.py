@@ -6,12 +6,12 @@ import msgspec
 
 from uma_protocol.errors import Code
 from uma_protocol.rules import MAX_INT64, Choice, Integer, Text
-from uma_trio.http.errors import Fault, fault_of, invalid
 from uma_trio.http.fields import Field, honoured
 from uma_trio.http.intake import fields_of
-from uma_trio.http.llama_metrics import llama_metrics
-from uma_trio.http.message import Exchange, Reply
-from uma_trio.http.settings import Shared
+from uma_trio.http.llama.metrics import llama_metrics
+from uma_trio.http.wire.errors import Fault, fault_of, invalid
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
 from uma_trio.telemetry.exposition import prometheus
 from uma_trio.words import LANES
 

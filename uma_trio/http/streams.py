@@ -10,11 +10,11 @@ from attrs import evolve, frozen
 
 from uma_protocol.errors import Code
 from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
-from uma_trio.http import sse
-from uma_trio.http.errors import Fault, fault_of
-from uma_trio.http.message import Exchange, Headers
-from uma_trio.http.settings import Shared
-from uma_trio.http.writing import Part
+from uma_trio.http.wire import sse
+from uma_trio.http.wire.errors import Fault, fault_of
+from uma_trio.http.wire.message import Exchange, Headers
+from uma_trio.http.wire.settings import Shared
+from uma_trio.http.wire.writing import Part
 from uma_trio.service.answers import Answers, Burst
 from uma_trio.service.reading import Reading
 from uma_trio.text.replies import Said, collect

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Integer
-from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.service.service import Service
 
 MANY: Final = 4096

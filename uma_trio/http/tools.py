@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.http.asking import Anything
-from uma_trio.http.errors import invalid
 from uma_trio.http.fields import Body, Field, honoured
-from uma_trio.http.message import Headers
+from uma_trio.http.wire.errors import invalid
+from uma_trio.http.wire.message import Headers
 from uma_trio.service.ask import Call, Mode, Tool, ToolChoice
 from uma_trio.service.generation import Generation
 

@@ -1,0 +1,170 @@
+"""What llama-server tells of itself and of texts: /props, /slots, /tokenize and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from uma_protocol.rules import Flag, Text
+from uma_trio import __version__
+from uma_trio.http.asking import TEMPLATE, Anything
+from uma_trio.http.chats import messages_of
+from uma_trio.http.fields import Field, decode, honoured
+from uma_trio.http.intake import aside, fields_of, take
+from uma_trio.http.llama.completion import Completion
+from uma_trio.http.llama.settings import generation_settings
+from uma_trio.http.openai.chat import manner_of
+from uma_trio.http.tokens import MANY, ids_of, written_ids, written_pieces, written_text
+from uma_trio.http.tools import tools_of
+from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
+from uma_trio.service.ask import Chat
+from uma_trio.service.checks import utf8_length
+from uma_trio.service.service import Derivation
+
+_MAX_PIECES = 262_144
+_ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
+
+TOKENIZE: tuple[Field, ...] = (
+    honoured("content", Text(0), "the text", required=True),
+    honoured("add_special", Flag(), "adds the model's begin-of-text token", default="false"),
+    honoured(
+        "parse_special",
+        Flag(),
+        "parses special tokens: `<|im_end|>` becomes a control token",
+        default="true",
+    ),
+    honoured(
+        "with_pieces",
+        Flag(),
+        f"returns each token with its text; takes a content of up to {_MAX_PIECES} bytes",
+        default="false",
+    ),
+)
+DETOKENIZE: tuple[Field, ...] = (
+    honoured("tokens", Anything("a list of token ids"), "up to the context", required=True),
+)
+APPLY_TEMPLATE: tuple[Field, ...] = (
+    honoured("messages", Anything("a list of messages"), "as in a chat", required=True),
+    honoured("tools", Anything("a list of functions"), "as in a chat"),
+    *TEMPLATE,
+)
+
+
+async def props(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the properties of the model that clients need; nothing about the machine."""
+    service = shared.service
+    return _json(
+        {
+            "default_generation_settings": {
+                "n_ctx": service.bounds.n_ctx_seq,
+                "params": generation_settings(
+                    Completion.defaults, n_predict=service.bounds.max_tokens
+                )
+                | {"seed": _ANY_SEED},
+            },
+            "total_slots": service.slots,
+            "model_alias": service.bounds.model,
+            # Its file without the folders, which are nobody's business; clients take a name from it.
+            "model_path": PurePath(service.model.path).name,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": service.model.chat_template or "",
+            "chat_template_caps": _caps(await service.derivation()),
+            "build_info": f"uma-trio {__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+def _caps(found: Derivation | None) -> dict[str, Any]:
+    """Return what chats can do. Where the template knows no tools, they are told in words."""
+    chats = found is not None
+    calls = None if found is None else found.format.calls
+    return {
+        "supports_tools": chats,
+        "supports_tool_calls": calls is not None,
+        "supports_parallel_tool_calls": calls is not None,
+        "supports_system_role": chats,
+        "supports_reasoning": found is not None and found.can_reason,
+        "supports_preserve_reasoning": found is not None and bool(found.habits.reasoning_key),
+        "tools_in_template": found is not None and found.tells_tools,
+        "reply_format": None if found is None else found.format.name,
+    }
+
+
+async def slots(exchange: Exchange, shared: Shared) -> Reply:
+    """List the slots with their requests, without any text; of other users' only that there are some."""
+    context = shared.service.bounds.n_ctx_seq
+    listed = await shared.service.listed(exchange.request.caller.principal)
+    live = [one for one in listed if one.report.state != "queued"]
+    found: list[dict[str, Any]] = [
+        {
+            "id": index,
+            "id_task": one.handle,
+            "n_ctx": context,
+            "is_processing": True,
+            "state": one.report.state,
+            "lane": one.report.lane,
+            "app": one.origin.app,
+            "n_prompt_tokens": one.report.prompt_tokens,
+            "next_token": [{"n_decoded": one.report.completion_tokens}],
+        }
+        for index, one in enumerate(live)
+    ]
+    idle = range(len(live), shared.service.slots)
+    return _json([*found, *({"id": i, "n_ctx": context, "is_processing": False} for i in idle)])
+
+
+async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the tokens of a text."""
+    body = await fields_of(exchange, shared, TOKENIZE)
+    text, pieces = body.get("content"), body.get("with_pieces", False)
+    most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
+    if len(text) > most or utf8_length(text) > most:
+        why = f"has more than {most} bytes; send less at once"
+        raise Fault(413, f"content {why}", code="prompt_too_large", param="content")
+    tokens = await shared.service.tokenize(
+        text,
+        add_special=body.get("add_special", False),
+        parse_special=body.get("parse_special", True),
+    )
+
+    def write() -> bytes:
+        return written_pieces(tokens, shared.service) if pieces else written_ids(tokens)
+
+    return Reply(200, await aside(shared, write, apart=len(tokens) > (MANY if not pieces else 256)))
+
+
+async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the text of tokens."""
+    body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
+    value, service = body.get("tokens"), shared.service
+    most = max(service.bounds.n_ctx_seq, shared.settings.body_values)
+    if isinstance(value, list) and len(value) > most:
+        raise invalid("tokens", f"has {len(value)} tokens; at most {most} are taken at once")
+
+    def write() -> bytes:
+        return written_text(ids_of(value, "tokens"), service, shared.settings.max_body_bytes)
+
+    many = isinstance(value, list) and len(value) > MANY
+    return Reply(200, await aside(shared, write, apart=many))
+
+
+async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
+    """Return a chat as the model's chat template renders it."""
+
+    def read(document: Mapping[str, Any]) -> Chat:
+        body = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
+        tools = tools_of(body.get("tools", []))
+        return Chat(messages_of(body.get("messages")), manner_of(body), tools)
+
+    chat = (await take(exchange, shared, read)).value
+    return _json({"prompt": await shared.service.render(chat)})
+
+
+def _json(document: object) -> Reply:
+    return Reply(200, msgspec.json.encode(document))

@@ -1,0 +1,167 @@
+"""What Ollama's API tells of models and of the server, and what of it is not served."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Any, Final
+
+import msgspec
+
+from uma_protocol.rules import Text
+from uma_trio import __version__
+from uma_trio.http.asking import MODEL
+from uma_trio.http.fields import Field, honoured, ignored
+from uma_trio.http.intake import fields_of
+from uma_trio.http.ollama.fields import required_model, tagged
+from uma_trio.http.openai.models import listed
+from uma_trio.http.wire.errors import Fault
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
+
+SHOW: Final[tuple[Field, ...]] = (
+    MODEL,
+    honoured("name", Text(1, 256, printable=True), "the older name of model"),
+    *ignored("verbose", "system", "template", "options", note="nothing to do"),
+)
+
+# Clients ask for a least version: the one whose /api/chat, /api/generate and /api/show are these.
+_VERSION: Final = "0.12.11"
+_NEVER: Final = "9999-12-31T23:59:59Z"
+_MOST_CHARACTERS: Final = 256  # of a value that is told of a model
+# As llama.cpp describes the types of weights: "qwen2 1B Q4_K - Medium".
+_QUANTISED: Final = re.compile(r"\b(I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)\b(?: - ([SML])[a-z]+)?")
+_NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
+
+
+async def tags(exchange: Exchange, shared: Shared) -> Reply:
+    """List the loaded model, once under each name that the operator gave it, with a tag."""
+    return _json({"models": [_entry(name, shared) for name in listed(shared)]})
+
+
+async def ps(exchange: Exchange, shared: Shared) -> Reply:
+    """List the loaded model, which is never unloaded."""
+    more = {"expires_at": _NEVER, "context_length": shared.service.bounds.n_ctx_seq}
+    return _json({"models": [_entry(shared.service.bounds.model, shared) | more]})
+
+
+async def show(exchange: Exchange, shared: Shared) -> Reply:
+    """Describe the loaded model: its template, its figures, and what it can do."""
+    body = await fields_of(exchange, shared, SHOW)
+    required_model(body.get("model", body.get("name")), shared)
+    service = shared.service
+    derived = await service.derivation()
+    can = ["completion"]
+    if derived is not None:
+        can += ["tools", "thinking"] if derived.can_reason else ["tools"]
+    return _json(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": service.model.chat_template or "",
+            "details": _details(shared),
+            "model_info": _figures(shared),
+            "capabilities": can,
+            "modified_at": _since(shared),
+        }
+    )
+
+
+async def version(exchange: Exchange, shared: Shared) -> Reply:
+    """Name the version of Ollama whose API is served, and the daemon's own."""
+    return _json({"version": _VERSION, "server": f"uma-trio {__version__}"})
+
+
+async def root(exchange: Exchange, shared: Shared) -> Reply:
+    """Say that the daemon is running."""
+    return Reply(200, b"uma-trio is running\n", content_type="text/plain; charset=utf-8")
+
+
+async def no_store(exchange: Exchange, shared: Shared) -> Reply:
+    """Answer 501: the daemon serves the model that it was started with, and changes none."""
+    why = "the daemon serves the model that it was started with; see uma-trio pull and uma-trio models"
+    raise Fault(501, why, code="not_implemented")
+
+
+def _entry(name: str, shared: Shared) -> dict[str, Any]:
+    info = shared.service.model
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": _since(shared),
+        "size": info.size_bytes,
+        "digest": _id(shared),
+        "details": _details(shared),
+    }
+
+
+def _since(shared: Shared) -> str:
+    return datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _id(shared: Shared) -> str:
+    """Return what tells the model from others; reading the file for its digest would take a minute."""
+    info = shared.service.model
+    about = f"{PurePath(info.path).name} {info.size_bytes} {info.n_params}"
+    return hashlib.sha256(about.encode("utf-8", "replace")).hexdigest()
+
+
+def _details(shared: Shared) -> dict[str, Any]:
+    info = shared.service.model
+    return details_of(info.metadata, info.description, info.n_params)
+
+
+def details_of(metadata: Mapping[str, str], description: str, n_params: int) -> dict[str, Any]:
+    """Return what kind of model it is, as far as its file says."""
+    family = metadata.get("general.architecture", "")
+    found = _QUANTISED.search(description)
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _counted(n_params),
+        "quantization_level": "_".join(filter(None, found.groups())) if found else "",
+    }
+
+
+def _figures(shared: Shared) -> dict[str, Any]:
+    """Return what the model's file says of it. The length of the context is that of a request here."""
+    info = shared.service.model
+    family = info.metadata.get("general.architecture", "") or "model"
+    return figures_of(info.metadata, family) | {
+        "general.architecture": family,
+        "general.parameter_count": info.n_params,
+        f"{family}.context_length": shared.service.bounds.n_ctx_seq,
+        f"{family}.embedding_length": info.n_embd,
+    }
+
+
+def figures_of(metadata: Mapping[str, str], family: str) -> dict[str, Any]:
+    """Return what a model's file says of it in general and of its family, as far as it is short."""
+    return {
+        name: _number(text) if name != "general.name" else text
+        for name, text in metadata.items()
+        if name.startswith(("general.", f"{family}.")) and len(text) <= _MOST_CHARACTERS
+    }
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number that a text is, or else the text."""
+    if not _NUMBER.fullmatch(text):
+        return text
+    return float(text) if "." in text else int(text)
+
+
+def _counted(n: int) -> str:
+    """Return a number of parameters as people write it."""
+    if n >= 1_000_000_000:
+        return f"{n / 1e9:.1f}B"
+    return f"{n / 1e6:.2f}M" if n >= 1_000_000 else f"{n / 1e3:.0f}K"
+
+
+def _json(document: object) -> Reply:
+    return Reply(200, msgspec.json.encode(document))

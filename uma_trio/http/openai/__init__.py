@@ -1,0 +1,1 @@
+"""OpenAI's text endpoints and its list of models."""

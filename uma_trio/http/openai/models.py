@@ -1,0 +1,133 @@
+"""``/v1/models`` and the endpoints of OpenAI's API that are not served."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from uma_trio.http.wire.errors import Fault
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
+from uma_trio.service.embedding import Embedder
+
+
+async def models(exchange: Exchange, shared: Shared) -> Reply:
+    """List the loaded models, that which writes once under each name that the operator gave it."""
+    if _is_anthropics(exchange):
+        names = listed(shared)
+        entries = [_entry(shared, name) for name in names]
+        ends = {"first_id": names[0], "last_id": names[-1]}
+        return _json({"data": entries, **ends, "has_more": False})
+    models = [_model(shared, name) for name in listed(shared)]
+    models += [_encoder(shared, one) for one in shared.service.embedders.values()]
+    return _json({"object": "list", "data": models, "models": [_native(shared)]})
+
+
+async def model(exchange: Exchange, shared: Shared) -> Reply:
+    """Describe the loaded model, under any name; a strict daemon answers 404 to other names."""
+    _, _, name = exchange.request.head.path.partition("/models/")
+    bounds = shared.service.bounds
+    if shared.settings.strict and not bounds.names(name):
+        problem = f"this daemon serves {bounds.model} and nothing else"
+        raise Fault(404, problem, code="model_not_found", param="model")
+    if _is_anthropics(exchange):
+        return _json(_entry(shared, name))
+    return _json(_model(shared, name))
+
+
+async def not_served(exchange: Exchange, shared: Shared) -> Reply:
+    """Answer 501: the daemon does not serve this part of the API."""
+    path = exchange.request.head.path
+    raise Fault(
+        501,
+        f"{path} is not served by this daemon",
+        code="not_implemented",
+        kind="not_supported_error",
+    )
+
+
+def _is_anthropics(exchange: Exchange) -> bool:
+    """Whether a client of Anthropic's API asks, which has this path, too."""
+    return "anthropic-version" in exchange.request.head.headers
+
+
+def _entry(shared: Shared, name: str) -> dict[str, Any]:
+    """Return a model as Anthropic's API lists it."""
+    context = shared.service.bounds.n_ctx_seq
+    created = datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created,
+        "max_input_tokens": context,
+        "max_tokens": context,
+        "capabilities": None,
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
+    }
+
+
+def listed(shared: Shared) -> list[str]:
+    """Return the names to list: those given by the operator, or that of the model's file.
+
+    The last of all names is that of the file.
+    """
+    bounds = shared.service.bounds
+    return [bounds.model, *bounds.aliases[:-1]]
+
+
+def _model(shared: Shared, name: str) -> dict[str, Any]:
+    service = shared.service
+    info = service.model
+    every = (service.bounds.model, *service.bounds.aliases)
+    return {
+        "id": name,
+        "object": "model",
+        "created": shared.started,
+        "owned_by": "uma-trio",
+        "aliases": [other for other in every if other != name],
+        "max_model_len": service.bounds.n_ctx_seq,
+        "meta": {
+            "n_ctx": service.bounds.n_ctx_seq,
+            "n_ctx_train": info.n_ctx_train,
+            "n_vocab": info.n_vocab,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.size_bytes,
+        },
+    }
+
+
+def _encoder(shared: Shared, embedder: Embedder) -> dict[str, Any]:
+    """Return a model that makes vectors or scores."""
+    info = embedder.info
+    return {
+        "id": embedder.names[0],
+        "object": "model",
+        "created": shared.started,
+        "owned_by": "uma-trio",
+        "aliases": list(embedder.names[1:]),
+        "max_model_len": info.n_ctx,
+        "meta": {
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx,
+            "n_vocab": embedder.vocabulary.n_vocab,
+            "n_embd": info.width,
+            "n_params": info.n_params,
+            "size": info.size_bytes,
+        },
+    }
+
+
+def _native(shared: Shared) -> dict[str, Any]:
+    name = shared.service.bounds.model
+    return {"name": name, "model": name, "type": "model", "capabilities": ["completion"]}
+
+
+def _json(document: object) -> Reply:
+    return Reply(200, msgspec.json.encode(document))

@@ -1,0 +1,269 @@
+"""``POST /v1/responses``: OpenAI's newer API, as far as it goes without keeping anything.
+
+Each request brings its whole conversation, and nothing of it is kept: `store` is answered false,
+and what stands for something kept is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final
+
+from attrs import evolve
+
+from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
+from uma_trio.http.accounts import timings
+from uma_trio.http.api import Api, answered, counted
+from uma_trio.http.asking import (
+    AWAITS,
+    CACHE,
+    KWARGS,
+    MODEL,
+    PACE,
+    SAMPLING,
+    SPECULATION,
+    STATELESS,
+    URGENCY,
+    Anything,
+    effort_of,
+)
+from uma_trio.http.blocks import blocks_of
+from uma_trio.http.fields import honoured, ignored, refused
+from uma_trio.http.responses.events import Events
+from uma_trio.http.responses.items import Form, Items
+from uma_trio.http.responses.messages import Tools, choice_of, messages_of, tools_of
+from uma_trio.http.shapes import format_of
+from uma_trio.http.streams import WholeAnswer
+from uma_trio.http.tools import BUDGET, budget_of
+from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.settings import Shared
+from uma_trio.service.ask import Ask, Chat, Manner, Shape
+from uma_trio.service.generation import Generation
+
+_LABEL: Final = Text(1, 256, printable=True)
+_LOGPROBS: Final = "message.output_text.logprobs"
+_SEALED: Final = "reasoning.encrypted_content"
+
+
+async def responses(exchange: Exchange, shared: Shared) -> Reply | None:
+    """Answer a conversation with items: text, reasoning and tool calls."""
+    return await answered(Responses, exchange, shared)
+
+
+async def input_tokens(exchange: Exchange, shared: Shared) -> Reply:
+    """Count the tokens of a conversation without answering it."""
+    return await counted(Responses, exchange, shared, object="response.input_tokens")
+
+
+async def stored_response(exchange: Exchange, shared: Shared) -> Reply:
+    """Answer 404: the daemon stores no responses."""
+    raise Fault(
+        404,
+        "the daemon stores no responses; send the whole input each time",
+        code="response_not_found",
+    )
+
+
+class Responses(Api):
+    """A conversation that is answered with items."""
+
+    prefix = "resp_"
+    names: ClassVar = {"messages": "input", "max_tokens": "max_output_tokens"}
+    fields = (
+        MODEL,
+        honoured(
+            "input",
+            Anything("a text or a list of items"),
+            "messages, function calls, their outputs, and reasoning; text parts only",
+            required=True,
+        ),
+        honoured("instructions", Text(0), "the beginning of the system message"),
+        honoured(
+            "max_output_tokens",
+            Integer(1, MAX_INT32),
+            "limited to the free room in the context",
+            default="the room",
+        ),
+        honoured("stream", Flag(), "server-sent events", default="false"),
+        honoured(
+            "return_progress",
+            Flag(),
+            "with stream: `response.in_progress` with `prompt_progress` while the prompt is computed",
+            default="false",
+        ),
+        honoured(
+            "timings_per_token",
+            Flag(),
+            "with stream: each delta contains the timings",
+            default="false",
+        ),
+        honoured("tools", Anything("a list of tools"), "functions; other tools are ignored"),
+        honoured(
+            "tool_choice",
+            Anything("auto, required, none, or an object"),
+            "the object names a function, or `allowed_tools`",
+            default="auto",
+        ),
+        honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
+        honoured("text", Anything("an object"), "`format`: text, json_object or json_schema"),
+        honoured(
+            "reasoning",
+            Anything("an object"),
+            "`effort`, if the chat template supports it; with `summary` the reasoning is returned as its summary",
+        ),
+        honoured("include", ListOf(0, 32, _LABEL, "names"), f"`{_SEALED}`, `{_LOGPROBS}`"),
+        honoured("top_logprobs", Integer(0, 20), f"only with `{_LOGPROBS}`", default="0"),
+        honoured("metadata", Object(16_384), "returned unchanged"),
+        honoured("store", Flag(), "accepted; the daemon stores nothing and returns false"),
+        honoured("prompt_cache_key", _LABEL, "the key of the conversation in the prefix cache"),
+        *SAMPLING,
+        KWARGS,
+        *URGENCY,
+        *CACHE,
+        BUDGET,
+        SPECULATION,
+        PACE,
+        AWAITS,
+        *STATELESS,
+        refused("prompt", "the daemon stores no prompt templates; send the input"),
+        *ignored("user", "safety_identifier", "client_metadata", "moderation", note="a label"),
+        *ignored("truncation", "max_tool_calls", "context_management", note="nothing to do"),
+        *ignored("stream_options", "prompt_cache_retention", "prompt_cache_options", note="a hint"),
+    )
+
+    def asks(self) -> list[Ask]:
+        """Return the conversation."""
+        body = self.body
+        parallel = body.get("parallel_tool_calls", True)
+        choice = choice_of(body.get("tool_choice"), parallel=parallel)
+        messages = messages_of(body.get("instructions"), body.get("input"), self.set_aside)
+        effort = effort_of("reasoning.effort", self._reasoning.get("effort"))
+        manner = Manner(arguments=body.get("chat_template_kwargs", {}), effort=effort)
+        chat = Chat(messages, manner, self.tools.functions, choice)
+        for name in self._includes:
+            if name not in (_LOGPROBS, _SEALED):
+                self.set_aside("include")
+        ask = self.ask(
+            chat,
+            max_tokens=body.get("max_output_tokens", self.room),
+            logprobs=self._logprobs(),
+            session=body.get("prompt_cache_key"),
+        )
+        _ = self.form  # made here: this may be a helper thread, and there may be many tools
+        return [evolve(ask, reasoning_budget=budget_of(body))]
+
+    def shape(self) -> Shape | None:
+        """Return what `text.format` asks for."""
+        wanted = self._text.get("format")
+        return None if wanted is None else format_of("text.format", wanted)
+
+    def encoder(self, generations: Sequence[Generation]) -> Events:
+        """Return what writes the items as they grow."""
+        (generation,) = generations
+        timed = self.body.get("timings_per_token", False)
+        return Events(self.form, generation.reading, generation.so_far if timed else None)
+
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
+    ) -> dict[str, Any]:
+        """Return the response with its items."""
+        (generation,), (answer,) = generations, answers
+        done = blocks_of(answer, generation.reading)
+        response = self.form.ended(done, answer.end, generation.reading)
+        return {**response, "timings": timings(answer.end)}
+
+    # --- what the response says of itself ---
+
+    @cached_property
+    def tools(self) -> Tools:
+        """The functions that may be called."""
+        return tools_of(self.body.get("tools"), self.set_aside)
+
+    @cached_property
+    def form(self) -> Form:
+        """How the response is written."""
+        items = Items(
+            self.id.removeprefix(self.prefix),
+            self.shared.service,
+            self.tools,
+            summarises=not {"summary", "generate_summary"}.isdisjoint(self._reasoning),
+            seals=_SEALED in self._includes,
+        )
+        return Form(self._repeated(), items)
+
+    def _repeated(self) -> dict[str, Any]:
+        body = self.body
+        return {
+            "id": self.id,
+            "object": "response",
+            "access_programs": None,
+            "created_at": self.created,
+            "status": "in_progress",
+            "completed_at": None,
+            "background": False,
+            "error": None,
+            "frequency_penalty": body.get("frequency_penalty", 0),
+            "incomplete_details": None,
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "max_tool_calls": None,
+            "metadata": body.get("metadata", {}),
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": body.get("parallel_tool_calls", True),
+            "presence_penalty": body.get("presence_penalty", 0),
+            "previous_response_id": None,
+            "prompt_cache_key": body.get("prompt_cache_key"),
+            "reasoning": {"effort": None, "summary": None, **self._reasoning},
+            "safety_identifier": None,
+            "service_tier": "flex" if self.is_background else "default",
+            "store": False,
+            "temperature": body.get("temperature", self.defaults.temperature),
+            "text": {"format": {"type": "text"}, **self._text},
+            "tool_choice": body.get("tool_choice", "auto"),
+            "tools": [_repeated_tool(tool) for tool in body.get("tools", [])],
+            "top_logprobs": body.get("top_logprobs", 0),
+            "top_p": body.get("top_p", self.defaults.top_p),
+            "truncation": "disabled",
+            "usage": None,
+            "user": None,
+        }
+
+    # --- fields with something in them ---
+
+    @property
+    def _includes(self) -> Sequence[str]:
+        included: Sequence[str] = self.body.get("include", ())
+        return included
+
+    @cached_property
+    def _text(self) -> dict[str, Any]:
+        return self._inside("text")
+
+    @cached_property
+    def _reasoning(self) -> dict[str, Any]:
+        return self._inside("reasoning")
+
+    def _inside(self, name: str) -> dict[str, Any]:
+        """Return what is in an object, as far as it is not null."""
+        value = self.body.get(name, {})
+        if not isinstance(value, dict):
+            raise invalid(name, "must be an object")
+        return {key: inner for key, inner in value.items() if inner is not None}
+
+    def _logprobs(self) -> int | None:
+        top: int = self.body.get("top_logprobs", 0)
+        if _LOGPROBS in self._includes:
+            return top
+        if top:
+            raise invalid("top_logprobs", f"needs include {_LOGPROBS}")
+        return None
+
+
+def _repeated_tool(tool: Any) -> Any:
+    """Return a tool as it was sent, a function with the members that clients with strict types read."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": False, **tool}

@@ -1,0 +1,436 @@
+"""One client of the HTTP side: its requests, one after the other, and how long each may take.
+
+h11 knows HTTP; this module gives it the bytes, the time and the bounds. While a request is
+answered nothing is read but the end of the connection: a client that leaves ends its request. The
+answer goes out through the same :class:`Writer` as on the Unix socket, so a reader that stops
+holds up nobody but itself.
+
+How it ends: everything that ends a connection cancels its scope; what was written is flushed, and
+the socket is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+
+import h11
+import trio
+
+from uma_trio.http.wire import guard
+from uma_trio.http.wire.clients import label
+from uma_trio.http.wire.errors import ErrorForm, Fault, fault_of_refusal, openai_error
+from uma_trio.http.wire.exchange import Answering
+from uma_trio.http.wire.heads import head_of, is_ambiguous
+from uma_trio.http.wire.message import Caller, Head, Headers, Reply, Request
+from uma_trio.http.wire.router import Route, Router
+from uma_trio.http.wire.settings import Shared
+from uma_trio.service.ask import Refusal
+from uma_trio.service.fair import client_of, works_for
+from uma_trio.service.places import is_quiet
+from uma_trio.sockets.principal import Principal
+from uma_trio.sockets.transport import Transport
+from uma_trio.sockets.writer import Writer
+
+_READ_BYTES = 16_384
+_LONG_BODY = 65_536
+# No other request can be read behind it. One that asks for another protocol, as Java's client does, is
+# whole: it is declined.
+_LAST = (h11.IDLE, h11.SEND_BODY, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
+_CONTINUE = h11.InformationalResponse(status_code=100, headers=[])
+
+
+class Connection:
+    """A client that was let in. :meth:`run` closes the transport, however it ends.
+
+    `principal` is the user at the other end, as far as the kernel tells. `by_socket` is whether this
+    is a Unix socket.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        shared: Shared,
+        router: Router,
+        principal: Principal,
+        *,
+        by_socket: bool,
+    ) -> None:
+        settings = shared.settings
+        transport.limit_send_buffer(settings.send_buffer_bytes)
+        self._transport = transport
+        self._shared = shared
+        self._settings = settings
+        self._router = router
+        self._principal = principal
+        self._by_socket = by_socket
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.head_bytes)
+        self._writer = Writer(
+            transport,
+            stall_timeout_s=settings.stall_timeout_s,
+            lost=self._gone,
+            stalled=self._gone,
+        )
+        self._scope = trio.CancelScope()
+        self._answering = False
+        self._watches = False  # whether the answer has no end of its own
+        self._last = False
+        self._leaves = False
+        self._is_head = False
+        self._body_bytes = 0
+        self._receiving: trio.CancelScope | None = None
+        self._heard_at = trio.current_time()
+        self._begun = False  # whether a byte of the next head is there
+        self._makes_room = False
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
+
+        Cancelled, it ends what runs and closes the socket without a further word.
+        """
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._writer.run)
+                    await self._serve()
+                    nursery.cancel_scope.cancel()
+            if not self._writer.broken:
+                await self._linger()
+        finally:
+            self._transport.close()
+
+    async def _linger(self) -> None:
+        """Let the client read the last word, also one that is still sending a body."""
+        settings = self._settings
+        with trio.move_on_after(settings.linger_s):
+            with trio.move_on_after(settings.linger_quiet_s) as finishing:
+                await self._writer.finish()
+            if not finishing.cancelled_caught:
+                await self._transport.linger(settings.linger_bytes, settings.linger_quiet_s)
+
+    def end(self) -> None:
+        """End the connection once the request that runs is answered. Idempotent."""
+        self._last = True
+        if not self._answering or self._watches:
+            self._scope.cancel()
+
+    @property
+    def host(self) -> str:
+        """The address of the other end."""
+        return self._principal.host
+
+    @property
+    def owner(self) -> str:
+        """Who has its place."""
+        return self._principal.counts_as
+
+    @property
+    def idle_since(self) -> float | None:
+        """When its client sent the latest byte, or the latest answer was out, if the next is awaited."""
+        return None if self._receiving is None else self._heard_at
+
+    def leave(self) -> None:
+        """Tell the client with the next answer that it is the last; end when it is quiet. Idempotent."""
+        self._leaves = True
+        if self._watches or is_quiet(self, trio.current_time()):
+            self.end()
+
+    def make_room(self) -> None:
+        """Close the connection for another client; half a request is told so. Idempotent."""
+        self._makes_room = self._last = True
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    def _gone(self) -> None:
+        self._writer.broken = True  # nobody reads what is left
+        self._scope.cancel()
+
+    # --- one request after the other ---
+
+    async def _serve(self) -> None:
+        """Answer every request whose head is there; what is no request is told why."""
+        while not self._last:
+            try:
+                head = await self._read_head()
+                if head is None:
+                    return
+                self._answering = True
+                await self._exchange(head)
+            except Fault as fault:
+                self._refuse(fault)
+                return
+            except h11.RemoteProtocolError as error:
+                why, _, _ = str(error).partition(": bytearray(")  # and what was sent
+                self._refuse(
+                    Fault(
+                        error.error_status_hint,
+                        f"this is not HTTP/1.1 as it should be: {why}",
+                        code="bad_request",
+                        closes=True,
+                    )
+                )
+                return
+            except Exception:
+                self._shared.log.exception("request ended by a fault")
+                self._refuse(_sorry())
+                return
+            await self._writer.flushed()
+            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                return
+            self._http.start_next_cycle()
+            self._answering = self._watches = False
+
+    async def _exchange(self, head: Head) -> None:
+        """Answer one request, whatever is wrong with it."""
+        number = self._shared.next_number()
+        headers: Headers = (("X-Request-Id", f"{self._shared.name}-{number}"),)
+        form: ErrorForm = openai_error
+        self._last = self._last or self._leaves or is_ambiguous(head)
+        try:
+            cors = guard.enter(head, self._settings, by_socket=self._by_socket)
+            headers = (*headers, *cors)
+            if head.method == "OPTIONS":
+                with self._holding_body():
+                    await self._read_body(head)
+                self._reply(self._options(head), headers[:1])
+                return
+            route = self._router.find(head)
+            form = route.errors
+            self._watches = route.watches
+            principal = guard.admit(head, self._settings, route.access, self._principal)
+            caller = Caller(principal, label(head))
+            works_for(client_of(caller.principal, caller.app))
+            with self._holding_body():
+                request = Request(head, caller, number)
+                # No variable here or in a caller holds the body: it is freed once it is decoded.
+                exchange = self._exchanged(request, await self._read_body(head), headers)
+                await self._answer(route, exchange, headers)
+        except Fault as fault:
+            if not fault.closes:
+                await self._skip_body(head)
+            self._refuse(fault, headers, form)
+
+    async def _skip_body(self, head: Head) -> None:
+        """Read what comes with a request that is refused, so that the next one can be read."""
+        if self._http.their_state is not h11.SEND_BODY:
+            return
+        if self._http.they_are_waiting_for_100_continue:
+            return
+        try:
+            with self._holding_body():
+                await self._read_body(head)
+        except Fault:
+            return  # too long: the connection ends after the answer
+
+    def _exchanged(self, request: Request, body: bytes, headers: Headers) -> Answering:
+        return Answering(
+            request,
+            body,
+            self._give_body_back,
+            self._http,
+            self._writer,
+            (*headers, ("Connection", "close")) if self._last else headers,
+            self._settings.keep_alive_s,
+        )
+
+    async def _answer(self, route: Route, exchange: Answering, headers: Headers) -> None:
+        """Let the handler answer, and end it when its client leaves."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(exchange.keep_alive)
+            try:
+                reply = await self._handled(route, exchange)
+                if reply is not None:
+                    self._reply(reply, headers)
+            except Refusal as refusal:
+                self._fail(fault_of_refusal(refusal), exchange, headers, route)
+            except Fault as fault:
+                self._fail(fault, exchange, headers, route)
+            except Exception:
+                # A fault of ours in one client's request is no reason to drop the others.
+                self._shared.log.exception("request ended by a fault", path=route.path)
+                self._fail(_sorry(), exchange, headers, route)
+            nursery.cancel_scope.cancel()
+
+    async def _handled(self, route: Route, exchange: Answering) -> Reply | None:
+        """Let the handler answer; what only asks for figures or lists waits for its turn."""
+        if route.method != "GET" or route.watches:  # who watches takes a turn for each message
+            return await route.handler(exchange, self._shared)
+        asker = exchange.request.caller.principal.counts_as
+        questions = self._shared.service.questions
+        return await questions.answer(asker, lambda: route.handler(exchange, self._shared))
+
+    def _fail(self, fault: Fault, exchange: Answering, headers: Headers, route: Route) -> None:
+        self._last = self._last or exchange.opened
+        if not exchange.opened:
+            self._refuse(fault, headers, route.errors)
+        elif self._http.our_state is h11.SEND_BODY:
+            self._gone()  # half an answer is out: only its missing end can tell
+
+    async def _watch(self) -> None:
+        """Wait until the client has left. What it sends ahead is kept, as far as one read goes."""
+        try:
+            data = await self._transport.receive_some(_READ_BYTES)
+        except trio.BrokenResourceError:
+            self._gone()
+            return
+        self._http.receive_data(data)
+        # TCP cannot tell a client that ended its sending side from one that left altogether.
+        if data or self._by_socket:
+            await self._transport.wait_until_gone()
+        self._gone()
+
+    # --- reading ---
+
+    async def _read_head(self) -> Head | None:
+        """Return the head of the next request; None at the end of the connection."""
+        deadline = trio.current_time() + self._settings.idle_timeout_s
+        self._is_head = False
+        self._heard_at = trio.current_time()
+        self._begun = bool(self._http.trailing_data[0])
+        if self._begun:
+            deadline = trio.current_time() + self._settings.head_timeout_s
+        while True:
+            event = self._http.next_event()
+            if isinstance(event, h11.Request):
+                self._is_head = event.method == b"HEAD"
+                return head_of(event, self._settings.head_bytes)
+            if event is not h11.NEED_DATA:
+                return None
+            data = await self._receive(deadline)
+            if data is None:
+                if not self._begun:
+                    self._writer.broken |= self._makes_room  # no word is left to be read
+                    return None
+                raise h11.RemoteProtocolError("its head came too slowly", 408)
+            if data and not self._begun:
+                self._begun = True
+                deadline = trio.current_time() + self._settings.head_timeout_s
+
+    @contextmanager
+    def _holding_body(self) -> Iterator[None]:
+        """Give back at the end what the body took of the memory for all of them."""
+        try:
+            yield
+        finally:
+            self._give_body_back()
+
+    def _give_body_back(self) -> None:
+        self._shared.bodies.give(self._body_bytes)
+        self._body_bytes = 0
+
+    async def _read_body(self, head: Head) -> bytes:
+        settings = self._settings
+        declared = head.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > settings.max_body_bytes:
+            raise self._too_large()
+        if self._http.they_are_waiting_for_100_continue:
+            self._write(self._http.send(_CONTINUE))
+        body = bytearray()
+        began = trio.current_time()
+        while True:
+            event = self._http.next_event()
+            if isinstance(event, h11.Data):
+                body += event.data
+                self._hold(len(event.data), len(body))
+            elif isinstance(event, h11.EndOfMessage):
+                return bytes(body)
+            elif event is h11.NEED_DATA:
+                patience = settings.body_grace_s + len(body) / settings.body_bytes_per_s
+                if await self._receive(began + patience) is None:
+                    raise h11.RemoteProtocolError("its body came too slowly", 408)
+            else:
+                raise h11.RemoteProtocolError("its body has no end", 400)
+
+    def _hold(self, n_bytes: int, in_all: int) -> None:
+        if in_all > self._settings.max_body_bytes:
+            raise self._too_large()
+        if not self._shared.bodies.take(n_bytes):
+            raise _overloaded("too many long requests are being sent at once")
+        self._body_bytes += n_bytes
+
+    def _too_large(self) -> Fault:
+        most = self._settings.max_body_bytes
+        return Fault(
+            413,
+            f"the body may have {most} bytes; shorten it, or raise --http-max-prompt-bytes",
+            code="body_too_large",
+            closes=True,
+        )
+
+    async def _receive(self, deadline: float) -> bytes | None:
+        """Give h11 what comes; None if nothing has come in time, b"" at the end.
+
+        Raises:
+            Fault: the connection makes room for another client, and half a request is there.
+        """
+        self._receiving = trio.CancelScope(deadline=deadline)
+        with self._receiving:
+            try:
+                data = await self._transport.receive_some(_READ_BYTES)
+            except trio.BrokenResourceError:
+                self._gone()
+                data = b""
+            self._heard_at = trio.current_time()
+            self._http.receive_data(data)
+        waiting, self._receiving = self._receiving, None
+        if not waiting.cancelled_caught:
+            return data
+        if self._makes_room and self._begun:
+            raise _overloaded("the rest of this request did not come, and another client waits")
+        return None
+
+    # --- answering ---
+
+    def _options(self, head: Head) -> Reply:
+        allowed = ", ".join(self._router.methods(head.path))
+        return Reply(200, headers=(("Allow", allowed), *guard.preflight(head, self._settings)))
+
+    def _refuse(self, fault: Fault, headers: Headers = (), form: ErrorForm = openai_error) -> None:
+        self._last = self._last or fault.closes
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._reply(form(fault, dict(headers).get("X-Request-Id", "")), headers)
+
+    def _reply(self, reply: Reply, headers: Headers) -> None:
+        """Send a whole answer in one piece."""
+        every = [("Date", formatdate(usegmt=True)), *reply.headers, *headers]
+        every.append(("Content-Length", str(len(reply.body))))
+        if reply.body:
+            every += [("Content-Type", reply.content_type), ("X-Content-Type-Options", "nosniff")]
+        if self._last or self._http.their_state in _LAST:
+            every.append(("Connection", "close"))
+        http = self._http
+        head = http.send(h11.Response(status_code=reply.status, headers=every)) or b""
+        body = b""
+        if reply.body and not self._is_head:
+            body = http.send(h11.Data(data=reply.body)) or b""
+        if len(body) > _LONG_BODY:  # which is not copied once more
+            self._write(head)
+            self._write(body)
+            head = body = b""
+        self._write(head + body + (http.send(h11.EndOfMessage()) or b""))
+
+    def _write(self, data: bytes | None) -> None:
+        if data:
+            self._writer.write(data)
+
+
+def _overloaded(why: str) -> Fault:
+    return Fault(
+        503,
+        why,
+        code="overloaded",
+        kind="server_error",
+        headers=(("Retry-After", "1"),),
+        closes=True,
+    )
+
+
+def _sorry() -> Fault:
+    return Fault(
+        500,
+        "a fault of the daemon's; its log says more",
+        code="internal_error",
+        kind="server_error",
+    )

@@ -1,0 +1,73 @@
+"""The head of a request, from h11's event to a value, whatever a client writes into it. Pure.
+
+h11 has checked the syntax. The forms that RFC 9112 leaves to a server are decided here, or by h11
+within what the RFC allows: a bare line feed ends a line (2.2), a folded header is one line (5.2),
+and equal lengths in one list are one length (RFC 9110, 8.6).
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, unquote
+
+import h11
+
+from uma_trio.http.wire.errors import Fault
+from uma_trio.http.wire.message import Head
+
+MOST_QUERY_FIELDS = 32
+_VERSIONS = (b"1.0", b"1.1")
+_ABSOLUTE = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
+
+
+def head_of(event: h11.Request, most_bytes: int) -> Head:
+    """Return the head of a request; `most_bytes` is the longest that is taken.
+
+    A target in absolute form, as clients of proxies send it, gives the Host in place of the header
+    (RFC 9112, 3.2.2).
+
+    Raises:
+        Fault: it is too long, of another version, or its query has too many fields. The connection
+            ends after that answer.
+    """
+    headers: dict[str, str] = {}
+    size = len(event.target)
+    for raw_name, raw_value in event.headers:
+        name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
+        size += len(name) + len(value) + 4
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if size > most_bytes:
+        raise _refused(431, "its head is too long")
+    version = event.http_version.decode("ascii")
+    if event.http_version not in _VERSIONS:
+        raise _refused(505, f"its version is {version}; send HTTP/1.1")
+    target = event.target.decode("latin-1")
+    if (absolute := _ABSOLUTE.match(target)) is not None:
+        headers["host"] = absolute[1]
+        target = target[absolute.end() :]
+        target = target if target.startswith("/") else f"/{target}"
+    path, _, query = target.partition("?")
+    if query.count("&") >= MOST_QUERY_FIELDS:
+        raise _refused(400, f"its query has more than {MOST_QUERY_FIELDS} fields")
+    return Head(
+        method=event.method.decode("ascii"),
+        path=unquote(path) if path.startswith("/") else f"/{path}",
+        query=dict(parse_qsl(query, keep_blank_values=True)),
+        headers=headers,
+        version=version,
+    )
+
+
+def is_ambiguous(head: Head) -> bool:
+    """Whether another reader may take something else for the end of the body.
+
+    The coding counts, and the connection must end after the answer (RFC 9112, 6.1).
+    """
+    if "transfer-encoding" not in head.headers:
+        return False
+    return "content-length" in head.headers or head.version == "1.0"
+
+
+def _refused(status: int, why: str) -> Fault:
+    message = f"this is not HTTP/1.1 as it should be: {why}"
+    return Fault(status, message, code="bad_request", closes=True)

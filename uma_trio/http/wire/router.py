@@ -1,0 +1,91 @@
+"""Which handler answers which path, and what is said where none does. Pure.
+
+Every path is served with and without ``/v1`` before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from uma_trio.http.wire.errors import ErrorForm, Fault, not_found, openai_error
+from uma_trio.http.wire.guard import Access
+from uma_trio.http.wire.message import Exchange, Head, Reply
+from uma_trio.http.wire.settings import Shared
+
+Handler = Callable[[Exchange, Shared], Coroutine[Any, Any, Reply | None]]
+"""Answers a request: with a whole reply, or with None after it has streamed one."""
+
+_PREFIX = "/v1"
+_ROOT = "/"
+
+
+@frozen
+class Route:
+    """One method of one path. `errors` writes what goes wrong as its API does.
+
+    One that `watches` has an answer without an end: it takes a turn for each message, and ends when
+    the daemon wants the connection back.
+    A path that ends in a slash takes whatever stands behind it, except for the root.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    access: Access = "key"
+    errors: ErrorForm = openai_error
+    watches: bool = False
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the path is the beginning of those that it stands for."""
+        return self.path.endswith("/") and self.path != _ROOT
+
+
+class Router:
+    """All routes."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            self._exact.setdefault(route.path, {})[route.method] = route
+        self._open_ended = tuple({route.path: None for route in routes if route.takes_more})
+
+    def methods(self, path: str) -> tuple[str, ...]:
+        """Return what can be asked of a path.
+
+        Raises:
+            Fault: there is no such path.
+        """
+        known = tuple(self._at(path))
+        return (*known, *(("HEAD",) if "GET" in known else ()), "OPTIONS")
+
+    def find(self, head: Head) -> Route:
+        """Return what answers a request; HEAD is answered by GET's.
+
+        Raises:
+            Fault: there is no such path, or not with this method.
+        """
+        routes = self._at(head.path)
+        method = "GET" if head.method == "HEAD" else head.method
+        if method not in routes:
+            allowed = ", ".join(self.methods(head.path))
+            raise Fault(
+                405,
+                f"{head.path} takes {allowed}",
+                code="method_not_allowed",
+                headers=(("Allow", allowed),),
+            )
+        return routes[method]
+
+    def _at(self, path: str) -> dict[str, Route]:
+        bare = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
+        found = self._exact.get(bare)
+        if found is not None and (bare == _ROOT or not bare.endswith("/")):
+            return found
+        for start in self._open_ended:
+            if bare.startswith(start) and len(bare) > len(start):
+                return self._exact[start]
+        raise not_found()
