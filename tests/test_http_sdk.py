@@ -28,9 +28,9 @@ pytestmark = pytest.mark.daemon
 
 
 @contextmanager
-def served(**options: str) -> Iterator[str]:
+def served(port: int = 0, **options: str) -> Iterator[str]:
     """Serve the fake model, also over HTTP; yield the address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.1", port)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         given = [f"{name}={value}" for name, value in options.items()]

@@ -185,6 +185,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     rows = {
         "socket": _where(info.socket),
         **({"http": _base_url(info.http, info.http_keys)} if info.http else {}),
+        **_page(info.http),
         "model": f"{model.name} ({count(model.n_params)} parameters, "
         f"{size(model.size_bytes)} of weights)",
         **{_ENCODES[one.ranks]: _encoder(one) for one in info.encoders},
@@ -210,6 +211,11 @@ def _encoder(info: EncoderInfo) -> str:
 def _where(socket: str) -> str:
     """Return a socket's path from anywhere, or its TCP address."""
     return socket if socket.startswith(FRAMED_TCP) else os.path.abspath(socket)
+
+
+def _page(http: str | None) -> dict[str, str]:
+    """Return where a browser finds the page, which a Unix socket does not serve to any."""
+    return {} if not http or http.startswith("unix:") else {"page": f"{http}/ui/"}
 
 
 def _base_url(http: str, keys: Path | None) -> str:

@@ -15,6 +15,7 @@ from uma_trio.http.ollama.errors import reply_to as ollama_error
 from uma_trio.http.ollama.models import no_store, ps, root, show, tags, version
 from uma_trio.http.openai.chat import chat_completions, chat_tokens
 from uma_trio.http.openai.models import model, models, not_served
+from uma_trio.http.page import page, to_page
 from uma_trio.http.rerank import rerank
 from uma_trio.http.responses.endpoint import input_tokens, responses, stored_response
 from uma_trio.http.status import health, metrics, priority
@@ -59,7 +60,9 @@ ROUTES = (
     Route("POST", "/api/create", no_store, errors=ollama_error),
     Route("POST", "/api/copy", no_store, errors=ollama_error),
     Route("DELETE", "/api/delete", no_store, errors=ollama_error),
-    Route("GET", "/", root, access="open"),
+    Route("GET", "/", root, access="open", alone=True),
+    Route("GET", "/ui", to_page, access="open"),
+    Route("GET", "/ui/", page, access="open", whole=True),
     Route("GET", "/metrics", metrics),
     Route("GET", "/events", events, errors=native_error, watches=True),
     Route("POST", "/priority", priority, access="own"),

@@ -18,6 +18,7 @@ from uma_trio.http.fields import Field, honoured, ignored
 from uma_trio.http.intake import fields_of
 from uma_trio.http.ollama.fields import required_model, tagged
 from uma_trio.http.openai.models import listed
+from uma_trio.http.page import is_browser, to_page
 from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
@@ -76,7 +77,9 @@ async def version(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def root(exchange: Exchange, shared: Shared) -> Reply:
-    """Say that the daemon is running."""
+    """Say that the daemon is running; a browser is sent to the page."""
+    if is_browser(exchange):
+        return await to_page(exchange, shared)
     return Reply(200, b"uma-trio is running\n", content_type="text/plain; charset=utf-8")
 
 

@@ -19,7 +19,6 @@ Handler = Callable[[Exchange, Shared], Coroutine[Any, Any, Reply | None]]
 """Answers a request: with a whole reply, or with None after it has streamed one."""
 
 _PREFIX = "/v1"
-_ROOT = "/"
 
 
 @frozen
@@ -28,7 +27,8 @@ class Route:
 
     One that `watches` has an answer without an end: it takes a turn for each message, and ends when
     the daemon wants the connection back.
-    A path that ends in a slash takes whatever stands behind it, except for the root.
+    A path that ends in a slash takes whatever stands behind it; if it is `whole`, nothing as well. One that
+    is `alone` takes nothing else.
     """
 
     method: str
@@ -37,11 +37,13 @@ class Route:
     access: Access = "key"
     errors: ErrorForm = openai_error
     watches: bool = False
+    whole: bool = False
+    alone: bool = False
 
     @property
     def takes_more(self) -> bool:
         """Whether the path is the beginning of those that it stands for."""
-        return self.path.endswith("/") and self.path != _ROOT
+        return self.path.endswith("/") and not self.alone
 
 
 class Router:
@@ -52,6 +54,7 @@ class Router:
         for route in routes:
             self._exact.setdefault(route.path, {})[route.method] = route
         self._open_ended = tuple({route.path: None for route in routes if route.takes_more})
+        self._whole = {route.path for route in routes if not route.takes_more or route.whole}
 
     def methods(self, path: str) -> tuple[str, ...]:
         """Return what can be asked of a path.
@@ -82,9 +85,8 @@ class Router:
 
     def _at(self, path: str) -> dict[str, Route]:
         bare = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
-        found = self._exact.get(bare)
-        if found is not None and (bare == _ROOT or not bare.endswith("/")):
-            return found
+        if bare in self._whole:
+            return self._exact[bare]
         for start in self._open_ended:
             if bare.startswith(start) and len(bare) > len(start):
                 return self._exact[start]

@@ -1,0 +1,187 @@
+"""The page in a real Chromium, against a real daemon on the fake model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_kit import Visit, chromium
+from test_http_sdk import served
+
+pytestmark = pytest.mark.daemon
+
+HOSTILE = '<img src=x onerror="document.title=1"> **bold** <script>document.title=2</script>'
+SAID = f"<think>It wants much.</think>{HOSTILE}\n\n1. one\n   - two\n\n```html\n<b>code</b>\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One browser for all tests of this module."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def slow(browser: Any) -> Iterator[str]:
+    """The address of a daemon whose answers take a while."""
+    with served(cost="0.02") as address:
+        yield address
+
+
+@contextmanager
+def visit(browser: Any, address: str, **options: Any) -> Iterator[Visit]:
+    """Open a tab; at its end nothing may have gone wrong in it."""
+    found = Visit(browser, address, **options)
+    yield found
+    found.close()
+
+
+def expect(locator: Any) -> Any:
+    """Wait for what a locator finds."""
+    from playwright.sync_api import expect as wait
+
+    return wait(locator)
+
+
+def test_tokens_are_seen_before_the_end_and_stop_stops(browser: Any, slow: str) -> None:
+    """By the keyboard alone; what has come stays, with a way to go on."""
+    with visit(browser, slow) as tab:
+        page = tab.open()
+        assert page.url == f"{slow}/ui/"
+        tab.say("Hello")
+        expect(page.locator(".turn.model .md")).to_contain_text(re.compile("....."))
+        expect(page.locator("#stop")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#send")).to_be_visible()
+        expect(page.locator(".turn.model .stats")).to_contain_text("stopped")
+        had = page.locator(".turn.model .md").inner_text()
+        page.get_by_role("button", name="Go on with this answer").click()
+        expect(page.locator("#stop")).to_be_visible()
+        page.locator("#stop").click()
+        expect(page.locator("#send")).to_be_visible()
+        assert page.locator(".turn.model .md").inner_text().startswith(had[:5])
+        assert page.locator(".turn").count() == 2
+
+
+def test_what_is_said_is_text(browser: Any, tmp_path: Path) -> None:
+    """Markup in an answer, in a message and in a title is shown; Markdown becomes elements."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([SAID] * 3), encoding="utf-8")
+    with served(script=str(script)) as address, visit(browser, address) as tab:
+        page = tab.open()
+        tab.say(HOSTILE)
+        answer = page.locator(".turn.model .md")
+        expect(page.locator(".turn.model .stats")).to_contain_text("tokens/s")
+        expect(answer).to_contain_text("<script>document.title=2</script>")
+        expect(answer.locator("strong")).to_have_text("bold")
+        expect(answer.locator("ol > li > ul > li")).to_have_text("two")
+        expect(answer.locator("pre")).to_have_text("<b>code</b>")
+        expect(answer.locator("td")).to_have_text(["1", "2"])
+        expect(page.locator(".turn.user .body")).to_have_text(HOSTILE)
+        expect(page.locator(".talks .open")).to_contain_text("<img")
+        expect(page.locator(".thought summary")).to_contain_text("3 words")
+        assert page.locator("#main img, #main script").count() == 0
+        assert page.title() == "uma-trio"
+
+
+def test_conversations_stay_and_are_changed(browser: Any, tmp_path: Path) -> None:
+    """A reload finds them; an edited question and a retry take the place of what was there."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([f"answer {n}" for n in range(4)]), encoding="utf-8")
+    with served(script=str(script)) as address, visit(browser, address) as tab:
+        page = tab.open()
+        tab.say("first")
+        expect(page.locator(".turn.model .stats")).to_have_count(1)
+        page.reload()
+        expect(page.locator(".turn.user .body")).to_have_text("first")
+        page.get_by_role("button", name="Answer again").click()
+        expect(page.locator(".turn.model .stats")).to_have_count(1)
+        page.get_by_role("button", name="Edit this message").click()
+        page.get_by_label("The message").fill("second")
+        page.keyboard.press("Enter")
+        expect(page.locator(".turn.user .body")).to_have_text(["second"])
+        expect(page.locator(".turn.model .stats")).to_have_count(1)
+        page.get_by_role("button", name="New conversation").first.click()
+        expect(page.locator(".turn")).to_have_count(0)
+        assert page.locator(".talks li").count() == 1
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Any, tmp_path: Path) -> None:
+    """A wrong one shows the form again and no data."""
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n", encoding="utf-8")
+    keys.chmod(0o600)
+    with served(http_key_file=str(keys)) as address, visit(browser, address) as tab:
+        page = tab.open()
+        for key in ("wrong", "sesame"):
+            expect(page.locator("#key-dialog")).to_be_visible()
+            assert page.locator("#model option").count() == 0
+            page.get_by_role("textbox", name="Key").fill(key)
+            page.keyboard.press("Enter")
+            if key == "wrong":
+                expect(page.locator("#key-said")).to_contain_text("does not know that key")
+        expect(page.locator("#model option")).to_have_count(1)
+        tab.say("Hello")
+        expect(page.locator(".turn.model .md")).to_contain_text(re.compile("."))
+        assert page.evaluate("sessionStorage.getItem('uma.key')") == "sesame"
+        assert page.evaluate("JSON.stringify(localStorage)").count("sesame") == 0
+
+
+def test_a_daemon_that_dies_is_told_of_and_found_again(browser: Any, tmp_path: Path) -> None:
+    """What has come of the answer stays."""
+    with visit_of_a_dying(browser) as (tab, page):
+        expect(page.locator("#notice")).to_be_visible()
+        expect(page.locator(".turn.model .error")).to_contain_text(re.compile("."))
+        with served(port=int(tab.address.rpartition(":")[2])):
+            expect(page.locator("#notice")).to_be_hidden()
+            expect(page.locator("#state")).to_have_text("connected")
+
+
+@contextmanager
+def visit_of_a_dying(browser: Any) -> Iterator[tuple[Visit, Any]]:
+    """Open a tab that has half an answer of a daemon which is not there any more."""
+    with served(cost="0.02", die="60") as address:
+        tab = Visit(browser, address)
+        page = tab.open()
+        tab.say("Hello")
+        expect(page.locator(".turn.model .md")).to_contain_text(re.compile("..."))
+        expect(page.locator(".turn.model .error")).to_be_visible()
+    yield tab, page
+    tab.close()
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (800, 900), (390, 800), (640, 400)], ids=str)
+def test_nothing_is_wider_than_the_window(browser: Any, slow: str, size: tuple[int, int]) -> None:
+    """At the width of a desk, a tablet and a phone, and at 200 % zoom, which is half a window."""
+    width, height = size
+    view = {"width": width, "height": height}
+    with visit(browser, slow, viewport=view, color_scheme="dark") as tab:
+        page = tab.open()
+        tab.say("x" * 300)
+        expect(page.locator(".turn.model .md")).to_contain_text(re.compile("..."))
+        for name in ("#chat", "#batch"):
+            page.goto(f"{slow}/ui/{name}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+        lightness = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert max(map(int, re.findall(r"\d+", lightness)[:3])) < 60
+
+
+def test_the_policy_holds_in_a_browser(browser: Any, slow: str) -> None:
+    """Neither another host nor a script in the page."""
+    found = Visit(browser, slow)
+    page = found.open()
+    refused = page.evaluate(
+        "fetch('http://192.0.2.1/').then(() => false, (error) => error instanceof TypeError)"
+    )
+    assert refused
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 3'}))"
+    )
+    assert page.title() == "uma-trio"
+    found.context.close()
