@@ -7,7 +7,7 @@ import math
 import pytest
 from attrs import evolve
 
-from uma_trio.policy.bounds import implausible
+from uma_trio.costing.bounds import implausible
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.sim.machine import TABLES, staircase
 

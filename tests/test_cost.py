@@ -10,9 +10,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.policy.bounds import implausible
+from uma_trio.costing.bounds import implausible
+from uma_trio.policy.accounting import ALONE_RATES, MIXED_RATES
 from uma_trio.policy.cost import FURTHEST, CostModel, Staircase, Work
-from uma_trio.policy.deadline.learning import ALONE_RATES, MIXED_RATES
 
 # Milliseconds of one decode by tokens: a 0.5B Q4_0 model on two AVX-512 cores.
 MEASURED = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 8: 18.8, 16: 25.9, 64: 93.5, 128: 192.0}

@@ -14,9 +14,7 @@ from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
-from uma_trio.policy.deadline.newcomers import UNREAD_S
-from uma_trio.policy.deadline.pace import LINGER_S
-from uma_trio.policy.deadline.slack import margin
+from uma_trio.policy.deadline.slack import LINGER_S, UNREAD_S, margin
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,

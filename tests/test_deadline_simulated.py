@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from uma_trio.engine.messages import Targets
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.newcomers import UNREAD_S
+from uma_trio.policy.deadline.slack import UNREAD_S
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Contract, SchedulerState

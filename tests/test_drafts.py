@@ -34,8 +34,8 @@ from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
 from uma_trio.policy.deadline.drafts import FREE, add_drafts
+from uma_trio.policy.deadline.shape import MOST_BALLAST, ballast_for
 from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView

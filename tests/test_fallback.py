@@ -13,7 +13,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import find_policy
-from uma_trio.policy.fallback import Fallback
+from uma_trio.policy.check import Fallback
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.replay import replay

@@ -6,14 +6,13 @@ import pytest
 from attrs import evolve
 from policy_kit import COST, after, decoder, prompt, situation, state
 
-from uma_trio.policy.accounting import as_measured, owed_after, planned_work
+from uma_trio.policy.accounting import as_measured, learn_cost, owed_after, planned_work
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.ballast import TRY_WITHOUT
 from uma_trio.policy.deadline.candidates import BURST, Candidates
-from uma_trio.policy.deadline.learning import learn_cost
-from uma_trio.policy.deadline.sizes import PROBE_EVERY, sweet_spot
+from uma_trio.policy.deadline.fill import PROBE_EVERY, sweet_spot
+from uma_trio.policy.deadline.shape import TRY_WITHOUT
 from uma_trio.policy.deadline.slack import set_slack
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan

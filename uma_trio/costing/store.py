@@ -2,7 +2,7 @@
 
 A file per machine, model and settings under the user's cache folder. It holds figures and
 nothing else; deleting it is always safe. What cannot be read, or is outside the bounds of
-:mod:`uma_trio.policy.bounds`, is measured again; what cannot be written is measured next time.
+:mod:`uma_trio.costing.bounds`, is measured again; what cannot be written is measured next time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 from uma_trio import __version__
 from uma_trio.backend.base import Backend
+from uma_trio.costing.bounds import implausible
 from uma_trio.machine import identity
-from uma_trio.policy.bounds import implausible
 from uma_trio.policy.cost import CostModel, Staircase
 
 _FORMAT = 5

@@ -62,7 +62,7 @@ from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.policy.abort import abortable
-from uma_trio.policy.fallback import Fallback
+from uma_trio.policy.check import Fallback
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory
 from uma_trio.telemetry import log

@@ -27,7 +27,7 @@ from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Describe, Step, Tick
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.deadline.ballast import MOST_BALLAST
+from uma_trio.policy.deadline.shape import MOST_BALLAST
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Completed, Tick
-from uma_trio.policy.deadline.solo import alone_s, room_alone
+from uma_trio.policy.deadline.slack import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED
 from uma_trio.policy.state import SequenceView
 from uma_trio.telemetry.metrics import Metrics

@@ -1,10 +1,14 @@
-"""The rules for plans of any policy."""
+"""The rules for plans of any policy; if a policy breaks them or fails, the baseline plans that tick."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from uma_trio.policy.pipeline import PolicyError
+from attrs import frozen
+
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState, SequenceView
 
@@ -62,3 +66,25 @@ def _check_item(view: SequenceView, item: PlanItem) -> None:
         raise PolicyError(
             f"sequence {item.key} gets {known} tokens before its drafts, and has {view.due} of them"
         )
+
+
+@frozen
+class Fallback:
+    """Wraps `policy`: its exceptions and invalid plans are reported to `failed` only.
+
+    Every returned plan has passed :func:`uma_trio.policy.check.check_plan`. After a failure the
+    policy's memory is the one before that tick.
+    """
+
+    policy: Policy
+    failed: Callable[[Exception], object]
+
+    def __call__(self, state: SchedulerState) -> Plan:
+        """Return the plan of one tick. Exceptions of `policy` are never raised."""
+        try:
+            plan = self.policy(state)
+            check_plan(state, plan)
+        except Exception as error:  # another package's code may run here
+            self.failed(error)
+            return baseline(state)
+        return plan

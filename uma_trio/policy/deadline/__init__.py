@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from uma_trio.policy.accounting import account
-from uma_trio.policy.deadline.ballast import add_ballast
+from uma_trio.policy.accounting import account, learn_cost
 from uma_trio.policy.deadline.bandwidth import guard_bandwidth
 from uma_trio.policy.deadline.drafts import add_drafts
 from uma_trio.policy.deadline.fill import fill_tick
 from uma_trio.policy.deadline.first_tokens import note_first_tokens
-from uma_trio.policy.deadline.learning import learn_cost
-from uma_trio.policy.deadline.newcomers import note_newcomers
-from uma_trio.policy.deadline.pace import pace_streams
-from uma_trio.policy.deadline.slack import set_slack
-from uma_trio.policy.deadline.unread_rows import keep_shape
+from uma_trio.policy.deadline.shape import add_ballast, keep_shape
+from uma_trio.policy.deadline.slack import note_newcomers, pace_streams, set_slack
 from uma_trio.policy.decode import leave_out_parked, select_interactive
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.pipeline import Pipeline

@@ -9,9 +9,16 @@ by that, and as many are taken as give the most tokens a second:
 - *Paid* rows make the tick longer. They are taken where tokens a second rise by :data:`WORTH`, within what
   the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times one
   without, since they are part of what it would do alone and give it more tokens a second; a tick with
-  anybody else's work stays within its limit. A stream pays for them out of its purse
-  (:mod:`uma_trio.policy.deadline.purses`). Guesses of requests that asked for `speculation` free get no paid
-  row.
+  anybody else's work stays within its limit. Guesses of requests that asked for `speculation` free get no paid row.
+
+A stream pays for paid rows out of its *purse*, in tokens: the rows are a stake, the tokens that the streams of the
+tick would have had in that time, and each guess that is right puts a token into the purse. An empty purse pays for no
+rows. So a stream whose guesses are all wrong loses :data:`AT_START` tokens, :data:`EARNED` of the others, and the last
+stake, whatever was believed of its guesses.
+
+A deadline is a multiple of what a stream takes alone, and with drafts that are right it takes less. The deadlines of
+such a stream are therefore closer together, and others get what it leaves: :func:`parts_with_drafts`. The figure is
+smoothed, because a text is copied now and then, and looked at only while others have work.
 """
 
 from __future__ import annotations
@@ -22,11 +29,53 @@ from itertools import accumulate
 
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.deadline.ballast import MOST_BALLAST, ballast_for
-from uma_trio.policy.deadline.purses import settled, staked
+from uma_trio.policy.deadline.shape import MOST_BALLAST, ballast_for
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import Purse, SchedulerState, SequenceView
+
+# With 3 wrong guesses a stream that is alone loses 0.4 (Q4_0) to 1.6 tokens (Q8_0, two cores).
+AT_START = 1.5
+EARNED = 0.01  # for each token of a stream
+MOST_WON = 16.0  # of what was won no more than this is lost again
+# Purses of streams that are not in the state are kept: they may wait for a mask. Of so many some have ended.
+MOST_PURSES = 64
+
+
+def settled(state: SchedulerState, purses: Mapping[int, Purse]) -> Mapping[int, Purse]:
+    """Return the purses with what the latest tick brought in them."""
+    if not purses:
+        return purses
+    views, kept = state.views, dict(purses)
+    for key, purse in purses.items():
+        view = views.get(key)
+        if view is not None and (came := _known(view) - purse.known) > 0:
+            left = purse.left + EARNED * came + (came - 1)
+            kept[key] = Purse(min(left, MOST_WON), purse.known + came)
+    if len(kept) > len(views) + MOST_PURSES:
+        kept = {key: purse for key, purse in kept.items() if key in views}
+    return kept
+
+
+def left_of(purses: Mapping[int, Purse], key: int) -> float:
+    """Return how many tokens a stream may lose."""
+    purse = purses.get(key)
+    return AT_START if purse is None else purse.left
+
+
+def staked(
+    state: SchedulerState, purses: Mapping[int, Purse], counts: Mapping[int, int], tokens: float
+) -> Mapping[int, Purse]:
+    """Return the purses after a stake of `tokens`, by how many guesses each stream has in the tick."""
+    views, left, each = state.views, dict(purses), tokens / sum(counts.values())
+    for key, n in counts.items():
+        left[key] = Purse(left_of(purses, key) - n * each, _known(views[key]))
+    return left
+
+
+def _known(view: SequenceView) -> int:
+    return view.computed + view.pending - view.drafted
+
 
 MOST_DRAFTS = 31  # a tick; beyond 32 rows no size paid in any staircase that was measured
 FREE = 1.001  # a tick that is expected to take this many times as long takes as long
@@ -165,3 +214,48 @@ def with_drafts(plan: Plan, counts: Mapping[int, int]) -> Plan:
 
 def _drafted(item: PlanItem, n: int) -> PlanItem:
     return PlanItem(item.key, 1 + n, item.phase, item.reason, n) if n else item
+
+
+RATE = 0.1  # of what a tick tells
+GONE = 0.99  # from this part on nothing is remembered
+
+
+def parts_with_drafts(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, float]:
+    """Return by key the time that a token takes a reader alone, as a part of that without drafts.
+
+    `plan` has the readers' steps and nothing else. A reader that is not named takes the whole.
+    """
+    known = plan.memory.drafted_parts
+    if not state.best_effort or not (known or state.drafting):
+        return known
+    told = _told(state, plan, cost)
+    parts = {}
+    for item in plan.items:
+        before = known.get(item.key, 1.0)
+        part = before + RATE * (told.get(item.key, 1.0) - before)
+        if part < GONE:
+            parts[item.key] = part
+    return parts
+
+
+def _told(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, float]:
+    """Return the same by the guesses of this tick only."""
+    if not state.contract.paid_drafts or not state.drafting or not plan.items:
+        return {}
+    work, purses = planned_work(state, plan, captured=True), plan.memory.purses
+    most = min(MOST_DRAFTS, state.n_rows - work.rows - MOST_BALLAST)
+    guesses = [
+        guess
+        for guess in likeliest_first(state, plan, most, paying=True)
+        if left_of(purses, guess[1].key) > 0
+    ]
+    plain_s = ballast_for(cost, work, state.spare_rows)[1]
+    streams, most_s = len(plan.items), longest_s(state, plan, plain_s)
+    best, took_s, rate = 0, plain_s, WORTH * streams / plain_s
+    for n, (more, seconds) in offers_of(state, cost, work, guesses).items():
+        if seconds <= most_s and (streams + more) / seconds > rate:
+            best, took_s, rate = n, seconds, (streams + more) / seconds
+    gains = dict.fromkeys([item.key for item in plan.items], 1.0)
+    for chance, view in guesses[:best]:
+        gains[view.key] += chance
+    return {key: min(1.0, took_s / (plain_s * gain)) for key, gain in gains.items()}

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.deadline.slack import reading, step_s
-from uma_trio.policy.deadline.solo import alone_s, room_alone
+from uma_trio.policy.deadline.slack import alone_s, reading, room_alone, step_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, is_prompt

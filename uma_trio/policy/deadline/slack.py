@@ -1,18 +1,28 @@
-"""The limit of a tick: the time until the next token of a reader is due.
+"""The limit of a tick, and the interval between shown tokens: what readers leave to other work.
 
-Each token of a stream is due one *step* after the token before it was shown. A step is
-`latency_cap` times solo or the reading pace, whichever is longer, or the request's own target, and
-never so short that less than `background_floor` of the machine is left. For a reader whose drafts are right, solo includes them
-(:mod:`uma_trio.policy.deadline.own_drafts`). A stream whose tokens are computed earlier is *ahead* of
-its reader. Its *slack* is the time until its first uncomputed token is due. A tick may take as long
-as the least slack of all readers, less a margin for prediction errors.
+Each token of a stream is due one *interval* after the token before it was shown. An interval is
+`latency_cap` times *solo*, what the streams cost by themselves, or the reading pace, whichever is longer, or the
+request's own target, and never so short that less than `background_floor` of the machine is left. For a reader
+whose drafts are right, solo includes them (:func:`uma_trio.policy.deadline.drafts.parts_with_drafts`). A stream
+whose tokens are computed earlier is *ahead* of its reader. Its *slack* is the time until its first uncomputed token
+is due. A tick may take as long as the least slack of all readers, less a margin for prediction errors.
 
 Exceptions, in this order:
 
 - an isolated tick, without other work, after many mixed ones: it measures solo;
-- more time for newcomers, or no limit at all (:mod:`uma_trio.policy.deadline.newcomers`);
-- a grant, if slack never sufficed for background work
-  (:func:`~uma_trio.policy.accounting.owed_after`).
+- no limit for readers who came with others: a reader has no deadline while a short prompt waits that arrived before
+  the reader's first token, since prompts that wait together are computed together;
+- more time beside few newcomers: a token may be shown `startup_cap` or `pause_cap` times solo after the one before it,
+  as long as newcomers use little of the machine;
+- a grant, if slack never sufficed for background work (:func:`~uma_trio.policy.accounting.owed_after`).
+
+Without readers a tick takes at most :data:`UNREAD_S`, or the time of the chunk with the best rate where a tick can
+be given up for a newcomer.
+
+A stream is shown at the rate at which it is computed: its tokens come the smoothed interval between computed tokens
+after one another. Where other work waits for ticks that are longer than an interval, tokens are shown an interval
+apart and those computed earlier are held, so that a reader is ahead when a long tick comes and does not notice it.
+Without other work every token is shown at once.
 """
 
 from __future__ import annotations
@@ -20,24 +30,130 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from uma_trio.policy.cost import CostModel
-from uma_trio.policy.deadline.newcomers import (
-    GRANTED,
-    late_caps,
-    unread_limit,
-    who_waits_for_nobody,
-)
-from uma_trio.policy.deadline.own_drafts import parts_with_drafts
-from uma_trio.policy.deadline.solo import alone_s, next_turn, room_alone
+from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.deadline.drafts import parts_with_drafts
+from uma_trio.policy.deadline.shape import ballast_for
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import (
     PLACES_IN_FLIGHT,
     Contract,
     GuardMemory,
+    MeasuredTick,
     SchedulerState,
     SequenceView,
+    is_newcomer,
 )
+
+# So many isolated ticks come after so many mixed ones in a row: every limit is a multiple of solo, and only
+# they measure that. Where graphs are captured the first two of them are slow, and paid from slack.
+MIXED, ISOLATED = 20, 1
+MIXED_CAPTURED, ISOLATED_CAPTURED = 1000, 4
+
+
+def next_turn(guard: GuardMemory, *, captured: bool) -> tuple[GuardMemory, bool]:
+    """Return what the guard remembers from this tick on, and whether the tick is an isolated one."""
+    most, then = (MIXED_CAPTURED, ISOLATED_CAPTURED) if captured else (MIXED, ISOLATED)
+    mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
+    isolated_ticks = guard.isolated_ticks
+    if mixed_ticks >= most:
+        mixed_ticks, isolated_ticks = 0, then
+    counted = evolve(
+        guard,
+        mixed_ticks=mixed_ticks,
+        isolated_ticks=max(0, isolated_ticks - 1),
+    )
+    return counted, isolated_ticks > 0
+
+
+def room_alone(state: SchedulerState, streams: int) -> int:
+    """Return how many ballast rows there would be with nobody but so many streams."""
+    return state.spare_rows + len(state.sequences) - streams if state.spare_rows else 0
+
+
+def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> float:
+    """Return the seconds of a tick of nothing but `streams`, in a context that holds nobody else."""
+    context_cells = sum([view.computed for view in streams])
+    _, seconds = ballast_for(
+        cost, Work(len(streams), len(streams), context_cells, context_cells), spare_rows
+    )
+    return seconds
+
+
+# Newcomers are frequent from this part of machine time on, smoothed over so many seconds: a prompt of
+# 500 tokens takes a sixth where T(1) is 8 ms.
+MANY, OVER_S = 0.2, 5.0
+# People take an answer within a tenth of a second for immediate (Miller 1968, Nielsen 1993).
+UNREAD_S = 0.1
+# Prompts with more tokens to compute than this are not waited for by who reads already: with 512, as for
+# newcomers, every twentieth token of simulated chats came after 3.5 times solo, with 64 after 1.9.
+TOGETHER = 64
+GRANTED = "floor grant: background got too little"
+
+
+def note_newcomers(state: SchedulerState, plan: Plan) -> Plan:
+    """Note which part of machine time newcomers had beside readers in the measured ticks."""
+    guard = plan.memory.guard
+    share = guard.newcomers
+    for tick in state.measured:
+        moves = 1.0 - math.exp(-tick.decode_s / OVER_S)
+        share += moves * (_added(tick) - share)
+    if share == guard.newcomers:
+        return plan
+    return evolve(plan, memory=evolve(plan.memory, guard=evolve(guard, newcomers=share)))
+
+
+def late_caps(
+    state: SchedulerState, guard: GuardMemory, readers: Sequence[SequenceView]
+) -> tuple[float, float]:
+    """Return how many times solo after the one before it a token is shown at the latest.
+
+    The second is the same beside newcomers of today's number.
+    """
+    contract = state.contract
+    began = max([state.now if v.first_token_at is None else v.first_token_at for v in readers])
+    starting = state.now - began < contract.startup_s
+    latest = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
+    return latest, contract.latency_cap if guard.newcomers >= MANY else latest
+
+
+def who_waits_for_nobody(
+    state: SchedulerState, readers: Sequence[SequenceView]
+) -> Sequence[SequenceView]:
+    """Return the readers for whom nobody waits who came before their first token with a short prompt.
+
+    A reader that had its first token `startup_s` ago waits for nobody any more.
+    """
+    most = state.contract.newcomer_tokens
+    came = [
+        view.arrived
+        for view in state.best_effort.values()
+        if is_newcomer(view, most) and view.pending <= TOGETHER
+    ]
+    if not came:
+        return readers
+    since = max(min(came), state.now - state.contract.startup_s)
+    return [v for v in readers if v.first_token_at is None or v.first_token_at <= since]
+
+
+def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | None) -> Limit:
+    """Return the limit of a tick that nobody reads."""
+    if cost is None:
+        return NO_LIMIT
+    brief_s = UNREAD_S
+    if state.interruptible:
+        brief_s = max(brief_s, cost.seconds(Work(cost.plateau(state.n_batch))))
+    if guard.owed_s >= brief_s:
+        return evolve(NO_LIMIT, reason=GRANTED, brief_s=brief_s, grant=True)
+    return evolve(NO_LIMIT, brief_s=brief_s)
+
+
+def _added(tick: MeasuredTick) -> float:
+    """Return which part of a tick newcomers' prompts added to what readers took."""
+    if not tick.mixed or tick.solo_s <= 0 or tick.decode_s <= 0:
+        return 0.0
+    return max(0.0, 1.0 - tick.solo_s / tick.decode_s) * (1.0 - tick.background)
+
 
 # Slack is spent on a tick that is longer by so many times the mean error of predictions, within bounds.
 # The margin costs little: what is left of it keeps readers ahead.
@@ -154,3 +270,25 @@ def _ahead_s(view: SequenceView, now: float) -> float:
 
 def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:
     return evolve(plan, limit=limit, memory=evolve(plan.memory, guard=guard))
+
+
+# Whoever asks again and again is away for a moment between two requests. What readers are ahead would be
+# shown in it, and missing behind it.
+LINGER_S = 0.5
+
+
+def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
+    """Say how far apart the tokens of each stream are shown."""
+    guard, solo_s = plan.memory.guard, plan.limit.solo_s
+    # A prompt that nobody reads beside is company for nobody: it may be the reader's own.
+    if state.best_effort and solo_s > 0:
+        guard = evolve(guard, company_at=state.now)
+        plan = evolve(plan, memory=evolve(plan.memory, guard=guard))
+    if guard.company_at is None or state.now - guard.company_at > LINGER_S or solo_s <= 0:
+        return plan
+    contract, parts = state.contract, plan.memory.drafted_parts
+    paces = {}
+    for view in reading(state):
+        step = step_s(view, contract, parts.get(view.key, 1.0) * solo_s)
+        paces[view.key] = step if plan.limit.saves else min(step, guard.interval_s or step)
+    return evolve(plan, paces=paces)

@@ -1,13 +1,14 @@
-"""How many tokens a tick should hold, learnt from how long ticks take, and which prompts get them.
+"""The simplest policy that is of use: a budget of tokens a tick, learnt from how long ticks take.
 
-Decoders come first (:mod:`uma_trio.policy.decode`); what is left of the budget goes to prompts, in
+Decoders come first, a token each (:mod:`uma_trio.policy.decode`); what is left of the budget goes to prompts, in
 chunks.
 """
 
 from __future__ import annotations
 
-from uma_trio.policy.decode import rotate
+from uma_trio.policy.decode import leave_out_parked, rotate, select_decoders
 from uma_trio.policy.evolving import evolve
+from uma_trio.policy.pipeline import Pipeline
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import SchedulerState, SequenceView
 
@@ -75,3 +76,16 @@ def _order(state: SchedulerState) -> list[SequenceView]:
     ready = [view for view in state.sequences if view.credit > 0 and not view.decoding]
     ready = rotate(ready, state.memory.prefill_cursor)
     return sorted(ready, key=lambda view: (view.lane == "background", view.started))
+
+
+baseline = Pipeline(
+    stages={
+        "parking": leave_out_parked,
+        "budget": adapt_budget,
+        "decode": select_decoders,
+        "prefill": fill_with_prefill,
+    },
+    needed=frozenset({"parking", "decode", "prefill"}),
+    needs_cost=False,
+)
+"""Decode first, a token each; what is left of an adaptive budget goes to prompts."""

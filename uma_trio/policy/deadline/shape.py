@@ -1,4 +1,10 @@
-"""Ballast: rows that are computed and discarded, where a larger tick is faster."""
+"""The shape of a batch, and rows that are computed and discarded because a larger tick is faster.
+
+*Ballast* rows fill a tick to a size that takes less time. Where a change of shape (tokens, logits rows) needs a new
+graph, :func:`keep_shape` keeps it: a prompt asks for a logits row only in its last chunk, so each prompt would change
+the shape twice at its end. Instead every chunk asks for a row, as if the prompt ended there, and for as many rows
+as the previous tick of the same size.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +59,21 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
 
 def _is_mixed(state: SchedulerState, plan: Plan) -> bool:
     return any(item.key in state.best_effort for item in plan.items)
+
+
+def keep_shape(state: SchedulerState, plan: Plan) -> Plan:
+    """Ask for unread rows of the last prompt, so that mixed ticks have one shape."""
+    cost = plan.memory.cost
+    if cost is None or not cost.recapture_s or not plan.items:
+        return plan
+    prompts = [item for item in plan.items if item.phase == "prefill"]
+    if len(prompts) in (0, len(plan.items)) or plan.items[-1].phase != "prefill":
+        return plan
+    ends = [state.views[item.key].rows(item.n_tokens) > 0 for item in prompts]
+    if ends[-1]:  # its row is read, and unread rows have to come behind it
+        return plan
+    work, before = planned_work(state, plan), state.before
+    rows = before.rows if before.tokens == work.tokens else 0
+    rows = min(max(rows, work.rows + (not any(ends))), len(state.sequences))
+    extra = min(rows - work.rows, plan.items[-1].n_tokens)
+    return evolve(plan, extra_rows=extra) if extra > 0 else plan
