@@ -172,7 +172,7 @@ def spinning() -> Iterator[None]:
 
 def metrics(port: int) -> Mapping[str, Any]:
     """Return the metrics of the daemon."""
-    status, body = ask(port, "GET", "/metrics")
+    status, body = ask(port, "GET", "/metrics?format=json")
     if status != 200:
         raise NotServed(f"/metrics was answered with {status}")
     found: Mapping[str, Any] = json.loads(body)

@@ -332,8 +332,6 @@ def asking(method: Any) -> Any:
         *rest: Any,
         **more: Any,
     ) -> Any:
-        if path == "/metrics":
-            headers = {"Accept": "text/plain", **(headers or {})}
         if isinstance(data, dict):
             data = {**defaults(self, path, data), **data}
         return method(self, verb, path, data, headers, *rest, **more)

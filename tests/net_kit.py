@@ -49,6 +49,7 @@ from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe
 from uma_trio.sockets.listener import Listener
 from uma_trio.sockets.transport import Transport
+from uma_trio.telemetry.outlook import Outlook
 from uma_trio.text.frontend import FrontEnd
 
 TICK_S = 0.020
@@ -105,6 +106,10 @@ class Recorder:
     def accept_failed(self) -> None:
         """Count it."""
         self.failed_accepts += 1
+
+    def outlook(self) -> Outlook:
+        """Return what was measured: nothing."""
+        return Outlook()
 
     def snapshot(self) -> dict[str, Any]:
         """Return something to send."""

@@ -86,8 +86,9 @@ ALLOWED = {
             "uma_trio.backend.encoder",
         ),
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
-        *("uma_trio.engine.playout", "uma_trio.policy.state"),
+        *("uma_trio.engine.playout", "uma_trio.policy.state", "uma_trio.telemetry.outlook"),
     },
+    "uma_trio.service.agent": {"trio", "uma_trio.service", "uma_trio.sockets.accepting"},
     "uma_trio.wire": {
         "uma_protocol",
         "uma_trio.engine.messages",

@@ -908,7 +908,9 @@ async def test_the_lane_is_chosen_by_header_priority_or_tier(
 @pytest.mark.parametrize(
     ("path", "accept", "kind"),
     [
-        ("/metrics", "*/*", "application/json"),
+        ("/metrics", "*/*", "text/plain"),
+        ("/metrics", "", "text/plain"),
+        ("/metrics", "application/json", "application/json"),
         ("/metrics", "application/openmetrics-text;q=1", "text/plain"),
         ("/metrics", "text/plain", "text/plain"),
         ("/v1/metrics?format=prometheus", "*/*", "text/plain"),
@@ -918,9 +920,9 @@ async def test_the_lane_is_chosen_by_header_priority_or_tier(
 async def test_metrics_come_as_json_or_for_prometheus(
     autojump_clock: MockClock, path: str, accept: str, kind: str
 ) -> None:
-    """By what the client accepts, or by name."""
+    """By what the client accepts, or by name; routers and scrapers that say nothing get text."""
     async with http_house() as daemon:
-        answer = await daemon.ask("GET", path, Accept=accept)
+        answer = await daemon.ask("GET", path, **({"Accept": accept} if accept else {}))
         assert answer.status == 200
         assert answer.headers["content-type"].startswith(kind)
         assert ("process-start-time-unix" in answer.headers) is (kind == "text/plain")

@@ -40,6 +40,7 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
 from uma_trio.replacing import Replacing
+from uma_trio.service.agent import Agent
 from uma_trio.service.compiling import in_fair_threads
 from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
@@ -222,11 +223,11 @@ class _Daemon:
         self._presence = Presence(time.monotonic, self._service.directory)
         self._engine = self._make_engine(policy, settings, recorder, metrics, encoders)
         self._server = Server(_shared(config, self._service), token=token)
-        self._port = fronts.port
+        self._port, self._agent_port = fronts.port, fronts.agent
         self._http = None if fronts.port is None else http_server(config, self._service)
+        self._agent = Agent(service.pulse.read, self._is_ending, log.get("agent"))
         self._lag = _lag_watch(self._service, metrics)
-        self._stopping = trio.Event()
-        self._computed = trio.Event()
+        self._stopping, self._computed = trio.Event(), trio.Event()
         self._died: EngineDied | None = None
         self._forced = False
         self._supervised = fronts.supervised
@@ -269,6 +270,7 @@ class _Daemon:
             nursery.start_soon(self._watch_name, listener)
             nursery.start_soon(self._show_life)
             await nursery.start(self._obey_signals, listener)
+            await nursery.start(self._answer_proxies)
             with self._clients:
                 async with trio.open_nursery() as clients:
                     await trio.to_thread.run_sync(warm_if_used, self._texts, abandon_on_cancel=True)
@@ -371,6 +373,15 @@ class _Daemon:
             fix="restart it; those who are connected are served until then",
         )
 
+    async def _answer_proxies(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Tell HAProxy's agent-check the load, also while the last requests are finished."""
+        if self._agent_port is None:
+            task_status.started()
+        else:
+            await self._agent.serve(self._agent_port.sock, task_status=task_status)
+
     async def _show_life(self) -> None:
         """Tell the supervisor that the engine ticks or has nothing to do, as often as it asks."""
         if self._supervisor.watchdog_s <= 0:
@@ -390,9 +401,12 @@ class _Daemon:
             each.own()
 
     def _replaced_by_who_asks(self, listener: Listeners) -> Replacing:
-        handed = handed_by(self._config, listener, self._port)
-        sockets = self._sockets(listener)
-        return Replacing(listener.path, handed, sockets, self._fronts, self._stopping.set)
+        handed = handed_by(self._config, listener, self._port, self._agent_port)
+        sockets, pauses = self._sockets(listener), (*self._fronts, self._agent)
+        return Replacing(listener.path, handed, sockets, pauses, self._stopping.set)
+
+    def _is_ending(self) -> bool:
+        return self._stopping.is_set() or self._service.draining
 
     def _sockets(self, listener: Listeners) -> list[PortListener]:
         return [*listener.all, *(() if self._port is None else (self._port,))]

@@ -87,6 +87,7 @@ def http_settings(config: Config) -> HttpSettings:
         keys=_keys(config, "http_key_file", config.http_key_file),
         admin_keys=_keys(config, "http_admin_key_file", config.http_admin_key_file),
         strict=config.http_strict,
+        proxies=config.trusted_proxies,
         reasoning_fields=_REASONING_FIELDS.get(config.http_reasoning, (config.http_reasoning,)),
         max_prompt_bytes=config.http_max_prompt_bytes,
         max_connections=config.http_max_connections,

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
-from uma_trio.sockets.address import FRAMED_TCP, parse_framed
+from uma_trio.sockets.address import FRAMED_TCP, Address, parse_framed
 from uma_trio.sockets.handover import Handed, HandoverFailed, Role, gives
 from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.inherited import NONE, Inherited
@@ -25,7 +25,7 @@ from uma_trio.sockets.listener import (
     handed_claim,
 )
 from uma_trio.sockets.path import SHARED_SOCKET, default_socket
-from uma_trio.sockets.port import PortClaim
+from uma_trio.sockets.port import PortClaim, PortUnusable, TcpListener, bound
 from uma_trio.sockets.token import TokenUnusable, make_token, token_file
 from uma_trio.telemetry import log
 from uma_trio.wiring_http import http_port
@@ -38,11 +38,13 @@ if TYPE_CHECKING:
 class Fronts:
     """Where clients come in: `listen` makes the sockets of the framed protocol, `port` is HTTP's.
 
-    With a supervisor somebody listens on when the daemon has ended, and sockets are not ours to give.
+    `agent` is where HAProxy asks for the load. With a supervisor somebody listens on when the daemon has ended,
+    and sockets are not ours to give.
     """
 
     listen: Callable[[], Listeners]
     port: PortListener | None
+    agent: TcpListener | None
     supervised: bool
 
 
@@ -76,15 +78,41 @@ def fronts_taken(
         left = {each.role: each for each in handed}
         framed, shared = left.pop("framed", None), left.pop("shared", None)
         listen = stack.enter_context(names_taken(config, inherited, framed, shared))
-        http = left.pop("http", None)
-        address = config.http_address
-        if http is not None and (address is None or http.name != address.url):
-            http.close()  # the settings serve another one now
-            http = None
+        http = _same(left.pop("http", None), config.http_address)
         sock = inherited.http if http is None else http.sock
         lock = -1 if http is None else http.lock_fd
         port = stack.enter_context(http_port(config, sock, lock))
-        yield Fronts(listen, port, supervised=inherited != NONE)
+        agent = stack.enter_context(
+            agent_port(config, _same(left.pop("agent", None), config.agent_address))
+        )
+        yield Fronts(listen, port, agent, supervised=inherited != NONE)
+
+
+def _same(handed: Handed | None, address: Address | None) -> Handed | None:
+    """Return a socket that was handed over if the settings serve its address, too; else close it."""
+    if handed is not None and (address is None or handed.name != address.url):
+        handed.close()
+        return None
+    return handed
+
+
+@contextmanager
+def agent_port(config: Config, handed: Handed | None) -> Iterator[TcpListener | None]:
+    """Listen where HAProxy's agent-check asks, if that is configured, until the block ends.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    address = config.agent_address
+    if address is None:
+        yield None
+        return
+    try:
+        sock = bound(address, "--agent") if handed is None else handed.sock
+    except PortUnusable as error:
+        raise ConfigError(str(error)) from error
+    with TcpListener(sock, address.url) as listener:
+        yield listener
 
 
 async def can_be_replaced(config: Config) -> bool:
@@ -105,7 +133,12 @@ async def can_be_replaced(config: Config) -> bool:
     return False
 
 
-def handed_by(config: Config, listener: Listeners, port: PortListener | None) -> list[Handed]:
+def handed_by(
+    config: Config,
+    listener: Listeners,
+    port: PortListener | None,
+    agent: TcpListener | None = None,
+) -> list[Handed]:
     """Return what a daemon hands over: each of its listening sockets."""
     roles: tuple[Role, ...] = ("framed", "shared")
     handed = [
@@ -115,6 +148,8 @@ def handed_by(config: Config, listener: Listeners, port: PortListener | None) ->
     address = config.http_address
     if port is not None and address is not None:
         handed.append(Handed("http", address.url, port.sock, port.lock_fd))
+    if agent is not None:
+        handed.append(Handed("agent", agent.path, agent.sock, agent.lock_fd))
     return handed
 
 

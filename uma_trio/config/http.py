@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 
 from attrs import frozen
@@ -10,6 +11,7 @@ from uma_trio.config.drafts import DraftConfig
 from uma_trio.config.option import option
 from uma_trio.sockets.address import Address, parse_address
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 HTTP_OFF = "off"
 _MIB = 1 << 20
 
@@ -21,6 +23,35 @@ def _http(raw: object) -> object:
         return HTTP_OFF
     parse_address(text)
     return text
+
+
+def _tcp(raw: object) -> object:
+    """Read an address of a port, or ``off``."""
+    text = _http(raw)
+    if str(text).startswith("unix:"):
+        raise ValueError("a port: HAProxy's agent-check connects to PORT or HOST:PORT")
+    return text
+
+
+def _networks(raw: object) -> object:
+    """Read networks: a text with commas, or a list in YAML."""
+    text = ",".join(map(str, raw)) if isinstance(raw, list) else str(raw)
+    networks(text)
+    return text
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """Return the networks in a text such as ``10.0.0.5, fd00::/8``.
+
+    Raises:
+        ValueError: one of them is none.
+    """
+    try:
+        return tuple(ipaddress.ip_network(name.strip()) for name in text.split(",") if name.strip())
+    except ValueError as error:
+        raise ValueError(
+            f"addresses or networks such as 10.0.0.5 or 10.0.0.0/24: {error}"
+        ) from None
 
 
 @frozen(kw_only=True)
@@ -115,6 +146,40 @@ class HttpConfig(DraftConfig):
         help="The maximum number of HTTP connections. For a further connection an idle one is closed; "
         "if all are at work, it is answered with 503 and closed.",
     )
+
+    http_trusted_proxy: str | None = option(
+        None,
+        flag="--http-trusted-proxy",
+        env=("UMA_HTTP_TRUSTED_PROXY",),
+        yaml=("http_api.trusted_proxies",),
+        read=_networks,
+        shown_default="none",
+        metavar="CIDR,...",
+        since="0.1",
+        help="Addresses of reverse proxies, such as 10.0.0.5 or 10.0.0.0/24. Their X-Forwarded-For says who asks, they "
+        "may use any Host header, and a full queue is answered with 503 instead of 429, so that they try "
+        "another machine.",
+    )
+    agent: str = option(
+        HTTP_OFF,
+        flag="--agent",
+        env=("UMA_AGENT",),
+        read=_tcp,
+        metavar="[HOST:]PORT",
+        since="0.1",
+        help="Also tell HAProxy's agent-check how much more work this daemon can take: one line for each "
+        "connection, `up ready 37%`, `drain` or `down` (docs/CLUSTER.md).",
+    )
+
+    @property
+    def agent_address(self) -> Address | None:
+        """Where the agent answers; None if nowhere."""
+        return None if self.agent == HTTP_OFF else parse_address(self.agent)
+
+    @property
+    def trusted_proxies(self) -> tuple[Network, ...]:
+        """The networks of the listed proxies."""
+        return networks(self.http_trusted_proxy or "")
 
     @property
     def http_address(self) -> Address | None:

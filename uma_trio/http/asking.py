@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from attrs import evolve
 
 from uma_protocol.events import Effort, Speculation
-from uma_protocol.fields import MAX_N
+from uma_protocol.fields import MAX_LABEL_BYTES, MAX_N
 from uma_protocol.rules import (
     MAX_INT32,
     MAX_INT64,
@@ -40,6 +41,9 @@ MAX_STOPS = 16
 _STOP_BYTES = 256
 _HOUR_MS = 3_600_000.0
 _LABEL = Text(1, 256, printable=True)
+# Behind ours are those of llm-d-router, the newer ones first.
+_TTFT_HEADERS = ("x-uma-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+_TBT_HEADERS = ("x-uma-slo-tbt-ms", "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 _TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 
 
@@ -354,6 +358,9 @@ def stops_of(body: Body, name: str = "stop") -> tuple[str, ...]:
 def lane_of(body: Body, head: Head) -> Lane:
     """Return the lane that was asked for: by header, by `priority`, or by the tier."""
     named = head.headers.get("x-uma-priority")
+    objective = head.headers.get("x-llm-d-inference-objective")
+    if named is None and objective in LANES:
+        named = objective
     if named is not None:
         if named not in LANES:
             raise invalid("X-UMA-Priority", f"must be one of {', '.join(LANES)}")
@@ -380,10 +387,20 @@ def awaits_of(body: Body, head: Head) -> Awaits | None:
 
 
 def targets_of(head: Head) -> Targets:
-    """Return what the client would like, from its headers ``X-UMA-SLO-TTFT-MS`` and ``-TBT-MS``."""
-    return Targets(
-        _milliseconds(head, "x-uma-slo-ttft-ms"), _milliseconds(head, "x-uma-slo-tbt-ms")
-    )
+    """Return what the client would like, from ``X-UMA-SLO-TTFT-MS`` and ``-TBT-MS`` or llm-d's names of them."""
+    return Targets(_first_of(head, _TTFT_HEADERS), _first_of(head, _TBT_HEADERS))
+
+
+def session_of(head: Head) -> str | None:
+    """Return the conversation that the request is a turn of, from ``X-Session-Id``; None if it is not said.
+
+    Raises:
+        Fault: it is no name for one.
+    """
+    named = head.headers.get("x-session-id")
+    if named is not None and not (0 < len(named) <= MAX_LABEL_BYTES and named.isprintable()):
+        raise invalid("X-Session-Id", f"must have 1 to {MAX_LABEL_BYTES} printable characters")
+    return named
 
 
 def origin_of(request: Request, shared: Shared, name: str) -> Origin:
@@ -408,6 +425,12 @@ def model_of(body: Body, shared: Shared) -> tuple[str, str | None]:
     """Return the name that the answer repeats, and the one that has to be the loaded model's."""
     named: str | None = body.get("model")
     return named or shared.service.bounds.model, named if shared.settings.strict else None
+
+
+def _first_of(head: Head, names: Sequence[str]) -> float | None:
+    """Return the first of these headers that is there, in seconds."""
+    found = next((name for name in names if name in head.headers), None)
+    return None if found is None else _milliseconds(head, found)
 
 
 def _milliseconds(head: Head, name: str) -> float | None:

@@ -18,7 +18,7 @@ from uma_trio.http.openai.models import model, models, not_served
 from uma_trio.http.page import page, to_page
 from uma_trio.http.rerank import rerank
 from uma_trio.http.responses.endpoint import input_tokens, responses, stored_response
-from uma_trio.http.status import health, metrics, priority
+from uma_trio.http.status import health, metrics, priority, router_figures
 from uma_trio.http.wire.errors import native_error
 from uma_trio.http.wire.router import Route, Router
 
@@ -64,6 +64,7 @@ ROUTES = (
     Route("GET", "/ui", to_page, access="open"),
     Route("GET", "/ui/", page, access="open", whole=True),
     Route("GET", "/metrics", metrics),
+    Route("GET", "/metrics/router", router_figures, access="open"),
     Route("GET", "/events", events, errors=native_error, watches=True),
     Route("POST", "/priority", priority, access="own"),
     Route("POST", "/load", not_served, access="operator"),

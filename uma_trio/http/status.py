@@ -9,9 +9,11 @@ from uma_protocol.rules import MAX_INT64, Choice, Integer, Text
 from uma_trio.http.fields import Field, honoured
 from uma_trio.http.intake import fields_of
 from uma_trio.http.llama.metrics import llama_metrics
+from uma_trio.http.router_metrics import router_metrics
 from uma_trio.http.wire.errors import Fault, fault_of, invalid
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.message import Exchange, Head, Reply
 from uma_trio.http.wire.settings import Shared
+from uma_trio.service.pulse import SILENT_S
 from uma_trio.telemetry.exposition import prometheus
 from uma_trio.words import LANES
 
@@ -28,23 +30,54 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def health(exchange: Exchange, shared: Shared) -> Reply:
-    """Report whether the daemon accepts requests."""
-    if shared.service.draining:
+    """Report whether the daemon accepts requests; with `?ready` also whether the engine answers."""
+    service = shared.service
+    if service.draining:
         raise fault_of(Code.E_LIFECYCLE_001, "the daemon is stopping")
+    if "ready" in exchange.request.head.query and (await service.pulse.read()).hangs:
+        raise fault_of(Code.E_RUNTIME_004, f"the engine has not answered for {SILENT_S:g} s")
     return Reply(200, b'{"status":"ok"}')
 
 
 async def metrics(exchange: Exchange, shared: Shared) -> Reply:
-    """Return the metrics as JSON, or in Prometheus' text format if the client accepts text."""
-    head = exchange.request.head
-    figures = shared.service.metrics()
+    """Return the metrics in Prometheus' text format, or as JSON if the client accepts that."""
+    service, clock = shared.service, shared.service.clock
+    as_json = _wants_json(exchange.request.head)
+    spent = 0.0
+
+    def written() -> bytes:
+        nonlocal spent
+        began = clock()
+        figures = service.metrics()
+        if as_json:
+            text = msgspec.json.encode(figures)
+        else:
+            text = (prometheus(figures) + llama_metrics(figures)).encode()
+        spent = clock() - began
+        return text
+
+    body = await shared.run_blocking(written)
+    service.questions.charge(spent)  # the helper thread holds the GIL meanwhile
+    if as_json:
+        return Reply(200, body)
+    reading = router_metrics(await service.pulse.read()).encode()
+    since = (("Process-Start-Time-Unix", str(shared.started)),)
+    return Reply(200, body + reading, content_type=_PROMETHEUS, headers=since)
+
+
+async def router_figures(exchange: Exchange, shared: Shared) -> Reply:
+    """Return only the load of this machine, for routers that ask many times a second."""
+    reading = await shared.service.pulse.read()
+    return Reply(200, router_metrics(reading).encode(), content_type=_PROMETHEUS)
+
+
+def _wants_json(head: Head) -> bool:
+    """Whether a client asks for JSON. Scrapers name text, or nothing at all."""
+    named = head.query.get("format")
+    if named is not None:
+        return named == "json"
     accepted = head.headers.get("accept", "")
-    named = head.query.get("format", "prometheus" if "text/plain" in accepted else "json")
-    if named == "prometheus" or "openmetrics" in accepted:
-        text = prometheus(figures) + llama_metrics(figures)
-        since = (("Process-Start-Time-Unix", str(shared.started)),)
-        return Reply(200, text.encode(), content_type=_PROMETHEUS, headers=since)
-    return Reply(200, msgspec.json.encode(figures))
+    return "json" in accepted and "text/plain" not in accepted and "openmetrics" not in accepted
 
 
 async def priority(exchange: Exchange, shared: Shared) -> Reply:

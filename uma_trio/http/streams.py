@@ -93,7 +93,8 @@ async def stream(
 ) -> None:
     """Send the answers as events, to the end. The requests are accepted, so the head goes first.
 
-    If it raises, a fault of ours, the stream has ended with an error event as far as that can be told.
+    If the head is late, and all answers fail before a part of one is out, the failure is raised instead, so that
+    it has a status of its own. If it raises otherwise, a fault of ours, the stream has ended with an error event as far as that can be told.
     """
     (opening,) = await _all([encoder.opening()], shared)
     kind = ("Content-Type", encoder.content_type)
@@ -102,8 +103,12 @@ async def stream(
     try:
         last = await _told(exchange, shared, answers, encoder, ends)
     except Exception:
+        if not exchange.opened:
+            raise
         await exchange.close(b"".join(await _all(_broken_off(answers, encoder, ends), shared)))
         raise
+    if not exchange.opened and (fault := failure_of_all(list(ends.values()))) is not None:
+        raise fault
     await exchange.close(last)
 
 

@@ -43,10 +43,11 @@ class Questions:
         have their turns. Cancelled, the question leaves the queue. Raises what `make` raises.
         """
         await self._turn(asker)
-        self._charge(LEAST_S)
-        return await _metered(make(), self._clock, self._charge)
+        self.charge(LEAST_S)
+        return await _metered(make(), self._clock, self.charge)
 
-    def _charge(self, seconds: float) -> None:
+    def charge(self, seconds: float) -> None:
+        """Count so much work for questions: the next one waits in proportion."""
         pause = min(PAUSE * max(seconds, 0.0), LONGEST_PAUSE_S)
         self._free_at = max(self._free_at, trio.current_time()) + pause
 

@@ -36,6 +36,7 @@ from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import Client, RunBlocking, client_of
 from uma_trio.service.generation import Prepared
 from uma_trio.service.playout import Playout
+from uma_trio.service.pulse import Pulse
 from uma_trio.service.questions import Questions
 from uma_trio.service.reading import Reading
 from uma_trio.service.request_log import LogRequest, no_log
@@ -106,7 +107,9 @@ class Service:
         #: The models that make vectors and scores, by what they do.
         self.embedders: Mapping[str, Embedder] = {}
         self.draining = False
-        self._snapshots = Snapshots(inbox)
+        self._snapshots = snapshots = Snapshots(inbox)
+        #: The load, for routers.
+        self.pulse = Pulse(self.snapshot, lambda: snapshots.latest, telemetry.outlook, slots)
         self.log_request = log_request
         self._front_end = front_end
         self._run_blocking = run_blocking

@@ -35,6 +35,11 @@ class Snapshots:
         self._news = Answered()
         self._ticks: deque[TickRecord] = deque(maxlen=MOST_TICKS)
 
+    @property
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot that has come; None if none was asked for yet."""
+        return self._latest
+
     def ticks_after(self, tick: int, most: int) -> tuple[TickRecord, ...]:
         """Return the latest ticks with higher numbers, at most so many, oldest first.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from uma_trio.telemetry.outlook import Outlook
+
 
 class Telemetry(Protocol):
     """Counts events. Never raises and never waits."""
@@ -32,6 +34,9 @@ class Telemetry(Protocol):
 
     def accept_failed(self) -> None:
         """A client could not be accepted for want of descriptors or memory."""
+
+    def outlook(self) -> Outlook:
+        """Return the figures that headroom is made of."""
 
     def snapshot(self) -> Mapping[str, Any]:
         """Return every metric by its name, ready for JSON."""

@@ -37,7 +37,7 @@ from uma_trio.sockets.path import default_socket
 from uma_trio.sockets.peers import peer_of
 from uma_trio.sockets.platform import HAS_UNIX_SOCKETS
 
-Role = Literal["framed", "shared", "http"]
+Role = Literal["framed", "shared", "http", "agent"]
 _TAKE: Final = b"T"
 _SERVING: Final = b"S"
 _CONFIRMED: Final = b"C"

@@ -25,6 +25,7 @@ class Principal:
     pid: int | None = None
     key: int | None = None
     has_token: bool = False
+    is_forwarded: bool = False
     is_operator: bool = False
 
     @property
@@ -34,6 +35,8 @@ class Principal:
             return f"key {self.key}"
         if self.uid is not None:
             return f"uid {self.uid}"
+        if self.is_forwarded:
+            return f"address {self.host}"
         return "token" if self.has_token else f"connection {self.connection}"
 
     @property

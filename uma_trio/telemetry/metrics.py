@@ -16,6 +16,7 @@ from attrs import field, frozen
 from uma_trio.telemetry.encoding import EncodingFigures
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
 from uma_trio.telemetry.memory import resident_bytes
+from uma_trio.telemetry.outlook import Outlook
 from uma_trio.telemetry.playout import PlayoutFigures
 from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.telemetry.promise import PromiseFigures, PromiseTotals
@@ -287,6 +288,18 @@ class Metrics:
             for name, value in values.items()
         }
 
+    def outlook(self) -> Outlook:
+        """Return the few figures that say how much more work this machine can take."""
+        spent, rate = self._prompt_s, self.promise.prompt_tokens_per_s
+        if rate is None and spent > 0:
+            rate = self._prefilled / spent
+        return Outlook(
+            shown_ratio_p95=self.playout.shown_ratio_p95,
+            latency_cap=self._latency_cap,
+            moved_ratio=self.promise.moved_ratio,
+            prompt_tokens_per_s=rate,
+        )
+
     def totals(self) -> Totals:
         """Return what has added up until now."""
         return Totals(
@@ -348,10 +361,10 @@ class Metrics:
 
     def _requests(self) -> dict[str, int]:
         """Return the ended requests by outcome, those that the engine had and the others."""
-        early = self._ended_early
+        early, ended = dict(self._ended_early), dict(self._outcomes)  # others write them meanwhile
         return {
-            outcome: self._outcomes.get(outcome, 0) + early.get(outcome, 0)
-            for outcome in (*self._outcomes, *(one for one in early if one not in self._outcomes))
+            outcome: ended.get(outcome, 0) + early.get(outcome, 0)
+            for outcome in (*ended, *(one for one in early if one not in ended))
         }
 
     def _batches_so_far(self) -> dict[str, object]:

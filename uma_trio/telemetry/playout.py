@@ -54,13 +54,17 @@ class PlayoutFigures:
         """Count a token that was not there when it was due."""
         self._ran_dry[cause] += 1
 
+    @property
+    def shown_ratio_p95(self) -> float | None:
+        """The 95th percentile of shown gaps by the tick of the interactive streams only."""
+        return self._shown_ratios.quantiles((0.95,))[0]
+
     def values(self) -> dict[str, object]:
         """Return every figure by its name in the catalogue."""
         least, p5 = self._slack_ms.quantiles((0.0, 0.05))
-        (shown_p95,) = self._shown_ratios.quantiles((0.95,))
         return {
             **{f"{lane}_shown_ms": self.shown_ms[lane] for lane in LANES},
-            "shown_ratio_p95": shown_p95,
+            "shown_ratio_p95": self.shown_ratio_p95,
             "held_tokens": self._held,
             "held_tokens_total": self._held_ever,
             "slack_ms_least": least,

@@ -13,6 +13,7 @@ from typing import Protocol
 from attrs import astuple, define, evolve, frozen
 
 from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
+from uma_trio.telemetry.outlook import prompt_rate
 
 _RECENT_TICKS = 1024
 _SHARE_S = 10.0  # slack is spent in few large ticks: a share is that of several of them
@@ -129,6 +130,17 @@ class PromiseFigures:
     def solo_s(self) -> float:
         """Predicted time of the last tick with the interactive streams only; 0 without any."""
         return self._last.solo_s
+
+    @property
+    def moved_ratio(self) -> float | None:
+        """The bytes that the last tick moved, divided by its budget; None without a budget."""
+        return ratio(self._last.moved_bytes, _budget_bytes(self._last))
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """The rate of prompts by the cost model; None without one."""
+        cost = self._last.cost
+        return None if cost is None else prompt_rate(cost.table(), cost.scale)
 
     def measured(self, cost: CostFigures) -> None:
         """Note what was measured before the first tick."""

@@ -24,6 +24,7 @@ from uma_trio.http.wire.errors import ErrorForm, Fault, fault_of_refusal, openai
 from uma_trio.http.wire.exchange import Answering
 from uma_trio.http.wire.heads import head_of, is_ambiguous
 from uma_trio.http.wire.message import Caller, Head, Headers, Reply, Request
+from uma_trio.http.wire.proxies import behind, for_proxy, is_listed
 from uma_trio.http.wire.router import Route, Router
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Refusal
@@ -35,6 +36,7 @@ from uma_trio.sockets.writer import Writer
 
 _READ_BYTES = 16_384
 _LONG_BODY = 65_536
+_LATE = "first-token"  # of X-UMA-Head: a proxy may send the request elsewhere until then
 # No other request can be read behind it. One that asks for another protocol, as Java's client does, is
 # whole: it is declined.
 _LAST = (h11.IDLE, h11.SEND_BODY, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
@@ -65,6 +67,7 @@ class Connection:
         self._router = router
         self._principal = principal
         self._by_socket = by_socket
+        self._by_proxy = not by_socket and is_listed(principal.host, settings.proxies)
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.head_bytes)
         self._writer = Writer(
             transport,
@@ -188,7 +191,8 @@ class Connection:
         form: ErrorForm = openai_error
         self._last = self._last or self._leaves or is_ambiguous(head)
         try:
-            cors = guard.enter(head, self._settings, by_socket=self._by_socket)
+            named = self._by_socket or self._by_proxy
+            cors = guard.enter(head, self._settings, any_name=named)
             headers = (*headers, *cors)
             if head.method == "OPTIONS":
                 with self._holding_body():
@@ -198,7 +202,7 @@ class Connection:
             route = self._router.find(head)
             form = route.errors
             self._watches = route.watches
-            principal = guard.admit(head, self._settings, route.access, self._principal)
+            principal = guard.admit(head, self._settings, route.access, self._peer(head))
             caller = Caller(principal, label(head))
             works_for(client_of(caller.principal, caller.app))
             with self._holding_body():
@@ -210,6 +214,12 @@ class Connection:
             if not fault.closes:
                 await self._skip_body(head)
             self._refuse(fault, headers, form)
+
+    def _peer(self, head: Head) -> Principal:
+        """Return whom a request is for, if no key says it."""
+        if not self._by_proxy:
+            return self._principal
+        return behind(head, self._principal, self._settings.proxies)
 
     async def _skip_body(self, head: Head) -> None:
         """Read what comes with a request that is refused, so that the next one can be read."""
@@ -232,6 +242,7 @@ class Connection:
             self._writer,
             (*headers, ("Connection", "close")) if self._last else headers,
             self._settings.keep_alive_s,
+            late=request.head.headers.get("x-uma-head") == _LATE and not self._watches,
         )
 
     async def _answer(self, route: Route, exchange: Answering, headers: Headers) -> None:
@@ -389,6 +400,8 @@ class Connection:
 
     def _refuse(self, fault: Fault, headers: Headers = (), form: ErrorForm = openai_error) -> None:
         self._last = self._last or fault.closes
+        if self._by_proxy:
+            fault = for_proxy(fault)
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._reply(form(fault, dict(headers).get("X-Request-Id", "")), headers)
 

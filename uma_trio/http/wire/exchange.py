@@ -36,9 +36,15 @@ class Answering:
         writer: Writer,
         headers: Headers,
         keep_alive_s: float,
+        *,
+        late: bool = False,
     ) -> None:
         self.request = request
         self.opened = False
+        self._late = late
+        self._held: tuple[Headers, bytes] | None = (
+            None  # a head that waits for the first part behind it
+        )
         self._body = body
         self._give_back = give_back
         self._http = http
@@ -64,18 +70,29 @@ class Answering:
     def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
         """Send the head of a stream, of which `headers` name the type, and its first part.
 
-        From here on there is no other status to answer.
+        From here on there is no other status to answer, unless the request asked for a late head: then both wait
+        for the next part, or for the first sign of life.
         """
-        every = [("Date", formatdate(usegmt=True)), *_STREAM, *headers, *self._headers]
-        self.opened = True
         self._sign_of_life = keep_alive
-        head = self._http.send(h11.Response(status_code=200, headers=every)) or b""
-        self._put(head + self._chunk(data))
+        self._held = (headers, data)
+        self._said = trio.current_time()
+        if not self._late:
+            self._put(b"")
         self._opening.set()
 
     def send(self, data: bytes) -> bool:
         """Send a part of the stream; False if the client reads slower than we write."""
         return self._put(self._chunk(data))
+
+    def _head(self) -> bytes:
+        """Return the head and the first part of the stream if they have not been sent; b"" if they have."""
+        if self._held is None:
+            return b""
+        (headers, data), self._held = self._held, None
+        every = [("Date", formatdate(usegmt=True)), *_STREAM, *headers, *self._headers]
+        self.opened = True
+        head = self._http.send(h11.Response(status_code=200, headers=every)) or b""
+        return head + self._chunk(data)
 
     async def sent(self) -> None:
         """Wait until the kernel has all that was sent."""
@@ -83,13 +100,14 @@ class Answering:
 
     async def close(self, data: bytes) -> None:
         """Send the last part of the stream and its end, in one piece."""
-        self._put(self._chunk(data) + (self._http.send(h11.EndOfMessage()) or b""))
+        head = self._head()
+        self._put(head + self._chunk(data) + (self._http.send(h11.EndOfMessage()) or b""))
         await self._writer.flushed()
 
     async def keep_alive(self) -> None:
         """Break every long silence of the stream, so that nobody takes it for dead."""
         await self._opening.wait()
-        while self._http.our_state is h11.SEND_BODY:
+        while self._held is not None or self._http.our_state is h11.SEND_BODY:
             await trio.sleep_until(self._said + self._keep_alive_s)
             if trio.current_time() < self._said + self._keep_alive_s:
                 continue
@@ -107,4 +125,4 @@ class Answering:
     def _put(self, data: bytes) -> bool:
         """Write; True if the kernel has it all."""
         self._said = trio.current_time()
-        return self._writer.write(data)
+        return self._writer.write(self._head() + data if self._held is not None else data)

@@ -28,7 +28,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _MOST_NAMED = 64
 
 
-def enter(head: Head, settings: Settings, *, by_socket: bool) -> Headers:
+def enter(head: Head, settings: Settings, *, any_name: bool) -> Headers:
     """Check by which name the daemon was called and which page asks.
 
     Return the headers that let a listed page read the answer.
@@ -36,12 +36,13 @@ def enter(head: Head, settings: Settings, *, by_socket: bool) -> Headers:
     Args:
         head: the request's.
         settings: names and pages that are known.
-        by_socket: whether it came by a Unix socket, which no page can reach.
+        any_name: whether it may ask for any name: it came by a Unix socket, which no page can reach, or by a
+            listed proxy.
 
     Raises:
         Fault: it may not come in.
     """
-    if not by_socket:
+    if not any_name:
         _check_host(head, settings)
     return _check_page(head, settings)
 

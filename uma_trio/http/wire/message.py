@@ -55,6 +55,8 @@ class Exchange(Protocol):
     """One request and the way back. A handler either returns a reply or streams, not both."""
 
     request: Request
+    opened: bool
+    """Whether the head of a stream is out, so that there is no other status to answer."""
 
     def body(self) -> AbstractContextManager[bytes]:
         """Return the body, once. Behind the block its place among all bodies is given back.
@@ -65,7 +67,8 @@ class Exchange(Protocol):
     def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
         """Send the head of a stream, of which `headers` name the type, and its first part.
 
-        From here on there is no other status to answer. What `keep_alive` returns breaks every long
+        From here on there is no other status to answer, unless the request asked for a late head
+        (``X-UMA-Head: first-token``): see :attr:`opened`. What `keep_alive` returns breaks every long
         silence.
         """
 

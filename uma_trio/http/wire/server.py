@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from uma_trio.http.wire.connection import Connection
+from uma_trio.http.wire.proxies import is_listed
 from uma_trio.http.wire.router import Router
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.front import Front
@@ -89,7 +90,7 @@ class Server(Front[Connection]):
         """Whether one more client may come in, if need be in place of an idle one."""
         host, owner = principal.host, principal.counts_as
         settings = self._shared.settings
-        local = host in ("", "127.0.0.1", "::1")
+        local = host in ("", "127.0.0.1", "::1") or is_listed(host, settings.proxies)
         most = settings.max_connections if local else settings.max_per_host
         if self._per_host[host] >= most:
             return self._make_room(owner, [one for one in self._held if one.host == host])

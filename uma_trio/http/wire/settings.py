@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import itertools
 import os
 import stat
@@ -17,6 +18,7 @@ from uma_trio.service.service import Service
 from uma_trio.service.telemetry import Log
 from uma_trio.text.pieces import Limits
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MIB = 1 << 20
 _MAX_KEYS = 256
 _MAX_IDS = MIB
@@ -31,11 +33,12 @@ class Settings:
     door; without any it is open to whoever can connect. `admin_keys` open it, too, and make an
     operator. With `strict` an unknown model is refused,
     and so is a field that would be ignored. `reasoning_fields` are what a chat's answer calls the
-    model's reasoning.
+    model's reasoning. `proxies` are the networks of proxies whose X-Forwarded-For is believed.
     """
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
+    proxies: tuple[Network, ...] = ()
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     admin_keys: tuple[bytes, ...] = field(default=(), repr=False)
     strict: bool = False

@@ -1,0 +1,96 @@
+"""How much more work this machine can take, as one number for whoever places requests on machines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+
+from uma_trio.engine.messages import SequenceReport, Snapshot
+from uma_trio.telemetry.outlook import Outlook
+
+#: A backlog of so many seconds halves the headroom. Simulated with 6 and 96 nodes: docs/CLUSTER.md.
+HALVING_S: Final = 2.0
+_LEAST_PROMISE: Final = 0.1
+
+
+@frozen(kw_only=True)
+class NodeLoad:
+    """The state of one machine that its headroom follows from.
+
+    `running` requests have one of the `slots`, `waiting` ones have none. Of `cells_total` KV cells
+    `cells_reserved` belong to admitted requests. `backlog_s` is the time to compute what is left of the prompts
+    of all of them. `shown_ratio` and `latency_cap` are those of :class:`Outlook`, None while no
+    interactive stream runs. `moved_ratio` is the part of the byte budget that the last tick used.
+    """
+
+    slots: int
+    running: int = 0
+    waiting: int = 0
+    cells_total: int = 1
+    cells_reserved: int = 0
+    backlog_s: float = 0.0
+    shown_ratio: float | None = None
+    latency_cap: float | None = None
+    moved_ratio: float | None = None
+
+
+def load_of(snapshot: Snapshot, outlook: Outlook, slots: int) -> NodeLoad:
+    """Return the load that a snapshot shows, with the rates and ratios of `outlook`."""
+    promised = any(one.lane == "interactive" for one in snapshot.running)
+    computing = bool(snapshot.running)
+    left = _left(snapshot.running) + _left(snapshot.queue) * _more(snapshot)
+    rate = outlook.prompt_tokens_per_s
+    return NodeLoad(
+        slots=slots,
+        running=len(snapshot.running),
+        waiting=snapshot.waiting,
+        cells_total=snapshot.cells.total,
+        cells_reserved=snapshot.cells.reserved,
+        backlog_s=left / rate if rate else 0.0,
+        shown_ratio=outlook.shown_ratio_p95 if promised else None,
+        latency_cap=outlook.latency_cap,
+        moved_ratio=outlook.moved_ratio if computing else None,
+    )
+
+
+def headroom(load: NodeLoad) -> float:
+    """Return 0 for a machine that can take nothing, 1 for one that is idle.
+
+    It is the product of four factors: slots and cells, whichever is scarcer; the backlog of prompts; what
+    interactive readers see against the promised cap; and the bytes moved against their budget.
+    """
+    return _room(load) * _promptness(load) * _promise(load) * _traffic(load)
+
+
+def _left(reports: Sequence[SequenceReport]) -> int:
+    return sum(max(0, one.prompt_tokens - one.computed_tokens) for one in reports)
+
+
+def _more(snapshot: Snapshot) -> float:
+    """Return by how much the waiting requests are more than those that the snapshot describes."""
+    return snapshot.waiting / len(snapshot.queue) if snapshot.queue else 1.0
+
+
+def _room(load: NodeLoad) -> float:
+    places = 1.0 - (load.running + load.waiting) / (load.slots + 1)
+    cells = 1.0 - load.cells_reserved / max(1, load.cells_total)
+    return max(0.0, min(places, cells, 1.0))
+
+
+def _promptness(load: NodeLoad) -> float:
+    return 1.0 / (1.0 + max(0.0, load.backlog_s) / HALVING_S)
+
+
+def _promise(load: NodeLoad) -> float:
+    """Return 1 where readers see their own step, half at the cap, and a tenth at the least."""
+    shown, cap = load.shown_ratio, load.latency_cap
+    if shown is None or cap is None or cap <= 1.0:
+        return 1.0
+    return min(1.0, max(_LEAST_PROMISE, 1.0 - (shown - 1.0) / (2.0 * (cap - 1.0))))
+
+
+def _traffic(load: NodeLoad) -> float:
+    moved = load.moved_ratio
+    return 1.0 if moved is None or moved <= 1.0 else 1.0 / moved
