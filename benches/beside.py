@@ -16,7 +16,7 @@ from typing import Any
 
 from benches import servers
 from benches.clients import NotServed
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 _SPIN = "while True: pass"
 _BETWEEN_NEWCOMERS_S = 0.2

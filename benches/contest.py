@@ -19,7 +19,7 @@ from typing import Any
 from benches import host, report, servers
 from benches.clients import NotServed
 from benches.report import note
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 OURS, PEER = "uma-trio", "llama-server"
 

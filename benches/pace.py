@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benches.live import Series
-from uma_trio.sim.latency import Times, itl, median, percentile, startup_itl
+from uma_trio_sim.latency import Times, itl, median, percentile, startup_itl
 
 
 @dataclass(frozen=True)

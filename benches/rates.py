@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uma_trio.sim.latency import Times
+from uma_trio_sim.latency import Times
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from benches.clients import Answer, Job, NotServed, Wire, checked
 from benches.live import Endless, Live, Stream, drive
 from benches.pace import Pace, pace, rate, ratios, tokens_within
 from benches.processes import Connect
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 Figures = dict[str, object]
 _AFTER_S = 0.8  # reading alone once more, after the load: the machine may have drifted

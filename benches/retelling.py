@@ -14,9 +14,9 @@ from attrs import evolve, frozen
 
 from uma_trio.backend.base import Limits
 from uma_trio.policy.by_name import find_policy
-from uma_trio.sim.machine import Profile
-from uma_trio.sim.simulation import DRAFT_ROWS, Simulation, Told, settings_for
-from uma_trio.sim.world import Request
+from uma_trio_sim.machine import Profile
+from uma_trio_sim.simulation import DRAFT_ROWS, Simulation, Told, settings_for
+from uma_trio_sim.world import Request
 
 
 @frozen

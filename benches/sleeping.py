@@ -15,7 +15,7 @@ import time
 from benches.metered import fake_config, serve_on
 from benches.ticks import NoBackend
 from uma_trio.backend.base import DecodeStatus, Overlap, nothing
-from uma_trio.sim.machine import TABLES, gaussian, staircase
+from uma_trio_sim.machine import TABLES, gaussian, staircase
 
 _NOISE = gaussian(0.02)
 

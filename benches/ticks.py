@@ -15,9 +15,9 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, StreamItem, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.policy.by_name import find_policy
-from uma_trio.sim.machine import built_in
-from uma_trio.sim.simulation import settings_for
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio_sim.machine import built_in
+from uma_trio_sim.simulation import settings_for
 
 _VOCABULARY = 8192  # so few that reading the logits is a small part
 _LOTS = 1 << 30

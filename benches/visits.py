@@ -16,7 +16,7 @@ from benches import clients
 from benches.clients import Job, NotServed, SseWire, Wire
 from benches.live import Live, Stream, drive
 from benches.pace import Pace, pace
-from uma_trio.sim.latency import median, percentile
+from uma_trio_sim.latency import median, percentile
 
 Figures = dict[str, object]
 _POLL_S = 0.002

@@ -1,4 +1,4 @@
-"""Build the wheels and source distributions of the three distributions into dist/, and check them.
+"""Build the wheels and source distributions of the four distributions into dist/, and check them.
 
     python packaging/make_dist.py [--only wheels] [--variants "x64 haswell"]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST, TOOLS = ROOT / "dist", ROOT / "build" / "tools"
 LLAMA = ROOT / "packaging" / "llama"
-EVERY = (ROOT / "protocol", ROOT, LLAMA)
+EVERY = (ROOT / "protocol", ROOT, ROOT / "sim", LLAMA)
 _NEEDED = ("build>=1.2", "twine>=6", "auditwheel>=6.1; sys_platform == 'linux'")
 
 

@@ -38,6 +38,7 @@ NODE = VENV / "node"  # tests/test_http_sdk.py looks for node_modules there
 NODE_PACKAGE = "openai@^7"
 STAMP = VENV / "uma-trio-setup.json"
 LLAMA = "llama-cpp-python"
+OURS = ("protocol", "sim")  # distributions of their own beside uma-trio
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uma-trio"
 # What we compile is only what is loaded; the user's own CMAKE_ARGS come last and win.
 CMAKE_ARGS = (
@@ -116,7 +117,8 @@ def missing(*, llama: bool) -> list[str]:
 def packages_key() -> str:
     """Return a digest of everything the installed packages depend on."""
     digest = hashlib.sha256(sys.version.encode())
-    for path in (ROOT / "pyproject.toml", ROOT / "protocol" / "pyproject.toml", Path(__file__)):
+    projects = (ROOT, *(ROOT / name for name in OURS))
+    for path in (*(project / "pyproject.toml" for project in projects), Path(__file__)):
         digest.update(path.read_bytes())
     digest.update(str(ROOT).encode())
     return digest.hexdigest()[:16]
@@ -187,7 +189,8 @@ def install_packages() -> None:
     build = ["hatchling>=1.26", "hatch-fancy-pypi-readme>=24.1", "editables>=0.5"]
     wanted = [*requirements(extra="test"), *build]
     watched("Installing Python packages", [*installer(), *wanted])
-    ours = ["--no-deps", "--no-build-isolation", "-e", str(ROOT / "protocol"), "-e", str(ROOT)]
+    each = [part for name in (*OURS, ".") for part in ("-e", str(ROOT / name))]
+    ours = ["--no-deps", "--no-build-isolation", *each]
     watched("Installing uma-trio itself", [*installer(), *ours])
 
 

@@ -20,7 +20,6 @@ from reply_kit import THINKING_TEMPLATE
 from uma_trio import daemon
 from uma_trio.backend.base import FloatArray, Overlap, nothing
 from uma_trio.backend.fake import FakeBackend, Fault
-from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.settings import flag_key, load
 from uma_trio.engine.task import EngineDied
@@ -29,6 +28,7 @@ from uma_trio.sockets.inherited import inherited_sockets
 from uma_trio.sockets.listener import SocketTaken
 from uma_trio.sockets.supervisor import Supervisor
 from uma_trio.telemetry import log
+from uma_trio_sim.scripted import ScriptedBackend
 
 
 class SlowBackend(FakeBackend):

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = (ROOT / "uma_trio", ROOT / "protocol" / "uma_protocol")
+SHIPPED = (
+    ROOT / "uma_trio",
+    ROOT / "protocol" / "uma_protocol",
+    ROOT / "sim" / "uma_trio_sim",
+)
 TOOLS = tuple(ROOT / name for name in ("scripts", "models", "fuzz", "benches", "docs"))
 TESTS = (ROOT / "tests", ROOT / "protocol" / "tests")
 MAX_FUNCTION = 50
@@ -116,7 +120,10 @@ ALLOWED = {
         *("uma_trio.engine.messages", "uma_trio.service.answers", "uma_trio.service.ask"),
     },
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
-    "uma_trio.sim": {
+    "uma_trio_sim.commands": {
+        *("attrs", "cyclopts", "rich", "uma_trio.cli", "uma_trio.policy", "uma_trio_sim"),
+    },
+    "uma_trio_sim": {
         "uma_trio.words",
         *("attrs", "numpy", "uma_trio.costing.store", "uma_trio.engine", "uma_trio.policy"),
         *("uma_trio.backend.base", "uma_trio.backend.fake", "uma_trio.telemetry.metrics"),
@@ -158,7 +165,7 @@ def modules(*roots: Path) -> list[Path]:
 
 def name_of(path: Path) -> str:
     """Return the dotted name of a shipped module."""
-    base = ROOT / "protocol" if "uma_protocol" in path.parts else ROOT
+    base = next(root.parent for root in SHIPPED if path.is_relative_to(root))
     parts = path.relative_to(base).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -253,16 +260,14 @@ def test_the_daemon_is_imported_by_the_command_line_alone() -> None:
     assert all(within(name, "uma_trio.cli") for name in importers)
 
 
-def test_the_simulator_is_imported_by_the_command_line_alone() -> None:
-    """The daemon carries no simulator."""
+def test_the_daemon_carries_no_simulator() -> None:
+    """It is a distribution of its own, which a user need not have."""
     importers = {
         name_of(path)
         for path in modules(*SHIPPED)
-        if any(within(found, "uma_trio.sim") for found in imports(path))
+        if any(within(found, "uma_trio_sim") for found in imports(path))
     }
-    assert all(
-        within(name, "uma_trio.sim") or name == "uma_trio.cli.simulate" for name in importers
-    )
+    assert all(within(name, "uma_trio_sim") for name in importers)
 
 
 def test_threads_are_touched_in_few_places() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.floor import BUCKET_S, bucket_after, keeps_place
 from uma_trio.policy.state import Contract, Holder
-from uma_trio.sim.latency import percentile
-from uma_trio.sim.machine import built_in, gaussian
-from uma_trio.sim.simulation import LIMITS, Simulation
-from uma_trio.sim.world import Request
+from uma_trio_sim.latency import percentile
+from uma_trio_sim.machine import built_in, gaussian
+from uma_trio_sim.simulation import LIMITS, Simulation
+from uma_trio_sim.world import Request
 
 PROMPT, ANSWER = 661, 200
 FLOOR = Contract().background_floor

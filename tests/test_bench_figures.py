@@ -10,8 +10,8 @@ import pytest
 
 from benches import driver
 from benches.scenes import figures
-from uma_trio.sim.latency import median
-from uma_trio.sim.machine import built_in, gaussian
+from uma_trio_sim.latency import median
+from uma_trio_sim.machine import built_in, gaussian
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NAMES = ["pareto.png", "pareto.svg", "staircase.png", "staircase.svg"]

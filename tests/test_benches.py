@@ -19,7 +19,7 @@ from benches.live import drive
 from benches.metered import Meter, Reading
 from benches.rates import end_to_end, steady
 from benches.scenes import foreign, overhead, throughput
-from uma_trio.sim.latency import itl, median, percentile
+from uma_trio_sim.latency import itl, median, percentile
 
 JOB = Job("a", "once upon", 2)
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from uma_trio.costing.bounds import implausible
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.sim.machine import TABLES, staircase
+from uma_trio_sim.machine import TABLES, staircase
 
 GOOD = CostModel(
     Staircase((1, 2, 3, 4, 16), (0.008, 0.0117, 0.0162, 0.0111, 0.026)),

@@ -18,11 +18,11 @@ from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import Footer, Header, TracedTick, encode
 from uma_trio.policy.state import SchedulerState
-from uma_trio.sim.guesses import Guesses
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.trace import read, requests_of
-from uma_trio.sim.validate import Compared, compare
-from uma_trio.sim.workload import WORKLOADS, play, sessions
+from uma_trio_sim.guesses import Guesses
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.trace import read, requests_of
+from uma_trio_sim.validate import Compared, compare
+from uma_trio_sim.workload import WORKLOADS, play, sessions
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_figure_that_was_not_measured_has_no_share(
     """Neither in the table nor in JSON, which knows no infinity."""
     guess = Compared("accepted", 0.0, 0.5, None)
     wanted = [Compared(one.name, 0.0, 0.5, None) for one in compare(read(trace), [1])]
-    monkeypatch.setattr("uma_trio.sim.validate.compare", lambda *_, **__: wanted)
+    monkeypatch.setattr("uma_trio_sim.validate.compare", lambda *_, **__: wanted)
     assert guess.off == inf
     _, out, _ = run(f"--trace {trace} --validate --seeds 1")
     assert "inf" not in out
@@ -175,3 +175,34 @@ def test_what_is_no_trace_is_refused(run: Any, tmp_path: Path, content: bytes, s
     assert status == 2
     assert str(path) in err
     assert said in err
+
+
+@pytest.mark.parametrize("words", ["simulate --workload storm", "replay ticks.jsonl", "simulate"])
+def test_without_its_distribution_a_verb_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """Who has uma-trio alone is told where the command is, whatever its arguments."""
+    verb = words.split()[0]
+    monkeypatch.delitem(sys.modules, f"uma_trio_sim.commands.{verb}", raising=False)
+    monkeypatch.delitem(sys.modules, "uma_trio_sim.commands", raising=False)
+    monkeypatch.setitem(sys.modules, "uma_trio_sim", None)
+    monkeypatch.setattr(sys, "argv", ["uma-trio", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"{verb} is not installed: pip install 'uma-trio[sim]'." in capsys.readouterr().err
+
+
+def test_help_and_completion_do_without_the_distribution(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both list every verb."""
+    monkeypatch.delitem(sys.modules, "uma_trio_sim.commands.simulate", raising=False)
+    monkeypatch.delitem(sys.modules, "uma_trio_sim.commands", raising=False)
+    monkeypatch.setitem(sys.modules, "uma_trio_sim", None)
+    for words in (["--help"], ["completion", "bash"]):
+        monkeypatch.setattr(sys, "argv", ["uma-trio", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        assert "simulate" in capsys.readouterr().out

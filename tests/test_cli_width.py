@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from uma_protocol import SessionInfo
-from uma_trio.cli import demo_view, doctor, metrics, ps, simulate
+from uma_trio.cli import demo_view, doctor, metrics, ps
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import console
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio_sim.commands import simulate
 
 FIGURES: dict[str, Any] = {
     "decode_ms_last": 3.927,

@@ -20,7 +20,6 @@ from trio.testing import MockClock
 
 from uma_protocol import Cancel, LocalProtocolError, Message
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
-from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.client import (
     HELD_BACK,
     ConnectionFailed,
@@ -32,6 +31,7 @@ from uma_trio.client.link import Link
 from uma_trio.client.reach import Place
 from uma_trio.client.request import build_request
 from uma_trio.sockets.listener import claim
+from uma_trio_sim.scripted import ScriptedBackend
 
 
 @pytest.fixture

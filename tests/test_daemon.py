@@ -26,8 +26,8 @@ import trio
 
 from uma_trio.cli.check_prefix import check_prefix
 from uma_trio.cli.explain import explain as explain_verb
-from uma_trio.cli.replay import replay as replay_verb
 from uma_trio.client import Client, ConnectionFailed, ServerError, connect, generate_sync
+from uma_trio_sim.commands.replay import replay as replay_verb
 
 pytestmark = pytest.mark.daemon
 

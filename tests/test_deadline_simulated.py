@@ -21,10 +21,10 @@ from uma_trio.policy.deadline.slack import UNREAD_S
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Contract, SchedulerState
-from uma_trio.sim.latency import percentile
-from uma_trio.sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.world import Request
+from uma_trio_sim.latency import percentile
+from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.world import Request
 
 CAPTURED = modelled(
     "captured",

@@ -37,8 +37,8 @@ from uma_trio.net import explained
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
 from uma_trio.service.directory import Directory
-from uma_trio.sim.simulation import Simulation
 from uma_trio.sockets.principal import Principal
+from uma_trio_sim.simulation import Simulation
 
 STORY = StoryInfo(
     request=17,

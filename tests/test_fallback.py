@@ -16,8 +16,8 @@ from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.check import Fallback
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import TracedTick
-from uma_trio.policy.replay import replay
 from uma_trio.policy.state import Memory, SchedulerState
+from uma_trio_sim.replay import replay
 
 
 def broken(_state: SchedulerState) -> Plan:

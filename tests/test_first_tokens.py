@@ -11,9 +11,9 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import MOMENT_S, STRETCH, Contract
 from uma_trio.policy.stretch import prefill_s
-from uma_trio.sim.machine import built_in, steady
-from uma_trio.sim.simulation import LIMITS, Simulation, settings_for
-from uma_trio.sim.world import Request
+from uma_trio_sim.machine import built_in, steady
+from uma_trio_sim.simulation import LIMITS, Simulation, settings_for
+from uma_trio_sim.world import Request
 
 READS = Contract(reading_pace_s=0.040)
 H200 = built_in("h200", steady)

@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = (ROOT / "uma_trio", ROOT / "protocol" / "uma_protocol")
+SHIPPED = (
+    ROOT / "uma_trio",
+    ROOT / "protocol" / "uma_protocol",
+    ROOT / "sim" / "uma_trio_sim",
+)
 GLOSSARY = (ROOT / "docs" / "GLOSSARY.md").read_text(encoding="utf-8")
 WORDS, _, TWICE = GLOSSARY.partition("## Names that are used twice")
 

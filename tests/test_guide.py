@@ -169,7 +169,7 @@ def test_an_option_of_the_table_for_newcomers_is_one_of_serve() -> None:
 def said_by_the_source() -> str:
     """Return every text in the shipped code, one a line, with a gap where something is filled in."""
     texts = []
-    for folder in ("uma_trio", "protocol/uma_protocol"):
+    for folder in ("uma_trio", "protocol/uma_protocol", "sim/uma_trio_sim"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

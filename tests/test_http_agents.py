@@ -13,8 +13,8 @@ from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import linear_cost
-from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.http.responses.messages import seal
+from uma_trio_sim.scripted import ScriptedBackend
 
 DATA = Path(__file__).resolve().parent / "data"
 # Tokens of the fake are bytes; this is what a prompt ends with that the next turn need not begin with.

@@ -12,12 +12,12 @@ from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
-from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.engine.messages import Finished
 from uma_trio.http import intake
 from uma_trio.http.accounts import timings
 from uma_trio.http.fields import document_of
 from uma_trio.text.pieces import Limits
+from uma_trio_sim.scripted import ScriptedBackend
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {

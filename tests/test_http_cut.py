@@ -12,7 +12,7 @@ from reply_kit import chatml
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import linear_cost
-from uma_trio.backend.scripted import ScriptedBackend
+from uma_trio_sim.scripted import ScriptedBackend
 
 TEMPLATE = chatml(
     "{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n<function={{ c.function.name }}>\n"

@@ -20,10 +20,10 @@ from reply_kit import (
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import CHATML, linear_cost
-from uma_trio.backend.scripted import ScriptedBackend
 from uma_trio.service.fair import Client
 from uma_trio.text.replies.grammar import MAX_CALLS
 from uma_trio.text.shape import NotChecked
+from uma_trio_sim.scripted import ScriptedBackend
 
 CHAT = "/v1/chat/completions"
 LOOK: dict[str, Any] = {

@@ -18,7 +18,7 @@ from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import linear_cost
-from uma_trio.backend.scripted import ScriptedBackend
+from uma_trio_sim.scripted import ScriptedBackend
 
 SAYS = (
     "<think>\nI look first.\n</think>\n\nLet me look."

@@ -51,7 +51,11 @@ def test_the_packaged_llama_is_the_one_that_the_backend_is_for(
         assert requirement.startswith(f"{name}>={bindings.VERSION},<")
 
 
-@pytest.mark.parametrize("folder", [ROOT, ROOT / "protocol"], ids=["uma-trio", "uma-protocol"])
+@pytest.mark.parametrize(
+    "folder",
+    [ROOT, ROOT / "protocol", ROOT / "sim"],
+    ids=["uma-trio", "uma-protocol", "uma-trio-sim"],
+)
 def test_links_of_a_readme_are_absolute_on_an_index(folder: Path) -> None:
     """There is no folder docs/ beside it there."""
     hook = project(folder)["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
@@ -60,6 +64,14 @@ def test_links_of_a_readme_are_absolute_on_an_index(folder: Path) -> None:
         text = re.sub(rule["pattern"], rule["replacement"], text)
     assert len(re.findall(r"\]\(https://", text)) > 1
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
+
+
+def test_the_simulator_is_of_the_version_of_the_engine_that_it_drives() -> None:
+    """One version wherever it is written: both distributions, the extra and the requirement."""
+    engine, simulator = project(ROOT)["project"], project(ROOT / "sim")["project"]
+    assert engine["version"] == simulator["version"]
+    assert simulator["dependencies"] == [f"uma-trio=={engine['version']}"]
+    assert engine["optional-dependencies"]["sim"] == [f"uma-trio-sim=={engine['version']}"]
 
 
 def test_the_tag_of_a_wheel_is_the_newest_glibc_that_a_library_needs(

@@ -15,9 +15,9 @@ from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
-from uma_trio.sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.world import Request
+from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.world import Request
 
 SOLO_S = 0.008 + HOST_S
 NOISE = 0.02

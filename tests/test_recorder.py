@@ -17,8 +17,8 @@ from uma_trio.policy.deadline.fill import SAVING
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan, Skip
 from uma_trio.policy.state import SchedulerState
-from uma_trio.sim.machine import built_in
-from uma_trio.sim.simulation import Simulation
+from uma_trio_sim.machine import built_in
+from uma_trio_sim.simulation import Simulation
 
 
 def story(bench: Bench, handle: int) -> RequestRecord:

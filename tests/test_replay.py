@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
-from uma_trio.cli.replay import replay as replay_verb
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.trace import TraceFile
@@ -35,11 +34,12 @@ from uma_trio.policy.portable import (
     decode,
     encode,
 )
-from uma_trio.policy.replay import Replayed, replay
 from uma_trio.policy.state import Contract, GuardMemory, MeasuredTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
-from uma_trio.sim.simulation import Simulation
 from uma_trio.telemetry.trace import LineFile
+from uma_trio_sim.commands.replay import replay as replay_verb
+from uma_trio_sim.replay import Replayed, replay
+from uma_trio_sim.simulation import Simulation
 
 DATA = Path(__file__).parent / "data"
 HEADER = Header("0.1.0", "story.gguf", "baseline", Contract(latency_cap=1.5))

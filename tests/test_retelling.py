@@ -7,8 +7,8 @@ import pytest
 
 from benches.retelling import retell
 from benches.scenes import drafts as scene
-from uma_trio.sim.machine import built_in
-from uma_trio.sim.simulation import Told
+from uma_trio_sim.machine import built_in
+from uma_trio_sim.simulation import Told
 
 
 def told(prompt: str, answer: str) -> Told:

@@ -17,15 +17,15 @@ from uma_trio.policy.cost import CostModel
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import Header, TracedTick
 from uma_trio.policy.state import Contract, SchedulerState, SequenceView
-from uma_trio.sim import validate
-from uma_trio.sim.guesses import NO_GUESSES, Guesses, any_of
-from uma_trio.sim.latency import gaps, itl
-from uma_trio.sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
-from uma_trio.sim.simulation import DRAFT_ROWS, LIMITS, Simulation, Told
-from uma_trio.sim.trace import Recording, figures, requests_of
-from uma_trio.sim.traced_guesses import guesses_of
-from uma_trio.sim.workload import WORKLOADS, Session, Turn, play
-from uma_trio.sim.workload import sessions as sessions_of
+from uma_trio_sim import validate
+from uma_trio_sim.guesses import NO_GUESSES, Guesses, any_of
+from uma_trio_sim.latency import gaps, itl
+from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
+from uma_trio_sim.simulation import DRAFT_ROWS, LIMITS, Simulation, Told
+from uma_trio_sim.trace import Recording, figures, requests_of
+from uma_trio_sim.traced_guesses import guesses_of
+from uma_trio_sim.workload import WORKLOADS, Session, Turn, play
+from uma_trio_sim.workload import sessions as sessions_of
 
 CPU = built_in("q4_0", gaussian(0.02))
 # Computes beside the host, and captures no graphs.

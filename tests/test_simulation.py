@@ -28,8 +28,8 @@ from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import Header, TracedTick, TraceError
 from uma_trio.policy.state import SchedulerState, SequenceView
-from uma_trio.sim import validate
-from uma_trio.sim.compare import (
+from uma_trio_sim import validate
+from uma_trio_sim.compare import (
     Case,
     NoWorkload,
     cases,
@@ -38,9 +38,9 @@ from uma_trio.sim.compare import (
     simulate,
     workload_of,
 )
-from uma_trio.sim.fitted import Load, fit, profile
-from uma_trio.sim.latency import startup_itl
-from uma_trio.sim.machine import (
+from uma_trio_sim.fitted import Load, fit, profile
+from uma_trio_sim.latency import startup_itl
+from uma_trio_sim.machine import (
     HOST_S,
     TABLES,
     NoCost,
@@ -50,12 +50,12 @@ from uma_trio.sim.machine import (
     gaussian,
     modelled,
 )
-from uma_trio.sim.outcome import jain, together
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.trace import Recording, figures, requests_of, sessions
-from uma_trio.sim.workload import ENDLESS, WORKLOADS, Application, Session, Turn, gamma, play, turns
-from uma_trio.sim.workload import sessions as sessions_of
-from uma_trio.sim.world import World
+from uma_trio_sim.outcome import jain, together
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.trace import Recording, figures, requests_of, sessions
+from uma_trio_sim.workload import ENDLESS, WORKLOADS, Application, Session, Turn, gamma, play, turns
+from uma_trio_sim.workload import sessions as sessions_of
+from uma_trio_sim.world import World
 
 NOISY = built_in("q8_0", gaussian(0.02))  # its ticks are long enough to be given up
 
@@ -468,7 +468,7 @@ def test_a_workload_is_found_by_name_or_module(
 ) -> None:
     """And what is none is refused with what there is."""
     (tmp_path / "work_for_a_test.py").write_text(
-        "from uma_trio.sim.workload import WORKLOADS\nMINE = WORKLOADS['desk'][:1]\nOTHER = 3\n"
+        "from uma_trio_sim.workload import WORKLOADS\nMINE = WORKLOADS['desk'][:1]\nOTHER = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert workload_of("work_for_a_test:MINE") == WORKLOADS["desk"][:1]

@@ -9,9 +9,9 @@ import pytest
 
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline import deadline
-from uma_trio.sim.machine import HOST_S, TABLES, Profile, gaussian, modelled, staircase
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.world import Request
+from uma_trio_sim.machine import HOST_S, TABLES, Profile, gaussian, modelled, staircase
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.world import Request
 
 STAIRS = staircase(TABLES["q4_0"])
 NOISE = 0.02

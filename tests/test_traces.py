@@ -10,7 +10,7 @@ from scene_kit import play
 from trace_fixtures import SCENES, fixtures, read, shown
 
 from uma_trio.policy.by_name import find_policy
-from uma_trio.policy.replay import replay
+from uma_trio_sim.replay import replay
 
 # What the fixtures must show together, so that recording them again loses nothing.
 KINDS = (

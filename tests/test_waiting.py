@@ -24,10 +24,10 @@ from uma_trio.policy.stretch import LOOKED_AT, Wanted, common_stretch, level_of,
 from uma_trio.policy.stretch import deadline as due_at
 from uma_trio.service.ask import Ask, Door, Refusal, awaits_of
 from uma_trio.service.checks import Bounds, check_untokenised
-from uma_trio.sim.machine import built_in, steady
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.world import Request
 from uma_trio.wire import ask_of
+from uma_trio_sim.machine import built_in, steady
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.world import Request
 
 READS = Contract(reading_pace_s=0.040)
 SOLO = COST.computing(1)

@@ -18,9 +18,9 @@ from attrs import evolve
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import MOMENT_S, Contract
 from uma_trio.policy.stretch import prefill_s
-from uma_trio.sim.machine import built_in, gaussian
-from uma_trio.sim.simulation import LIMITS, Simulation, settings_for
-from uma_trio.sim.world import Request
+from uma_trio_sim.machine import built_in, gaussian
+from uma_trio_sim.simulation import LIMITS, Simulation, settings_for
+from uma_trio_sim.world import Request
 
 REQUESTS = int(os.environ.get("UMA_WAITED_REQUESTS", "250"))
 MEDIAN, SIGMA, LONGEST, ANSWER = 400, 1.0, 6000, 6

@@ -27,7 +27,7 @@ from benches.clients import Answer, Job
 from benches.contest import OURS, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import Endless, Live, Stream, drive
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 TARGET, _TITLE = 1.5, "slowdown of the chain (less is better)"
 _PATIENCE = 10.0

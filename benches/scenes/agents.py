@@ -31,7 +31,7 @@ from benches.contest import Medians, Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import Endless, Live, Stream
 from benches.report import cell
-from uma_trio.sim.latency import median, percentile
+from uma_trio_sim.latency import median, percentile
 
 PEER_FLAGS = ("", "-cram 0", "-b 64", "-kvu -fa off -b 4 -np 4")
 PATIENCE_S = 600.0

@@ -24,7 +24,7 @@ from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
 from benches.report import cell
 from benches.scenes.agents import daemon_arguments, peer_arguments, systems
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 CEILING = "llama-bench"
 _TABLE = Table("", (

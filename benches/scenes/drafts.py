@@ -31,8 +31,8 @@ from benches import host, report
 from benches.contest import Row
 from benches.driver import tool
 from benches.retelling import retell
-from uma_trio.sim.machine import TABLES, built_in
-from uma_trio.sim.simulation import Told
+from uma_trio_sim.machine import TABLES, built_in
+from uma_trio_sim.simulation import Told
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"agent": 1.45, "blocks": 2.0, "whole": 3.9, "code": 1.05, "prose": 1.0}

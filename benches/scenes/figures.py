@@ -5,7 +5,7 @@
     python -m benches figures --settings            the table of docs/SETTINGS.md, a minute
 
 One stream is read. Beside it three clients send background prompts without end, or one more person
-asks a question now and then. The engine is simulated (:mod:`uma_trio.sim`) on the cost table of
+asks a question now and then. The engine is simulated (:mod:`uma_trio_sim`) on the cost table of
 `--machine`, with a noise of 2 % and no cost for attention: figures say what the policy does on such
 a machine. The same command gives the same figures and the same files.
 """
@@ -23,10 +23,10 @@ from benches.driver import tool
 from benches.pace import Point
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.state import Contract
-from uma_trio.sim.latency import median, percentile
-from uma_trio.sim.machine import TABLES, Profile, built_in, gaussian
-from uma_trio.sim.simulation import Simulation, settings_for
-from uma_trio.sim.world import Request
+from uma_trio_sim.latency import median, percentile
+from uma_trio_sim.machine import TABLES, Profile, built_in, gaussian
+from uma_trio_sim.simulation import Simulation, settings_for
+from uma_trio_sim.world import Request
 
 CAPPED = ("deadline",)  # policies with a latency cap
 CAPS = (1.2, 1.5, 3.0, 5.0)

@@ -23,7 +23,7 @@ from benches.clients import Job
 from benches.contest import OURS, Column, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 LEAST_P = 0.01  # below which times are called different
 _COLUMNS: tuple[Column, ...] = (

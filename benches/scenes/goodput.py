@@ -39,7 +39,7 @@ from benches.live import Live, Stream, drive
 from benches.report import cell, note
 from benches.scenes.agents import PEER_FLAGS, daemon_arguments, peer_arguments, settings
 from benches.search import Search
-from uma_trio.sim.latency import median, percentile
+from uma_trio_sim.latency import median, percentile
 
 KEPT = 0.95
 PATIENCE_S = 600.0

@@ -21,7 +21,7 @@ from benches.clients import SseWire, Wire
 from benches.contest import Column, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 _RATES: tuple[Column, ...] = (
     ("socket tok/s", "socket_rate", 1), ("HTTP tok/s", "http_rate", 1), ("HTTP / socket", "share", 3),

@@ -20,7 +20,7 @@ from benches.clients import Job
 from benches.contest import OURS, Row, serving
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import Endless, Live, Stream
-from uma_trio.sim.latency import gaps, median, percentile
+from uma_trio_sim.latency import gaps, median, percentile
 
 MACHINE = "h200"
 _CAP = 1.2

@@ -4,7 +4,7 @@
     python -m benches micro planning --quick        only this, a short look (seconds)
     python -m benches micro sampling frames
 
-No model, no server, no clients. *planning*: one plan, of the simulated engine (:mod:`uma_trio.sim`);
+No model, no server, no clients. *planning*: one plan, of the simulated engine (:mod:`uma_trio_sim`);
 of the *mixed* crowd half of the sequences are read, a quarter decode in the background, and a quarter
 are prompts of 506 tokens, one after another; of *readers* all are read; the *drafted* are read, too, and
 each has 15 guesses of which six in ten are right. *admission*: who gets a place, and who makes room, where 256
@@ -47,11 +47,11 @@ from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Holder, SchedulerState, Waiting
 from uma_trio.policy.traffic import Traffic
-from uma_trio.sim.guesses import Guesses
-from uma_trio.sim.latency import percentile
-from uma_trio.sim.machine import TABLES, built_in
-from uma_trio.sim.simulation import Simulation, settings_for
 from uma_trio.words import Lane
+from uma_trio_sim.guesses import Guesses
+from uma_trio_sim.latency import percentile
+from uma_trio_sim.machine import TABLES, built_in
+from uma_trio_sim.simulation import Simulation, settings_for
 
 TARGETS_US, TARGET_N = {"mixed": 150.0, "readers": 100.0, "drafted": 200.0}, 16
 WAITING = 256

@@ -27,7 +27,7 @@ from benches.contest import Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import Live, drive
 from benches.pace import pace, ratios
-from uma_trio.sim.latency import itl
+from uma_trio_sim.latency import itl
 
 COLUMNS = ("session_id", "token_idx", "ts_ms", "is_interactive")
 _CHAT_TOKENS, _DOCUMENT_AFTER_S = 30, 0.5

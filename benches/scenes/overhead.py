@@ -41,7 +41,7 @@ from benches.live import Endless, Live, drive
 from benches.metered import Reading
 from benches.model import tiny_model
 from benches.rates import end_to_end
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 TARGET_US, TARGET_K = 60.0, 8
 _TITLE = "us of CPU a token outside ggml"

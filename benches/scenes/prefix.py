@@ -26,7 +26,7 @@ from benches.clients import Answer, Job
 from benches.contest import OURS, PEER, Column, Medians, Row
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import Live, drive
-from uma_trio.sim.latency import itl, median
+from uma_trio_sim.latency import itl, median
 
 _COLUMNS: tuple[Column, ...] = (
     ("apps s", "apps_s", 2), ("one by one, first ms", "first_ms", 0),

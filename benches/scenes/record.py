@@ -22,7 +22,7 @@ from benches.driver import tool
 from benches.live import drive
 from benches.model import NoVocabulary, bench_model
 from benches.servers import DidNotStart, Setup, daemon
-from uma_trio.sim.workload import WORKLOADS, Session, sessions
+from uma_trio_sim.workload import WORKLOADS, Session, sessions
 
 _CELLS = 32_768
 

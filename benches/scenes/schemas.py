@@ -25,9 +25,9 @@ from benches import host
 from benches.driver import tool
 from benches.model import bench_model
 from uma_trio.backend.base import Vocabulary
-from uma_trio.sim.latency import percentile
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import Shape, Unconstrainable
+from uma_trio_sim.latency import percentile
 
 
 @dataclass

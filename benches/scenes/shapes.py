@@ -37,11 +37,11 @@ from fuzz.ambiguous import drawn
 from fuzz.step_target import STEP_S, Took, walked
 from uma_trio.backend.base import Vocabulary
 from uma_trio.models import bundled_model
-from uma_trio.sim.latency import percentile
 from uma_trio.text.confinement import Confinement
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import Shape, Unconstrainable
 from uma_trio.text.shape_worker import dearest
+from uma_trio_sim.latency import percentile
 
 _MOST_MIB: Final = 100.0
 _WALKS: Final = 3

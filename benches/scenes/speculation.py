@@ -30,7 +30,7 @@ from benches.clients import Answer, Job
 from benches.contest import OURS, PEER, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 ACCEPTANCE = 0.7
 LIKELY, WRONG, NOTHING = f"acceptance {ACCEPTANCE}", "acceptance 0", "nothing to match"

@@ -48,11 +48,11 @@ from uma_trio.engine.messages import Cancel, SamplingParams, StreamItem, Submit,
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import MaskThreads
 from uma_trio.policy.by_name import find_policy
-from uma_trio.sim.machine import built_in
-from uma_trio.sim.simulation import settings_for
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.constrain import Grammarian
 from uma_trio.text.shape import Shape
+from uma_trio_sim.machine import built_in
+from uma_trio_sim.simulation import settings_for
 
 PEOPLE: Final = {
     "type": "array",

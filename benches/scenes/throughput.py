@@ -30,7 +30,7 @@ from benches.contest import OURS, Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
 from benches.live import drive
 from benches.rates import end_to_end, steady
-from uma_trio.sim.latency import median
+from uma_trio_sim.latency import median
 
 CEILING = "llama-batched-bench"
 # Of the ceiling. At 3 and 7 a Q4_0 CPU build is quicker with a row more, which the policy knows.

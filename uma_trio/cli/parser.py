@@ -13,7 +13,8 @@ from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensErro
 from uma_trio import __version__
 from uma_trio.cli import foreign
 from uma_trio.cli.flags import ALL_OF, Parameter
-from uma_trio.cli.verbs import ABOUT, VERBS
+from uma_trio.cli.output import REFUSED, complain
+from uma_trio.cli.verbs import ABOUT, SIMULATORS, VERBS, module_of
 
 
 class WrongArguments(Exception):
@@ -50,10 +51,25 @@ def run_verb(name: str, about: str, verb: Callable[..., Any], arguments: Sequenc
 def __getattr__(verb: str) -> Callable[..., Any]:
     """Return a verb, with its arguments declared as cyclopts reads them."""
     try:
-        module = importlib.import_module(f"uma_trio.cli.{verb}")
+        module = importlib.import_module(module_of(verb))
     except ModuleNotFoundError as error:
+        if verb in SIMULATORS and (error.name or "").startswith("uma_trio_sim"):
+            return _absent(verb)
         raise AttributeError(verb) from error
     return declared(getattr(module, verb))
+
+
+def _absent(verb: str) -> Callable[..., Any]:
+    """Return what stands for a verb whose distribution is not installed."""
+
+    def absent(
+        *arguments: Annotated[str, cyclopts.Parameter(allow_leading_hyphen=True, show=False)],
+    ) -> int:
+        complain(f"{verb} is not installed: pip install 'uma-trio[sim]'.")
+        return REFUSED
+
+    absent.__doc__ = VERBS[verb]
+    return absent
 
 
 def declared(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The verbs of `uma-trio` and what each is for. Each is a module of the same name."""
+"""The verbs of `uma-trio` and what each is for. Each is a function in a module of the same name."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ VERBS: Mapping[str, str] = {
     "completion": "Print the completion of commands and flags for a shell, or install it.",
     "demo": "Start a private daemon and watch four clients stream at once.",
 }
+#: Verbs of another distribution, which the extra `sim` installs.
+SIMULATORS = ("replay", "simulate")
+
+
+def module_of(verb: str) -> str:
+    """Return the name of the module that a verb is in."""
+    return f"uma_trio_sim.commands.{verb}" if verb in SIMULATORS else f"uma_trio.cli.{verb}"

@@ -21,7 +21,7 @@ from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import SchedulerState
-from uma_trio.sim.machine import Profile
+from uma_trio_sim.machine import Profile
 
 ENOUGH = 20  # ticks of like size from which noise is drawn, and not from all
 NEIGHBOURS = 8  # ticks before and after a moment from which its noise is drawn

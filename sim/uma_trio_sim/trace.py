@@ -2,7 +2,7 @@
 
 A trace (``uma-trio serve --trace``) has every tick's state, plan and time. From it come the
 requests, and the sessions that would send them again. The machine that it shows is in
-:mod:`uma_trio.sim.fitted`.
+:mod:`uma_trio_sim.fitted`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from statistics import median
 from attrs import define, field, frozen
 
 from uma_trio.policy.portable import Footer, Header, TracedTick, TraceError, decode
-from uma_trio.sim.guesses import Guesses
-from uma_trio.sim.latency import percentile
-from uma_trio.sim.traced_guesses import guesses_of
-from uma_trio.sim.workload import ENDLESS, Session, Turn
 from uma_trio.words import Lane
+from uma_trio_sim.guesses import Guesses
+from uma_trio_sim.latency import percentile
+from uma_trio_sim.traced_guesses import guesses_of
+from uma_trio_sim.workload import ENDLESS, Session, Turn
 
 
 @frozen

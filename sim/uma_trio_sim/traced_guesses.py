@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from attrs import define, field
 
 from uma_trio.policy.portable import TracedTick
-from uma_trio.sim.guesses import Guesses
+from uma_trio_sim.guesses import Guesses
 
 
 @define

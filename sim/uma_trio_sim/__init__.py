@@ -1,12 +1,12 @@
 """The engine in virtual time: for people who write policies, and for tests.
 
-A :class:`~uma_trio.sim.simulation.Simulation` runs the engine itself (queue, admission, policy,
+A :class:`~uma_trio_sim.simulation.Simulation` runs the engine itself (queue, admission, policy,
 batches, recovery) on a backend whose decodes take the time of a modelled machine. Nothing sleeps
 and no thread is started: a simulated minute takes about a second, and the same seed gives the same
 run to the last bit. ::
 
-    from uma_trio.sim.machine import built_in, gaussian
-    from uma_trio.sim.simulation import Simulation
+    from uma_trio_sim.machine import built_in, gaussian
+    from uma_trio_sim.simulation import Simulation
 
     def policy(state):  # SchedulerState -> Plan
         ...

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from attrs import frozen
 
-from uma_trio.sim.latency import median, percentile
-from uma_trio.sim.simulation import Simulation
+from uma_trio_sim.latency import median, percentile
+from uma_trio_sim.simulation import Simulation
 
 
 @frozen

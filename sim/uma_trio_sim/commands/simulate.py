@@ -13,11 +13,11 @@ from uma_trio.cli.output import OK, complain, console, print_json, several
 from uma_trio.cli.progress import RunsDone
 
 if TYPE_CHECKING:
-    from uma_trio.sim.compare import Row
-    from uma_trio.sim.guesses import Texts
-    from uma_trio.sim.machine import Noise, Profile
-    from uma_trio.sim.trace import Recording
-    from uma_trio.sim.validate import Compared
+    from uma_trio_sim.compare import Row
+    from uma_trio_sim.guesses import Texts
+    from uma_trio_sim.machine import Noise, Profile
+    from uma_trio_sim.trace import Recording
+    from uma_trio_sim.validate import Compared
 
 OFF = 1  # a prediction is further off than it may be
 TROUBLE = 2  # nothing was simulated; the same statuses as diff's
@@ -92,8 +92,8 @@ def simulate(
     """
     from uma_trio.policy.pipeline import PolicyError
     from uma_trio.policy.portable import TraceError
-    from uma_trio.sim.compare import NoWorkload
-    from uma_trio.sim.machine import NoCost
+    from uma_trio_sim.compare import NoWorkload
+    from uma_trio_sim.machine import NoCost
 
     try:
         _check(seconds, seeds, cap, [machine, cost, trace])
@@ -130,9 +130,9 @@ def _profile(
     """Return the machine that the options name."""
     from attrs import evolve
 
-    from uma_trio.sim.fitted import profile
-    from uma_trio.sim.machine import TABLES, built_in, from_cost_file
-    from uma_trio.sim.trace import read
+    from uma_trio_sim.fitted import profile
+    from uma_trio_sim.machine import TABLES, built_in, from_cost_file
+    from uma_trio_sim.trace import read
 
     if trace is not None:
         seen = profile(read(trace).ticks)
@@ -146,7 +146,7 @@ def _profile(
 
 
 def _noise(text: str | None) -> Noise:
-    from uma_trio.sim.machine import gaussian, steady
+    from uma_trio_sim.machine import gaussian, steady
 
     if text == "none":
         return steady
@@ -163,9 +163,9 @@ def _noise(text: str | None) -> Noise:
 
 def _guesses(text: str | None, trace: Path | None) -> Texts | None:
     """Return what can be guessed of answers; what a trace has unless something else is wanted."""
-    from uma_trio.sim.guesses import Guesses, any_of
-    from uma_trio.sim.trace import read
-    from uma_trio.sim.traced_guesses import guesses_of
+    from uma_trio_sim.guesses import Guesses, any_of
+    from uma_trio_sim.trace import read
+    from uma_trio_sim.traced_guesses import guesses_of
 
     if text == "none" or (text is None and trace is None):
         return None
@@ -196,8 +196,8 @@ def _compare(
     *,
     as_json: bool,
 ) -> None:
-    from uma_trio.sim.compare import cases, compare, itl_alone_s, workload_of
-    from uma_trio.sim.workload import WORKLOADS
+    from uma_trio_sim.compare import cases, compare, itl_alone_s, workload_of
+    from uma_trio_sim.workload import WORKLOADS
 
     compared = cases(policies, caps)
     known = {name: workload_of(name) for name in workloads or tuple(WORKLOADS)[:4]}
@@ -233,8 +233,8 @@ def _table(workload: str, rows: Sequence[Row]) -> None:
 
 
 def _validate(trace: Path | None, seeds: range, *, closed: bool, as_json: bool) -> int:
-    from uma_trio.sim.trace import read
-    from uma_trio.sim.validate import compare
+    from uma_trio_sim.trace import read
+    from uma_trio_sim.validate import compare
 
     if trace is None:
         raise _Refused("--validate compares the simulation with a trace: name it by --trace")

@@ -14,9 +14,9 @@ from attrs import Factory, define
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import Finished, StreamItem, Targets, TokenOut
 from uma_trio.engine.playout import moved_forward
-from uma_trio.sim.guesses import Guesses
-from uma_trio.sim.latency import gaps, itl, startup_itl
 from uma_trio.words import Awaits, Lane
+from uma_trio_sim.guesses import Guesses
+from uma_trio_sim.latency import gaps, itl, startup_itl
 
 
 @define

@@ -22,12 +22,12 @@ from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import SchedulerState
-from uma_trio.sim.fitted import profile
-from uma_trio.sim.guesses import NO_GUESSES, Texts
-from uma_trio.sim.machine import Profile
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.trace import Figures, Recording, TracedRequest, figures, requests_of, sessions
-from uma_trio.sim.workload import ENDLESS, Session, play
+from uma_trio_sim.fitted import profile
+from uma_trio_sim.guesses import NO_GUESSES, Texts
+from uma_trio_sim.machine import Profile
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.trace import Figures, Recording, TracedRequest, figures, requests_of, sessions
+from uma_trio_sim.workload import ENDLESS, Session, play
 
 BOUNDS = {"itl_p95": 0.10, "ttft_p50": 0.10, "tokens_s": 0.05}
 """By how much of the measured value a prediction may be off."""

@@ -18,9 +18,9 @@ from itertools import count
 
 from attrs import frozen
 
-from uma_trio.sim.guesses import Guesses
-from uma_trio.sim.world import World
 from uma_trio.words import Awaits, Lane
+from uma_trio_sim.guesses import Guesses
+from uma_trio_sim.world import World
 
 BURSTINESS = 2.0  # coefficient of variation of the times between sessions
 SPREAD = 0.6  # sigma of the logarithm of lengths and thinking times

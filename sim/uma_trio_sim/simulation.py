@@ -1,7 +1,7 @@
 """The engine on a modelled machine, in virtual time.
 
 The whole engine runs; only the time of a decode comes from a machine
-(:mod:`uma_trio.sim.machine`). Where that overlaps, as a GPU does, the engine prepares the next tick
+(:mod:`uma_trio_sim.machine`). Where that overlaps, as a GPU does, the engine prepares the next tick
 while a decode runs and publishes tokens beside it. Where it does not, tokens are published when
 their tick ends; the daemon publishes them right before the next decode, a fraction of a millisecond
 later.
@@ -33,10 +33,10 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract, Memory
-from uma_trio.sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
-from uma_trio.sim.machine import Machine, Profile, built_in, gaussian
-from uma_trio.sim.world import Request, World
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio_sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
+from uma_trio_sim.machine import Machine, Profile, built_in, gaussian
+from uma_trio_sim.world import Request, World
 
 LIMITS = Limits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)  # one slot for ballast
 CREDIT = 16  # places of a stream, as in the daemon; readers take what is shown at once

@@ -59,7 +59,7 @@ def _replay(
     import attrs
 
     from uma_trio.policy.by_name import find_policy
-    from uma_trio.policy.replay import replay as replay_ticks
+    from uma_trio_sim.replay import replay as replay_ticks
 
     header = ticks.header
     name = name or header.policy

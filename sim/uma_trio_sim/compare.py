@@ -13,12 +13,12 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.state import Contract
-from uma_trio.sim.guesses import Texts
-from uma_trio.sim.latency import median
-from uma_trio.sim.machine import Profile
-from uma_trio.sim.outcome import Outcome, together
-from uma_trio.sim.simulation import Simulation
-from uma_trio.sim.workload import WORKLOADS, Application, play, sessions
+from uma_trio_sim.guesses import Texts
+from uma_trio_sim.latency import median
+from uma_trio_sim.machine import Profile
+from uma_trio_sim.outcome import Outcome, together
+from uma_trio_sim.simulation import Simulation
+from uma_trio_sim.workload import WORKLOADS, Application, play, sessions
 
 ALONE = "no load"
 """The name of the case that has the watched applications without the others."""
@@ -152,7 +152,7 @@ def workload_of(spec: str) -> tuple[Application, ...]:
     except TypeError:
         applications = ()
     if not applications or not all(isinstance(app, Application) for app in applications):
-        raise NoWorkload(f"{spec} is not a sequence of uma_trio.sim.workload.Application")
+        raise NoWorkload(f"{spec} is not a sequence of uma_trio_sim.workload.Application")
     return applications
 
 
