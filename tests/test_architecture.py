@@ -27,6 +27,12 @@ ALLOWED = {
     "uma_trio": set(),
     "uma_trio.machine": set(),
     "uma_trio.spelling": set(),
+    "uma_trio.saying": set(),
+    "uma_trio.stories": {
+        *("attrs", "msgspec", "trio", "uma_protocol", "uma_trio.saying", "uma_trio.wire"),
+        *("uma_trio.engine.records", "uma_trio.service", "uma_trio.sockets.principal"),
+    },
+    "uma_trio.stories.sentences": {"uma_protocol", "uma_trio.saying"},
     "uma_trio.words": set(),
     "uma_trio.config": {
         *("attrs", "cattrs", "uma_trio.spelling", "uma_trio.words"),
@@ -106,6 +112,7 @@ ALLOWED = {
         "uma_trio.text.replies",
         *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),
         *("uma_trio.engine.messages", "uma_trio.engine.records", "uma_trio.wire"),
+        "uma_trio.stories",
     },
     "uma_trio.http": {
         *("attrs", "h11", "msgspec", "numpy", "trio", "uma_trio.service", "uma_trio.sockets"),
@@ -115,6 +122,7 @@ ALLOWED = {
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
     },
+    "uma_trio.http.explain": {"msgspec", "uma_protocol", "uma_trio.http", "uma_trio.stories"},
     "uma_trio.http.generate": {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),
         *("uma_trio.engine.messages", "uma_trio.service.answers", "uma_trio.service.ask"),
@@ -122,6 +130,7 @@ ALLOWED = {
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio_sim.commands": {
         *("attrs", "cyclopts", "rich", "uma_trio.cli", "uma_trio.policy", "uma_trio_sim"),
+        "uma_trio.saying",
     },
     "uma_trio_sim": {
         "uma_trio.words",

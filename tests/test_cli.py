@@ -39,11 +39,12 @@ from uma_trio.cli.checks import (
     judge_files,
 )
 from uma_trio.cli.demo_pane import Pane
-from uma_trio.cli.output import count, duration, harmless, policy_in_words, several, size
+from uma_trio.cli.output import policy_in_words
 from uma_trio.cli.serve import ready_block
 from uma_trio.config.options import Config
 from uma_trio.daemon import ReadyInfo
 from uma_trio.models import bundled_model
+from uma_trio.saying import count, duration, harmless, several, size
 from uma_trio.sockets.listener import claim
 
 _LOOK: dict[str, Any] = {

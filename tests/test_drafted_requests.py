@@ -23,12 +23,13 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
 from uma_trio.engine.sampling.adjusting import Adjuster
-from uma_trio.net.explained import told as told_to_people
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode, encode
 from uma_trio.policy.state import SchedulerState
 from uma_trio.service.directory import Directory
+from uma_trio.stories.telling import Looks
+from uma_trio.stories.telling import told as told_to_people
 from uma_trio.words import Lane
 
 PROMPT = "abba baba abba baba ab"
@@ -212,7 +213,7 @@ def test_explain_tells_what_was_guessed_and_what_of_it_was_right() -> None:
     assert spent.tokens == len(sink.tokens) - 1
     assert sink.end is not None
     assert (sink.end.drafted_tokens, sink.end.accepted_tokens) == (spent.drafted, spent.accepted)
-    shown = told_to_people(Explain(handle), recorded, Directory())
+    shown = told_to_people(Explain(handle), recorded, Looks(Directory()))
     assert isinstance(shown, Explanation)
     said = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]
     assert any("drafted (own text, match" in why and "accepted" in why for why in said)

@@ -30,14 +30,15 @@ from uma_protocol import (
     encode_event,
 )
 from uma_trio.cli import explain as explain_verb
-from uma_trio.cli.timeline import aligned, sentences, shares, tick_table
+from uma_trio.cli.timeline import aligned, tick_table
 from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
-from uma_trio.net import explained
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
 from uma_trio.service.directory import Directory
 from uma_trio.sockets.principal import Principal
+from uma_trio.stories import telling
+from uma_trio.stories.sentences import sentences, shares
 from uma_trio_sim.simulation import Simulation
 
 STORY = StoryInfo(
@@ -94,7 +95,7 @@ def tick(number: int = 0, items: int = 1, reason: str = "because", **more: Any) 
 
 def answered(request: Explain, recorded: Recorded) -> Explanation:
     """Return what is sent, as the client gets it."""
-    event = explained.told(request, recorded, Directory())
+    event = telling.told(request, recorded, telling.Looks(Directory()))
     payload = encode_event(event)
     assert len(payload) <= DEFAULT_MAX_FRAME_BYTES
     got = decode_event(payload)
@@ -135,14 +136,14 @@ def test_one_request_is_explained_with_the_ticks_around_its_worst_gap() -> None:
     simulation.run(20.0)
     answers: list[Recorded] = []
     request = Explain(request=stream.handle)
-    ticks = explained.ticks_for(request)
+    ticks = telling.ticks_for(request)
     simulation.inbox.put(AskEngine(answers.append, request.request, ticks))
     simulation.tick()
     got = answered(request, answers[0])
     (timeline,) = got.requests
     assert timeline.worst_gap is not None
     assert timeline.worst_gap.gap_ms == pytest.approx(max(stream.itl) * 1e3, rel=0.15)
-    assert len(got.ticks) == explained.TICKS_OF_ONE_REQUEST
+    assert len(got.ticks) == telling.TICKS_OF_ONE_REQUEST
     (worst,) = (t for t in got.ticks if t.tick == timeline.worst_gap.tick)
     assert worst.predicted_ms == pytest.approx(worst.measured_ms, rel=0.2)
     assert worst.limit_ms is not None
@@ -170,7 +171,7 @@ def test_the_ticks_nearest_to_the_worst_gap_are_kept() -> None:
 
 def test_without_a_handle_no_ticks_come_unasked() -> None:
     """The list of requests is short enough to be looked at often."""
-    assert explained.ticks_for(Explain()) == 0
+    assert telling.ticks_for(Explain()) == 0
 
 
 def test_what_is_infinite_or_unknown_is_left_out() -> None:

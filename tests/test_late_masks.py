@@ -24,9 +24,10 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import LATE, Choice, Mask, MaskThreads, Sampler
 from uma_trio.engine.sampling.checking import PATIENCE_S
 from uma_trio.engine.trace import traced
-from uma_trio.net.explained import told as told_to_people
 from uma_trio.policy.portable import TracedTick
 from uma_trio.service.directory import Directory
+from uma_trio.stories.telling import Looks
+from uma_trio.stories.telling import told as told_to_people
 from uma_trio.text.under_way import UnderWay
 
 IdArray = NDArray[np.intp]
@@ -401,7 +402,7 @@ def test_a_late_mask_is_told_to_people_and_in_traces() -> None:
         sum(spent.skipped.get(LATE_MASK, 0) for spent in (request.prefill, request.decode))
         == n_late
     )
-    shown = told_to_people(Explain(handle, ticks=10_000), recorded, Directory())
+    shown = told_to_people(Explain(handle, ticks=10_000), recorded, Looks(Directory()))
     assert isinstance(shown, Explanation)
     whys = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]
     assert sum("its next token waits: a mask was late" in why for why in whys) == n_late

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_nothing_is_wider_than_the_window(browser: Any, slow: str, size: tuple[i
         page = tab.open()
         tab.say("x" * 300)
         expect(page.locator(".turn.model .md")).to_contain_text(re.compile("..."))
-        for name in ("#chat", "#batch"):
+        for name in ("#/chat", "#/batch"):
             page.goto(f"{slow}/ui/{name}")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
@@ -185,3 +186,69 @@ def test_the_policy_holds_in_a_browser(browser: Any, slow: str) -> None:
     )
     assert page.title() == "uma-trio"
     found.context.close()
+
+
+def pixels(page: Any) -> int:
+    """Return how many colours the picture of the batch has."""
+    found: int = page.evaluate(
+        """() => { const c = document.querySelector("#ticks");
+        const d = new Uint32Array(c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer);
+        return new Set(d).size; }"""
+    )
+    return found
+
+
+def test_the_batch_is_seen_while_it_computes(browser: Any, slow: str) -> None:
+    """Columns by program, requests with a way to their explanation, names as text; it can be paused."""
+    with visit(browser, slow) as tab, posting(slow, app=HOSTILE):
+        page = tab.open("/ui/#/batch")
+        expect(page.locator("#requests tbody tr")).to_have_count(1)
+        expect(page.locator("#requests tbody")).to_contain_text("<img src=x")
+        expect(page.locator("#legend")).to_contain_text("<script>")
+        expect(page.locator("#gauges")).to_contain_text("1 of 8")
+        expect(page.locator("#memory")).to_contain_text("used")
+        expect(page.locator("#models")).to_contain_text("fake")
+        page.wait_for_timeout(300)
+        assert pixels(page) > 4
+        page.locator("#ticks").focus()
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#tick-said")).to_contain_text(
+            re.compile(r"Tick \d+ took .* request \d+: 1 token")
+        )
+        expect(page.locator("#pause")).to_have_text("Go on")
+        page.get_by_role("button", name="Explain request").click()
+        expect(page.locator("#story")).to_contain_text(re.compile("tokens? of prompt"))
+        page.keyboard.press("Escape")
+        page.locator("#tabled summary").click()
+        expect(page.locator("#ticks-table tbody tr").first).to_contain_text("<img")
+        assert page.locator("main img, main script").count() == 0
+        assert page.title() == "Batch · uma-trio"
+
+
+def test_nobody_watches_where_nobody_looks(browser: Any, slow: str) -> None:
+    """The chat asks for no ticks, and the view of the batch ends its stream when it is left."""
+    asked: list[str] = []
+    with visit(browser, slow) as tab:
+        tab.page.on("request", lambda request: asked.append(request.url))
+        tab.page.on("requestfailed", lambda request: asked.append(f"ended {request.url}"))
+        page = tab.open()
+        expect(page.locator("#model option")).to_have_count(1)
+        assert not [url for url in asked if "/events" in url]
+        page.keyboard.press("g")
+        page.keyboard.press("b")
+        expect(page.locator("#gauges .gauge")).to_have_count(5)
+        page.get_by_role("link", name="Chat").click()
+        page.wait_for_timeout(100)
+        assert [url for url in asked if url.startswith("ended") and "/events" in url]
+
+
+@contextmanager
+def posting(address: str, app: str) -> Iterator[None]:
+    """Let a program have a long answer as a stream."""
+    host = address.removeprefix("http://")
+    body = json.dumps({"prompt": "Hello", "max_tokens": 2000, "stream": True})
+    with closing(HTTPConnection(host, timeout=30)) as connection:
+        headers = {"Content-Type": "application/json", "X-UMA-App": app}
+        connection.request("POST", "/v1/completions", body, headers)
+        connection.getresponse()
+        yield

@@ -116,7 +116,7 @@ class TickInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `limit_ms` is absent without a limit, `predicted_ms` without a prediction. `measured_ms` is the
     time from the end of the decode before it to the end of its own decode; `host_ms` is the part
-    between the two decodes. `status` is the return value of the backend, 0 for success; otherwise
+    between the two decodes. Where `others` is true, parts of other users' requests are left out. `status` is the return value of the backend, 0 for success; otherwise
     `recovery` says what the engine did. `age_ms` is the time since its end.
     """
 
@@ -133,3 +133,4 @@ class TickInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moved_bytes: float = 0.0
     status: int = 0
     recovery: str | None = None
+    others: bool = False

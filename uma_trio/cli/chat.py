@@ -26,11 +26,11 @@ from uma_trio.cli.output import (
     Trouble,
     WaitFlag,
     complain,
-    harmless,
     leaves,
     socket_path,
 )
 from uma_trio.cli.wrapped import Wrapped
+from uma_trio.saying import harmless
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from uma_trio.cli.checks import Finding
-from uma_trio.cli.output import leaves, size
+from uma_trio.cli.output import leaves
 from uma_trio.policy.prefix import PAGE
+from uma_trio.saying import size
 
 #: Of all prompt tokens, from which on more memory is worth being spoken of.
 WORTH_SAYING: Final = 0.05

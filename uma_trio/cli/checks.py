@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import frozen
 
 from uma_trio.backend.bindings import PACKAGED
-from uma_trio.cli.output import policy_in_words, size
+from uma_trio.cli.output import policy_in_words
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cores
+from uma_trio.saying import size
 
 if TYPE_CHECKING:
     from uma_trio.backend.gguf_header import GgufHeader

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from uma_trio.cli.demo_pane import Pane
-from uma_trio.cli.output import console, duration, harmless
+from uma_trio.cli.output import console
+from uma_trio.saying import duration, harmless
 
 _FRAMES_PER_S = 12
 _HEIGHT = 24

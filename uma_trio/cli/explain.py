@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
-from uma_trio.cli.output import (
-    OK,
-    USAGE,
-    SocketFlag,
-    complain,
-    console,
-    duration,
-    harmless,
-    print_json,
-    socket_path,
-)
-from uma_trio.cli.timeline import BALLAST, PARTS, aligned, sentences, shares, tick_table, worst_gap
+from uma_trio.cli.output import OK, USAGE, SocketFlag, complain, console, print_json, socket_path
+from uma_trio.cli.timeline import BALLAST, aligned, tick_table
+from uma_trio.saying import duration, harmless
+from uma_trio.stories.sentences import PARTS, sentences, shares, worst_gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 from attrs import asdict, frozen
 
 from uma_trio.cli.flags import Parameter
-from uma_trio.cli.output import OK, console, count, print_json, size
+from uma_trio.cli.output import OK, console, print_json
 from uma_trio.config import settings
 from uma_trio.config.options import Config
 from uma_trio.library.stores import Found, models_here
 from uma_trio.library.weights_names import quant_of
+from uma_trio.saying import count, size
 
 
 @frozen

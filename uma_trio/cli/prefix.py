@@ -14,12 +14,10 @@ from uma_trio.cli.output import (
     Trouble,
     complain,
     console,
-    harmless,
     print_json,
-    several,
-    size,
     socket_path,
 )
+from uma_trio.saying import harmless, several, size
 
 if TYPE_CHECKING:
     from uma_protocol import Prefixes, PrefixInfo

@@ -7,7 +7,8 @@ import sys
 from json import dumps, loads
 from typing import TYPE_CHECKING, Any, TextIO
 
-from uma_trio.cli.output import complain, harmless, print_json
+from uma_trio.cli.output import complain, print_json
+from uma_trio.saying import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

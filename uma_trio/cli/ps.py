@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
-from uma_trio.cli.output import (
-    OK,
-    SocketFlag,
-    WaitFlag,
-    console,
-    duration,
-    harmless,
-    print_json,
-    socket_path,
-)
+from uma_trio.cli.output import OK, SocketFlag, WaitFlag, console, print_json, socket_path
+from uma_trio.saying import duration, harmless
 
 if TYPE_CHECKING:
     from uma_protocol import SessionInfo

@@ -12,10 +12,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, REFUSED, complain, console, size
+from uma_trio.cli.output import OK, REFUSED, complain, console
 from uma_trio.library.download import Download, Progress
 from uma_trio.library.hub import Hub, PullFailed, Reference, Wanted, choose, reference
 from uma_trio.library.hub_cache import CachedRepository, cache_folder
+from uma_trio.saying import size
 
 _LINE_EACH_S = 10.0
 

@@ -22,13 +22,9 @@ from uma_trio.cli.output import (
     USAGE,
     complain,
     console,
-    count,
-    duration,
     how_to_ask,
     leaves,
     policy_in_words,
-    several,
-    size,
 )
 from uma_trio.config import settings
 from uma_trio.config.groups import grouped
@@ -36,6 +32,7 @@ from uma_trio.config.option import Option
 from uma_trio.config.options import OPTIONS
 from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG
 from uma_trio.config.reserved import RESERVED
+from uma_trio.saying import count, duration, several, size
 from uma_trio.sockets.address import FRAMED_TCP
 
 if TYPE_CHECKING:

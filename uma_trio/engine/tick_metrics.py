@@ -112,6 +112,7 @@ def promise(tick: Tick, itl_s: float = 0.0) -> Promise:
     deepest = max(state.protected, key=lambda view: view.computed, default=None)
     return Promise(
         limit_s=limit.seconds,
+        step_s=limit.step_s,
         solo_s=limit.solo_s,
         alone_s=alone_s(cost, [deepest], room_alone(state, 1)) if deepest else 0.0,
         predicted_s=plan.predicted_s,

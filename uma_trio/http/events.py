@@ -37,7 +37,8 @@ QUIET_S: Final = 5.0
 
 _FIGURES: Final = (
     *("interactive_shown_ms", "ttft_ms", "ran_dry_total", "solo_ratio_p95"),
-    *("latency_cap", "tick_limit_ms", "kv_cells_used", "kv_cells_total"),
+    *("shown_ratio_p95", "latency_cap", "step_ms"),
+    *("tick_limit_ms", "kv_cells_used", "kv_cells_total"),
     *("prefix_tokens_total", "prompt_tokens_total", "prefix_bytes", "prefix_leaves"),
     *("prefix_leaf_tokens", "active_sessions", "queued_sessions", "slots_total"),
 )
@@ -145,7 +146,8 @@ def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
     """Return a tick as numbers: see docs/HTTP.md.
 
     Number, milliseconds it took, predicted, allowed and for the readers alone, rows of ballast, whether others'
-    requests had a part, and of each request that is seen [handle, tokens, guesses, 1 for a prompt].
+    requests had a part, of each request that is seen [handle, tokens, guesses, 1 for a prompt], and the milliseconds
+    of a step.
     """
     parts = [
         [item.key, item.n_tokens, item.n_drafts, int(item.phase != "decode")]
@@ -163,6 +165,7 @@ def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
         0 if hidden else tick.ballast,
         int(hidden),
         parts,
+        _ms(limit.step_s),
     ]
 
 

@@ -6,6 +6,7 @@ from uma_trio.http.anthropic.endpoint import count_tokens, messages
 from uma_trio.http.anthropic.errors import reply_to as messages_error
 from uma_trio.http.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
 from uma_trio.http.events import events
+from uma_trio.http.explain import explain
 from uma_trio.http.generate import generate
 from uma_trio.http.llama.completion import completion, completions
 from uma_trio.http.llama.server import apply_template, detokenize, props, slots, tokenize
@@ -66,6 +67,7 @@ ROUTES = (
     Route("GET", "/metrics", metrics),
     Route("GET", "/metrics/router", router_figures, access="open"),
     Route("GET", "/events", events, errors=native_error, watches=True),
+    Route("GET", "/explain", explain, errors=native_error),
     Route("POST", "/priority", priority, access="own"),
     Route("POST", "/load", not_served, access="operator"),
     Route("POST", "/unload", not_served, access="operator"),

@@ -39,7 +39,6 @@ from uma_protocol import (
     Sessions,
     SetPriority,
 )
-from uma_trio.net import explained
 from uma_trio.net.relay import relay
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
@@ -49,6 +48,7 @@ from uma_trio.service.places import is_quiet
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
+from uma_trio.stories import telling
 from uma_trio.wire import (
     ask_of,
     error_event,
@@ -366,7 +366,7 @@ class Connection:
         return Sessions(tuple(map(session_info, await self._service.listed(self._principal))))
 
     def _on_explain(self, request: Explain) -> None:
-        self._look(lambda: explained.answer(request, self._service, self._principal))
+        self._look(lambda: telling.answer(request, self._service, self._principal))
 
     def _on_prefix(self, request: Prefix) -> None:
         if request.action == "pin" and request.session is None:

@@ -28,6 +28,13 @@ PLANNING: tuple[Metric, ...] = (
         "The time limit of the last tick. A newcomer's prompt may exceed it.",
     ),
     Metric(
+        "step_ms",
+        "gauge",
+        "ms",
+        "The promised time between two shown tokens, the shortest of the last tick's interactive streams. "
+        "`interactive_p95_ms` of the scorecard is what the latest interval showed.",
+    ),
+    Metric(
         "solo_ms",
         "gauge",
         "ms",

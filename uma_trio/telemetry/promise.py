@@ -46,7 +46,7 @@ class CostFigures(Protocol):
 class Promise:
     """One tick by the plan's own numbers. Seconds and bytes; 0 where the policy says nothing.
 
-    `limit_s` is infinite when nobody is protected. `held_back` counts the prompts that this tick
+    `limit_s` is infinite when nobody is protected. `step_s` is the promised time between two shown tokens. `held_back` counts the prompts that this tick
     left out so as to stay within the limit. `between_s` is the part of `predicted_s` outside
     llama_decode. `solo_s` is what the interactive streams alone would cost, `alone_s` what one of
     them would. A tick is `granted` to the background floor, and `infeasible` if a stream's token took
@@ -55,6 +55,7 @@ class Promise:
     """
 
     limit_s: float = math.inf
+    step_s: float = 0.0
     solo_s: float = 0.0
     predicted_s: float = 0.0
     between_s: float = 0.0
@@ -210,6 +211,7 @@ class PromiseFigures:
         (alone_p95,) = self._alone_ratios.quantiles((0.95,))
         return {
             "tick_limit_ms": last.limit_s * 1e3 if limited else None,
+            "step_ms": last.step_s * 1e3 if limited and last.step_s else None,
             "solo_ms": last.solo_s * 1e3 if limited else None,
             "alone_ms": last.alone_s * 1e3 if limited and last.alone_s else None,
             "solo_ratio_p95": solo_p95,

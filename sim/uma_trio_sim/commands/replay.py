@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, complain, harmless, print_json, several
+from uma_trio.cli.output import OK, complain, print_json
+from uma_trio.saying import harmless, several
 
 if TYPE_CHECKING:
     from uma_trio.policy.pipeline import Policy

@@ -2,7 +2,7 @@
 
 A frame has its limit and the requests and ticks of a busy daemon do not, so what is said is
 counted in bytes while it is put together. Requests come first, then ticks from the one that
-matters outwards.
+matters outwards. What is another principal's is left out, as :mod:`uma_trio.service.visibility` has it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 import trio
+from attrs import frozen
 
 from uma_protocol import (
     DEFAULT_MAX_FRAME_BYTES,
@@ -29,8 +30,9 @@ from uma_protocol import (
     TickInfo,
 )
 from uma_trio.engine.records import Drafted, Recorded, RequestRecord, Spent, TickRecord
-from uma_trio.service.directory import Directory
+from uma_trio.service.directory import Directory, Named
 from uma_trio.service.service import Service
+from uma_trio.service.visibility import Viewer
 from uma_trio.sockets.principal import Principal
 from uma_trio.wire import error_event
 
@@ -43,7 +45,8 @@ _MAX_REASON = 160  # characters; a policy may come from anybody
 async def answer(request: Explain, service: Service, viewer: Principal) -> Explanation | Error:
     """Ask the engine, and return what to tell `viewer`; it fits into a frame."""
     recorded = await service.explain(request.request, ticks_for(request))
-    steps = _telling(request, recorded, service.directory, partial(_text, service, viewer))
+    looks = Looks(service.directory, Viewer(viewer).sees, partial(_text, service, viewer))
+    steps = _telling(request, recorded, looks)
     while True:
         try:
             next(steps)
@@ -53,12 +56,28 @@ async def answer(request: Explain, service: Service, viewer: Principal) -> Expla
         await trio.lowlevel.checkpoint()
 
 
-Text = Callable[[RequestRecord, int], str | None]
-"""Returns the text of a token of a request, None if it is not for whom the answer goes to."""
+def _everything(_named: Named) -> bool:
+    return True
 
 
 def untold(_record: RequestRecord, _token: int) -> None:
     """Return no text."""
+
+
+@frozen
+class Looks:
+    """What somebody who looks is told: names, which requests, and the text of which tokens.
+
+    `text` returns None for a token that is not for whom the answer goes to.
+    """
+
+    directory: Directory
+    sees: Callable[[Named], bool] = _everything
+    text: Callable[[RequestRecord, int], str | None] = untold
+
+    def shows(self, handle: int) -> bool:
+        """Whether a request may be told of."""
+        return self.sees(self.directory.name_of(handle))
 
 
 def _text(service: Service, viewer: Principal, record: RequestRecord, token: int) -> str | None:
@@ -76,11 +95,9 @@ def ticks_for(request: Explain) -> int:
     return 0 if request.request is None else TICKS_OF_ONE_REQUEST
 
 
-def told(
-    request: Explain, recorded: Recorded, directory: Directory, text: Text = untold
-) -> Explanation | Error:
+def told(request: Explain, recorded: Recorded, looks: Looks) -> Explanation | Error:
     """Put what was recorded into the words of the wire, as much of it as fits into a frame."""
-    steps = _telling(request, recorded, directory, text)
+    steps = _telling(request, recorded, looks)
     while True:
         try:
             next(steps)
@@ -90,18 +107,19 @@ def told(
 
 
 def _telling(
-    request: Explain, recorded: Recorded, directory: Directory, text: Text
+    request: Explain, recorded: Recorded, looks: Looks
 ) -> Generator[None, None, Explanation | Error]:
     """Do as :func:`told`, and yield after every few requests and ticks: their number is the client's."""
-    if request.request is not None and not recorded.requests:
+    shown = [record for record in recorded.requests if looks.shows(record.handle)]
+    if request.request is not None and not shown:
         return error_event(
             Code.E_PROTO_005,
             "no record of that request is kept; `uma-trio explain` lists the recorded ones",
         )
     room = MAX_BYTES
     timelines: list[StoryInfo] = []
-    for n, record in enumerate(reversed(recorded.requests), 1):
-        timeline = _timeline(record, recorded.now, directory, text)
+    for n, record in enumerate(reversed(shown), 1):
+        timeline = _timeline(record, recorded.now, looks)
         room -= len(msgspec.json.encode(timeline)) + 1
         if room < 0:
             break
@@ -110,7 +128,7 @@ def _telling(
             yield
     ticks: dict[int, TickInfo] = {}
     for n, i in enumerate(_from_the_middle(request, recorded), 1):
-        tick = _tick(recorded.ticks[i], recorded.now)
+        tick = _tick(recorded.ticks[i], recorded.now, looks)
         room -= len(msgspec.json.encode(tick)) + 1
         if room < 0:
             break
@@ -133,12 +151,12 @@ def _from_the_middle(request: Explain, recorded: Recorded) -> list[int]:
     return sorted(range(len(recorded.ticks)), key=lambda i: abs(i - middle))
 
 
-def _timeline(record: RequestRecord, now: float, directory: Directory, text: Text) -> StoryInfo:
+def _timeline(record: RequestRecord, now: float, looks: Looks) -> StoryInfo:
     until = now if record.ended is None else record.ended
     admitted = until if record.admitted is None else record.admitted
     first = record.first_token
     gap = record.worst_gap
-    named = directory.name_of(record.handle)
+    named = looks.directory.name_of(record.handle)
     return StoryInfo(
         request=record.handle,
         id=named.name,
@@ -170,12 +188,12 @@ def _timeline(record: RequestRecord, now: float, directory: Directory, text: Tex
         ),
         reason=record.reason or None,
         code=record.code,
-        beginning=_beginning(record, text),
+        beginning=_beginning(record, looks),
         choice=named.choice,
     )
 
 
-def _beginning(record: RequestRecord, text: Text) -> BeginningInfo | None:
+def _beginning(record: RequestRecord, looks: Looks) -> BeginningInfo | None:
     found = record.beginning
     if found is None:
         return None
@@ -184,8 +202,8 @@ def _beginning(record: RequestRecord, text: Text) -> BeginningInfo | None:
         source=found.source,
         saved_ms=_ms(found.saved_s),
         apart=found.apart,
-        mine=text(record, found.mine),
-        other=text(record, found.other),
+        mine=looks.text(record, found.mine),
+        other=looks.text(record, found.other),
     )
 
 
@@ -201,9 +219,11 @@ def _phase(spent: Spent) -> PhaseInfo:
     )
 
 
-def _tick(record: TickRecord, now: float) -> TickInfo:
+def _tick(record: TickRecord, now: float, looks: Looks) -> TickInfo:
     limit = record.limit
     drafted = {one.key: one for one in record.drafted}
+    items = [item for item in record.items if looks.shows(item.key)]
+    others = len(items) < len(record.items)
     return TickInfo(
         tick=record.tick,
         age_ms=_ms(now - record.at),
@@ -218,10 +238,14 @@ def _tick(record: TickRecord, now: float) -> TickInfo:
                     late=item.key in record.late,
                 ),
             )
-            for item in record.items
+            for item in items
         ),
-        skipped=tuple(SkipInfo(int(skip.key), _clipped(skip.reason)) for skip in record.skipped),
-        ballast=record.ballast,
+        skipped=tuple(
+            SkipInfo(int(skip.key), _clipped(skip.reason))
+            for skip in record.skipped
+            if looks.shows(skip.key)
+        ),
+        ballast=0 if others else record.ballast,
         limit_ms=_ms(limit.seconds) if math.isfinite(limit.seconds) else None,
         limit_reason=_clipped(limit.reason),
         predicted_ms=_ms(record.predicted_s) if record.predicted_s > 0 else None,
@@ -230,6 +254,7 @@ def _tick(record: TickRecord, now: float) -> TickInfo:
         moved_bytes=record.moved_bytes if math.isfinite(record.moved_bytes) else 0.0,
         status=record.status,
         recovery=record.recovery or None,
+        others=others,
     )
 
 
