@@ -190,13 +190,22 @@ async def test_no_choice_uses_up_the_credit_of_another(autojump_clock: MockClock
 async def test_more_choices_than_are_computed_at_once_are_refused(
     autojump_clock: MockClock,
 ) -> None:
-    """With the field and the bound; nothing of it was begun."""
+    """With the field and the bound; nothing of it was begun, and one answer was listed for all of them."""
     async with house() as daemon:
+        listed: list[object] = []
+        add = daemon.service.directory.add
+
+        def noted(request: Any) -> None:
+            listed.append(request)
+            add(request)
+
+        daemon.service.directory.add = noted  # type: ignore[method-assign]
         client = daemon.connect()
         await client.ask(n=daemon.service.slots + 1)
         error = await client.until(Error)
         assert error.code == "E_PROTO_003"
         assert error.message.startswith("n asks for 9 answers, but this daemon computes 8")
+        assert len(listed) == 1
         assert not daemon.backend.computed
 
 

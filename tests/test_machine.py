@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from uma_trio.machine import (
+    COLLECTIONS_UNTIL_ALL,
     cpu_features,
     cpu_quota,
     identity,
@@ -134,13 +135,15 @@ def test_freed_memory_is_given_back() -> None:
 
 def test_a_token_that_is_due_waits_less_for_the_engine_where_its_work_overlaps() -> None:
     """There ticks are short, and the engine's thread has the interpreter for much of them."""
-    before = sys.getswitchinterval()
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     found = {}
     try:
         for overlaps in (False, True):
             tune_interpreter(overlaps=overlaps)
             found[overlaps] = sys.getswitchinterval()
+            assert gc.get_threshold()[2] == COLLECTIONS_UNTIL_ALL
     finally:
+        gc.set_threshold(*thresholds)
         sys.setswitchinterval(before)
         gc.unfreeze()
     assert found[True] < found[False] < 0.005

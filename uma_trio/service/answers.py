@@ -80,7 +80,7 @@ class Answers:
                 reader=self._reader,
                 preparing=self._preparing,
             )
-            for ask in asks
+            for ask in _listed(asks, service.slots)
             for handles in [[service.new_handle() for _ in range(ask.n)]]
             for choice, handle in enumerate(handles)
         )
@@ -225,6 +225,11 @@ class Answers:
     def _dealt_with(self) -> None:
         for generation in self.generations:
             generation.dealt_with()
+
+
+def _listed(asks: Sequence[Ask], slots: int) -> Sequence[Ask]:
+    """Return what is listed of a request: of one that is refused for its number of answers only the first."""
+    return asks if sum(ask.n for ask in asks) <= slots else [evolve(asks[0], n=1)]
 
 
 def together(ends: Sequence[Finished]) -> Finished:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Hashable
 from typing import Any, Final, TypeVar
 
 import trio
@@ -27,16 +27,24 @@ LONGEST_PAUSE_S: Final = 1.0
 
 
 class Questions:
-    """The queue of questions. `busy` says whether requests run: nothing is paused if none does."""
+    """The queue of questions. `busy` says whether requests run: nothing is paused if none does.
 
-    def __init__(self, clock: Callable[[], float], busy: Callable[[], bool]) -> None:
+    A pause is `pause` times as long as the work before it.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], busy: Callable[[], bool], *, pause: float = PAUSE
+    ) -> None:
         self._clock = clock
         self._busy = busy
+        self._pause = pause
         self._free_at = float("-inf")  # on trio's clock
-        self._waiting: OrderedDict[str, deque[trio.Event]] = OrderedDict()
+        self._waiting: OrderedDict[Hashable, deque[trio.Event]] = OrderedDict()
         self._at_the_gate = False
 
-    async def answer(self, asker: str, make: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+    async def answer(
+        self, asker: Hashable, make: Callable[[], Coroutine[Any, Any, Answer]]
+    ) -> Answer:
         """Return what `make` returns, as soon as it is the turn of `asker`, a principal.
 
         Only the time on trio's thread counts, not what `make` waits for; and while it waits others
@@ -46,12 +54,21 @@ class Questions:
         self.charge(LEAST_S)
         return await _metered(make(), self._clock, self.charge)
 
+    async def wait(self, asker: Hashable, seconds: float) -> None:
+        """Wait for the turn of `asker`, and charge work of so many seconds. Always a checkpoint.
+
+        Cancelled, it leaves the queue.
+        """
+        await trio.lowlevel.checkpoint()
+        await self._turn(asker)
+        self.charge(seconds)
+
     def charge(self, seconds: float) -> None:
         """Count so much work for questions: the next one waits in proportion."""
-        pause = min(PAUSE * max(seconds, 0.0), LONGEST_PAUSE_S)
+        pause = min(self._pause * max(seconds, 0.0), LONGEST_PAUSE_S)
         self._free_at = max(self._free_at, trio.current_time()) + pause
 
-    async def _turn(self, asker: str) -> None:
+    async def _turn(self, asker: Hashable) -> None:
         """Wait for a turn and then for the end of the pause."""
         if self._at_the_gate:
             await self._stand_in_line(asker)
@@ -62,7 +79,7 @@ class Questions:
         finally:
             self._next()
 
-    async def _stand_in_line(self, asker: str) -> None:
+    async def _stand_in_line(self, asker: Hashable) -> None:
         called = trio.Event()
         line = self._waiting.setdefault(asker, deque())
         line.append(called)

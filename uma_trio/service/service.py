@@ -43,6 +43,7 @@ from uma_trio.service.request_log import LogRequest, no_log
 from uma_trio.service.shares import Shares
 from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
+from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
 from uma_trio.service.visibility import Running, shown_to
 from uma_trio.sockets.principal import Principal
@@ -102,6 +103,8 @@ class Service:
         directory = self.directory
         #: Whoever asks for figures, lists or explanations waits here for a turn.
         self.questions = Questions(clock, lambda: len(directory) > 0)
+        #: What the bytes of clients cost trio's thread is counted here.
+        self.thread_share = ThreadShare(clock, lambda: len(directory) > 0)
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
         #: The models that make vectors and scores, by what they do.

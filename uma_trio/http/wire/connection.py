@@ -22,7 +22,7 @@ from uma_trio.http.wire import guard
 from uma_trio.http.wire.clients import label
 from uma_trio.http.wire.errors import ErrorForm, Fault, fault_of_refusal, openai_error
 from uma_trio.http.wire.exchange import Answering
-from uma_trio.http.wire.heads import head_of, is_ambiguous
+from uma_trio.http.wire.heads import check_lines, check_trailers, head_of, is_ambiguous
 from uma_trio.http.wire.message import Caller, Head, Headers, Reply, Request
 from uma_trio.http.wire.proxies import behind, for_proxy, is_listed
 from uma_trio.http.wire.router import Route, Router
@@ -30,6 +30,7 @@ from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Refusal
 from uma_trio.service.fair import client_of, works_for
 from uma_trio.service.places import is_quiet
+from uma_trio.service.thread_share import HEAD_S, Meter
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -86,6 +87,7 @@ class Connection:
         self._heard_at = trio.current_time()
         self._begun = False  # whether a byte of the next head is there
         self._makes_room = False
+        self._meter = Meter(shared.service.thread_share)
 
     async def run(self) -> None:
         """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
@@ -159,6 +161,8 @@ class Connection:
                 if head is None:
                     return
                 self._answering = True
+                share = self._shared.service.thread_share
+                await share.spend(client_of(self._principal, label(head)), HEAD_S)
                 await self._exchange(head)
             except Fault as fault:
                 self._refuse(fault)
@@ -303,6 +307,7 @@ class Connection:
         if self._begun:
             deadline = trio.current_time() + self._settings.head_timeout_s
         while True:
+            check_lines(self._http.trailing_data[0])
             event = self._http.next_event()
             if isinstance(event, h11.Request):
                 self._is_head = event.method == b"HEAD"
@@ -340,11 +345,17 @@ class Connection:
             self._write(self._http.send(_CONTINUE))
         body = bytearray()
         began = trio.current_time()
+        between_chunks = chunked = "transfer-encoding" in head.headers
+        client = client_of(self._principal, label(head))
         while True:
+            if between_chunks:
+                check_trailers(self._http.trailing_data[0])
             event = self._http.next_event()
             if isinstance(event, h11.Data):
                 body += event.data
+                between_chunks = chunked and event.chunk_end
                 self._hold(len(event.data), len(body))
+                await self._meter.chunk(client)
             elif isinstance(event, h11.EndOfMessage):
                 return bytes(body)
             elif event is h11.NEED_DATA:

@@ -16,7 +16,10 @@ from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.message import Head
 
 MOST_QUERY_FIELDS = 32
+MOST_LINES = 256
+"""Of a head, or behind the last chunk. h11 takes more than a microsecond for each, all at once."""
 _VERSIONS = (b"1.0", b"1.1")
+_LAST_CHUNK = re.compile(rb"(?:\r?\n)?0+[ \t]*(;[^\n]*)?\r?\n")
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 
 
@@ -56,6 +59,30 @@ def head_of(event: h11.Request, most_bytes: int) -> Head:
         headers=headers,
         version=version,
     )
+
+
+def check_lines(data: bytes) -> None:
+    """Refuse more than `MOST_LINES` up to the first empty line of what has not been parsed yet.
+
+    Raises:
+        Fault: there are more.
+    """
+    if len(data) <= MOST_LINES:
+        return
+    ends = [at for end in (b"\n\r\n", b"\n\n") if (at := data.find(end)) >= 0]
+    if data.count(b"\n", 0, min(ends, default=len(data))) > MOST_LINES:
+        raise _refused(431, f"its head has more than {MOST_LINES} lines")
+
+
+def check_trailers(data: bytes) -> None:
+    """Refuse too many lines behind the last chunk of a body, if that comes next. `data` begins behind a chunk.
+
+    Raises:
+        Fault: there are more than `MOST_LINES`.
+    """
+    last = _LAST_CHUNK.match(data)
+    if last is not None:
+        check_lines(data[last.end() :])
 
 
 def is_ambiguous(head: Head) -> bool:
