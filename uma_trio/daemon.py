@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,9 +157,8 @@ async def serve(
         table = held.enter_context(scorecard_file(config))
         if backend is None:
             loading = _both(supervisor.loading, on_progress)
-            backend = await trio.to_thread.run_sync(
-                load_backend, config, loading, abandon_on_cancel=True
-            )
+            load = partial(load_backend, config, loading, beside_another=fronts is None)
+            backend = await trio.to_thread.run_sync(load, abandon_on_cancel=True)
         held.callback(backend.close)
         encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
         measuring = _both(supervisor.measuring, on_measuring)

@@ -53,8 +53,13 @@ Progress = Callable[[float], None]
 _MOST_PREFIX_BYTES = 2 << 30
 
 
-def load_backend(config: Config, on_progress: Progress | None) -> Backend:
-    """Load the model. Raises :class:`ModelError`; takes as long as the disk does."""
+def load_backend(
+    config: Config, on_progress: Progress | None, *, beside_another: bool = False
+) -> Backend:
+    """Load the model. Raises :class:`ModelError`; takes as long as the disk does.
+
+    `beside_another`: a daemon with the model serves until this one takes its place.
+    """
     limit_spinning()
     want(config.llama)
     from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
@@ -73,6 +78,7 @@ def load_backend(config: Config, on_progress: Progress | None) -> Backend:
         gpu_layers=config.gpu_layers,
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
+        beside_another=beside_another,
     )
 
 

@@ -70,10 +70,14 @@ _SPLIT_NAME: Final = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5}
 
 @frozen
 class Tensor:
-    """An entry of the list of tensors. Of a type that is newer than this reader `n_bytes` is 0."""
+    """An entry of the list of tensors, `kind` being ggml's number of its type.
+
+    Of a type that is newer than this reader `n_bytes` is 0.
+    """
 
     name: str
     n_bytes: int
+    kind: int = 0
 
 
 @frozen
@@ -317,14 +321,14 @@ class _Reader:
                 " get the model as Q4_0 or Q4_K_M."
             )
         if kind not in _BLOCKS:  # newer than this table: llama.cpp will judge
-            return offset, Tensor(name, 0)
+            return offset, Tensor(name, 0, kind)
         per_block, block_bytes = _BLOCKS[kind]
         elements = 1
         for dim in dims:
             elements *= dim
         if elements == 0 or (dims and dims[0] % per_block) or elements >= 1 << 62:
             raise self._damaged(f"tensor {name!r} has the shape {dims}")
-        return offset, Tensor(name, elements // per_block * block_bytes)
+        return offset, Tensor(name, elements // per_block * block_bytes, kind)
 
     def _take(self, layout: str) -> tuple[int, ...]:
         size = struct.calcsize(layout)

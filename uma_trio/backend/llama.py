@@ -60,6 +60,7 @@ from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.mapped_file import release
 from uma_trio.backend.placement import Placement
+from uma_trio.backend.second_copy import refuse_without_room_beside
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
@@ -142,6 +143,7 @@ class LlamaBackend:
         progress: Progress | None = None,
         log: LogSink | None = None,
         flash_is_faster: Chooser | None = None,
+        beside_another: bool = False,
     ) -> Self:
         """Check the file, load the weights, make the context.
 
@@ -149,7 +151,8 @@ class LlamaBackend:
         256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
-        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. Raises
+        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. With
+        `beside_another` there must be room for what two processes with this model do not share. Raises
         :class:`ModelError`.
         """
         _listen(log)
@@ -160,6 +163,8 @@ class LlamaBackend:
         cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch, "kv_type": kv_type}
         flash = chosen_flash(flash_attention, header, placement, **cells)
         refuse_without_room(header, placement, **cells, flash=flash)
+        if beside_another:
+            refuse_without_room_beside(header, placement, **cells, flash=flash, mmap=mmap)
         model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         if flash_is_faster and flash_is_open(flash_attention, header, placement, **cells):
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
