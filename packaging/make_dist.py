@@ -3,7 +3,8 @@
     python packaging/make_dist.py [--only wheels] [--variants "x64 haswell"]
 
 Each wheel is built from its source distribution. `--variants` names the CPU backends of uma-trio-llama, all of
-them by default, which takes long; what is compiled is kept in build/llama. Needs a C++17 compiler and an index.
+them by default, which takes long; what is compiled is kept beside the wheels of `make setup`. Needs a C++17
+compiler and an index.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from share import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import setup as checkout
+
 DIST, TOOLS = ROOT / "dist", ROOT / "build" / "tools"
 LLAMA = ROOT / "packaging" / "llama"
 EVERY = (ROOT / "protocol", ROOT, ROOT / "sim", LLAMA)
-_NEEDED = ("build>=1.2", "twine>=6", "auditwheel>=6.1; sys_platform == 'linux'")
+_NEEDED = ("build>=1.2", "twine>=6", "auditwheel>=6.1; sys_platform == 'linux'", "uv>=0.9")
 
 
 def main() -> int:
@@ -31,12 +38,12 @@ def main() -> int:
     python = tools()
     shutil.rmtree(DIST, ignore_errors=True)
     env = {**os.environ, "UMA_TRIO_LLAMA_VARIANTS": given.variants}
-    env.setdefault("UMA_TRIO_LLAMA_BUILD", str(ROOT / "build" / "llama"))
+    env.setdefault("UMA_TRIO_LLAMA_BUILD", str(checkout.CACHE / "llama"))
+    env["PATH"] = os.pathsep.join([str(TOOLS / "bin"), env.get("PATH", os.defpath)])
     for project in (LLAMA,) if given.only else EVERY:
         kind = ["--wheel"] if given.only else []
-        subprocess.run(
-            [python, "-m", "build", *kind, "--outdir", str(DIST), str(project)], env=env, check=True
-        )
+        command = [python, "-m", "build", "--no-isolation", *kind, "--outdir", str(DIST)]
+        subprocess.run([*command, str(project)], env=env, check=True)
     made = sorted(map(str, DIST.iterdir()))
     subprocess.run([python, "-m", "twine", "check", "--strict", *made], check=True)
     if sys.platform.startswith("linux"):
@@ -46,12 +53,23 @@ def main() -> int:
 
 
 def tools() -> str:
-    """Return the Python of an environment with what builds and checks distributions."""
+    """Return the Python of an environment with what builds, checks and tries distributions.
+
+    One for all: an environment for each of them would fetch and install the same again.
+    """
     python = TOOLS / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(TOOLS)], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *_NEEDED], check=True)
+    backends = {need for project in EVERY for need in build_requirements(project)}
+    wanted = [*_NEEDED, *sorted(backends)]
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
     return str(python)
+
+
+def build_requirements(project: Path) -> list[str]:
+    """Return what a distribution is built with, as it says; `build` refuses to begin without them."""
+    text = (project / "pyproject.toml").read_text(encoding="utf-8")
+    return list(tomllib.loads(text)["build-system"]["requires"])
 
 
 def audit(python: str, wheel: Path) -> None:

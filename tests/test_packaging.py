@@ -85,6 +85,27 @@ def test_the_tag_of_a_wheel_is_the_newest_glibc_that_a_library_needs(
     assert build.platform_tag(tmp_path).startswith("manylinux_2_38_")
 
 
+def test_what_was_compiled_is_used_again_unless_something_changes_it(
+    packaging: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other flags, or other variants, the compiler runs."""
+    build = packaging["llama_build"]
+
+    def no_source(_: Path) -> Path:
+        raise RuntimeError("compiles")
+
+    monkeypatch.setattr(build, "_unpacked", no_source)
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    made = tmp_path / build.key() / "package-haswell-x64"
+    made.mkdir(parents=True)
+    assert build.build(tmp_path, ["x64", "haswell"]) == made
+    with pytest.raises(RuntimeError, match="compiles"):
+        build.build(tmp_path, ["x64"])
+    monkeypatch.setenv("CXXFLAGS", "-O1")
+    with pytest.raises(RuntimeError, match="compiles"):
+        build.build(tmp_path, ["x64", "haswell"])
+
+
 def test_a_formula_names_the_archive_and_its_digest(
     packaging: dict[str, ModuleType], tmp_path: Path
 ) -> None:
