@@ -268,7 +268,7 @@ DRY = {
 }
 TOOLS = {
     *("builds", "drafts", "micro", "figures", "record", "many", "schemas", "shapes", "soak"),
-    "structure",
+    *("structure", "upgrades"),
 }
 
 
@@ -331,6 +331,14 @@ def test_two_builds_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
     assert driver.main(asked) == 0
     said = capsys.readouterr().out
     assert [said.count(work) for work in ("| prompt", "| 1 stream", "| 8 streams")] == [1, 1, 1]
+
+
+@pytest.mark.daemon
+def test_a_daemon_outlives_who_ends_while_replacing_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """At each of the four steps; connections come meanwhile, and none is refused or cut."""
+    assert driver.main(["upgrades", "--what", "killed", "--times", "4", "--rate", "20"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert [column.strip() for column in said.split("|")[1:6]][::4] == ["killed", "0"]
 
 
 def test_a_build_that_is_twice_as_fast_has_the_ratio_two() -> None:
