@@ -1,7 +1,7 @@
 """A real daemon process on the fake model: ``python tests/fake_daemon.py SOCKET [key=value ...]``.
 
 Prints ``ready`` when clients can connect, and ``computing`` at the first decode. Keys are fields of the
-configuration, and `cost` (seconds a tick takes), `die` (the decode at which the engine breaks) and
+configuration, and `cost` (seconds a tick takes), `rows` (tokens of a tick), `die` (the decode at which the engine breaks) and
 `script` of the fake: a file with a JSON list of what it says, prompt by prompt, whatever the temperature.
 A SOCKET of ``-`` stands for the default paths.
 """
@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
     path, *rest = arguments
     given = dict(item.split("=", 1) for item in rest)
     cost, die = float(given.pop("cost", "0")), int(given.pop("die", "-1"))
+    rows = int(given.pop("rows", "128"))
     script, replace = given.pop("script", None), "replace" in given
     given.pop("replace", None)
     given.setdefault("policy", "baseline")  # which measures nothing before it is ready
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
     told = {} if path == "-" else {"socket": path}
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
     config = load({**told, **{flags[name]: text for name, text in given.items()}}, env=env)
-    backend = Speaker(script) if script else slow(config, cost, die)
+    backend = Speaker(script) if script else slow(config, cost, die, rows)
     log.configure("warning")
     try:
         trio.run(serve, config, backend, replace)
@@ -83,11 +84,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def slow(config: Config, cost: float, die: int) -> SlowBackend:
-    """Return the fake model on a machine that takes `cost` seconds for a tick."""
+def slow(config: Config, cost: float, die: int, rows: int = 128) -> SlowBackend:
+    """Return the fake model on a machine that takes `cost` seconds for a tick of so many `rows` at the most."""
     backend = SlowBackend(
         n_ctx=config.n_ctx,
         n_slots=config.parallel,
+        n_batch=max(rows, config.parallel),
         faults={die: Fault(died="told to")} if die >= 0 else None,
     )
     backend.tick_s = cost

@@ -127,6 +127,7 @@ ALLOWED = {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),
         *("uma_trio.engine.messages", "uma_trio.service.answers", "uma_trio.service.ask"),
     },
+    "uma_trio.cluster": {"attrs", "yaml", "uma_trio.config.errors", "uma_trio.sockets.address"},
     "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
     "uma_trio_sim.commands": {
         *("attrs", "cyclopts", "rich", "uma_trio.cli", "uma_trio.policy", "uma_trio_sim"),

@@ -1,0 +1,180 @@
+"""The files of a cluster: what its nodes' file may say, what HAProxy is given, and what it answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_kit import PROGRAM
+
+from uma_trio.cli.cluster import cluster
+from uma_trio.cluster.haproxy import IN_FLIGHT, MOVES_AT, Files, configuration, key_map
+from uma_trio.cluster.nodes import MOST_NODES, Cluster, cluster_of, read, written
+from uma_trio.cluster.process import CannotRun, check, write
+from uma_trio.cluster.runtime import NotRunning, Runtime, pins_of, states_of
+from uma_trio.config.errors import ConfigError
+from uma_trio.sockets.address import parse_address
+
+FOLDER = Path("/srv")
+THREE = {
+    "listen": "127.0.0.1:8300",
+    "slots": 4,
+    "nodes": [
+        "10.0.0.1:8080",
+        {"address": "10.0.0.2:8080", "agent": 9000, "slots": 16},
+        "[fd00::3]:8080",
+    ],
+}
+
+
+def of(**changes: Any) -> Cluster:
+    """Return the three nodes with some values changed."""
+    return cluster_of({**THREE, **changes}, "file", FOLDER)
+
+
+def test_a_node_is_an_address_or_more(tmp_path: Path) -> None:
+    """Its agent is on the next port and it has the slots of all, unless it says otherwise."""
+    found = of()
+    assert [(n.id, n.host_port, n.agent, n.slots) for n in found.nodes] == [
+        (1, "10.0.0.1:8080", 8081, 4),
+        (2, "10.0.0.2:8080", 9000, 16),
+        (3, "[fd00::3]:8080", 8081, 4),
+    ]
+    (tmp_path / "c.yaml").write_text(written(found.drained(found.nodes[1], drained=True)))
+    again = read(tmp_path / "c.yaml")
+    assert again.nodes[1].drained
+    assert again.drained(again.nodes[1], drained=False) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"listen": None}, "listen: give the address"),
+        ({"listen": "0.0.0.0:8300"}, "needs keys"),
+        ({"listen": "unix:/tmp/x"}, "no HOST:PORT"),
+        ({"nodes": []}, "1 to 512 nodes"),
+        ({"nodes": ["10.0.0.1:8080"] * (MOST_NODES + 1)}, "1 to 512 nodes"),
+        ({"nodes": ["10.0.0.1:8080", "10.0.0.1:8080"]}, "the same address"),
+        ({"nodes": [{"address": "a:1", "id": 2}, "b:2"]}, "the same id"),
+        ({"nodes": ["10.0.0.1"]}, "nodes[0].address"),
+        ({"nodes": ["a b:80"]}, "no HOST:PORT"),
+        ({"nodes": [{"address": "a:1", "slots": True}]}, "nodes[0].slots"),
+        ({"nodes": [{"adress": "a:1"}]}, "adress is unknown"),
+        ({"color": "red"}, "color is unknown"),
+        ({"edge": "a b"}, "edge"),
+        ({"certificate": "a\nuser root"}, "certificate"),
+        ({"peers": {"edge2": "nowhere"}}, "peers.edge2"),
+    ],
+)
+def test_a_wrong_value_is_named(changes: dict[str, Any], said: str) -> None:
+    """With its place in the file and what it may be."""
+    with pytest.raises(ConfigError, match="file") as caught:
+        of(**changes)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "\xff"])
+def test_a_file_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+    """In one sentence, with its name."""
+    (tmp_path / "c.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        read(tmp_path / "c.yaml")
+    with pytest.raises(ConfigError, match="init"):
+        read(tmp_path / "none.yaml")
+
+
+def test_nodes_come_and_go_with_ids_of_their_own() -> None:
+    """A new one is like the last one; the last one that is left stays."""
+    found = of().without(of().find("2")).with_node(parse_address("10.0.0.4:8090"), None, None)
+    new = found.nodes[-1]
+    assert (new.id, new.agent, new.slots) == (4, 8091, 4)
+    with pytest.raises(ConfigError, match="already"):
+        found.with_node(parse_address("10.0.0.4:8090"), None, None)
+    with pytest.raises(ConfigError, match="there are 1"):
+        found.find("10.0.0.2:8080")
+    one = of(nodes=["10.0.0.1:8080"])
+    with pytest.raises(ConfigError, match="last node"):
+        one.without(one.nodes[0])
+
+
+def test_haproxy_is_told_everything_that_the_file_says() -> None:
+    """Each node with its agent and its share of requests; TLS, keys and peers only if they are wanted."""
+    files = Files(folder=FOLDER)
+    plain = configuration(of(), files)
+    assert "server 2 10.0.0.2:8080 id 2 check inter 500ms" in plain
+    assert "agent-port 9000 slowstart 10s" in plain
+    assert f"maxconn {IN_FLIGHT * 16}" in plain
+    assert f"mul({MOVES_AT})" in plain
+    assert "X-UMA-Head first-token" in plain
+    assert not any(word in plain for word in ("ssl crt", "map_str_int", "edge2"))
+    full = configuration(
+        of(
+            certificate="edge.pem",
+            keys="keys",
+            peers={"edge2": "10.0.0.9:10020"},
+            listen="0.0.0.0:443",
+        ),
+        files,
+    )
+    assert "bind 0.0.0.0:443 ssl crt /srv/edge.pem alpn h2,http/1.1" in full
+    assert "map_str_int(/srv/keys.map,0)" in full
+    assert "server edge2 10.0.0.9:10020" in full
+    assert key_map((b"sk-1", b"sk-2")) == b"sk-1 1\nsk-2 1\n"
+
+
+@pytest.mark.skipif(
+    PROGRAM is None, reason="HAProxy is not installed; on Debian: apt install haproxy"
+)
+def test_haproxy_takes_the_file(tmp_path: Path) -> None:
+    """With one node and with hundreds; its own words are passed on where it refuses."""
+    files = Files(folder=tmp_path / "c.d")
+    for n in (1, 200):
+        nodes = [f"10.0.{i // 200}.{i % 200 + 1}:8080" for i in range(n)]
+        write(of(nodes=nodes), files, ())
+        check(files)
+    assert files.folder.stat().st_mode & 0o077 == 0
+    files.configuration.write_text("frontend x\n  nonsense\n")
+    with pytest.raises(CannotRun, match="nonsense"):
+        check(files)
+
+
+def test_what_haproxy_tells_is_read() -> None:
+    """Rows of servers alone, by the columns' names; pins by server."""
+    text = (
+        "# pxname,svname,qcur,scur,stot,status,weight,sid,last_agt,uweight\n"
+        "edge,FRONTEND,,3,9,OPEN,,0,,\n"
+        "nodes,1,2,3,9,UP,7,1,via agent : up,50\n"
+        "nodes,BACKEND,0,3,9,UP,57,0,,\n"
+    )
+    (state,) = states_of(
+        text, pins_of("0x1: server_id=1 exp=1\n0x2: server_id=1\n0x3: server_id=2\n")
+    )
+    assert (state.id, state.status, state.weight, state.active) == (1, "UP", 50, 3)
+    assert (state.waiting, state.served, state.pins) == (2, 9, 2)
+
+
+def test_without_haproxy_a_command_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what to do; nothing is changed that a later start would not use."""
+    file = tmp_path / "cluster.yaml"
+    assert cluster("init", ("127.0.0.1:9", "127.0.0.1:19"), file=file, slots=2) == 0
+    assert read(file).nodes[1].slots == 2
+    assert cluster("init", ("127.0.0.1:9",), file=file) == 2
+    assert cluster("init", (), file=tmp_path / "other.yaml") == 2
+    assert cluster("status", (), file=file) == 2
+    assert cluster("down", (), file=file) == 2
+    assert cluster("drain", ("1", "2"), file=file) == 2
+    assert cluster("add", ("nonsense",), file=file) == 2
+    said = capsys.readouterr().err
+    for words in (
+        "is there already",
+        "Give the address",
+        "uma-trio cluster up",
+        "No HAProxy runs",
+        "Give one",
+    ):
+        assert words in said
+    with pytest.raises(NotRunning):
+        Runtime(tmp_path / "none").worker()
