@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
-import select
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,14 +15,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from terminal_kit import Terminal
 
 from uma_trio.cli.chat import _HELP, Talk, _Sampling, chat
 from uma_trio.cli.conversation import Conversation
 from uma_trio.cli.wrapped import Wrapped
 from uma_trio.client import ServerError
 
-PATIENCE_S = 50.0
-_ASKING = "\x1b[?2004h"  # bracketed paste is on: the question can be read
 HERE = Path(__file__).parent
 
 
@@ -132,52 +125,6 @@ def test_without_a_terminal_there_is_no_conversation(capsys: pytest.CaptureFixtu
     """It names the command for scripts."""
     assert chat() == 1
     assert "uma-trio run" in capsys.readouterr().err
-
-
-class Terminal:
-    """A terminal of 80 columns with the command in it."""
-
-    def __init__(self, *command: str, home: Path) -> None:
-        self._end, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        env = {**os.environ, "HOME": str(home), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        env.pop("XDG_STATE_HOME", None)
-        self._process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
-        )
-        os.close(theirs)
-        self._seen, self._at = "", 0
-
-    def answer(self, text: str) -> None:
-        """Press keys when it asks: what is typed before goes to a terminal that is being set up."""
-        self.until(_ASKING)
-        os.write(self._end, text.encode())
-
-    def until(self, words: str) -> None:
-        """Read until the terminal has shown some words, behind those that were waited for before."""
-        while (found := self._seen.find(words, self._at)) < 0:
-            if not self._read():
-                raise AssertionError(f"{words!r} is not in {self._seen[self._at :]!r}")
-        self._at = found + len(words)
-
-    def leave(self) -> int:
-        """Press Ctrl-D; return the exit status."""
-        self.answer("\x04")
-        while self._read():
-            pass
-        os.close(self._end)
-        return self._process.wait(PATIENCE_S)
-
-    def _read(self) -> bool:
-        """Take what has been written; False if nothing comes, or nobody is there any more."""
-        if not select.select([self._end], [], [], PATIENCE_S)[0]:
-            return False
-        try:
-            data = os.read(self._end, 65536)
-        except OSError:  # Linux's word for a terminal that nobody has open
-            return False
-        self._seen += data.decode(errors="replace")
-        return bool(data)
 
 
 def talk_and_leave(path: Path, folder: Path) -> None:

@@ -115,7 +115,7 @@ async def test_what_was_sent_ahead_is_answered_to_the_last_frame(
         ahead = [b'{"type":"sessions"}', b'{"type":"explain"}', b'{"id":"b","prompt":"p"}']
         await client.send_bytes(b"".join(map(_frame, ahead)))
         await client.until(Eos)
-        assert await client.until(Sessions) == Sessions(())
+        assert (await client.until(Sessions)).sessions == ()
         await client.until(Explanation)
         data = await _raw_until(client, b'"eos"')
         assert b'"id":"b"' in data
@@ -797,7 +797,7 @@ async def test_a_client_that_asks_questions_without_a_pause_leaves_too(
         client = daemon.connect()
         await client.send(ListSessions())
         daemon.server.let_go()
-        assert await client.rest() == [Sessions(())]
+        assert [event.sessions for event in await client.rest()] == [()]
 
 
 async def test_a_frame_has_ten_seconds(autojump_clock: MockClock) -> None:

@@ -13,6 +13,8 @@ from uma_protocol import (
     Eos,
     Error,
     Logprobs,
+    MemoryInfo,
+    ModelInfo,
     Prefixes,
     PrefixInfo,
     SessionInfo,
@@ -21,7 +23,14 @@ from uma_protocol import (
     ToolCall,
     Usage,
 )
-from uma_trio.engine.messages import Finished, SamplingParams, Targets, TokenLogprobs, TokenOut
+from uma_trio.engine.messages import (
+    Finished,
+    SamplingParams,
+    Snapshot,
+    Targets,
+    TokenLogprobs,
+    TokenOut,
+)
 from uma_trio.engine.records import PrefixReport
 from uma_trio.service.ask import (
     Ask,
@@ -49,6 +58,7 @@ if TYPE_CHECKING:
     import uma_protocol
     from uma_protocol import Generate, Slo
     from uma_trio.service.generation import Generation
+    from uma_trio.service.service import Service
     from uma_trio.service.visibility import Running
     from uma_trio.sockets.principal import Principal
 
@@ -315,7 +325,42 @@ def session_info(running: Running) -> SessionInfo:
         age_ms=round(report.age_s * 1e3, 3),
         ahead_ms=round(report.ahead_s * 1e3, 3),
         choice=running.choice,
+        cached_tokens=report.cached_tokens,
+        waits=report.waits,
     )
+
+
+def memory_info(snapshot: Snapshot) -> MemoryInfo:
+    """Describe the KV cache and the prefixes that are kept."""
+    cells, kept = snapshot.cells, snapshot.prefixes
+    return MemoryInfo(
+        cells_used=cells.used,
+        cells_reserved=cells.reserved,
+        cells_total=cells.total,
+        leaves=0 if kept is None else kept.leaves,
+        leaf_tokens=0 if kept is None else kept.leaf_tokens,
+        pages=0 if kept is None else kept.pages,
+        page_bytes=0 if kept is None else kept.bytes,
+    )
+
+
+def models_info(service: Service) -> tuple[ModelInfo, ...]:
+    """Describe the models, that which writes first."""
+    writer = ModelInfo(
+        name=service.bounds.model,
+        size_bytes=service.model.size_bytes,
+        n_ctx=service.bounds.n_ctx_seq,
+    )
+    encoders = (
+        ModelInfo(
+            name=one.names[0],
+            gives="scores" if one.info.ranks else "vectors",
+            size_bytes=one.info.size_bytes,
+            n_ctx=one.info.n_ctx,
+        )
+        for one in service.embedders.values()
+    )
+    return (writer, *encoders)
 
 
 def prefixes_event(report: PrefixReport, user: str) -> Prefixes:

@@ -440,7 +440,7 @@ def test_a_bad_message_is_named(messages, field, words):
         ({"prompt": "p"}, "id", "is missing"),
         ({"id": "a"}, "prompt", "neither"),
         (_generate(messages=[{"role": "user", "content": "x"}]), "prompt", "both"),
-        ({"type": "cancel"}, "id", "is missing"),
+        ({"type": "cancel"}, "id", "or request must be given"),
         ({"type": "priority", "priority": "background"}, "request", "neither"),
         (
             {"type": "priority", "id": "a", "request": 1, "priority": "background"},

@@ -75,6 +75,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     It is computed `ahead_ms` ahead of the tokens shown to its reader. Each choice of a request is
     listed separately, with its own handle. `awaits` is what somebody waits for: tokens, answer, nothing.
+    `cached_tokens` of its prompt were not computed. `waits` is what it waits for at the moment, if for anything.
     """
 
     request: int
@@ -92,6 +93,30 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ahead_ms: float = 0.0
     choice: int = 0
     awaits: str = "tokens"
+    cached_tokens: int = 0
+    waits: str = ""
+
+
+class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The KV cache in cells, and the prefixes that are kept: leaves in these cells, and saved pages."""
+
+    cells_used: int
+    cells_reserved: int
+    cells_total: int
+    leaves: int = 0
+    leaf_tokens: int = 0
+    pages: int = 0
+    page_bytes: int = 0
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model of the daemon. It `gives` text, vectors or scores; `n_ctx` is the most tokens of one request."""
+
+    name: str
+    state: str = "loaded"
+    gives: str = "text"
+    size_bytes: int
+    n_ctx: int
 
 
 class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -176,9 +201,10 @@ class Hello(_Request, frozen=True, tag="hello"):
 
 
 class Cancel(_Request, frozen=True, tag="cancel"):
-    """End the running request with this id."""
+    """End a request, by its id on this connection or by the server's handle."""
 
-    id: str
+    id: str | None = None
+    request: int | None = None
 
 
 class SetPriority(_Request, frozen=True, kw_only=True, tag="priority"):
@@ -190,7 +216,9 @@ class SetPriority(_Request, frozen=True, kw_only=True, tag="priority"):
 
 
 class ListSessions(_Request, frozen=True, tag="sessions"):
-    """Request the list of live requests of the whole daemon."""
+    """Request the list of live requests of the whole daemon, with so many of the latest ticks."""
+
+    ticks: int | None = None
 
 
 class Explain(_Request, frozen=True, tag="explain"):
@@ -321,10 +349,14 @@ class Ok(_Event, frozen=True, tag="ok"):
     id: str | None = None
 
 
-class Sessions(_Event, frozen=True, tag="sessions"):
-    """The answer to `ListSessions`."""
+class Sessions(_Event, frozen=True, omit_defaults=True, tag="sessions"):
+    """The answer to `ListSessions`. `waiting` requests have no slot; of many of them only some are listed."""
 
     sessions: tuple[SessionInfo, ...]
+    waiting: int = 0
+    memory: MemoryInfo | None = None
+    models: tuple[ModelInfo, ...] = ()
+    ticks: tuple[TickInfo, ...] = ()
 
 
 class Explanation(_Event, frozen=True, tag="explain"):

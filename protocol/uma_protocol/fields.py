@@ -272,7 +272,14 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 required=True,
             ),
         ),
-        "cancel": (Field("id", _ID, "`id` of the running request of this connection", True),),
+        "cancel": (
+            Field(
+                "id",
+                _ID,
+                "`id` of the running request of this connection; give either this or `request`",
+            ),
+            Field("request", Integer(1, MAX_INT64), "the daemon's handle of a request"),
+        ),
         "priority": (
             Field(
                 "request",
@@ -282,7 +289,13 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field("id", _ID, "`id` of the running request of this connection"),
             Field("priority", _LANE, "the lane to move to", True),
         ),
-        "sessions": (),
+        "sessions": (
+            Field(
+                "ticks",
+                Integer(0, MAX_TICKS),
+                "number of the latest ticks to return; default: none",
+            ),
+        ),
         "explain": (
             Field(
                 "request",
@@ -315,7 +328,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
 """The fields of each type of request, in the order in which they are written."""
 
 EITHER: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"generate": ("prompt", "messages"), "priority": ("request", "id")}
+    {"generate": ("prompt", "messages"), "priority": ("request", "id"), "cancel": ("id", "request")}
 )
 """Pairs of fields of which a request has exactly one."""
 

@@ -153,6 +153,7 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         b'{"type":"prefix","action":"pin","session":"s","seconds":60}',
     ),
     (Cancel("a-1"), b'{"type":"cancel","id":"a-1"}'),
+    (Cancel(request=3), b'{"type":"cancel","request":3}'),
     (
         SetPriority(request=3, priority="background"),
         b'{"type":"priority","request":3,"priority":"background"}',
@@ -162,6 +163,7 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         b'{"type":"priority","id":"a-1","priority":"interactive"}',
     ),
     (ListSessions(), b'{"type":"sessions"}'),
+    (ListSessions(ticks=3), b'{"type":"sessions","ticks":3}'),
     (Explain(), b'{"type":"explain"}'),
     (Explain(request=3, ticks=0), b'{"type":"explain","request":3,"ticks":0}'),
     (GetMetrics(), b'{"type":"metrics"}'),

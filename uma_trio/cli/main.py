@@ -24,7 +24,7 @@ from uma_trio.config.errors import ConfigError
 
 #: Verbs whose plain command lines need no cyclopts.
 _QUICK = frozenset(
-    {"chat", "explain", "metrics", "models", "prefix", "priority", "ps", "run", "stop"}
+    {"chat", "explain", "metrics", "models", "prefix", "priority", "ps", "run", "stop", "top"}
 )
 
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, SocketFlag, WaitFlag, console, print_json, socket_path
-from uma_trio.saying import duration, harmless
+from uma_trio.cli.top_view import memory_in_words
+from uma_trio.saying import duration, harmless, size
 
 if TYPE_CHECKING:
-    from uma_protocol import SessionInfo
+    from collections.abc import Iterator
+
+    from uma_protocol import SessionInfo, Sessions
 
 
 def ps(
@@ -20,7 +23,7 @@ def ps(
     socket: SocketFlag = None,
     wait: WaitFlag = True,
 ) -> int:
-    """Show the requests in progress."""
+    """Show the requests in progress, the KV cache and the models. JSON has the requests; see also `uma-trio top`."""
     path = socket_path(socket)
     return attempt(_ps, path, json, wait_at=path if wait else None)
 
@@ -30,14 +33,28 @@ async def _ps(path: Path, as_json: bool) -> int:
 
     from uma_trio.client import Client
 
-    sessions = await Client(path).sessions()
+    found = await Client(path).overview()
     if as_json:
-        print_json(msgspec.to_builtins(sessions))
-    elif not sessions:
-        console().print("Nothing is running.")
+        print_json(msgspec.to_builtins(found.sessions))
+        return OK
+    if found.sessions:
+        _table(found.sessions)
     else:
-        _table(sessions)
+        console().print("Nothing is running.")
+    for line in _rest(found):
+        console().print(line, soft_wrap=True)
     return OK
+
+
+def _rest(found: Sessions) -> Iterator[str]:
+    """Yield what is said below the requests: how full the memory is, and which models there are."""
+    if (memory := found.memory) is not None:
+        yield f"KV cache: {memory_in_words(memory)}"
+    for model in found.models:
+        yield (
+            f"Model {harmless(model.name)}: {model.state}, gives {model.gives}, {size(model.size_bytes)}, "
+            f"{model.n_ctx:,} tokens of context"
+        )
 
 
 def _table(sessions: tuple[SessionInfo, ...]) -> None:

@@ -15,6 +15,7 @@ VERBS: Mapping[str, str] = {
     "chat": "Talk with the model in the terminal.",
     "run": "Send one prompt and print the answer as it comes.",
     "ps": "Show the requests in progress.",
+    "top": "Watch requests, the batch, memory and models.",
     "priority": "Move a request to the interactive or the background lane.",
     "explain": "Show how the latest requests spent their time, or why one waited.",
     "prefix": "Show, clear or pin what the daemon keeps of your prompts.",

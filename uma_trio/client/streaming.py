@@ -113,8 +113,15 @@ class Client:
 
         May be called while a generation runs.
         """
-        answer = await self._ask(ListSessions())
-        return answer.sessions if isinstance(answer, Sessions) else ()
+        return (await self.overview()).sessions
+
+    async def overview(self, *, ticks: int | None = None) -> Sessions:
+        """Return what runs and waits, memory and models, and so many of the latest ticks.
+
+        May be called while a generation runs.
+        """
+        answer = await self._ask(ListSessions(ticks))
+        return answer if isinstance(answer, Sessions) else Sessions(())
 
     async def explain(self, request: int | None = None, *, ticks: int | None = None) -> Explanation:
         """Return how the latest requests, or the one with this handle, spent their time.
@@ -151,6 +158,14 @@ class Client:
             ServerError: the request does not run any more (``E_PROTO_005``).
         """
         await self._ask(SetPriority(request=request, priority=priority))
+
+    async def cancel(self, request: int) -> None:
+        """End a request of this user's. `request` is the handle that :meth:`sessions` returns.
+
+        Raises:
+            ServerError: it is another user's (``E_AUTH_002``), or does not run any more (``E_PROTO_005``).
+        """
+        await self._ask(Cancel(request=request))
 
     async def open(self) -> None:
         """Connect; :func:`connect` calls this. Raises :class:`ConnectionFailed`."""

@@ -45,6 +45,7 @@ from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Refusal
 from uma_trio.service.fair import client_of, works_for
 from uma_trio.service.places import is_quiet
+from uma_trio.service.visibility import Viewer
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -52,6 +53,8 @@ from uma_trio.stories import telling
 from uma_trio.wire import (
     ask_of,
     error_event,
+    memory_info,
+    models_info,
     origin_of,
     prefixes_event,
     refusal_event,
@@ -337,33 +340,45 @@ class Connection:
         self._running = self._service.generate([ask_of(generate)], origin)
         self._requests.send_nowait((generate, self._running))
 
-    def _on_cancel(self, _: Cancel) -> None:
-        # The protocol lets only the id of the running request through.
-        if self._running is not None:
+    def _on_cancel(self, request: Cancel) -> None:
+        if request.request is not None:
+            self._change(lambda handle: self._service.cancel(handle, self._principal), request)
+        elif self._running is not None:  # the protocol lets only its id through
             self._running.end()
 
     def _on_priority(self, request: SetPriority) -> None:
         if request.request is not None:
-            try:
-                moved = self._service.move(request.request, request.priority, self._principal)
-            except Refusal as refusal:
-                self._say(refusal_event(refusal, request.id))
-                return
-        else:  # the protocol lets only the id of the running request through
-            moved = self._running is not None
-            if self._running is not None:
-                self._running.move_to(request.priority)
-        if not moved:
-            why = "that request is not running; `uma-trio ps` lists those that are"
-            self._say(error_event(Code.E_PROTO_005, why))
+            self._change(
+                lambda handle: self._service.move(handle, request.priority, self._principal),
+                request,
+            )
+        elif self._running is not None:  # the protocol lets only its id through
+            self._running.move_to(request.priority)
+            self._say(Ok(id=request.id))
+
+    def _change(self, change: Callable[[int], bool], request: Cancel | SetPriority) -> None:
+        """Change what runs under a handle, and say whether there was anything."""
+        try:
+            found = change(request.request or 0)
+        except Refusal as refusal:
+            self._say(refusal_event(refusal, request.id))
             return
-        self._say(Ok(id=request.id))
+        why = "that request is not running; `uma-trio ps` lists those that are"
+        self._say(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
 
-    def _on_sessions(self, _: ListSessions) -> None:
-        self._look(self._sessions)
+    def _on_sessions(self, request: ListSessions) -> None:
+        self._look(lambda: self._sessions(request.ticks or 0))
 
-    async def _sessions(self) -> Event:
-        return Sessions(tuple(map(session_info, await self._service.listed(self._principal))))
+    async def _sessions(self, ticks: int) -> Event:
+        service, viewer = self._service, Viewer(self._principal)
+        snapshot = await service.snapshot()
+        return Sessions(
+            tuple(session_info(viewer.shown(running)) for running in service.named(snapshot)),
+            waiting=snapshot.waiting,
+            memory=memory_info(snapshot),
+            models=models_info(service),
+            ticks=await telling.latest(service, viewer, ticks, snapshot.at) if ticks else (),
+        )
 
     def _on_explain(self, request: Explain) -> None:
         self._look(lambda: telling.answer(request, self._service, self._principal))

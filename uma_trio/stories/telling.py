@@ -56,6 +56,23 @@ async def answer(request: Explain, service: Service, viewer: Principal) -> Expla
         await trio.lowlevel.checkpoint()
 
 
+async def latest(service: Service, viewer: Viewer, ticks: int, now: float) -> tuple[TickInfo, ...]:
+    """Return the latest ticks of the snapshots so far, oldest first; what `viewer` may not see is left out.
+
+    Of long ones fewer: together they fit into a frame.
+    """
+    looks, room, found = Looks(service.directory, viewer.sees), MAX_BYTES // 2, []
+    for n, record in enumerate(reversed(service.ticks_after(-1, ticks)), 1):
+        tick = _tick(record, now, looks)
+        room -= len(msgspec.json.encode(tick)) + 1
+        if room < 0:
+            break
+        found.append(tick)
+        if n % _AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
+    return tuple(reversed(found))
+
+
 def _everything(_named: Named) -> bool:
     return True
 
