@@ -15,8 +15,9 @@ from attrs import Factory, define, evolve, fields
 from net_kit import House, at_once, house
 
 from uma_trio.http.routes import router
+from uma_trio.http.wire.memory import ClientMemory
 from uma_trio.http.wire.server import Server
-from uma_trio.http.wire.settings import Bodies, Settings, Shared
+from uma_trio.http.wire.settings import Settings, Shared
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
@@ -143,6 +144,14 @@ class Client:
         except trio.BrokenResourceError:
             return True
 
+    async def is_cut(self) -> bool:
+        """Read to the end; whether the daemon closed within an answer."""
+        try:
+            await self.answer()
+        except (h11.RemoteProtocolError, trio.BrokenResourceError):
+            return True
+        return False
+
     def close(self) -> None:
         """Leave."""
         self.transport.close()
@@ -154,7 +163,8 @@ class HttpHouse:
 
     inner: House
     server: Server
-    bodies: Bodies
+    bodies: ClientMemory
+    answers: ClientMemory
     clients: list[Client] = Factory(list)
     #: Whom the kernel is to name for the next connections; None: whom it does name.
     peer: Principal | None = None
@@ -201,7 +211,8 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
             service=inner.service,
             log=inner.log,
             name="test",
-            bodies=Bodies(settings.all_bodies_bytes),
+            bodies=settings.bodies(),
+            answers=settings.answers(),
             started=1_700_000_000,
             run_blocking=options.get("run_blocking", at_once),
         )
@@ -210,7 +221,7 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
             return daemon.who(sock, operator_uid)
 
         server = Server(shared, router(), os.geteuid(), who)
-        daemon = HttpHouse(inner, server, shared.bodies)
+        daemon = HttpHouse(inner, server, shared.bodies, shared.answers)
         await inner.nursery.start(daemon.server.attend)
         try:
             yield daemon
@@ -220,5 +231,5 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
         await inner.until_idle()
         if daemon.server.n_connections:
             raise AssertionError("a connection is still there")
-        if shared.bodies.held:
-            raise AssertionError("memory of a body is still held")
+        if shared.bodies.held or shared.answers.held:
+            raise AssertionError("memory of a body or an answer is still held")

@@ -14,6 +14,7 @@ from http_kit import http_house
 from trio.testing import MockClock
 
 from uma_trio.http.embeddings import normalised
+from uma_trio.service import embedding
 
 EMBED = "/v1/embeddings"
 
@@ -256,3 +257,35 @@ async def test_the_models_are_listed_beside_that_which_writes(autojump_clock: Mo
         models = (await daemon.ask("GET", "/v1/models")).json["data"]
         assert [each["id"] for each in models] == ["fake", "embedder", "ranker"]
         assert (models[1]["meta"]["n_embd"], models[1]["max_model_len"]) == (4, N_CTX)
+
+
+async def test_a_long_query_is_not_copied_for_ever(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts once for each document; a request with too many tokens in all is refused with the bound."""
+    monkeypatch.setattr(embedding, "MAX_TOKENS", 1000)
+    async with http_house(encoders=encoders()) as daemon:
+        body = {"query": "q" * 30, "documents": ["b"] * 20}
+        assert (await daemon.ask("POST", "/v1/rerank", body)).status == 200
+        answer = await daemon.ask("POST", "/v1/rerank", {**body, "documents": ["b"] * 60})
+        assert (answer.status, answer.error["param"]) == (413, "documents")
+        assert "1000 tokens" in answer.error["message"]
+
+
+async def test_memory_of_requests_that_wait_is_bounded(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A further one is told to come back, and is served when the first ones are answered."""
+    monkeypatch.setattr(embedding, "MAX_HELD", 2000)
+    body = {"input": ["a long text"] * 100, "model": "x"}
+    async with http_house(encoders=encoders()) as daemon:
+        statuses: list[int] = []
+
+        async def ask() -> None:
+            statuses.append((await daemon.ask("POST", EMBED, body)).status)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        assert sorted(statuses) == [200, 429, 429]
+        assert (await daemon.ask("POST", EMBED, body)).status == 200

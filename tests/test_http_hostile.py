@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from uma_protocol.rules import Text
 from uma_trio.http.fields import decode, document_of, honoured
 from uma_trio.http.wire.errors import Fault
+from uma_trio.sockets.principal import Principal
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 BODY = json.dumps(CHAT).encode()
@@ -283,27 +284,78 @@ async def test_a_body_may_take_its_time_if_it_is_long(autojump_clock: MockClock)
                 nursery.cancel_scope.cancel()
 
 
+LONG = BODY + b" " * 390_000
+ALICE = Principal(connection=100, host="127.0.0.1", uid=1001)
+BOB = Principal(connection=200, host="127.0.0.1", uid=1002)
+
+
+async def half_bodies(daemon: HttpHouse, n: int) -> list[Client]:
+    """Return clients that have sent all but the end of a body of 400,000 bytes."""
+    clients = [daemon.connect() for _ in range(n)]
+    for client in clients:
+        client.http.send(h11_get())
+        await client.send_bytes(post(b"Content-Length: 400000\r\n", b" " * 390_000))
+        await trio.sleep(0.3)
+    return clients
+
+
 async def test_the_memory_for_all_bodies_is_bounded(autojump_clock: MockClock) -> None:
-    """What does not fit is told to come back; what fits is served, and nothing stays held."""
-    async with http_house(max_prompt_bytes=1000) as daemon:
-        holders = [daemon.connect() for _ in range(4)]
-        for holder in holders:
-            await holder.send_bytes(post(b"Content-Length: 4000\r\n", b" " * 3900))
-        await trio.sleep(1)
-        client = daemon.connect()
-        await client.send("POST", "/v1/chat/completions", BODY + b" " * 400)
-        answer = await client.answer()
+    """What does not fit is told to come back; short requests fit, and so do those of another user."""
+    async with http_house(max_prompt_bytes=100_000) as daemon:
+        daemon.peer = ALICE
+        await half_bodies(daemon, 3)
+        answer = await daemon.ask("POST", "/v1/chat/completions", LONG)
         assert (answer.status, answer.error["code"]) == (503, "overloaded")
-        for holder in holders:
-            holder.close()
-        await trio.sleep(1)
         assert (await daemon.ask("POST", "/v1/chat/completions", CHAT)).status == 200
+        daemon.peer = BOB
+        assert (await daemon.ask("POST", "/v1/chat/completions", LONG)).status == 200
+
+
+async def test_a_body_of_which_the_rest_does_not_come_makes_room(
+    autojump_clock: MockClock,
+) -> None:
+    """The oldest of the user with most; its client is told, and the others' stay."""
+    async with http_house(max_prompt_bytes=100_000) as daemon:
+        daemon.peer = ALICE
+        holders = await half_bodies(daemon, 3)
+        daemon.peer = BOB
+        (other,) = await half_bodies(daemon, 1)
+        await trio.sleep(2)
+        daemon.peer = ALICE
+        assert (await daemon.ask("POST", "/v1/chat/completions", LONG)).status == 200
+        answer = await holders[0].answer()
+        assert answer.status == 503
+        assert "did not come" in answer.error["message"]
+        assert daemon.bodies.held > 0
+        await other.send_bytes(b" " * (10_000 - len(b"{}")) + b"{}")
+        assert (await other.answer()).status == 400  # no messages
+
+
+async def test_answers_that_nobody_reads_are_bounded(autojump_clock: MockClock) -> None:
+    """Of one user half of the memory for them; then the client that read nothing for the longest time goes."""
+    asked = {"content": "a" * 100_000}
+    async with http_house(all_answers_bytes=1_000_000) as daemon:
+        daemon.peer = ALICE
+        slow = [daemon.connect() for _ in range(3)]
+        for client in slow:
+            await client.send("POST", "/tokenize", asked)
+            await trio.testing.wait_all_tasks_blocked()
+        refused = await daemon.ask("POST", "/tokenize", asked)
+        assert refused.status == 503
+        assert "wait to be read" in refused.error["message"]
+        daemon.peer = BOB
+        assert (await daemon.ask("POST", "/tokenize", asked)).status == 200
+        await trio.sleep(3)
+        daemon.peer = ALICE
+        assert (await daemon.ask("POST", "/tokenize", asked)).status == 200
+        assert await slow[0].is_cut()
+        assert (await slow[1].answer()).status == 200
 
 
 async def test_a_body_gives_its_place_back_once_it_is_decoded(autojump_clock: MockClock) -> None:
     """Its answer may take hours, in which others send bodies of their own."""
-    async with http_house(max_prompt_bytes=1000) as daemon:
-        padded = {**CHAT, "stream": True, "max_tokens": 5, "user": "x" * 3000}
+    async with http_house(max_prompt_bytes=100_000) as daemon:
+        padded = json.dumps({**CHAT, "stream": True, "max_tokens": 5}).encode() + b" " * 390_000
         clients = [daemon.connect() for _ in range(8)]
         for client in clients:
             await client.send("POST", "/v1/chat/completions", padded)

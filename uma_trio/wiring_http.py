@@ -60,7 +60,7 @@ def http_server(config: Config, service: Service) -> HttpServer:
     """Build the HTTP side. Raises :class:`ConfigError` if the file of keys cannot be used."""
     from uma_trio.http.routes import router
     from uma_trio.http.wire.server import Server
-    from uma_trio.http.wire.settings import Bodies, Shared
+    from uma_trio.http.wire.settings import Shared
 
     settings = http_settings(config)
     shared = Shared(
@@ -68,7 +68,8 @@ def http_server(config: Config, service: Service) -> HttpServer:
         service=service,
         log=FaultLog(log.get("http")),
         name=secrets.token_hex(4),
-        bodies=Bodies(settings.all_bodies_bytes),
+        bodies=settings.bodies(),
+        answers=settings.answers(),
         started=int(time.time()),
         run_blocking=in_threads(HELPERS),
     )

@@ -7,7 +7,7 @@ last of its inputs is encoded. Cancelled, it leaves the engine's queue.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -29,6 +29,10 @@ MAX_NUMBERS: Final = 1 << 22
 """Numbers of one answer: inputs times the width of a vector. As JSON they are about 45 MB."""
 MAX_WAITING: Final = 256
 """Requests that wait for one encoder."""
+MAX_TOKENS: Final = 1 << 23
+"""Of one request: 16,384 texts of 512. A query is counted once for each document."""
+MAX_HELD: Final = 1 << 26
+"""Tokens and numbers of all requests that wait for one encoder: 256 MiB."""
 _AGAIN_S: Final = 1.0
 
 Input = str | IntArray
@@ -58,6 +62,7 @@ class Embedder:
     draining: Callable[[], bool] = lambda: False
     _handles: itertools.count[int] = field(factory=itertools.count, init=False)
     _waiting: int = field(default=0, init=False)
+    _held: int = field(default=0, init=False)
     _none: trio.Event = field(factory=trio.Event, init=False)
 
     async def vectors(
@@ -70,7 +75,9 @@ class Embedder:
         """
         self._check_number(len(inputs), "input")
         tokens = await self.run_blocking(
-            lambda: [self._tokens(each, at, truncate) for at, each in enumerate(inputs)]
+            lambda: _bounded(
+                (self._tokens(each, at, truncate) for at, each in enumerate(inputs)), "input"
+            )
         )
         return await self._encoded(tokens, whose)
 
@@ -83,7 +90,9 @@ class Embedder:
             Refusal: as :meth:`vectors`.
         """
         self._check_number(len(documents), "documents")
-        tokens = await self.run_blocking(lambda: self._pairs(query, documents, truncate=truncate))
+        tokens = await self.run_blocking(
+            lambda: _bounded(self._pairs(query, documents, truncate=truncate), "documents")
+        )
         return await self._encoded(tokens, whose)
 
     async def wait_until_idle(self) -> None:
@@ -106,7 +115,7 @@ class Embedder:
             raise Refusal(Code.E_PROTO_003, f"input[{at}] is empty", field=f"input[{at}]")
         return self._fitting(found, f"input[{at}]", truncate)
 
-    def _pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[IntArray]:
+    def _pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> Iterator[IntArray]:
         pair = self.info.pair
         asked = self.vocabulary.tokenize(query, add_special=False, parse_special=False)
         room = self.info.n_ctx - pair.n_tokens - len(asked)
@@ -114,13 +123,11 @@ class Embedder:
             raise self._too_long("query", len(asked), self.info.n_ctx - pair.n_tokens - 1)
         front = np.concatenate([pair.before, asked, pair.between]).astype(np.int32)
         behind = np.array(pair.behind, np.int32)
-        found = []
         for at, document in enumerate(documents):
             tokens = self.vocabulary.tokenize(document, add_special=False, parse_special=False)
             if len(tokens) > room and not truncate:
                 raise self._too_long(f"documents[{at}]", len(tokens), room)
-            found.append(np.concatenate([front, tokens[:room], behind]))
-        return found
+            yield np.concatenate([front, tokens[:room], behind])
 
     def _fitting(self, tokens: IntArray, field: str, truncate: bool) -> IntArray:
         most = self.info.n_ctx
@@ -160,6 +167,11 @@ class Embedder:
         order = await self.run_blocking(
             lambda: sorted(range(len(inputs)), key=lambda at: len(inputs[at]), reverse=True)
         )
+        n_tokens = await self.run_blocking(lambda: sum(map(len, inputs)))
+        held = n_tokens + len(inputs) * self.info.width
+        if self._held + held > MAX_HELD:
+            why = f"long requests wait for {self.names[0]}, and there is no memory for more; try again"
+            raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
         handle, user = next(self._handles), whose.counts_as
         answers: list[Encoded] = []
         answered = trio.Event()
@@ -169,6 +181,7 @@ class Embedder:
             answered.set()
 
         self._waiting += 1
+        self._held += held
         try:
             if self.inbox.closed:
                 raise Refusal(Code.E_RUNTIME_004, "the engine has stopped")
@@ -176,6 +189,7 @@ class Embedder:
             await answered.wait()
         finally:
             self._waiting -= 1
+            self._held -= held
             if not self._waiting:
                 self._none.set()
             if not answers:
@@ -183,5 +197,21 @@ class Embedder:
         found = answers[0]
         if found.vectors is None:
             raise Refusal(Code(found.code), found.message)
-        n_tokens = await self.run_blocking(lambda: sum(map(len, inputs)))
         return Vectors(found.vectors, n_tokens)
+
+
+def _bounded(inputs: Iterable[IntArray], field: str) -> list[IntArray]:
+    """Return the tokens of all inputs, made one after another, unless they get too many.
+
+    Raises:
+        Refusal: they do, or making one of them raises it.
+    """
+    found: list[IntArray] = []
+    n_tokens = 0
+    for tokens in inputs:
+        n_tokens += len(tokens)
+        if n_tokens > MAX_TOKENS:
+            why = f"{field} has more than {MAX_TOKENS} tokens together; send fewer texts at once"
+            raise Refusal(Code.E_LIMIT_001, why, field=field)
+        found.append(tokens)
+    return found

@@ -11,12 +11,13 @@ the socket is closed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 
 import h11
 import trio
+from attrs import define
 
 from uma_trio.http.wire import guard
 from uma_trio.http.wire.clients import label
@@ -82,7 +83,8 @@ class Connection:
         self._last = False
         self._leaves = False
         self._is_head = False
-        self._body_bytes = 0
+        self._incoming = _Held(principal.counts_as, self.make_room)
+        self._outgoing = _Held(principal.counts_as, self._gone)
         self._receiving: trio.CancelScope | None = None
         self._heard_at = trio.current_time()
         self._begun = False  # whether a byte of the next head is there
@@ -103,6 +105,7 @@ class Connection:
             if not self._writer.broken:
                 await self._linger()
         finally:
+            self._shared.answers.give(self._outgoing)
             self._transport.close()
 
     async def _linger(self) -> None:
@@ -183,6 +186,7 @@ class Connection:
                 self._refuse(_sorry())
                 return
             await self._writer.flushed()
+            self._shared.answers.give(self._outgoing)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
@@ -257,6 +261,7 @@ class Connection:
             try:
                 reply = await self._handled(route, exchange)
                 if reply is not None:
+                    self._keep(reply)
                     self._reply(reply, headers)
             except Refusal as refusal:
                 self._fail(fault_of_refusal(refusal), exchange, headers, route)
@@ -333,8 +338,8 @@ class Connection:
             self._give_body_back()
 
     def _give_body_back(self) -> None:
-        self._shared.bodies.give(self._body_bytes)
-        self._body_bytes = 0
+        self._shared.bodies.give(self._incoming)
+        self._incoming.waits_since = None
 
     async def _read_body(self, head: Head) -> bytes:
         settings = self._settings
@@ -344,7 +349,7 @@ class Connection:
         if self._http.they_are_waiting_for_100_continue:
             self._write(self._http.send(_CONTINUE))
         body = bytearray()
-        began = trio.current_time()
+        began = self._incoming.waits_since = trio.current_time()
         between_chunks = chunked = "transfer-encoding" in head.headers
         client = client_of(self._principal, label(head))
         while True:
@@ -354,9 +359,10 @@ class Connection:
             if isinstance(event, h11.Data):
                 body += event.data
                 between_chunks = chunked and event.chunk_end
-                self._hold(len(event.data), len(body))
+                self._hold(len(body))
                 await self._meter.chunk(client)
             elif isinstance(event, h11.EndOfMessage):
+                self._incoming.waits_since = None
                 return bytes(body)
             elif event is h11.NEED_DATA:
                 patience = settings.body_grace_s + len(body) / settings.body_bytes_per_s
@@ -365,12 +371,11 @@ class Connection:
             else:
                 raise h11.RemoteProtocolError("its body has no end", 400)
 
-    def _hold(self, n_bytes: int, in_all: int) -> None:
+    def _hold(self, in_all: int) -> None:
         if in_all > self._settings.max_body_bytes:
             raise self._too_large()
-        if not self._shared.bodies.take(n_bytes):
+        if not self._shared.bodies.take(self._incoming, in_all, trio.current_time()):
             raise _overloaded("too many long requests are being sent at once")
-        self._body_bytes += n_bytes
 
     def _too_large(self) -> Fault:
         most = self._settings.max_body_bytes
@@ -416,6 +421,16 @@ class Connection:
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._reply(form(fault, dict(headers).get("X-Request-Id", "")), headers)
 
+    def _keep(self, reply: Reply) -> None:
+        """Reserve the memory of an answer until it is read.
+
+        Raises:
+            Fault: too many long answers are unread.
+        """
+        self._outgoing.waits_since = now = trio.current_time()
+        if not self._shared.answers.take(self._outgoing, len(reply.body), now):
+            raise _overloaded("too many long answers wait to be read")
+
     def _reply(self, reply: Reply, headers: Headers) -> None:
         """Send a whole answer in one piece."""
         every = [("Date", formatdate(usegmt=True)), *reply.headers, *headers]
@@ -426,18 +441,27 @@ class Connection:
             every.append(("Connection", "close"))
         http = self._http
         head = http.send(h11.Response(status_code=reply.status, headers=every)) or b""
-        body = b""
-        if reply.body and not self._is_head:
-            body = http.send(h11.Data(data=reply.body)) or b""
-        if len(body) > _LONG_BODY:  # which is not copied once more
+        data = None if self._is_head else h11.Data(data=reply.body)
+        if data is not None and len(reply.body) > _LONG_BODY:  # which is not copied
             self._write(head)
-            self._write(body)
-            head = body = b""
+            for part in http.send_with_data_passthrough(data) or ():
+                self._write(part)
+            head, data = b"", None
+        body = b"" if data is None else http.send(data) or b""
         self._write(head + body + (http.send(h11.EndOfMessage()) or b""))
 
     def _write(self, data: bytes | None) -> None:
         if data:
             self._writer.write(data)
+
+
+@define(eq=False)
+class _Held:
+    """What a connection holds of the memory for bodies, or for answers."""
+
+    owner: str
+    give_way: Callable[[], None]
+    waits_since: float | None = None
 
 
 def _overloaded(why: str) -> Fault:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from uma_trio.http.wire.memory import ClientMemory
 from uma_trio.service.ask import Door
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.service import Service
@@ -62,6 +63,8 @@ class Settings:
     linger_quiet_s: float = 1.0
     linger_bytes: int = 64 * MIB
     send_buffer_bytes: int = 8192
+    # Whole answers that are not read yet, together. The longest, vectors as JSON, has about 45 MB.
+    all_answers_bytes: int = 128 * MIB
 
     @property
     def max_body_bytes(self) -> int:
@@ -73,24 +76,13 @@ class Settings:
         """How much of the bodies of all requests together is held in memory."""
         return 4 * self.max_body_bytes
 
+    def bodies(self) -> ClientMemory:
+        """Return the memory for bodies on their way in: of one user all but the longest body."""
+        return ClientMemory(self.all_bodies_bytes, self.max_body_bytes)
 
-class Bodies:
-    """The memory that bodies on their way in may take, all connections together."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.held = 0
-
-    def take(self, n_bytes: int) -> bool:
-        """Reserve room; False if there is none."""
-        if self.held + n_bytes > self._most:
-            return False
-        self.held += n_bytes
-        return True
-
-    def give(self, n_bytes: int) -> None:
-        """Return room."""
-        self.held -= n_bytes
+    def answers(self) -> ClientMemory:
+        """Return the memory for answers that are not read yet: of one user half of it."""
+        return ClientMemory(self.all_answers_bytes, self.all_answers_bytes // 2)
 
 
 class KeyFileUnusable(Exception):
@@ -105,7 +97,8 @@ class Shared:
     service: Service
     log: Log
     name: str
-    bodies: Bodies
+    bodies: ClientMemory
+    answers: ClientMemory
     started: int  # seconds since the epoch
     #: For bodies: no flood of them keeps other requests from being tokenised.
     run_blocking: RunBlocking
