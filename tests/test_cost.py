@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_trio.costing.bounds import implausible
-from uma_trio.policy.accounting import ALONE_RATES, MIXED_RATES
 from uma_trio.policy.cost import FURTHEST, CostModel, Staircase, Work
+from uma_trio.policy.tuning import TUNING
 
 # Milliseconds of one decode by tokens: a 0.5B Q4_0 model on two AVX-512 cores.
 MEASURED = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 8: 18.8, 16: 25.9, 64: 93.5, 128: 192.0}
@@ -299,10 +299,18 @@ def test_a_quick_tick_takes_a_slow_spell_back_first() -> None:
     assert after.computing(4) == pytest.approx(TRUE.computing(4))
 
 
-@pytest.mark.parametrize("rates", [{}, ALONE_RATES, MIXED_RATES], ids=["both", "alone", "mixed"])
+@pytest.mark.parametrize(
+    "rates",
+    [
+        (None, None),
+        (TUNING.alone_scale_rate, TUNING.alone_step_rate),
+        (TUNING.mixed_scale_rate, TUNING.mixed_step_rate),
+    ],
+    ids=["both", "alone", "mixed"],
+)
 @pytest.mark.parametrize("used", [(1,), (1, 4), (1, 4, 8)], ids=str)
 def test_steps_that_are_not_used_stay_while_the_machine_comes_and_goes(
-    rates: dict[str, float], used: tuple[int, ...]
+    rates: tuple[float | None, float | None], used: tuple[int, ...]
 ) -> None:
     """Forty spells in which it is 3 to 10 times slower: when it is back, all steps are what they were."""
     draw, model = random.Random(1), CostModel(STAIRS)
@@ -311,7 +319,7 @@ def test_steps_that_are_not_used_stay_while_the_machine_comes_and_goes(
             for _ in range(300):
                 n = draw.choice(used)
                 took = STAIRS(n) * slower * draw.lognormvariate(0.0, 0.02)
-                model = model.learn(Work(n), took, None, **rates)
+                model = model.learn(Work(n), took, None, *rates)
     stored = model.for_storage()
     for n in STAIRS.at:
         assert stored.computing(n) == pytest.approx(STAIRS(n), rel=0.1), n

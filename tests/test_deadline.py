@@ -14,7 +14,7 @@ from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
-from uma_trio.policy.deadline.slack import LINGER_S, UNREAD_S, margin
+from uma_trio.policy.deadline.slack import margin
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,
@@ -23,6 +23,7 @@ from uma_trio.policy.state import (
     SequenceView,
     Served,
 )
+from uma_trio.policy.tuning import TUNING
 
 DEAR = CostModel(Staircase((1, 2, 4, 16, 32), (0.015, 0.025, 0.038, 0.114, 0.215)))
 WIDE = CostModel(Staircase((1, 32, 128, 256, 512), (0.004, 0.009, 0.017, 0.028, 0.046)))
@@ -109,7 +110,7 @@ def test_a_tick_that_nobody_reads_takes_a_tenth_of_a_second_at_the_most() -> Non
     slow = evolve(WIDE, scale=4.0)
     plan = planned(batch(pending=900), cost=slow)
     assert plan.n_tokens < planned(batch(pending=900), cost=WIDE).n_tokens
-    assert plan.predicted_s <= UNREAD_S
+    assert plan.predicted_s <= TUNING.unread_s
 
 
 def test_a_tick_that_can_be_given_up_has_the_chunk_of_the_best_rate() -> None:
@@ -250,8 +251,10 @@ def test_tokens_are_paced_while_others_have_a_use_for_the_machine() -> None:
 
 def test_pacing_goes_on_for_a_moment_after_the_others_have_left() -> None:
     """Who asks again and again is away between two requests."""
-    assert planned(reader(1), company_at=NOW - LINGER_S / 2).paces == {1: pytest.approx(STEP)}
-    assert planned(reader(1), company_at=NOW - 2 * LINGER_S).paces == {}
+    assert planned(reader(1), company_at=NOW - TUNING.linger_s / 2).paces == {
+        1: pytest.approx(STEP)
+    }
+    assert planned(reader(1), company_at=NOW - 2 * TUNING.linger_s).paces == {}
 
 
 # --- any state ---

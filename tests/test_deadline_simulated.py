@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from uma_trio.engine.messages import Targets
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.slack import UNREAD_S
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Contract, SchedulerState
+from uma_trio.policy.tuning import TUNING
 from uma_trio_sim.latency import percentile
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
 from uma_trio_sim.simulation import Simulation
@@ -298,8 +298,8 @@ def test_who_asks_on_a_gpu_amid_prompts_waits_for_one_tick_and_its_own(
     world.run(11.0)
     alone_s = alone[0].ttft_s
     waits = [request.ttft_s for request in asked[1:]]
-    assert percentile(waits, 50) <= (2.1 * alone_s if read else alone_s + UNREAD_S / 2)
-    assert read or max(waits) <= 2 * alone_s + UNREAD_S
+    assert percentile(waits, 50) <= (2.1 * alone_s if read else alone_s + TUNING.unread_s / 2)
+    assert read or max(waits) <= 2 * alone_s + TUNING.unread_s
 
 
 @pytest.mark.parametrize("n", [4, 8, 16])

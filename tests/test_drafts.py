@@ -34,11 +34,12 @@ from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.drafts import FREE, add_drafts
+from uma_trio.policy.deadline.drafts import add_drafts
 from uma_trio.policy.deadline.shape import MOST_BALLAST, ballast_for
 from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
+from uma_trio.policy.tuning import TUNING
 from uma_trio.wire import ask_of
 from uma_trio.wiring import allowed_speculation
 from uma_trio.words import Lane, Speculation
@@ -417,7 +418,7 @@ def test_drafts_keep_every_rule_of_a_plan(
         takes_s, took_s = (
             ballast_for(cost, planned_work(state, one), MOST_BALLAST)[1] for one in (plan, without)
         )
-        assert takes_s <= FREE * took_s
+        assert takes_s <= TUNING.free_rows * took_s
 
 
 def test_what_a_request_says_of_speculation_reaches_the_engine() -> None:

@@ -11,10 +11,7 @@ from policy_kit import decoder
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline.drafts import (
-    AT_START,
-    EARNED,
     MOST_PURSES,
-    MOST_WON,
     add_drafts,
     settled,
 )
@@ -22,6 +19,7 @@ from uma_trio.policy.deadline.shape import ballast_for
 from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Plan
 from uma_trio.policy.state import Contract, Memory, Purse, SchedulerState, SequenceView
+from uma_trio.policy.tuning import TUNING
 
 # Two rows take twice the time of one here, three guesses cost a stream 1.6 tokens: as with Q8_0.
 DEAR = CostModel(
@@ -84,7 +82,12 @@ def test_guesses_lose_no_more_than_what_a_purse_begins_with_and_earns(
     tokens = sum(told.known.values()) - 100 * streams
     lost = (told.seconds - told.plain_s) / told.token_s
     # Each stream may lose what is in its purse, by a last stake that is larger than that.
-    assert lost <= streams * (AT_START + told.largest_stake) + EARNED * tokens + 1e-6
+    assert (
+        lost
+        <= streams * (TUNING.purse_at_start + told.largest_stake)
+        + TUNING.purse_earned * tokens
+        + 1e-6
+    )
     assert told.largest_stake <= streams * (Contract().pause_cap - 1.0) + 1e-6
 
 
@@ -133,7 +136,7 @@ def test_what_was_won_is_bounded_and_those_that_ended_are_forgotten() -> None:
     """A long copy is no reason to lose as much behind it."""
     views = (decoder(1, computed=1000),)
     state = SchedulerState(now=0.0, tick=1, sequences=views, n_batch=512, free_cells=4000)
-    assert settled(state, {1: Purse(1.0, 10)})[1] == Purse(MOST_WON, 1001)
+    assert settled(state, {1: Purse(1.0, 10)})[1] == Purse(TUNING.purse_most, 1001)
     away = {key: Purse(-1.0, 10) for key in range(100, 101 + MOST_PURSES)}
     assert settled(state, dict(list(away.items())[:MOST_PURSES])).keys() == set(
         list(away)[:MOST_PURSES]

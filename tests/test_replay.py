@@ -36,6 +36,7 @@ from uma_trio.policy.portable import (
 )
 from uma_trio.policy.state import Contract, GuardMemory, MeasuredTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
+from uma_trio.policy.tuning import TUNING, Tuning
 from uma_trio.telemetry.trace import LineFile
 from uma_trio_sim.commands.replay import replay as replay_verb
 from uma_trio_sim.replay import Replayed, replay
@@ -97,7 +98,7 @@ def attrs_of(kind: type, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[A
     return st.builds(kind, **known)
 
 
-costs = attrs_of(CostModel)
+costs = attrs_of(CostModel, tuning=st.just(TUNING))  # the header has it
 guards = attrs_of(GuardMemory, mixed=st.booleans())
 memories = attrs_of(
     Memory,
@@ -140,7 +141,7 @@ plans = attrs_of(
 )
 lines = st.one_of(
     st.builds(TracedTick, states, plans, numbers, numbers, st.integers(-5, 5)),
-    st.builds(Header, st.text(), st.text(), st.text(), attrs_of(Contract)),
+    st.builds(Header, st.text(), st.text(), st.text(), attrs_of(Contract), tuning=attrs_of(Tuning)),
     st.builds(Footer, keys, keys),
 )
 

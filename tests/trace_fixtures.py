@@ -172,7 +172,7 @@ def read(name: str) -> tuple[Header, list[TracedTick]]:
         header, *ticks, _ = [decode(line) for line in file]
     if not isinstance(header, Header):
         raise TypeError
-    return header, [tick for tick in ticks if isinstance(tick, TracedTick)]
+    return header, [header.tuned(tick) for tick in ticks if isinstance(tick, TracedTick)]
 
 
 def record(name: str) -> None:

@@ -38,6 +38,7 @@ from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
+from uma_trio.policy.tuning import TUNING
 from uma_trio.service.checks import Bounds
 from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
@@ -186,6 +187,7 @@ def recorder(config: Config, backend: Backend, settings: EngineSettings) -> Iter
         config.policy,
         settings.contract,
         slots=backend.limits.n_slots,
+        tuning=TUNING if settings.cost is None else settings.cost.tuning,
     )
     try:
         trace = TraceFile(config.trace, header)

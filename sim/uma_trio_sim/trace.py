@@ -45,8 +45,9 @@ def read(path: Path) -> Recording:
     if not lines or not isinstance(lines[0], Header) or not ticks:
         message = f"{path}: it does not begin with a trace's header, or has no tick"
         raise TraceError(message)
-    last = lines[-1]
-    return Recording(lines[0], ticks, last.dropped if isinstance(last, Footer) else None)
+    header, last = lines[0], lines[-1]
+    ticks = tuple([header.tuned(tick) for tick in ticks])
+    return Recording(header, ticks, last.dropped if isinstance(last, Footer) else None)
 
 
 def _line(path: Path, number: int, text: bytes) -> object:

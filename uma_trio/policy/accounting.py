@@ -19,14 +19,6 @@ from uma_trio.policy.state import (
     is_prompt,
 )
 
-# An isolated tick corrects the scale factor, a mixed one mostly its own step: a step that was measured
-# too low would otherwise raise solo, and with it every limit.
-ALONE_RATES = {"scale_rate": 0.2, "step_rate": 0.05}
-MIXED_RATES = {"scale_rate": 0.02, "step_rate": 0.15}
-# The first ticks of a shape teach nothing but what a change of shape costs, unless that is at most this part
-# of them: a chunk of 256 tokens beside a reader is often the only one of its shape.
-SMALL_CHANGE = 0.1
-
 
 def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
     """Correct the cost model by what was measured."""
@@ -37,18 +29,25 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
         if _shows_a_change(cost, tick.work):
             cost = cost.learn_change(tick.work, tick.decode_s)
         else:
-            rates: dict[str, float] = {}  # with nobody to protect, both at once
-            if tick.solo_s > 0:
-                rates = MIXED_RATES if tick.mixed else ALONE_RATES
-            cost = cost.learn(tick.work, tick.decode_s, tick.host_s, **rates)
+            cost = cost.learn(tick.work, tick.decode_s, tick.host_s, *_rates(cost, tick))
     return evolve(plan, memory=evolve(plan.memory, cost=cost))
+
+
+def _rates(cost: CostModel, tick: MeasuredTick) -> tuple[float | None, float | None]:
+    """Return how much a tick corrects the scale factor and its step; with nobody to protect both at once."""
+    tuning = cost.tuning
+    if tick.solo_s <= 0:
+        return None, None
+    if tick.mixed:
+        return tuning.mixed_scale_rate, tuning.mixed_step_rate
+    return tuning.alone_scale_rate, tuning.alone_step_rate
 
 
 def _shows_a_change(cost: CostModel, work: Work) -> bool:
     """Whether a tick is one of the first two of its shape, and that is much of what it takes."""
     if not cost.recapture_s or (work.repeats and work.settled):
         return False
-    return cost.change_s > SMALL_CHANGE * cost.seconds(work)
+    return cost.change_s > cost.tuning.small_change * cost.seconds(work)
 
 
 def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -> Work:
@@ -177,16 +176,11 @@ def owed_after(state: SchedulerState, limit: Limit, tick_s: float, background: f
     return min(max(after_s, nothing_s), grant_s)
 
 
-# What decoding answers are owed of the time in which prompts go first, at the most, and the part of a
-# turn that they have to be owed before they get ticks of their own.
-ANSWERS_SHARE, ANSWERS_TURNS = 0.25, 16
-
-
 def owes_answers(state: SchedulerState, cost: CostModel) -> bool:
     """Whether answers get a tick without prompts: they are owed time, and it is enough or has begun."""
     owed_s = state.memory.guard.answers_owed_s
     begun = 0 < state.before.tokens <= len(state.best_effort)
-    return owed_s > (0.0 if begun else turn_s(cost, state.n_batch) / ANSWERS_TURNS)
+    return owed_s > (0.0 if begun else turn_s(cost, state.n_batch) / cost.tuning.answers_turns)
 
 
 def _answers_owed_after(
@@ -202,7 +196,7 @@ def _answers_owed_after(
     prompts = sum([is_prompt(view) for view in ready])
     if not prompts or prompts == len(ready):
         return 0.0
-    share = min(ANSWERS_SHARE, 1.0 - prompts / len(ready))
+    share = min(state.tuning.answers_share, 1.0 - prompts / len(ready))
     had_s = 0.0 if with_prompts else predicted_s
     owed_s = state.memory.guard.answers_owed_s + share * predicted_s - had_s
     return min(max(owed_s, 0.0), most_s)

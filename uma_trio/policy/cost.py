@@ -35,32 +35,18 @@ from functools import cached_property
 from attrs import Factory, field, frozen
 
 from uma_trio.policy.evolving import evolve, value
+from uma_trio.policy.tuning import TUNING, Tuning
 
-# How quickly the model follows: the scale factor within about ten ticks (another program takes a
-# core), a single step of the staircase within twenty of its own ticks.
-SCALE_RATE, STEP_RATE, ERROR_RATE = 0.1, 0.05, 0.05
-# A term takes its share of the blame: where looking back is half of a tick, half of this.
-DEPTH_RATE = 0.2
 WIDE_ROWS = 64  # from here on attention works in tiles (ggml-cpu/ops.cpp, GGML_FA_TILE_Q)
 # A machine that is slower or quicker than this is not followed: its ticks are off, and the model says so. What
 # the scale factor cannot take must not end in the one step that is in use: when the machine is back,
 # correcting that would move all others.
 SCALE_BOUNDS = (1 / 8, 8.0)
-# One tick that took three times what we thought was not slow by its own doing (a page fault, a
-# frozen machine) and must not teach the model anything, unless it happens all the time. One that
-# took a third was no accident: nothing makes a machine quicker by chance.
-OUTLIER = math.log(3.0)
 # However noisy ticks are, a step stays within so many times of what was measured, either way, and no
 # tick makes a machine quicker by more than that.
 FURTHEST = 8.0
-# A change of shape costs this part of a tick at the least, where it costs anything.
-LEAST_CHANGE = 0.02
 # Kernels take rows in fours, so that more logits rows may cost less: by this part at the most.
 MOST_SAVED = 0.75
-# Chunks need not be larger than what reaches this part of the best rate there is.
-PLATEAU = 0.95
-# Beyond this the model says so and is not used to promise anything (scheduling.md, 3.1).
-UNTRUSTED_ERROR = 0.15
 
 
 @frozen
@@ -197,16 +183,17 @@ class CostModel:
     table_error: float = 0.0
     others: float = 0.0
     measured: Staircase = field(default=Factory(lambda self: self.computing, takes_self=True))
+    tuning: Tuning = TUNING
 
     @property
     def trusted(self) -> bool:
         """Whether its predictions are good enough for a promise."""
-        return min(self.error, self.table_error) <= UNTRUSTED_ERROR
+        return min(self.error, self.table_error) <= self.tuning.untrusted_error
 
     @property
     def fell_back(self) -> bool:
         """Whether it predicts by the table as it was measured."""
-        return self.error > UNTRUSTED_ERROR and self.error > self.table_error
+        return self.error > self.tuning.untrusted_error and self.error > self.table_error
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -273,23 +260,26 @@ class CostModel:
         work: Work,
         decode_s: float,
         host_s: float | None,
-        *,
-        scale_rate: float = SCALE_RATE,
-        step_rate: float = STEP_RATE,
+        scale_rate: float | None = None,
+        step_rate: float | None = None,
     ) -> CostModel:
         """Return the model corrected by one measured tick.
 
         `host_s` is None where it says nothing: before the first decode after an idle time.
-        The rates say how much of a miss is the scale factor's, and how much this step's own.
+        The rates say how much of a miss is the scale factor's, and how much this step's own; those of `tuning`
+        unless given.
         """
-        expected = self._by(self.computing, work)
+        tuning, expected = self.tuning, self._by(self.computing, work)
+        scale_rate = tuning.scale_rate if scale_rate is None else scale_rate
+        step_rate = tuning.step_rate if step_rate is None else step_rate
         if expected <= 0 or not 0 < decode_s < math.inf:
             return self
         miss = math.log(decode_s / (self.scale * expected))
         by_table = max(self._by(self.measured, work), sys.float_info.min)
-        error = _smoothed(self.error, miss)
-        table_error = _smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
-        if abs(miss) >= OUTLIER and self.trusted:
+        error = self._smoothed(self.error, miss)
+        table_error = self._smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
+        # Nothing makes a machine quicker by chance.
+        if abs(miss) >= math.log(tuning.outlier) and self.trusted:
             model = self if miss > 0 else self.quicker(math.exp(miss), work.tokens)
             return evolve(model, error=error, table_error=table_error)
         low, high = SCALE_BOUNDS
@@ -301,10 +291,10 @@ class CostModel:
         blame = (
             context_cell_s * work.context_cells + self.cell_s(work.tokens) * work.used_cells
         ) / expected
-        deeper = math.exp(DEPTH_RATE * blame * miss)
+        deeper = math.exp(tuning.depth_rate * blame * miss)
         between_s = self.between_s(work)
         if host_s is not None:
-            between_s += SCALE_RATE * (min(host_s, decode_s) - between_s)
+            between_s += tuning.scale_rate * (min(host_s, decode_s) - between_s)
         return evolve(
             self,
             error=error,
@@ -328,13 +318,16 @@ class CostModel:
         if not (self.recapture_s and 0 < decode_s < math.inf):
             return self
         # As in `learn`, only a tick that took too long may have done so by chance.
-        if math.log(took_s / (plain_s + self.recapture_s + self.capture_s)) >= OUTLIER:
+        if math.log(took_s / (plain_s + self.recapture_s + self.capture_s)) >= math.log(
+            self.tuning.outlier
+        ):
             return self
         # Never nothing, or graphs would count as not captured.
-        extra_s = max(took_s - plain_s, LEAST_CHANGE * plain_s)
+        extra_s = max(took_s - plain_s, self.tuning.least_change * plain_s)
+        rate = self.tuning.step_rate
         if work.after == work.shape:
-            return evolve(self, capture_s=self.capture_s + STEP_RATE * (extra_s - self.capture_s))
-        return evolve(self, recapture_s=self.recapture_s + STEP_RATE * (extra_s - self.recapture_s))
+            return evolve(self, capture_s=self.capture_s + rate * (extra_s - self.capture_s))
+        return evolve(self, recapture_s=self.recapture_s + rate * (extra_s - self.recapture_s))
 
     def quicker(self, factor: float, n: int) -> CostModel:
         """Return the model of a machine that takes this part of the time, or 1 / `FURTHEST` of it.
@@ -373,7 +366,16 @@ class CostModel:
         A long prompt goes in such chunks where nobody is protected and no size is in use yet.
         """
         rates = self._rates(largest)
-        return tuple(rates)[level(tuple(rates.values()))]
+        return tuple(rates)[self.level(tuple(rates.values()))]
+
+    def level(self, rates: Sequence[float]) -> int:
+        """Return which of `rates`, of sizes in ascending order, is the first that is about the best."""
+        enough = self.tuning.plateau * max(rates)
+        return next(i for i, rate in enumerate(rates) if rate >= enough)
+
+    def _smoothed(self, error: float, miss: float) -> float:
+        tuning = self.tuning
+        return error + tuning.error_rate * (min(abs(miss), math.log(tuning.outlier)) - error)
 
     def quickest(self, largest: int) -> int:
         """Return the chunk size with the fastest prefill, for a newcomer without streams."""
@@ -401,13 +403,3 @@ class CostModel:
     def table(self) -> Mapping[int, float]:
         """Return the current estimate of the seconds by tokens, for people."""
         return self.computing.table()
-
-
-def level(rates: Sequence[float]) -> int:
-    """Return which of `rates`, of sizes in ascending order, is the first that is about the best."""
-    enough = PLATEAU * max(rates)
-    return next(i for i, rate in enumerate(rates) if rate >= enough)
-
-
-def _smoothed(error: float, miss: float) -> float:
-    return error + ERROR_RATE * (min(abs(miss), OUTLIER) - error)

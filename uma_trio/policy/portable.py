@@ -2,7 +2,7 @@
 
 Finite floats are written with as many digits as their exact value needs; infinities and NaN, which
 JSON lacks, are written as words. An unknown field is refused, because a plan made from an
-incomplete state would differ. Traces of other formats are refused: their states lack what this
+incomplete state would differ. The constants of the policy are in the header: :meth:`Header.tuned` puts them back. Traces of other formats are refused: their states lack what this
 version plans from.
 """
 
@@ -13,14 +13,18 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from attrs import field, frozen
-from cattrs import BaseValidationError, Converter, transform_error
+from attrs import evolve, field, frozen
+from cattrs import BaseValidationError, Converter, override, transform_error
+from cattrs.gen import make_dict_unstructure_fn
 
+from uma_trio.policy.cost import CostModel
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,
+    Memory,
     SchedulerState,
 )
+from uma_trio.policy.tuning import TUNING, Tuning
 
 FORMAT = 9
 
@@ -31,7 +35,7 @@ class TraceError(Exception):
 
 @frozen
 class Header:
-    """The first line: the program, and its `slots` including ballast (0: unknown)."""
+    """The first line: the program, its `slots` including ballast (0: unknown), and the `tuning` of all ticks."""
 
     version: str
     model: str
@@ -39,6 +43,23 @@ class Header:
     contract: Contract = field(factory=Contract)
     format: int = FORMAT
     slots: int = 0
+    tuning: Tuning = TUNING
+
+    def tuned(self, tick: TracedTick) -> TracedTick:
+        """Return a tick that was read, with the constants that it was planned with."""
+        if self.tuning == TUNING:
+            return tick
+        state, plan = tick.state, tick.plan
+        return evolve(
+            tick,
+            state=evolve(state, memory=_tuned(state.memory, self.tuning)),
+            plan=evolve(plan, memory=_tuned(plan.memory, self.tuning)),
+        )
+
+
+def _tuned(memory: Memory, tuning: Tuning) -> Memory:
+    cost = memory.cost
+    return memory if cost is None else evolve(memory, cost=evolve(cost, tuning=tuning))
 
 
 @frozen
@@ -131,3 +152,8 @@ def _float(value: float) -> float | str:
 
 _converter = Converter(forbid_extra_keys=True)
 _converter.register_unstructure_hook(float, _float)
+# The header has it, once for all ticks.
+_converter.register_unstructure_hook(
+    CostModel,
+    make_dict_unstructure_fn(CostModel, _converter, tuning=override(omit=True)),
+)

@@ -12,6 +12,7 @@ from attrs import field, frozen
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.evolving import value
 from uma_trio.policy.traffic import Traffic
+from uma_trio.policy.tuning import TUNING, Tuning
 from uma_trio.words import Awaits, Lane
 
 # So many of a stream's places are for tokens on their way to and from its connection. Without one
@@ -351,6 +352,12 @@ class SchedulerState:
     interruptible: bool = False  # a tick of prompts can be given up for a request that comes
     first_tokens: FirstTokens = field(factory=FirstTokens)
     memory: Memory = field(factory=Memory)
+
+    @property
+    def tuning(self) -> Tuning:
+        """The constants to plan with: those of the cost model."""
+        cost = self.memory.cost
+        return TUNING if cost is None else cost.tuning
 
     @cached_property
     def views(self) -> Mapping[int, SequenceView]:

@@ -100,7 +100,7 @@ class _Ticks:
                 return  # the daemon was killed while it wrote this line
             line = _line(number, text)
             if isinstance(line, TracedTick):
-                yield line
+                yield self.header.tuned(line)
 
     def are_complete(self) -> bool:
         """Tell whether the trace was closed in order. Reads it to its end, for the last line only."""

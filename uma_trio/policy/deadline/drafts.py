@@ -6,14 +6,14 @@ by that, and as many are taken as give the most tokens a second:
 
 - *Free* rows take no time: they stand where ballast would, on a step of the staircase that goes down or
   is level. They are always taken.
-- *Paid* rows make the tick longer. They are taken where tokens a second rise by :data:`WORTH`, within what
+- *Paid* rows make the tick longer. They are taken where tokens a second rise by `paid_worth`, within what
   the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times one
   without, since they are part of what it would do alone and give it more tokens a second; a tick with
   anybody else's work stays within its limit. Guesses of requests that asked for `speculation` free get no paid row.
 
 A stream pays for paid rows out of its *purse*, in tokens: the rows are a stake, the tokens that the streams of the
 tick would have had in that time, and each guess that is right puts a token into the purse. An empty purse pays for no
-rows. So a stream whose guesses are all wrong loses :data:`AT_START` tokens, :data:`EARNED` of the others, and the last
+rows. So a stream whose guesses are all wrong loses `purse_at_start` tokens, `purse_earned` of the others, and the last
 stake, whatever was believed of its guesses.
 
 A deadline is a multiple of what a stream takes alone, and with drafts that are right it takes less. The deadlines of
@@ -33,11 +33,8 @@ from uma_trio.policy.deadline.shape import MOST_BALLAST, ballast_for
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import Purse, SchedulerState, SequenceView
+from uma_trio.policy.tuning import Tuning
 
-# With 3 wrong guesses a stream that is alone loses 0.4 (Q4_0) to 1.6 tokens (Q8_0, two cores).
-AT_START = 1.5
-EARNED = 0.01  # for each token of a stream
-MOST_WON = 16.0  # of what was won no more than this is lost again
 # Purses of streams that are not in the state are kept: they may wait for a mask. Of so many some have ended.
 MOST_PURSES = 64
 
@@ -46,21 +43,21 @@ def settled(state: SchedulerState, purses: Mapping[int, Purse]) -> Mapping[int, 
     """Return the purses with what the latest tick brought in them."""
     if not purses:
         return purses
-    views, kept = state.views, dict(purses)
+    views, kept, tuning = state.views, dict(purses), state.tuning
     for key, purse in purses.items():
         view = views.get(key)
         if view is not None and (came := _known(view) - purse.known) > 0:
-            left = purse.left + EARNED * came + (came - 1)
-            kept[key] = Purse(min(left, MOST_WON), purse.known + came)
+            left = purse.left + tuning.purse_earned * came + (came - 1)
+            kept[key] = Purse(min(left, tuning.purse_most), purse.known + came)
     if len(kept) > len(views) + MOST_PURSES:
         kept = {key: purse for key, purse in kept.items() if key in views}
     return kept
 
 
-def left_of(purses: Mapping[int, Purse], key: int) -> float:
+def left_of(purses: Mapping[int, Purse], key: int, tuning: Tuning) -> float:
     """Return how many tokens a stream may lose."""
     purse = purses.get(key)
-    return AT_START if purse is None else purse.left
+    return tuning.purse_at_start if purse is None else purse.left
 
 
 def staked(
@@ -69,7 +66,7 @@ def staked(
     """Return the purses after a stake of `tokens`, by how many guesses each stream has in the tick."""
     views, left, each = state.views, dict(purses), tokens / sum(counts.values())
     for key, n in counts.items():
-        left[key] = Purse(left_of(purses, key) - n * each, _known(views[key]))
+        left[key] = Purse(left_of(purses, key, state.tuning) - n * each, _known(views[key]))
     return left
 
 
@@ -78,10 +75,6 @@ def _known(view: SequenceView) -> int:
 
 
 MOST_DRAFTS = 31  # a tick; beyond 32 rows no size paid in any staircase that was measured
-FREE = 1.001  # a tick that is expected to take this many times as long takes as long
-LEAST_GAIN = 0.1  # tokens: to compute and to check guesses for less costs more than it gives
-LEAST_CHANCE = 0.05  # a guess that is right once in twenty times is not worth being looked at
-WORTH = 1.05  # so much must paid rows gain: predictions are no finer
 
 Guess = tuple[float, SequenceView]
 """The chance that a guess and all before it are right, and whose it is."""
@@ -112,13 +105,13 @@ def likeliest_first(
 
     Those are at most `most`, and with `paying` only of requests that pay for their guesses.
     """
-    views = [state.views[item.key] for item in plan.items]
+    views, least = [state.views[item.key] for item in plan.items], state.tuning.least_chance
     # Guesses of one stream are no likelier the further they reach, so its next one is enough to know.
     nearest = [
         (-view.survival[0], 0, whose)
         for whose, (view, item) in enumerate(zip(views, plan.items, strict=True))
         if view.drafted
-        and view.survival[0] >= LEAST_CHANCE
+        and view.survival[0] >= least
         and view.decoding
         and item.n_tokens == 1
         and (view.pays_for_drafts or not paying)
@@ -129,7 +122,7 @@ def likeliest_first(
         chance, place, whose = nearest[0]
         view, further = views[whose], place + 1
         found.append((-chance, view))
-        if further < len(view.survival) and view.survival[further] >= LEAST_CHANCE:
+        if further < len(view.survival) and view.survival[further] >= least:
             heapreplace(nearest, (-view.survival[further], further, whose))
         else:
             heappop(nearest)
@@ -149,7 +142,10 @@ def _chosen(
     guesses = likeliest_first(state, plan, room)
     plain_s = ballast_for(cost, work, state.spare_rows)[1]
     offers = offers_of(state, cost, work, guesses)
-    free = max([n for n, (_, seconds) in offers.items() if seconds <= FREE * plain_s], default=0)
+    free = max(
+        [n for n, (_, seconds) in offers.items() if seconds <= cost.tuning.free_rows * plain_s],
+        default=0,
+    )
     gain, free_s = offers.get(free, (0.0, plain_s))
     if not state.contract.paid_drafts or plan.limit.isolated:
         return guesses[:free], 0.0
@@ -159,7 +155,7 @@ def _chosen(
         offers = offers_of(state, cost, work, paying)
     streams = len(plan.items)
     longest = longest_s(state, plan, plain_s)
-    best, rate = 0, WORTH * (plan.n_tokens + gain) / free_s
+    best, rate = 0, cost.tuning.paid_worth * (plan.n_tokens + gain) / free_s
     for n, (more, seconds) in offers.items():
         if seconds <= longest and (plan.n_tokens + more) / seconds > rate:
             best, rate = n, (plan.n_tokens + more) / seconds
@@ -180,7 +176,7 @@ def offers_of(
     context = [0, *accumulate([view.computed for _, view in guesses])]
     sizes, offers, last = cost.steps, {}, len(guesses)
     for n in range(1, last + 1):
-        if gains[n] < LEAST_GAIN:
+        if gains[n] < cost.tuning.least_gain:
             continue
         if n == last:
             seconds = ballast_for(cost, work.plus(n, n, context[n]), state.spare_rows)[1]
@@ -216,10 +212,6 @@ def _drafted(item: PlanItem, n: int) -> PlanItem:
     return PlanItem(item.key, 1 + n, item.phase, item.reason, n) if n else item
 
 
-RATE = 0.1  # of what a tick tells
-GONE = 0.99  # from this part on nothing is remembered
-
-
 def parts_with_drafts(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, float]:
     """Return by key the time that a token takes a reader alone, as a part of that without drafts.
 
@@ -232,8 +224,8 @@ def parts_with_drafts(state: SchedulerState, plan: Plan, cost: CostModel) -> Map
     parts = {}
     for item in plan.items:
         before = known.get(item.key, 1.0)
-        part = before + RATE * (told.get(item.key, 1.0) - before)
-        if part < GONE:
+        part = before + cost.tuning.drafted_rate * (told.get(item.key, 1.0) - before)
+        if part < cost.tuning.drafted_gone:
             parts[item.key] = part
     return parts
 
@@ -247,11 +239,11 @@ def _told(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, fl
     guesses = [
         guess
         for guess in likeliest_first(state, plan, most, paying=True)
-        if left_of(purses, guess[1].key) > 0
+        if left_of(purses, guess[1].key, cost.tuning) > 0
     ]
     plain_s = ballast_for(cost, work, state.spare_rows)[1]
     streams, most_s = len(plan.items), longest_s(state, plan, plain_s)
-    best, took_s, rate = 0, plain_s, WORTH * streams / plain_s
+    best, took_s, rate = 0, plain_s, cost.tuning.paid_worth * streams / plain_s
     for n, (more, seconds) in offers_of(state, cost, work, guesses).items():
         if seconds <= most_s and (streams + more) / seconds > rate:
             best, took_s, rate = n, seconds, (streams + more) / seconds

@@ -7,7 +7,7 @@ isolated ticks until the larger one fits. It never waits for a tick that is long
 can become.
 
 The staircase is not monotonic, so only measured sizes are used, and each is evaluated by itself. Of
-the sizes within :data:`~uma_trio.policy.cost.PLATEAU` of the best rate, in tokens per second, the
+the sizes that reach the `plateau` of the best rate, in tokens per second, the
 smallest is taken, because shorter ticks delay other work less. The current size is kept for small
 gains (hysteresis). Sometimes a neighbouring size is tried, because only ticks of a size correct its
 measurement.
@@ -25,7 +25,7 @@ from itertools import takewhile
 from attrs import frozen
 
 from uma_trio.policy.accounting import owes_answers, planned_work
-from uma_trio.policy.cost import CostModel, Work, level
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.candidates import (
     Candidates,
     burst,
@@ -41,8 +41,6 @@ from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
 
 STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
-DEAD_BAND = 1.03  # a size in use is worth this much more than it is
-PROBE_EVERY = 64  # ticks
 
 
 def fitting(
@@ -74,32 +72,24 @@ def fitting(
     return took
 
 
-def sweet_spot(state: SchedulerState, took: Mapping[int, float], total: int) -> int:
+def sweet_spot(
+    state: SchedulerState, cost: CostModel, took: Mapping[int, float], total: int
+) -> int:
     """Return which size to add to a tick that has `total` tokens already; 0 if there is none.
 
     `took` says what the tick takes by so many more, ascending.
     """
     if not took:
         return 0
-    sizes, in_use = tuple(took), state.memory.served.tokens - total
-    rates = [n / took[n] * (DEAD_BAND if n == in_use else 1.0) for n in sizes]
-    best = level(rates)
-    if state.tick % PROBE_EVERY == 0:
-        other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
+    sizes, in_use, tuning = tuple(took), state.memory.served.tokens - total, cost.tuning
+    rates = [n / took[n] * (tuning.dead_band if n == in_use else 1.0) for n in sizes]
+    best = cost.level(rates)
+    if state.tick % tuning.probe_every == 0:
+        other = best + (1 if state.tick % (2 * tuning.probe_every) else -1)
         best = other if 0 <= other < len(sizes) else best
     return sizes[best]
 
 
-# What adds less than this part of a tick is priced as if it added so much: predictions are no finer.
-FINEST = 0.02
-# From this part of what slack may become on nothing is waited for. Where a change of shape costs, no mixed
-# tick comes behind an isolated one before slack is this part.
-FULL, WORTH_A_CHANGE = 0.9, 0.7
-# Ticks for newcomers are planned for this part of their limit, since half of them take longer than predicted.
-AIM = 0.93
-# What rides along in a tick of others may make it so many times as long: a row of a decoder.
-LITTLE_LONGER = 1.05
-TURNS = 16  # decoders get ticks of their own once they lag by this part of a turn
 SAVING = "waits until readers are far enough ahead for a larger tick"
 TOO_LONG = "no tick with it is short enough for the readers"
 
@@ -197,7 +187,9 @@ def _unread(
     full = line.work(n)
     more = Candidates(full, second)
     most = min(more.demand, state.n_batch - full.tokens)
-    took = fitting(cost, more, most, LITTLE_LONGER * cost.seconds(full), state.spare_rows)
+    took = fitting(
+        cost, more, most, cost.tuning.little_longer * cost.seconds(full), state.spare_rows
+    )
     m = max(took, default=0)
     in_use = evolve(state.memory.served, tokens=full.tokens)
     why = "does not fit into this tick"
@@ -214,12 +206,14 @@ def _unread_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Can
     if not took:  # somebody has to go on
         took = dict([*fitting(cost, line, most, math.inf, spare).items()][:1])
     if not took or not any(is_prompt(view) for view in line.views):
-        return sweet_spot(state, took, line.tick.tokens)
+        return sweet_spot(state, cost, took, line.tick.tokens)
     rates = [(line.tick.tokens + size) / seconds for size, seconds in took.items()]
     # A prompt that is alone waits for its own end only: the best rate is best. Of several the first is
     # done sooner in chunks that are no larger than they need to be.
     best = (
-        rates.index(max(rates)) if len(line.views) == 1 and not line.tick.tokens else level(rates)
+        rates.index(max(rates))
+        if len(line.views) == 1 and not line.tick.tokens
+        else cost.level(rates)
     )
     return tuple(took)[best]
 
@@ -240,7 +234,7 @@ def _in_turn(
     prompts = [used[view.client] for view in rest if not view.decoding]
     lag = math.fsum(prompts) / len(prompts) - used[decoders[0].client]
     begun = not burst(state).isdisjoint([view.key for view in decoders])
-    return decoders if lag > (0.0 if begun else turn / TURNS) else rest
+    return decoders if lag > (0.0 if begun else turn / cost.tuning.decoder_turns) else rest
 
 
 def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[PlanItem]:
@@ -266,7 +260,7 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
     most = min(line.demand, state.n_batch - line.tick.tokens)
     if most <= 0:
         return 0
-    seconds = max(limit.seconds, AIM * limit.newcomer_s)
+    seconds = max(limit.seconds, cost.tuning.aim * limit.newcomer_s)
     return max(fitting(cost, line, most, seconds, state.spare_rows), default=0)
 
 
@@ -279,8 +273,8 @@ def _size(
     if limit.grant:
         granted_s = limit.seconds - recapture_s
         return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG, False
-    begun, full = state.memory.guard.mixed, limit.seconds >= FULL * limit.reach_s
-    if recapture_s and not begun and limit.seconds < WORTH_A_CHANGE * limit.reach_s:
+    begun, full = state.memory.guard.mixed, limit.seconds >= cost.tuning.full * limit.reach_s
+    if recapture_s and not begun and limit.seconds < cost.tuning.worth_a_change * limit.reach_s:
         return 0, SAVING, True
     seconds = limit.seconds if full else max(limit.seconds, limit.reach_s)
     took = fitting(cost, line, most, seconds - recapture_s, spare)
@@ -290,7 +284,7 @@ def _size(
     in_use = state.memory.served.tokens - line.tick.tokens
     kept = begun and in_use > 0 and line.tick.rows + line.adds(in_use)[1] <= state.before.rows
     base_s *= limit.drafted_part
-    best = _best(took, base_s, limit.step_s, recapture_s + cost.change_s, in_use, kept=kept)
+    best = _best(cost, took, base_s, limit.step_s, recapture_s + cost.change_s, in_use, kept=kept)
     # The shape changes once more when readers are alone again.
     stays_s = 0.0 if state.before.repeats else capture_s
     changes_s = cost.change_s + (stays_s if kept and best == in_use else recapture_s)
@@ -299,6 +293,7 @@ def _size(
 
 
 def _best(
+    cost: CostModel,
     took: Mapping[int, float],
     base_s: float,
     step_s: float,
@@ -314,11 +309,11 @@ def _best(
     many of those as it takes. `kept` says whether the size in use needs no other shape; another costs
     `changes_s`, there and back.
     """
-    finest = FINEST * base_s
+    finest = cost.tuning.finest * base_s
     waits = step_s / max(step_s - base_s, finest)
     rates = []
     for n, seconds in took.items():
         adds_s = seconds - base_s + (0.0 if kept and n == in_use else changes_s)
         rate = n / max(seconds, waits * max(adds_s, finest))
-        rates.append(rate * DEAD_BAND if n == in_use else rate)
-    return tuple(took)[level(rates)]
+        rates.append(rate * cost.tuning.dead_band if n == in_use else rate)
+    return tuple(took)[cost.level(rates)]

@@ -15,11 +15,6 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
 MOST_BALLAST = 3
-WORTH = 0.97  # below this part of the time without; measuring is no finer
-# One tick in so many goes without ballast, or a step that was measured too high would never be corrected. A
-# mixed one does so only where no reader notices. Isolated ticks, which measure what streams take alone, go
-# with ballast and without in turn, so many ticks each.
-TRY_WITHOUT, ISOLATED_IN_TURN = 256, 8
 
 
 def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
@@ -29,7 +24,7 @@ def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
         work.tokens == 1
     ):  # nothing is quicker, and noise must not make its sums others (REPRODUCIBILITY.md)
         return best, takes_s
-    worth_s = WORTH * takes_s
+    worth_s = cost.tuning.ballast_worth * takes_s
     for extra in range(1, min(MOST_BALLAST, room) + 1):
         seconds = cost.seconds(work, tokens=extra, rows=extra)
         if seconds < worth_s:
@@ -49,9 +44,9 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     room = min(state.spare_rows, min(state.n_batch, state.empty_cells) - plan.n_tokens)
     work = planned_work(state, plan, captured=True)
     best, _ = ballast_for(cost, work, room)
-    in_turn = plan.limit.isolated and state.tick // ISOLATED_IN_TURN % 2
+    in_turn = plan.limit.isolated and state.tick // cost.tuning.isolated_in_turn % 2
     tries_without = in_turn or (
-        state.tick % TRY_WITHOUT == 0
+        state.tick % cost.tuning.try_without == 0
         and (not _is_mixed(state, plan) or cost.seconds(work) <= plan.limit.seconds)
     )
     return plan if tries_without or not best else evolve(plan, ballast=best)

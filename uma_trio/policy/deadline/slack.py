@@ -16,7 +16,7 @@ Exceptions, in this order:
   as long as newcomers use little of the machine;
 - a grant, if slack never sufficed for background work (:func:`~uma_trio.policy.accounting.owed_after`).
 
-Without readers a tick takes at most :data:`UNREAD_S`, or the time of the chunk with the best rate where a tick can
+Without readers a tick takes at most `unread_s`, or the time of the chunk with the best rate where a tick can
 be given up for a newcomer.
 
 A stream is shown at the rate at which it is computed: its tokens come the smoothed interval between computed tokens
@@ -44,16 +44,14 @@ from uma_trio.policy.state import (
     SequenceView,
     is_newcomer,
 )
-
-# So many isolated ticks come after so many mixed ones in a row: every limit is a multiple of solo, and only
-# they measure that. Where graphs are captured the first two of them are slow, and paid from slack.
-MIXED, ISOLATED = 20, 1
-MIXED_CAPTURED, ISOLATED_CAPTURED = 1000, 4
+from uma_trio.policy.tuning import Tuning
 
 
-def next_turn(guard: GuardMemory, *, captured: bool) -> tuple[GuardMemory, bool]:
+def next_turn(guard: GuardMemory, tuning: Tuning, *, captured: bool) -> tuple[GuardMemory, bool]:
     """Return what the guard remembers from this tick on, and whether the tick is an isolated one."""
-    most, then = (MIXED_CAPTURED, ISOLATED_CAPTURED) if captured else (MIXED, ISOLATED)
+    most, then = tuning.mixed_ticks, tuning.isolated_ticks
+    if captured:
+        most, then = tuning.mixed_ticks_captured, tuning.isolated_ticks_captured
     mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
     isolated_ticks = guard.isolated_ticks
     if mixed_ticks >= most:
@@ -80,14 +78,6 @@ def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -
     return seconds
 
 
-# Newcomers are frequent from this part of machine time on, smoothed over so many seconds: a prompt of
-# 500 tokens takes a sixth where T(1) is 8 ms.
-MANY, OVER_S = 0.2, 5.0
-# People take an answer within a tenth of a second for immediate (Miller 1968, Nielsen 1993).
-UNREAD_S = 0.1
-# Prompts with more tokens to compute than this are not waited for by who reads already: with 512, as for
-# newcomers, every twentieth token of simulated chats came after 3.5 times solo, with 64 after 1.9.
-TOGETHER = 64
 GRANTED = "floor grant: background got too little"
 
 
@@ -96,7 +86,7 @@ def note_newcomers(state: SchedulerState, plan: Plan) -> Plan:
     guard = plan.memory.guard
     share = guard.newcomers
     for tick in state.measured:
-        moves = 1.0 - math.exp(-tick.decode_s / OVER_S)
+        moves = 1.0 - math.exp(-tick.decode_s / state.tuning.newcomers_over_s)
         share += moves * (_added(tick) - share)
     if share == guard.newcomers:
         return plan
@@ -114,7 +104,10 @@ def late_caps(
     began = max([state.now if v.first_token_at is None else v.first_token_at for v in readers])
     starting = state.now - began < contract.startup_s
     latest = max(contract.latency_cap, contract.startup_cap if starting else contract.pause_cap)
-    return latest, contract.latency_cap if guard.newcomers >= MANY else latest
+    return (
+        latest,
+        contract.latency_cap if guard.newcomers >= state.tuning.many_newcomers else latest,
+    )
 
 
 def who_waits_for_nobody(
@@ -128,7 +121,7 @@ def who_waits_for_nobody(
     came = [
         view.arrived
         for view in state.best_effort.values()
-        if is_newcomer(view, most) and view.pending <= TOGETHER
+        if is_newcomer(view, most) and view.pending <= state.tuning.together_tokens
     ]
     if not came:
         return readers
@@ -140,7 +133,7 @@ def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | No
     """Return the limit of a tick that nobody reads."""
     if cost is None:
         return NO_LIMIT
-    brief_s = UNREAD_S
+    brief_s = cost.tuning.unread_s
     if state.interruptible:
         brief_s = max(brief_s, cost.seconds(Work(cost.plateau(state.n_batch))))
     if guard.owed_s >= brief_s:
@@ -155,9 +148,6 @@ def _added(tick: MeasuredTick) -> float:
     return max(0.0, 1.0 - tick.solo_s / tick.decode_s) * (1.0 - tick.background)
 
 
-# Slack is spent on a tick that is longer by so many times the mean error of predictions, within bounds.
-# The margin costs little: what is left of it keeps readers ahead.
-MARGIN_ERRORS, LEAST_ERROR, MOST_ERROR = 4.0, 0.02, 0.25
 PROMPTS_FIRST = "no limit: short prompts that came together are computed first"
 
 
@@ -168,7 +158,7 @@ def set_slack(state: SchedulerState, plan: Plan) -> Plan:
     if not readers or cost is None:
         return _with(plan, unread_limit(state, guard, cost), guard)
     solo = alone_s(cost, readers, room_alone(state, len(readers)))
-    guard, isolated = next_turn(guard, captured=cost.recapture_s > 0)
+    guard, isolated = next_turn(guard, cost.tuning, captured=cost.recapture_s > 0)
     if isolated:
         reason = "alone: to measure what the streams cost by themselves"
         return _with(plan, Limit(solo, reason, solo, isolated=True), guard)
@@ -221,7 +211,10 @@ def note_interval(state: SchedulerState, guard: GuardMemory) -> GuardMemory:
 
 def margin(cost: CostModel) -> float:
     """Return how many times its prediction a tick is taken to be that spends slack."""
-    return math.exp(MARGIN_ERRORS * min(max(cost.error, LEAST_ERROR), MOST_ERROR))
+    tuning = cost.tuning
+    return math.exp(
+        tuning.margin_errors * min(max(cost.error, tuning.least_error), tuning.most_error)
+    )
 
 
 def _limit(
@@ -272,11 +265,6 @@ def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:
     return evolve(plan, limit=limit, memory=evolve(plan.memory, guard=guard))
 
 
-# Whoever asks again and again is away for a moment between two requests. What readers are ahead would be
-# shown in it, and missing behind it.
-LINGER_S = 0.5
-
-
 def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
     """Say how far apart the tokens of each stream are shown."""
     guard, solo_s = plan.memory.guard, plan.limit.solo_s
@@ -284,7 +272,11 @@ def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
     if state.best_effort and solo_s > 0:
         guard = evolve(guard, company_at=state.now)
         plan = evolve(plan, memory=evolve(plan.memory, guard=guard))
-    if guard.company_at is None or state.now - guard.company_at > LINGER_S or solo_s <= 0:
+    if (
+        guard.company_at is None
+        or state.now - guard.company_at > state.tuning.linger_s
+        or solo_s <= 0
+    ):
         return plan
     contract, parts = state.contract, plan.memory.drafted_parts
     paces = {}
