@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.encoder import EncoderModel
 from uma_trio.backend.fake import N_VOCAB, FakeBackend
+from uma_trio.engine.compute import Compute
 from uma_trio.engine.drafts import Drafting
 from uma_trio.engine.encoding import Encodings
-from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Cancel,
@@ -162,6 +163,30 @@ class Balking:
     def take_back(self) -> None:
         """Go back."""
         self.left += 1
+
+
+class Doze(Bell):
+    """A bell at which the compute task sleeps as `sleeps` says, which is told for how long and returns if it rang."""
+
+    def __init__(self, sleeps: Callable[[float | None], bool]) -> None:
+        super().__init__()
+        self.sleeps = sleeps
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep."""
+        return self.sleeps(timeout_s)
+
+
+def compute(engine: Engine, clock: Callable[[], float]) -> None:
+    """Compute an engine as the daemon does, until its inbox is closed."""
+
+    def died(_engine: Engine, error: Exception) -> None:
+        raise error
+
+    task = Compute(engine.inbox.bell, clock, died)
+    task.add(engine)
+    with engine.inbox.when_closed(task.close):
+        task.run()
 
 
 class Bench:

@@ -14,7 +14,7 @@ from uma_trio.engine.task import bury
 async def run_inline(
     engine: Engine, inbox: Inbox, wakeup: Wakeup, cost: Callable[[], float]
 ) -> None:
-    """Run `engine`; `cost` of a tick is slept on trio's clock. It ends like `run_engine`."""
+    """Run `engine`; `cost` of a tick is slept on trio's clock. An engine that raises is buried, and its end raised."""
     try:
         while not inbox.closed:
             tick = engine.next_tick()
@@ -29,7 +29,7 @@ async def run_inline(
             engine.finish(tick, status)
         engine.publish()
     except Exception as error:
-        bury(engine, inbox, error)
+        raise bury(engine, error, "the engine has stopped") from error
 
 
 class Wakeup:

@@ -45,6 +45,7 @@ from uma_trio.service.answers import Answers
 from uma_trio.service.checks import Bounds
 from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import Answer, RunBlocking
+from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe
 from uma_trio.sockets.listener import Listener
@@ -302,17 +303,22 @@ class House:
         plain = Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=backend.model.n_vocab)
         self.settings = Settings(**{k: v for k, v in settings.items() if k not in names})
         self.service = Service(
-            model=backend.model,
-            slots=limits.n_slots,
-            bounds=evolve(plain, **{k: v for k, v in settings.items() if k in names}),
-            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template, reply_format),
-            inbox=self.bench.inbox,
             telemetry=self.recorder,
             clock=trio.current_time,
             run_blocking=run_blocking,
             give_memory_back=self.recorder.gave_memory_back,
             log_request=self.answered.append,
         )
+        self.served = ServedModel(
+            model=backend.model,
+            slots=limits.n_slots,
+            bounds=evolve(plain, **{k: v for k, v in settings.items() if k in names}),
+            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template, reply_format),
+            inbox=self.bench.inbox,
+            telemetry=self.recorder,
+            run_blocking=run_blocking,
+        )
+        self.service.add(self.served)
         service = self.service
         service.embedders = {
             kind: Embedder(

@@ -97,6 +97,7 @@ ALLOWED = {
         ),
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
         *("uma_trio.engine.playout", "uma_trio.policy.state", "uma_trio.telemetry.outlook"),
+        "uma_trio.spelling",
     },
     "uma_trio.service.agent": {"trio", "uma_trio.service", "uma_trio.sockets.accepting"},
     "uma_trio.wire": {
@@ -143,6 +144,7 @@ UNBOUND = (
     "uma_trio.__main__",
     "uma_trio.cli",
     "uma_trio.daemon",
+    "uma_trio.deployment",
     "uma_trio.replacing",
     "uma_trio.wiring",
     "uma_trio.wiring_encoders",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from engine_kit import KINDS, Bench, Sink
+from engine_kit import KINDS, Bench, Doze, Sink, compute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.engine.inbox import Inbox
 from uma_trio.policy.admission import AWAY_S
 
 
@@ -169,23 +168,20 @@ def test_a_person_who_is_back_goes_on_at_once_beside_a_batch_job() -> None:
 def test_an_engine_that_rests_looks_again_while_readers_are_away() -> None:
     """Nothing but time makes them be away, so it is not slept through."""
 
-    class Slept(Inbox):
-        waits: list[float | None]
+    def sleeps(timeout_s: float | None) -> bool:
+        waits.append(timeout_s)
+        room.now += 0.0 if timeout_s is None else timeout_s
+        if innocent.ends or len(waits) > 9:
+            room.bench.inbox.close()
+        return False
 
-        def wait(self, timeout_s: float | None = None) -> bool:
-            self.waits.append(timeout_s)
-            room.now += 0.0 if timeout_s is None else timeout_s
-            if innocent.ends or len(self.waits) > 9:
-                self.close()
-            return False
-
+    waits: list[float | None] = []
     room = Room()
     _, innocent = room.ask(30, 30, client=2)
-    inbox = room.bench.inbox
-    inbox.__class__, inbox.waits = Slept, []  # type: ignore[assignment, attr-defined]
-    room.bench.engine.run()
+    room.bench.inbox.bell = Doze(sleeps)
+    compute(room.bench.engine, room.bench.clock)
     room.check(30, 30, innocent)
-    assert None not in inbox.waits[:3]  # type: ignore[attr-defined]
+    assert None not in waits[:3]
 
 
 @settings(max_examples=60, deadline=None)

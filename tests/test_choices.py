@@ -201,7 +201,7 @@ async def test_more_choices_than_are_computed_at_once_are_refused(
 
         daemon.service.directory.add = noted  # type: ignore[method-assign]
         client = daemon.connect()
-        await client.ask(n=daemon.service.slots + 1)
+        await client.ask(n=daemon.served.slots + 1)
         error = await client.until(Error)
         assert error.code == "E_PROTO_003"
         assert error.message.startswith("n asks for 9 answers, but this daemon computes 8")

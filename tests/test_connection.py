@@ -1092,7 +1092,7 @@ async def test_credit_is_given_back_only_for_what_was_flushed(autojump_clock: Mo
         await trio.sleep(10)
         in_kernel = sum(given)
         (running,) = daemon.bench.engine.registry.running.values()
-        assert running.n_generated == in_kernel + daemon.service.bounds.credit
+        assert running.n_generated == in_kernel + daemon.served.bounds.credit
 
 
 async def test_an_answer_for_a_connection_that_is_over_is_dropped(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from engine_kit import KINDS, Bench, OnDevice, Sink
+from engine_kit import KINDS, Bench, OnDevice, Sink, compute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -518,7 +518,7 @@ def test_an_engine_that_is_closed_while_it_computes_has_told_all() -> None:
     bench = Bench()
     _, sink = bench.submit("hello", 20)
     bench.backend.meanwhile = lambda: bench.inbox.close() if bench.backend.decodes == 5 else None
-    bench.engine.run()
+    compute(bench.engine, bench.clock)
     assert sink.tokens == bench.expected("hello", 5)
     assert bench.metrics.snapshot()["batch_calls_total"] == 5
 

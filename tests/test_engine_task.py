@@ -12,23 +12,48 @@ from engine_kit import Bench, slow
 from inline_kit import Wakeup, run_inline
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
-from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.compute import Compute
+from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.task import EngineDied, run_engine
+from uma_trio.engine.task import EngineDied, bury, run_compute
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
 
 
-def threaded(backend: FakeBackend, policy: Policy = baseline) -> tuple[Engine, Inbox]:
-    """Return an engine whose outlet wakes this trio run."""
-    inbox = Inbox(16)
-    token = trio.lowlevel.current_trio_token()
-    outlet = Outlet(token.run_sync_soon)
-    return Engine(backend, policy, inbox, outlet, Metrics(), time.monotonic), inbox
+@frozen
+class Threaded:
+    """One engine, whose outlet wakes this trio run, and the task that computes it; `deaths` are errors it died of."""
+
+    compute: Compute
+    engine: Engine
+    deaths: list[EngineDied]
+
+    @property
+    def inbox(self) -> Inbox:
+        """Where requests go."""
+        return self.engine.inbox
+
+
+def threaded(*backends: FakeBackend, policy: Policy = baseline) -> list[Threaded]:
+    """Return an engine for each backend; one task computes them all."""
+    bell, post = Bell(), trio.lowlevel.current_trio_token().run_sync_soon
+    deaths: list[EngineDied] = []
+
+    def died(engine: Engine, error: Exception) -> None:
+        post(lambda: deaths.append(bury(engine, error, "it has stopped")))
+
+    task = Compute(bell, time.monotonic, died)
+    found = []
+    for backend in backends:
+        inbox = Inbox(16, bell=bell)
+        engine = Engine(backend, policy, inbox, Outlet(post), Metrics(), time.monotonic)
+        task.add(engine)
+        found.append(Threaded(task, engine, deaths))
+    return found
 
 
 @frozen
@@ -68,11 +93,12 @@ async def read(stream: trio.MemoryReceiveChannel[StreamItem]) -> list[StreamItem
 async def test_a_stream_crosses_the_thread_whole_and_in_order() -> None:
     """What the engine's thread emits arrives on trio's, token by token."""
     backend = FakeBackend()
-    engine, inbox = threaded(backend)
+    (one,) = threaded(backend)
+    inbox = one.inbox
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_engine, engine, inbox)
+        nursery.start_soon(run_compute, one.compute)
         items = await read(request(backend, inbox, 50))
-        inbox.close()
+        one.compute.close()
     tokens = [item.token_id for item in items if isinstance(item, TokenOut)]
     prompt = backend.vocabulary.tokenize("hello", add_special=True, parse_special=False)
     assert tokens == backend.continuation(prompt, 50)
@@ -81,7 +107,8 @@ async def test_a_stream_crosses_the_thread_whole_and_in_order() -> None:
 async def test_who_submits_on_trios_thread_ends_the_tick_on_the_engines() -> None:
     """While the backend computes a batch job's prompt, a person comes and is served first."""
     backend = FakeBackend()
-    engine, inbox = threaded(backend, slow)
+    (one,) = threaded(backend, policy=slow)
+    inbox = one.inbox
     computing, came = trio.Event(), threading.Event()
     token = trio.lowlevel.current_trio_token()
 
@@ -92,7 +119,7 @@ async def test_who_submits_on_trios_thread_ends_the_tick_on_the_engines() -> Non
 
     backend.meanwhile = meanwhile
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_engine, engine, inbox)
+        nursery.start_soon(run_compute, one.compute)
         batch = request(backend, inbox, 3, lane="background")
         await computing.wait()
         person = request(backend, inbox, 3, handle=2)
@@ -101,40 +128,57 @@ async def test_who_submits_on_trios_thread_ends_the_tick_on_the_engines() -> Non
         assert [type(item) for item in await read(person)] == [
             type(item) for item in await read(batch)
         ]
-        inbox.close()
+        one.compute.close()
     assert backend.decodes == 1 + 3
     assert sum(backend.computed.values()) == 2 * (6 + 2)
 
 
-async def test_closing_the_inbox_ends_an_idle_engine() -> None:
+async def test_closing_the_task_ends_an_idle_engine() -> None:
     """An engine with nothing to do wakes up to leave."""
-    engine, inbox = threaded(FakeBackend())
+    (one,) = threaded(FakeBackend())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_engine, engine, inbox)
+        nursery.start_soon(run_compute, one.compute)
         await trio.testing.wait_all_tasks_blocked()
-        inbox.close()
+        one.compute.close()
 
 
 async def test_being_cancelled_ends_the_thread_too() -> None:
     """A cancelled daemon does not wait for an idle engine."""
-    engine, inbox = threaded(FakeBackend())
+    (one,) = threaded(FakeBackend())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_engine, engine, inbox)
+        nursery.start_soon(run_compute, one.compute)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    assert inbox.closed
+    assert one.inbox.closed
 
 
-async def test_a_dead_worker_tells_every_stream_and_then_the_nursery() -> None:
-    """Streams get E_RUNTIME_004 before the daemon learns of it."""
-    backend = FakeBackend(faults={3: Fault(died="the card fell off the bus")})
-    engine, inbox = threaded(backend)
-    stream = request(backend, inbox, 50)
-    with pytest.raises(EngineDied, match="fell off the bus"):
-        await run_engine(engine, inbox)
-    end = (await read(stream))[-1]
+async def test_an_engine_that_dies_tells_its_streams_and_the_others_go_on() -> None:
+    """Its streams get E_RUNTIME_004; another model's whole answer comes."""
+    bad, good = threaded(
+        FakeBackend(faults={3: Fault(died="the card fell off the bus")}), FakeBackend()
+    )
+    async with trio.open_nursery() as nursery:
+        lost = request(FakeBackend(), bad.inbox, 50)
+        whole = request(FakeBackend(), good.inbox, 50, handle=2)
+        nursery.start_soon(run_compute, bad.compute)
+        end, other = (await read(lost))[-1], (await read(whole))[-1]
+        bad.compute.close()
     assert isinstance(end, Finished)
-    assert end.code == "E_RUNTIME_004"
+    assert isinstance(other, Finished)
+    assert (end.code, other.reason) == ("E_RUNTIME_004", "length")
+    assert "fell off the bus" in str(bad.deaths[0])
+
+
+async def test_the_only_engine_that_dies_ends_no_task() -> None:
+    """Whoever owns the task decides what then happens."""
+    (one,) = threaded(FakeBackend(faults={3: Fault(died="the card fell off the bus")}))
+    async with trio.open_nursery() as nursery:
+        stream = request(FakeBackend(), one.inbox, 50)
+        nursery.start_soon(run_compute, one.compute)
+        await read(stream)
+        assert one.inbox.closed
+        one.compute.close()
+    assert len(one.deaths) == 1
 
 
 async def test_inline_a_tick_costs_virtual_time(autojump_clock: trio.testing.MockClock) -> None:

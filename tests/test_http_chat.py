@@ -590,7 +590,7 @@ async def test_llama_servers_answer_tells_how_it_was_computed(autojump_clock: Mo
         settings = whole["generation_settings"]
         assert (settings["n_predict"], settings["seed"], settings["stop"]) == (8, 7, ["zz"])
         assert (settings["temperature"], settings["top_k"]) == (0.8, 40)
-        ends = [{"token": t, "bias": None} for t in sorted(daemon.inner.service.end_tokens)]
+        ends = [{"token": t, "bias": None} for t in sorted(daemon.inner.served.end_tokens)]
         assert ends
         assert settings["logit_bias"] == ends
         assert (whole["tokens"], whole["has_new_line"]) == ([], "\n" in whole["content"])
@@ -832,7 +832,7 @@ async def test_slots_tell_who_is_computed(autojump_clock: MockClock) -> None:
         first, *others = answer.json
         assert first["is_processing"]
         assert not any(slot["is_processing"] for slot in others)
-        assert len(answer.json) == daemon.inner.service.slots
+        assert len(answer.json) == daemon.inner.served.slots
         assert b"hello" not in answer.body
         busy.close()
 

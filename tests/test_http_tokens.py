@@ -60,7 +60,7 @@ async def test_a_prompt_of_more_ids_than_the_context_is_refused_by_its_length(
         answer = await daemon.ask("POST", path, {"prompt": "ignored"})
         assert answer.status == 400
         assert "9000" in answer.error["message"]
-        assert str(daemon.inner.service.bounds.n_ctx_seq) in answer.error["message"]
+        assert str(daemon.inner.served.bounds.n_ctx_seq) in answer.error["message"]
 
 
 async def test_more_tokens_than_are_taken_are_not_turned_into_text(

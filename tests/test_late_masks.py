@@ -10,7 +10,7 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 from drafts_kit import Babbler, speaking
-from engine_kit import KINDS, Bench, OnDevice, Sink
+from engine_kit import KINDS, Bench, OnDevice, Sink, compute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -218,11 +218,11 @@ def test_the_late_mask_that_comes_first_wakes_the_engine(first: int) -> None:
     sinks = [bench.submit(text, 30, constraint=Letters())[1] for text in ("one", "two")]
     while bench.engine.tick():
         pass
-    while bench.inbox.wait(0.0):
+    while bench.inbox.bell.wait(0.0):
         pass
     assert bench.engine.registry.awaits_masks
     masks.begun[first].come()
-    assert bench.inbox.wait(0.0)
+    assert bench.inbox.bell.wait(0.0)
     bench.ticks(2)
     assert [bool(sink.tokens) for sink in sinks] == [n == first for n in range(2)]
     bench.cancel(1)
@@ -238,7 +238,7 @@ def test_an_engine_that_waits_for_masks_hears_of_each_and_of_messages() -> None:
     bench.sink = Awaited
     _, slow = bench.submit("one", 30, constraint=Blocked(may))
     _, quick = bench.submit("two", 30, constraint=Letters())
-    engine = Thread(target=bench.engine.run, daemon=True)
+    engine = Thread(target=compute, args=(bench.engine, bench.clock), daemon=True)
     engine.start()
     assert ended(quick)
     assert not slow.tokens

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from engine_kit import Sink
+from engine_kit import Doze, Sink, compute
 from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
@@ -136,7 +136,7 @@ class Door(Inbox):
     """
 
     def __init__(self, clock: Clock, closes: float, comes: float = float("inf")) -> None:
-        super().__init__(8)
+        super().__init__(8, bell=Doze(self.wait))
         self.clock, self.closes, self.comes = clock, closes, comes
         self.waits: list[float | None] = []
         self.noticed = 0.0
@@ -176,7 +176,7 @@ def rest(machine: Machine, door: Door, cost: CostModel = KNOWN) -> Engine:
         machine.clock,
         settings=EngineSettings(cost=cost, scratch_slots=1),
     )
-    engine.run()
+    compute(engine, machine.clock)
     return engine
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 from attrs import evolve
+from engine_kit import compute
 from machine_kit import TRUTH, Clock, Machine
 from test_refine import Door
 
@@ -73,7 +74,7 @@ def idle(
     )
     engine.idle_time.keep = kept.append
     engine.idle_time.read = neighbours(machine.clock, share)
-    engine.run()
+    compute(engine, machine.clock)
     assert engine.memory.cost is not None
     return engine.memory.cost, kept
 

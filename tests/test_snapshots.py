@@ -78,7 +78,7 @@ async def test_many_who_look_are_one_question_ten_times_a_second(
 
         async def look() -> None:
             while True:
-                await daemon.service.snapshot()
+                await daemon.served.snapshot()
 
         with trio.move_on_after(1.0 - TICK_S):
             async with trio.open_nursery() as nursery:
@@ -96,7 +96,7 @@ async def test_a_snapshot_is_not_older_than_the_question(autojump_clock: MockClo
         seen: list[Snapshot] = []
 
         async def look() -> None:
-            seen.append(await daemon.service.snapshot())
+            seen.append(await daemon.served.snapshot())
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
@@ -115,11 +115,11 @@ async def test_who_leaves_does_not_take_the_question_along(autojump_clock: MockC
     async with house() as daemon:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(daemon.service.snapshot)
+                nursery.start_soon(daemon.served.snapshot)
                 await trio.lowlevel.checkpoint()
                 scope.cancel()
         with trio.fail_after(1):
-            await daemon.service.snapshot()
+            await daemon.served.snapshot()
 
 
 @pytest.mark.parametrize("what", ["snapshot", "explain", "prefixes"])

@@ -22,24 +22,19 @@ import trio
 from attrs import evolve, frozen
 
 from uma_protocol import Code
-from uma_trio import __version__
 from uma_trio.backend.base import Backend, Limits, ModelInfo
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.config.options import Config
-from uma_trio.costing.store import cost_file, remember
-from uma_trio.engine.inbox import Inbox
+from uma_trio.deployment import Deployment, Loaded, Machine, deployed, load
+from uma_trio.engine.compute import Compute
+from uma_trio.engine.inbox import Bell
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.sampling import MaskThreads
-from uma_trio.engine.task import EngineDied, run_engine
+from uma_trio.engine.task import EngineDied, bury, run_compute
 from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
-from uma_trio.policy.cost import CostModel
-from uma_trio.policy.pipeline import Policy, keeps_latency_cap
-from uma_trio.policy.state import Contract
+from uma_trio.policy.pipeline import Policy
 from uma_trio.replacing import Replacing
 from uma_trio.service.agent import Agent
 from uma_trio.service.compiling import in_fair_threads
@@ -57,24 +52,18 @@ from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorekeeper import ScoreKeeper
 from uma_trio.telemetry.table_file import TableFile
-from uma_trio.text.frontend import FrontEnd
 from uma_trio.wiring import (
     Progress,
-    bounds,
     chat_template,
     chosen_policy,
-    engine_settings,
     load_backend,
-    model_info,
     net_settings,
-    recorder,
-    reply_format,
     scorecard_file,
     unwritable,
 )
 from uma_trio.wiring_encoders import Encoders, embedders_of, encoders_loaded, queues_of
 from uma_trio.wiring_http import http_server
-from uma_trio.wiring_shapes import confinement, warm_if_used
+from uma_trio.wiring_shapes import warm_if_used
 from uma_trio.wiring_sockets import (
     Fronts,
     can_be_replaced,
@@ -92,6 +81,8 @@ FORCED_EXIT = 130
 _FLUSH_S = 2.0
 _FORCED_S = 1.0
 _LOOK_S = 0.05
+_LAST_DIED = "the engine has stopped; the daemon is going down"
+_ONE_DIED = "the engine of this model has stopped; the other models are served on"
 _STOPPING = "the daemon is stopping; send the request again once it has restarted"
 
 
@@ -155,15 +146,11 @@ async def serve(
         if not replace or not await can_be_replaced(config):
             fronts = held.enter_context(fronts_taken(config, inherited))
         table = held.enter_context(scorecard_file(config))
-        if backend is None:
-            loading = _both(supervisor.loading, on_progress)
-            load = partial(load_backend, config, loading, beside_another=fronts is None)
-            backend = await trio.to_thread.run_sync(load, abandon_on_cancel=True)
-        held.callback(backend.close)
-        encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
+        loading = _both(supervisor.loading, on_progress)
         measuring = _both(supervisor.measuring, on_measuring)
-        settings = await trio.to_thread.run_sync(engine_settings, config, backend, measuring)
-        record = held.enter_context(recorder(config, backend, settings))
+        read = partial(load_backend, beside_another=fronts is None)
+        loaded = await load(config, held, loading, measuring, backend, read=read)
+        encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
         taken: Taken | None = None
         if fronts is None:
             taken = await take_over(str(config.socket))
@@ -171,11 +158,8 @@ async def serve(
             fronts = held.enter_context(fronts_taken(config, handed=handed))
         if taken is not None:
             held.enter_context(closing(taken))
-        daemon = _Daemon(
-            *(config, backend, policy, settings, record, table, fronts, supervisor, token),
-            encoders,
-        )
-        tune_interpreter(overlaps=backend.traits.overlaps)
+        daemon = _Daemon(config, loaded, policy, table, fronts, supervisor, token, encoders)
+        tune_interpreter(overlaps=loaded.backend.traits.overlaps)
         with fronts.listen() as listener:
             await daemon.run(listener, on_ready, taken)
 
@@ -186,10 +170,8 @@ class _Daemon:
     def __init__(
         self,
         config: Config,
-        backend: Backend,
+        loaded: Loaded,
         policy: Policy,
-        settings: EngineSettings,
-        recorder: Recorder,
         table: TableFile | None,
         fronts: Fronts,
         supervisor: Supervisor,
@@ -197,31 +179,13 @@ class _Daemon:
         encoders: Encoders,
     ) -> None:
         self._supervisor, self._config = supervisor, config
-        self._backend = backend
-        self._model = model_info(config, backend)
         self._log = log.get("daemon")
-        metrics = _described(config, backend, policy)
+        metrics = Metrics()
         self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
-        self._inbox = Inbox(config.max_queue)
-        self._service = Service(
-            model=self._model,
-            slots=config.parallel,
-            bounds=bounds(config, backend),
-            front_end=(front_end := self._front_end(metrics)),
-            inbox=self._inbox,
-            telemetry=metrics,
-            clock=time.monotonic,
-            run_blocking=in_threads(HELPERS),
-            run_compiling=in_fair_threads(),
-            timer=finest_timer(time.monotonic),
-            give_memory_back=give_memory_back,
-            log_request=_logged,
-        )
-        service = self._service
-        service.embedders = embedders_of(config, encoders, self._inbox, lambda: service.draining)
-        self._texts = front_end
-        self._presence = Presence(time.monotonic, self._service.directory)
-        self._engine = self._make_engine(policy, settings, recorder, metrics, encoders)
+        self._service = service = _service(metrics)
+        self._presence = Presence(time.monotonic, service.directory)
+        self._deployments: list[Deployment] = []
+        self._first = self._deployed(loaded, policy, metrics, encoders)
         self._server = Server(_shared(config, self._service), token=token)
         self._port, self._agent_port = fronts.port, fronts.agent
         self._http = None if fronts.port is None else http_server(config, self._service)
@@ -234,6 +198,32 @@ class _Daemon:
         self._replacing: Replacing | None = None
         self._clients = trio.CancelScope()
 
+    def _deployed(
+        self, loaded: Loaded, policy: Policy, metrics: Metrics, encoders: Encoders
+    ) -> Deployment:
+        """Wire what was loaded, and the compute task; the encoders compute beside the model."""
+        config, service = self._config, self._service
+        post = trio.lowlevel.current_trio_token().run_sync_soon
+        bell, outlet = Bell(), Outlet(post)
+        self._compute = Compute(
+            bell,
+            time.monotonic,
+            lambda engine, error: post(self._bury, engine, error),
+            floor=config.background_floor,
+        )
+        machine = Machine(
+            *(policy, bell, outlet, in_threads(HELPERS), in_fair_threads()),
+            readers_s=self._presence,
+        )
+        queues = queues_of(encoders, outlet, time.monotonic, metrics.encoding)
+        first = deployed(loaded, machine, metrics, queues)
+        self._deployments.append(first)
+        service.add(first.served)
+        self._compute.add(first.engine)
+        inbox = first.engine.inbox
+        service.embedders = embedders_of(config, encoders, inbox, lambda: service.draining)
+        return first
+
     async def run(
         self,
         listener: Listeners,
@@ -245,11 +235,12 @@ class _Daemon:
         Whoever the sockets were `taken` from is told when clients can connect.
         """
         _want_files(files_needed(_connections(self._config)), self._log.warning)
-        with closing(self._texts):
+        with ExitStack() as held:
+            for deployment in self._deployments:
+                held.enter_context(closing(deployment.texts))
             await self._serve(listener, on_ready, taken)
-        learnt = self._engine.memory.cost
-        if learnt is not None and learnt.trusted and self._died is None:
-            self._remember(learnt)
+        for deployment in self._deployments:
+            deployment.remember()
         if self._died is not None:
             raise self._died
         if self._forced:
@@ -262,7 +253,7 @@ class _Daemon:
         taken: Taken | None,
     ) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._compute)
+            nursery.start_soon(self._run_compute)
             nursery.start_soon(self._scorekeeper.run)
             nursery.start_soon(self._service.playout.run)
             nursery.start_soon(self._lag.run)
@@ -273,7 +264,7 @@ class _Daemon:
             await nursery.start(self._answer_proxies)
             with self._clients:
                 async with trio.open_nursery() as clients:
-                    await trio.to_thread.run_sync(warm_if_used, self._texts, abandon_on_cancel=True)
+                    await self._warm()
                     if taken is not None:
                         await self._own(listener, taken)
                     await clients.start(self._server.serve, listener)
@@ -292,56 +283,20 @@ class _Daemon:
                     await self._drain()
                     clients.cancel_scope.deadline = trio.current_time() + _FLUSH_S
             # The tick that is being computed has to end. A second signal must still be heard.
-            self._inbox.close()
+            self._compute.close()
             await self._computed.wait()
             nursery.cancel_scope.cancel()
 
-    def _make_engine(
-        self,
-        policy: Policy,
-        settings: EngineSettings,
-        recorder: Recorder,
-        metrics: Metrics,
-        encoders: Encoders,
-    ) -> Engine:
-        outlet = Outlet(trio.lowlevel.current_trio_token().run_sync_soon)
-        engine = Engine(
-            self._backend,
-            policy,
-            self._inbox,
-            outlet,
-            metrics,
-            time.monotonic,
-            settings=settings,
-            recorder=recorder,
-            masks=MaskThreads(),
-            readers_s=self._presence,
-            encoders=queues_of(encoders, outlet, time.monotonic, metrics.encoding),
-        )
-        engine.idle_time.keep = self._remember
-        return engine
-
-    def _remember(self, cost: CostModel) -> None:
-        """Store what ticks cost here. Called from the engine's thread, too."""
-        remember(cost_file(self._backend), cost.for_storage(), self._backend.model.weight_bytes)
-
-    def _front_end(self, metrics: Metrics) -> FrontEnd:
-        front_end = FrontEnd(
-            self._backend.vocabulary,
-            self._model.chat_template,
-            reply_format(self._config),
-            confinement(self._config, metrics.shapes),
-            reasons={"on": True, "off": False}.get(self._config.reasoning),
-        )
-        if front_end.chat_problem is not None:
-            self._log.warning("messages are refused", why=front_end.chat_problem)
-        return front_end
+    async def _warm(self) -> None:
+        """Prepare for shapes where they were used lately."""
+        for deployment in self._deployments:
+            await trio.to_thread.run_sync(warm_if_used, deployment.texts, abandon_on_cancel=True)
 
     def _ready_info(self, listener: Listeners) -> ReadyInfo:
-        backend = self._backend
+        backend = self._first.backend
         limits = evolve(backend.limits, n_slots=self._config.parallel)
         address = self._config.http_address
-        cost = self._engine.memory.cost
+        cost = self._first.engine.memory.cost
         return ReadyInfo(
             socket=listener.path,
             model=backend.model,
@@ -354,16 +309,27 @@ class _Daemon:
             encoders=tuple(one.info for one in self._service.embedders.values()),
         )
 
-    async def _compute(self) -> None:
+    async def _run_compute(self) -> None:
         try:
-            await run_engine(self._engine, self._inbox)
-        except EngineDied as died:
-            # The streams have been told; their connections get a moment to pass it on.
-            self._log.error("the engine has stopped", exc_info=died.__cause__)
-            self._died = died
-            self._stopping.set()
+            await run_compute(self._compute)
         finally:
             self._computed.set()
+
+    def _bury(self, engine: Engine, error: Exception) -> None:
+        """End the requests of an engine that raised; without another one the daemon ends, too."""
+        dead = next(one for one in self._deployments if one.engine is engine)
+        self._deployments.remove(dead)
+        last = not self._deployments
+        died = bury(engine, error, _LAST_DIED if last else _ONE_DIED)
+        name = dead.served.bounds.model
+        self._log.error("the engine has stopped", model=name, exc_info=error)
+        dead.texts.close()
+        if last:
+            # The streams have been told; their connections get a moment to pass it on.
+            self._died = died
+            self._stopping.set()
+        else:
+            self._service.remove(dead.served)
 
     async def _watch_name(self, listener: Listeners) -> None:
         await listener.until_lost()
@@ -390,9 +356,9 @@ class _Daemon:
         while True:
             # Half of the time is what sd_watchdog_enabled(3) recommends.
             await trio.sleep(self._supervisor.watchdog_s / 2)
-            if self._engine.rounds != seen or self._inbox.asleep:
+            if self._compute.rounds != seen or self._compute.asleep:
                 self._supervisor.alive()
-            seen = self._engine.rounds
+            seen = self._compute.rounds
 
     async def _own(self, listener: Listeners, taken: Taken) -> None:
         """Have the names from the daemon that handed them over. Raises HandoverFailed if it serves on."""
@@ -470,20 +436,15 @@ class _Daemon:
                 os._exit(FORCED_EXIT)
 
 
-def _described(config: Config, backend: Backend, policy: Policy) -> Metrics:
-    """Return metrics that know what is running, and what was promised if anything was."""
-    metrics = Metrics()
-    contract = Contract(config.latency_cap, background_floor=config.background_floor)
-    metrics.describe(
-        model=backend.model.name,
-        backend=backend.description,
-        policy=config.policy,
-        version=__version__,
-        n_ctx=backend.limits.n_ctx,
-        n_slots=config.parallel,
-        latency_cap=contract.promised_cap if keeps_latency_cap(policy) else None,
+def _service(metrics: Metrics) -> Service:
+    return Service(
+        telemetry=metrics,
+        clock=time.monotonic,
+        run_blocking=in_threads(HELPERS),
+        timer=finest_timer(time.monotonic),
+        give_memory_back=give_memory_back,
+        log_request=_logged,
     )
-    return metrics
 
 
 def _shared(config: Config, service: Service) -> Shared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from uma_protocol import (
@@ -330,26 +331,30 @@ def session_info(running: Running) -> SessionInfo:
     )
 
 
-def memory_info(snapshot: Snapshot) -> MemoryInfo:
-    """Describe the KV cache and the prefixes that are kept."""
-    cells, kept = snapshot.cells, snapshot.prefixes
+def memory_info(snapshots: Sequence[Snapshot]) -> MemoryInfo:
+    """Describe the KV caches of all models, and the prefixes that are kept."""
+    cells = [snapshot.cells for snapshot in snapshots]
+    kept = [snapshot.prefixes for snapshot in snapshots if snapshot.prefixes is not None]
     return MemoryInfo(
-        cells_used=cells.used,
-        cells_reserved=cells.reserved,
-        cells_total=cells.total,
-        leaves=0 if kept is None else kept.leaves,
-        leaf_tokens=0 if kept is None else kept.leaf_tokens,
-        pages=0 if kept is None else kept.pages,
-        page_bytes=0 if kept is None else kept.bytes,
+        cells_used=sum(each.used for each in cells),
+        cells_reserved=sum(each.reserved for each in cells),
+        cells_total=sum(each.total for each in cells),
+        leaves=sum(each.leaves for each in kept),
+        leaf_tokens=sum(each.leaf_tokens for each in kept),
+        pages=sum(each.pages for each in kept),
+        page_bytes=sum(each.bytes for each in kept),
     )
 
 
 def models_info(service: Service) -> tuple[ModelInfo, ...]:
-    """Describe the models, that which writes first."""
-    writer = ModelInfo(
-        name=service.bounds.model,
-        size_bytes=service.model.size_bytes,
-        n_ctx=service.bounds.n_ctx_seq,
+    """Describe the models, those that write first."""
+    writers = (
+        ModelInfo(
+            name=served.bounds.model,
+            size_bytes=served.model.size_bytes,
+            n_ctx=served.bounds.n_ctx_seq,
+        )
+        for served in service.models
     )
     encoders = (
         ModelInfo(
@@ -360,7 +365,7 @@ def models_info(service: Service) -> tuple[ModelInfo, ...]:
         )
         for one in service.embedders.values()
     )
-    return (writer, *encoders)
+    return (*writers, *encoders)
 
 
 def prefixes_event(report: PrefixReport, user: str) -> Prefixes:

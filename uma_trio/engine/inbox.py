@@ -1,7 +1,7 @@
 """The queue from trio's thread to the engine: bounded for requests, unbounded for other messages.
 
 The sender never waits: a full queue raises an exception at once. The engine takes all messages in
-one call per tick and waits in :meth:`Inbox.wait` only when it is idle.
+one call per tick. The compute task waits in :meth:`Bell.wait` only when no engine has anything to compute.
 """
 
 from __future__ import annotations
@@ -27,15 +27,44 @@ class EngineStopped(Exception):
     """The engine takes no further messages."""
 
 
+class Bell:
+    """Wakes the compute task. One of them serves all inboxes whose engines it computes."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.asleep = False  # written by the compute task: whether it waits
+
+    def ring(self) -> None:
+        """Wake the compute task, now or when it waits next. May be called on any thread."""
+        # While it computes the event is set already, and setting it takes a lock. Whoever clears it then
+        # looks at the inboxes, which the message is in.
+        if not self._event.is_set():
+            self._event.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it rings; False if it did not within `timeout_s`. For the compute task."""
+        self.asleep = True
+        rang = self._event.wait(timeout_s)
+        self.asleep = False
+        self._event.clear()
+        return rang
+
+
 class Inbox:
     """A queue with many senders and one receiver, the engine.
 
-    `submit`, `put` and `close` are called on trio's thread, `drain`, `watch`, `left_queue` and
-    `wait` on the engine's. Only `wait` blocks. Deque appends and stores of one value are atomic
-    under the GIL, and each field has one writer, so no lock is needed.
+    `submit`, `put` and `close` are called on trio's thread, `drain`, `watch` and `left_queue` on the
+    engine's. None of them blocks. Deque appends and stores of one value are atomic under the GIL, and each
+    field has one writer, so no lock is needed. `bell` wakes the compute task; `wake` is called in its place if
+    the engine has none.
     """
 
-    def __init__(self, max_waiting: int, wake: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        wake: Callable[[], object] | None = None,
+        bell: Bell | None = None,
+    ) -> None:
         self._messages: deque[InboxMessage] = deque()
         self._max_waiting = max_waiting
         self._submitted = 0  # written by trio
@@ -44,9 +73,10 @@ class Inbox:
         self._came: Callable[[Submit], object] | None = None  # written by the engine
         self._closed = False
         self._told_of_end: list[Callable[[], object]] = []  # trio's
-        self._event = threading.Event()
-        self.asleep = False  # written by the engine: whether it waits for a message
-        self._wake = wake if wake is not None else self._set_event
+        self.bell = bell or Bell()
+        self._ring = wake if wake is not None else self.bell.ring
+        #: Whether anything came since the compute task, which clears it, looked last.
+        self.rung = False
 
     @property
     def waiting(self) -> int:
@@ -73,7 +103,7 @@ class Inbox:
             raise QueueFull(waiting, max(0.25, self._queue_s))
         self._submitted += len(messages)
         self._messages.extend(messages)
-        self._wake()
+        self.wake()
         came = self._came
         if came is not None:
             for message in messages:
@@ -84,18 +114,19 @@ class Inbox:
         if self._closed:
             return
         self._messages.append(message)
-        self._wake()
+        self.wake()
 
     def wake(self) -> None:
         """Wake the engine without a message. May be called on any thread."""
-        self._wake()
+        self.rung = True
+        self._ring()
 
     def close(self) -> None:
         """Accept no further messages, and wake the engine so that it ends."""
         self._closed = True
         for told in tuple(self._told_of_end):
             told()
-        self._wake()
+        self.wake()
 
     @contextmanager
     def when_closed(self, told: Callable[[], object]) -> Iterator[None]:
@@ -132,20 +163,3 @@ class Inbox:
         """Note that a request left the queue after `waited_s`: admitted or cancelled."""
         self._left_queue += 1
         self._queue_s = waited_s
-
-    def _set_event(self) -> None:
-        # While the engine computes it is set already, and setting it takes a lock. Whoever clears it then
-        # looks at the line, which the message is in.
-        if not self._event.is_set():
-            self._event.set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until a message arrives or `close` is called (engine's thread, when idle).
-
-        Returns False if neither happened within `timeout_s`.
-        """
-        self.asleep = True
-        woken = self._event.wait(timeout_s)
-        self.asleep = False
-        self._event.clear()
-        return woken

@@ -27,7 +27,7 @@ from uma_trio.engine import tick_metrics
 from uma_trio.engine.drafts import Drafting, drafter_for
 from uma_trio.engine.encoding import Encodings, advance_each
 from uma_trio.engine.first_tokens import FirstTokenBook
-from uma_trio.engine.idle import IDLE_S, IdleTime
+from uma_trio.engine.idle import IdleTime
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import (
@@ -61,6 +61,7 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
+from uma_trio.engine.turn import Claim
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.check import Fallback
 from uma_trio.policy.pipeline import Policy
@@ -106,7 +107,7 @@ class Engine:
         self._backend = backend
         self._encoders = encoders
         self._encodings = tuple(encoders.values())
-        self._inbox = inbox
+        self.inbox = self._inbox = inbox
         self._metrics = metrics
         self._clock = clock
         settings = settings or EngineSettings()
@@ -138,33 +139,12 @@ class Engine:
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         # `_aside_s` was spent on moving cells since the latest decode.
-        # `rounds` counts those of `run`: it stands still only in a tick, and while there is nothing to do.
-        self._idle, self._aside_s, self.rounds = True, 0.0, 0
+        self._idle, self._aside_s = True, 0.0
 
     @property
     def memory(self) -> Memory:
         """The policy's memory: the cost model, the shares, the counters."""
         return self._planner.memory
-
-    def run(self) -> None:
-        """Run ticks until the inbox is closed; sleep while there is nothing to compute.
-
-        Idle time is used to save prefixes, one page at a time, and then to refine the staircase,
-        one decode at a time; a request that arrives waits for one of these at most. Cheap saves are
-        made at once, because the next request may arrive soon.
-        """
-        idle: float | None = IDLE_S
-        while not self._inbox.closed:
-            self.rounds += 1
-            if self.tick():
-                idle = IDLE_S
-            elif self.registry.awaits_masks:
-                self._inbox.wait()
-            elif self.prefix.idle(QUICK_S) or self.encode():
-                continue
-            else:
-                idle = IDLE_S if self._inbox.wait(idle) else self.idle_time.use()
-        self.publish()
 
     def tick(self) -> bool:
         """Run one tick.
@@ -176,6 +156,24 @@ class Engine:
             return False
         self.finish(tick, self.compute(tick))
         return True
+
+    def claim(self, now: float) -> Claim:
+        """Take in what has arrived, and return what is to be computed: another model may come first."""
+        self._arrived += self._inbox.drain()
+        self._settle(now)
+        return self._planner.claim(now)
+
+    def limit(self, seconds: float) -> None:
+        """Let the next tick take at most so long, as far as its size decides that: another model has readers."""
+        self._planner.limit(seconds)
+
+    def interrupted(self) -> None:
+        """Note that another model was computed since the latest tick: what passed says nothing of this one."""
+        self._idle = True
+
+    def save(self) -> bool:
+        """Save a prefix that takes little time; False if there is none."""
+        return self.prefix.idle(QUICK_S)
 
     def encode(self) -> bool:
         """Let encoders compute for a moment, where no tick is to be computed; False if they have no work."""
@@ -296,6 +294,13 @@ class Engine:
 
     def _planned(self, now: float) -> Tick | None:
         """Return the next tick after all that has happened; None if there is nothing to compute."""
+        self._settle(now)
+        self._work_aside()
+        self._drafter.propose(self.registry.running)
+        return self._planner.plan(now)
+
+    def _settle(self, now: float) -> None:
+        """Commit the latest tick, handle what has arrived, and give slots to those who wait."""
         self._commit()
         while self._arrived:  # one that raises stays, for `fail_all`
             self._handle(self._arrived[0], now)
@@ -303,9 +308,6 @@ class Engine:
         self.registry.first_tokens.memory = self.memory
         self._places.give(now)
         self._recorder.queued(self._kv)
-        self._work_aside()
-        self._drafter.propose(self.registry.running)
-        return self._planner.plan(now)
 
     def _overlap(self, tick: Tick) -> None:
         """What the engine's thread does while `tick` is computed, or right before if it computes."""

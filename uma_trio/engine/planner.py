@@ -8,6 +8,7 @@ was predicted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from functools import partial
@@ -25,9 +26,11 @@ from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Describe, Step, Tick
+from uma_trio.engine.turn import Claim
 from uma_trio.policy.accounting import as_measured
-from uma_trio.policy.cost import CostModel
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.shape import MOST_BALLAST
+from uma_trio.policy.deadline.slack import alone_s, is_read, step_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
@@ -105,7 +108,42 @@ class Planner:
         self._describer: Describer | None = None
         self._described_tops: tuple[int, ...] = ()
         self._ticks = 0
+        self._most_s = math.inf
         self.memory = Memory(cost=settings.cost)
+
+    def claim(self, now: float) -> Claim:
+        """Return what there is to compute, beside other models. All outcomes must be committed."""
+        registry, cost, contract = self._registry, self.memory.cost, self._settings.contract
+        views = [s.view for key, s in registry.running.items() if key not in registry.absent]
+        readers = [view for view in views if is_read(view, now)]
+        works = any(view.credit > 0 and not view.protected for view in views)
+        takes_s = least_s = 0.0
+        if cost is not None:
+            takes_s = alone_s(cost, readers, 0) if readers else 0.0
+            least_s = cost.seconds(Work(1))
+        due_at = min(
+            [
+                (now if v.shown_at is None else v.shown_at) + step_s(v, contract, takes_s)
+                for v in readers
+            ],
+            default=math.inf,
+        )
+        return Claim(due_at, takes_s, works=works or bool(registry.waiting), least_s=least_s)
+
+    def limit(self, seconds: float) -> None:
+        """Let ticks have so few tokens that they take at most so long, where that is possible."""
+        self._most_s = seconds
+
+    @property
+    def _n_batch(self) -> int:
+        """How many tokens a tick may have: as decodes are trusted, and as other models allow."""
+        most, cost = self._recovery.batch_limit, self.memory.cost
+        if cost is None or self._most_s == math.inf:
+            return most
+        least = max(1, min(most, len(self._registry.running)))
+        while most > least and cost.seconds(Work(most)) > self._most_s:
+            most = max(least, most // 2)
+        return most
 
     def plan(self, now: float) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if there is nothing to compute.
@@ -219,7 +257,7 @@ class Planner:
 
     def _as_trusted(self, state: SchedulerState) -> bool:
         """Whether decodes are trusted as much as `state` has it, for all sequences together."""
-        return state.n_batch == self._recovery.batch_limit and self._recovery.suspect is None
+        return state.n_batch == self._n_batch and self._recovery.suspect is None
 
     def _state(self, now: float) -> SchedulerState:
         """Return what the next tick is planned from, when none is computed."""
@@ -256,7 +294,7 @@ class Planner:
             now=now,
             tick=tick,
             sequences=tuple(views),
-            n_batch=self._recovery.batch_limit,
+            n_batch=self._n_batch,
             free_cells=kv.free_cells,
             tick_budget_s=self._settings.tick_budget_s,
             contract=self._settings.contract,

@@ -48,6 +48,7 @@ from uma_trio.http.wire.settings import Shared
 from uma_trio.http.wire.writing import written
 from uma_trio.service.ask import Ask, Prompt, Refusal, Salt, Shape, Sharing
 from uma_trio.service.generation import Generation
+from uma_trio.service.served import ServedModel
 from uma_trio.text.slices import SLICE
 
 
@@ -78,6 +79,11 @@ class Api(ABC):
         self._texts: list[str] = []  # of the prompts, if an answer repeats them
 
     @property
+    def served(self) -> ServedModel:
+        """The model that it is for."""
+        return self.shared.served
+
+    @property
     def streams(self) -> bool:
         """Whether the answers are sent as they come."""
         return bool(self.body.get("stream", False))
@@ -85,7 +91,7 @@ class Api(ABC):
     @property
     def room(self) -> int:
         """How many tokens an answer has at the most, in an empty context."""
-        return self.shared.service.bounds.n_ctx_seq
+        return self.shared.served.bounds.n_ctx_seq
 
     @property
     def is_background(self) -> bool:
@@ -179,13 +185,13 @@ class Api(ABC):
 
     def settings(self, ask: Ask) -> dict[str, Any]:
         """Return how an answer is computed, under llama-server's names."""
-        service = self.shared.service
+        served = self.shared.served
         return generation_settings(
             ask.sampling,
-            n_predict=service.bounds.max_tokens if ask.max_tokens is None else ask.max_tokens,
+            n_predict=served.bounds.max_tokens if ask.max_tokens is None else ask.max_tokens,
             stop=ask.stop,
             streams=self.streams,
-            ends=service.end_tokens,
+            ends=served.end_tokens,
         )
 
     def ask(
@@ -251,7 +257,7 @@ async def answered(
     if not asks:
         return Reply(200, written(asked.document((), ())), headers=asked.headers)
     origin = origin_of(exchange.request, shared, asked.id)
-    async with _renaming(type(asked)), shared.service.generate(asks, origin) as found:
+    async with _renaming(type(asked)), shared.service.generate(asks, origin, asked.served) as found:
         generations = found.generations
         await asked.look_closer(asks)
         headers = (*asked.headers, *loosened_header(generations))
@@ -281,7 +287,7 @@ async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: st
     asked, asks = await _read(api, exchange, shared)
     async with _renaming(api):
         origin = origin_of(exchange.request, shared, asked.id)
-        n = await shared.service.count_tokens(asks[0], origin)
+        n = await asked.served.count_tokens(asks[0], origin)
     return Reply(200, msgspec.json.encode({**said, "input_tokens": n}), headers=asked.headers)
 
 
@@ -296,6 +302,7 @@ async def _read(
 
     taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
     chosen, body = taken.value
+    shared = shared.of(body.get("model"))
     body = await chosen.tokenised(body, shared)
 
     def build() -> tuple[Api, Sequence[Ask]]:

@@ -340,12 +340,12 @@ async def text_of(ask: Ask, shared: Shared) -> str:
     Raises:
         Refusal: the template does not take it.
     """
-    prompt, service = ask.prompt, shared.service
+    prompt, served = ask.prompt, shared.served
     if isinstance(prompt, Chat):
-        return await service.render(prompt)
+        return await served.render(prompt)
     if isinstance(prompt, str):
         return prompt
-    return await aside(shared, lambda: text_of_ids(prompt, service), apart=len(prompt) > FEW)
+    return await aside(shared, lambda: text_of_ids(prompt, served), apart=len(prompt) > FEW)
 
 
 def stops_of(body: Body, name: str = "stop") -> tuple[str, ...]:
@@ -424,7 +424,7 @@ def wants_usage(body: Body) -> bool:
 def model_of(body: Body, shared: Shared) -> tuple[str, str | None]:
     """Return the name that the answer repeats, and the one that has to be the loaded model's."""
     named: str | None = body.get("model")
-    return named or shared.service.bounds.model, named if shared.settings.strict else None
+    return named or shared.served.bounds.model, named if shared.settings.strict else None
 
 
 def _first_of(head: Head, names: Sequence[str]) -> float | None:

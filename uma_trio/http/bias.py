@@ -71,7 +71,7 @@ async def by_token(body: Body, shared: Shared) -> Body:
         else [pair for each in given if (pair := _pair_of(each)) is not None]
     )
     keys = [key for key, _ in pairs]
-    texts = await shared.service.tokenize_each([key for key in keys if isinstance(key, str)])
+    texts = await shared.served.tokenize_each([key for key in keys if isinstance(key, str)])
 
     def add_up() -> dict[int, float]:
         left = iter(texts)

@@ -90,9 +90,9 @@ class Watcher:
             "type": "hello",
             "daemon": self.shared.name,
             "version": __version__,
-            "model": service.bounds.model,
-            "slots": service.slots,
-            "n_ctx": service.bounds.n_ctx_seq,
+            "model": service.default.bounds.model,
+            "slots": service.default.slots,
+            "n_ctx": service.default.bounds.n_ctx_seq,
             "operator": self.principal.is_operator,
         }
 
@@ -105,7 +105,7 @@ class Watcher:
     async def message(self) -> bytes:
         """Return the next message; b"" if nothing has changed."""
         service = self.shared.service
-        snapshot = await service.snapshot()
+        snapshot = await service.default.snapshot()
         told: dict[str, Any] = _picture(service, snapshot, Viewer(self.principal))
         changed = {name: value for name, value in told.items() if self._told.get(name) != value}
         self._told = told
@@ -122,7 +122,7 @@ class Watcher:
         return b"id: %b-%d\n%b" % (self.shared.name.encode(), snapshot.tick, sse.named(changed))
 
     def _ticks(self, snapshot: Snapshot) -> dict[str, Any]:
-        ticks = self.shared.service.ticks_after(self._tick, MOST_TICKS)
+        ticks = self.shared.service.default.ticks_after(self._tick, MOST_TICKS)
         self._tick = snapshot.tick
         viewer, directory = Viewer(self.principal), self.shared.service.directory
         columns: list[list[Any]] = []

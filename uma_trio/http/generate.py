@@ -87,7 +87,7 @@ class _Events(Encoder):
         self._asked = asked
         self._handle = answers.handle
         self._tellings = [Telling(asked, generation) for generation in answers.generations]
-        self._text_of = shared.service.text_of
+        self._text_of = shared.served.text_of
 
     def token(self, index: int, item: TokenOut) -> bytes:
         return _event(encode_event(self._tellings[index].token(item, self._text_of)))

@@ -11,21 +11,21 @@ import msgspec
 from attrs import frozen
 
 from uma_trio.engine.messages import PromptDone, TokenLogprobs, TokenOut
-from uma_trio.service.service import Service
+from uma_trio.service.served import ServedModel
 
 _DIGITS = 6
 _FEW = 64  # tokens
 
 
-def chat_logprobs(tokens: Sequence[TokenOut], service: Service) -> dict[str, Any] | None:
+def chat_logprobs(tokens: Sequence[TokenOut], served: ServedModel) -> dict[str, Any] | None:
     """Return the `logprobs` of a chat's choice; None if nobody asked."""
     pack = _packing(len(tokens))
     content = [
         pack(
             {
-                **_token(token.token_id, token.logprobs.logprob, service),
+                **_token(token.token_id, token.logprobs.logprob, served),
                 "top_logprobs": [
-                    _token(id_, logprob, service) for id_, logprob in token.logprobs.top
+                    _token(id_, logprob, served) for id_, logprob in token.logprobs.top
                 ],
             }
         )
@@ -36,21 +36,21 @@ def chat_logprobs(tokens: Sequence[TokenOut], service: Service) -> dict[str, Any
 
 
 def probabilities(
-    tokens: Sequence[TokenOut], service: Service, *, post_sampling: bool
+    tokens: Sequence[TokenOut], served: ServedModel, *, post_sampling: bool
 ) -> list[dict[str, Any]] | None:
     """Return llama-server's `completion_probabilities`; None if nobody asked.
 
     With `post_sampling` they are no logarithms, and so are they called.
     """
     if not post_sampling:
-        found = chat_logprobs(tokens, service)
+        found = chat_logprobs(tokens, served)
         return None if found is None else found["content"]
     pack = _packing(len(tokens))
     content = [
         pack(
             {
-                **_drawn(token.token_id, token.logprobs.logprob, service),
-                "top_probs": [_drawn(id_, logprob, service) for id_, logprob in token.logprobs.top],
+                **_drawn(token.token_id, token.logprobs.logprob, served),
+                "top_probs": [_drawn(id_, logprob, served) for id_, logprob in token.logprobs.top],
             }
         )
         for token in tokens
@@ -68,7 +68,9 @@ class Place:
     logprobs: TokenLogprobs | None
 
 
-def prompt_places(prompt: Sequence[int], done: PromptDone | None, service: Service) -> list[Place]:
+def prompt_places(
+    prompt: Sequence[int], done: PromptDone | None, served: ServedModel
+) -> list[Place]:
     """Return the tokens of a prompt if it was scored. Nothing is known of the first."""
     if done is None or done.logprobs is None:
         return []
@@ -76,7 +78,7 @@ def prompt_places(prompt: Sequence[int], done: PromptDone | None, service: Servi
     places, offset = [], 0
     for token, logprobs in zip(prompt, (None, *done.logprobs), strict=True):
         places.append(Place(token, offset, logprobs))
-        offset += len(decoder.decode(service.detokenize((token,))))
+        offset += len(decoder.decode(served.detokenize((token,))))
     return places
 
 
@@ -90,20 +92,20 @@ def answer_places(tokens: Iterable[TokenOut], offset: int = 0) -> list[Place]:
     return places
 
 
-def text_logprobs(places: Sequence[Place], service: Service) -> dict[str, Any] | None:
+def text_logprobs(places: Sequence[Place], served: ServedModel) -> dict[str, Any] | None:
     """Return the `logprobs` of a text's choice; None if there are none."""
     if not places:
         return None
     pack = _packing(len(places))
     return {
-        "tokens": [service.text_of(place.token_id) for place in places],
+        "tokens": [served.text_of(place.token_id) for place in places],
         "token_logprobs": [
             None if place.logprobs is None else _rounded(place.logprobs.logprob) for place in places
         ],
         "top_logprobs": [
             None
             if place.logprobs is None
-            else pack({service.text_of(id_): _rounded(p) for id_, p in place.logprobs.top})
+            else pack({served.text_of(id_): _rounded(p) for id_, p in place.logprobs.top})
             for place in places
         ],
         "text_offset": [place.offset for place in places],
@@ -126,18 +128,18 @@ def _encoded(part: dict[str, Any]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(part))
 
 
-def _token(id_: int, logprob: float, service: Service) -> dict[str, Any]:
-    return {**_named(id_, service), "logprob": _rounded(logprob)}
+def _token(id_: int, logprob: float, served: ServedModel) -> dict[str, Any]:
+    return {**_named(id_, served), "logprob": _rounded(logprob)}
 
 
-def _drawn(id_: int, logprob: float, service: Service) -> dict[str, Any]:
-    return {**_named(id_, service), "prob": min(1.0, math.exp(logprob))}
+def _drawn(id_: int, logprob: float, served: ServedModel) -> dict[str, Any]:
+    return {**_named(id_, served), "prob": min(1.0, math.exp(logprob))}
 
 
-def _named(id_: int, service: Service) -> dict[str, Any]:
+def _named(id_: int, served: ServedModel) -> dict[str, Any]:
     return {
-        "token": service.text_of(id_),
-        "bytes": list(service.detokenize((id_,))),
+        "token": served.text_of(id_),
+        "bytes": list(served.detokenize((id_,))),
         "id": id_,
     }
 

@@ -39,7 +39,7 @@ async def with_prompts(body: Body, shared: Shared) -> Body:
         Fault: one is neither, or these are more prompts than are computed at once.
     """
     value = body.get("prompt")
-    most = shared.service.slots
+    most = shared.served.slots
     if isinstance(value, list) and len(value) > most:
         check_length(value, "prompt", shared)  # tokens, or too many prompts
     if not isinstance(value, list) or _holds_tokens(value):
@@ -63,7 +63,7 @@ def check_length(value: Sequence[Any], path: str, shared: Shared) -> None:
     Raises:
         Refusal: it has.
     """
-    context = shared.service.bounds.n_ctx_seq
+    context = shared.served.bounds.n_ctx_seq
     if len(value) > context:
         raise no_room(len(value), context, path)
 
@@ -98,4 +98,4 @@ async def _mixed(value: Sequence[Any], path: str, shared: Shared) -> Prompt:
     if n_bytes > door.max_prompt_bytes:
         limit = f"{door.max_prompt_bytes}; shorten them, or raise the daemon's {door.option}"
         raise invalid(path, f"has texts of {n_bytes} bytes, the limit is {limit}")
-    return await shared.service.tokens_of_mixed(value, path)
+    return await shared.served.tokens_of_mixed(value, path)

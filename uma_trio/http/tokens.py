@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Integer
 from uma_trio.http.wire.errors import Fault, invalid
-from uma_trio.service.service import Service
+from uma_trio.service.served import ServedModel
 
 MANY: Final = 4096
 """Ids that are read or written while the GIL is held, and the most that are on trio's thread."""
@@ -66,26 +66,26 @@ def written_ids(ids: NDArray[np.int32]) -> bytes:
     return b'{"tokens":[' + b",".join(_encode(part)[1:-1] for part in parts) + b"]}"
 
 
-def written_pieces(ids: NDArray[np.int32], service: Service) -> bytes:
+def written_pieces(ids: NDArray[np.int32], served: ServedModel) -> bytes:
     """Return ``{"tokens": [{"id": ..., "piece": ...}, ...]}``: texts, or bytes where they are none."""
     parts = (
-        _encode([{"id": id_, "piece": _piece(id_, service)} for id_ in ids[at : at + FEW].tolist()])
+        _encode([{"id": id_, "piece": _piece(id_, served)} for id_ in ids[at : at + FEW].tolist()])
         for at in range(0, len(ids), FEW)
     )
     return b'{"tokens":[' + b",".join(part[1:-1] for part in parts) + b"]}"
 
 
-def text_of_ids(ids: NDArray[np.int32], service: Service) -> str:
+def text_of_ids(ids: NDArray[np.int32], served: ServedModel) -> str:
     """Return the text of tokens of the vocabulary."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts = [
-        decoder.decode(service.detokenize(ids[at : at + FEW].tolist()))
+        decoder.decode(served.detokenize(ids[at : at + FEW].tolist()))
         for at in range(0, len(ids), FEW)
     ]
     return "".join([*parts, decoder.decode(b"", final=True)])
 
 
-def written_text(ids: NDArray[np.int32], service: Service, most: int) -> bytes:
+def written_text(ids: NDArray[np.int32], served: ServedModel, most: int) -> bytes:
     """Return ``{"content": ...}``: the text of tokens of the vocabulary.
 
     Raises:
@@ -95,7 +95,7 @@ def written_text(ids: NDArray[np.int32], service: Service, most: int) -> bytes:
     parts: list[bytes] = []
     n_bytes = 0
     for at in range(0, len(ids), FEW):
-        raw = service.detokenize(ids[at : at + FEW].tolist())
+        raw = served.detokenize(ids[at : at + FEW].tolist())
         n_bytes += len(raw)
         if n_bytes > most:
             why = f"have a text of more than {most} bytes; send fewer at once"
@@ -105,8 +105,8 @@ def written_text(ids: NDArray[np.int32], service: Service, most: int) -> bytes:
     return b'{"content":"' + b"".join(parts) + b'"}'
 
 
-def _piece(id_: int, service: Service) -> object:
-    raw = service.detokenize((id_,))
+def _piece(id_: int, served: ServedModel) -> object:
+    raw = served.detokenize((id_,))
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -371,13 +371,15 @@ class Connection:
 
     async def _sessions(self, ticks: int) -> Event:
         service, viewer = self._service, Viewer(self._principal)
-        snapshot = await service.snapshot()
+        snapshots = await service.snapshots()
+        every = [running for snapshot in snapshots for running in service.named(snapshot)]
+        now = snapshots[0].at
         return Sessions(
-            tuple(session_info(viewer.shown(running)) for running in service.named(snapshot)),
-            waiting=snapshot.waiting,
-            memory=memory_info(snapshot),
+            tuple(session_info(viewer.shown(running)) for running in every),
+            waiting=sum(snapshot.waiting for snapshot in snapshots),
+            memory=memory_info(snapshots),
             models=models_info(service),
-            ticks=await telling.latest(service, viewer, ticks, snapshot.at) if ticks else (),
+            ticks=await telling.latest(service, viewer, ticks, now) if ticks else (),
         )
 
     def _on_explain(self, request: Explain) -> None:

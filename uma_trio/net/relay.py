@@ -64,7 +64,7 @@ class _Frames:
         self._handle = answers.handle
         self._protocol = protocol
         self._writer = writer
-        self._text_of = service.text_of
+        self._text_of = answers.served.text_of
         self._telemetry = service.telemetry
         self._tellings = [Telling(generate, generation) for generation in answers.generations]
         self._ends: dict[int, Finished] = {}

@@ -20,6 +20,7 @@ from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
 from uma_trio.service.generation import Generation, Prepared
 from uma_trio.service.generation import Host as AnswerHost
+from uma_trio.service.generation import Served as AnswerServed
 from uma_trio.service.stream import Reader
 from uma_trio.words import Lane
 
@@ -31,17 +32,32 @@ _STOPPED = "the engine has stopped; the daemon is going down"
 _WORST_LAST: Sequence[FinishReason] = ("stop", "length", "cancelled", "error")
 
 
-class Host(AnswerHost, Protocol):
-    """The part of the service that one request needs."""
+class Served(AnswerServed, Protocol):
+    """The part of a model that one request needs."""
 
     slots: int
-    draining: bool
 
     async def check(self, ask: Ask, door: Door) -> None:
         """Check what can be checked without tokens. Raises :class:`Refusal`."""
 
     async def prepare(self, ask: Ask, origin: Origin) -> list[Prepared]:
         """Return what each answer to `ask` needs. Raises :class:`Refusal`."""
+
+    def text_of(self, token: int) -> str:
+        """Return the text of one token."""
+
+
+class Host(AnswerHost, Protocol):
+    """The part of the service that one request needs."""
+
+    draining: bool
+
+    @property
+    def slots(self) -> int:
+        """How many requests one model computes at once, at the most."""
+
+    def find(self, name: str | None) -> Served:
+        """Return the model of this name. Raises :class:`Refusal`."""
 
     def new_handle(self) -> int:
         """Return a handle that no other answer has."""
@@ -61,8 +77,11 @@ class Answers:
     block, or cancelling the task in it, ends the answers that still run.
     """
 
-    def __init__(self, service: Host, asks: Sequence[Ask], origin: Origin) -> None:
+    def __init__(
+        self, service: Host, asks: Sequence[Ask], origin: Origin, served: Served | None = None
+    ) -> None:
         self._service = service
+        self._served = served
         self._asks = asks
         self._door = origin.door
         self._origin = origin
@@ -120,6 +139,13 @@ class Answers:
     def handle(self) -> int:
         """The handle of the first answer."""
         return self.generations[0].handle
+
+    @property
+    def served(self) -> Served:
+        """The model that answers; for whoever is in the block."""
+        if self._served is None:
+            self._served = self._service.find(self._asks[0].model)
+        return self._served
 
     @property
     def finished(self) -> bool:
@@ -184,13 +210,14 @@ class Answers:
         service = self._service
         if service.draining:
             raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
-        check_number(self._asks, service.slots)
+        served = self.served
+        check_number(self._asks, served.slots)
         prepared: list[Prepared] = []
         with refusing_depth(), self._preparing:
             for ask in self._asks:
-                await service.check(ask, self._door)
+                await served.check(ask, self._door)
             for ask in self._asks:
-                prepared += await service.prepare(ask, self._origin)
+                prepared += await served.prepare(ask, self._origin)
         if self._preparing.cancel_called:
             self.end()  # one was ended before it was submitted, and so all are
             return
@@ -198,9 +225,9 @@ class Answers:
 
     def _submit(self, prepared: Sequence[Prepared]) -> None:
         pairs = zip(self.generations, prepared, strict=True)
-        messages = [generation.submission(each) for generation, each in pairs]
+        messages = [generation.submission(each, self.served) for generation, each in pairs]
         try:
-            self._service.inbox.submit(*messages)
+            self.served.inbox.submit(*messages)
         except QueueFull as full:
             raise Refusal(Code.E_LIMIT_003, str(full), retry_after_s=full.retry_after_s) from None
         except EngineStopped:

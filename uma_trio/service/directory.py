@@ -30,6 +30,10 @@ class Request(Protocol):
     def choice(self) -> int:
         """The number of the answer among those to the same prompt, from 0."""
 
+    @property
+    def model(self) -> str | None:
+        """The model that has it; None while it is prepared."""
+
     def end(self, code: str | None = None, message: str | None = None) -> None:
         """End it: as cancelled, or with an error code."""
 
@@ -39,17 +43,18 @@ class Request(Protocol):
 
 @frozen
 class Named:
-    """The client's names of a request and of itself, the number of the choice, and whom it is for."""
+    """The client's names of a request and of itself, the number of the choice, whom it is for, and the model."""
 
     name: str | None = None
     app: str | None = None
     choice: int = 0
     principal: Principal | None = None
+    model: str | None = None
 
 
 def _named(request: Request) -> Named:
     origin = request.origin
-    return Named(origin.name, origin.app, request.choice, origin.principal)
+    return Named(origin.name, origin.app, request.choice, origin.principal, request.model)
 
 
 class Directory:

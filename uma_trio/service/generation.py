@@ -19,6 +19,7 @@ from uma_trio.engine.messages import (
     Constraint,
     Credit,
     Finished,
+    InboxMessage,
     Keep,
     PromptDone,
     PromptProgress,
@@ -39,11 +40,17 @@ from uma_trio.service.telemetry import Telemetry
 from uma_trio.words import Lane
 
 
-class Host(Protocol):
-    """The part of the service that one answer needs."""
+class Served(Protocol):
+    """The part of a model that one answer needs."""
 
     bounds: Bounds
     inbox: Inbox
+    telemetry: Telemetry
+
+
+class Host(Protocol):
+    """The part of the service that one answer needs."""
+
     telemetry: Telemetry
     clock: Callable[[], float]
     directory: Directory
@@ -102,6 +109,7 @@ class Generation:
         #: Whether the terminal item was taken.
         self.finished = False
         self._service = service
+        self._served: Served | None = None  # its model, once it is known
         self._together = together
         self._arrived = service.clock()
         self.pipe = Pipe(service.playout, reader)
@@ -115,26 +123,32 @@ class Generation:
         self._end: Finished | None = None
         self._last: Finished | None = None
 
-    def submission(self, prepared: Prepared) -> Submit:
-        """Return the message that submits it to the engine.
+    @property
+    def model(self) -> str | None:
+        """The name of the model that has it; None while it is prepared."""
+        return None if self._served is None else self._served.bounds.model
+
+    def submission(self, prepared: Prepared, served: Served) -> Submit:
+        """Return the message that submits it to the engine of its model.
 
         Raises:
             Refusal: prompt and answer do not fit into the context together.
         """
         ask, service = self.ask, self._service
+        self._served = served
         *within, conversation = service.shares.path(self.origin, ask.session)
         self.prompt = prepared.tokens
         self.reading = prepared.reading
         return Submit(
             handle=self.handle,
             prompt=prepared.tokens,
-            max_tokens=max_tokens_for(ask, len(self.prompt), service.bounds),
+            max_tokens=max_tokens_for(ask, len(self.prompt), served.bounds),
             params=ask.sampling,
             stop=ask.stop,
             lane=self.lane,
             client=conversation,
             within=tuple(within),
-            credit=service.bounds.credit,
+            credit=served.bounds.credit,
             sink=self.pipe,
             submitted=self._arrived,
             targets=ask.targets,
@@ -191,7 +205,7 @@ class Generation:
         Before it is submitted, all answers to its request end with it.
         """
         if self._submitted:
-            self._service.inbox.put(Cancel(self.handle, code, message))
+            self._tell(Cancel(self.handle, code, message))
         elif not self._ended_early:
             self._ended_early = True
             self._preparing.cancel()
@@ -207,7 +221,7 @@ class Generation:
         """Move it to a lane."""
         self.lane = lane
         if self._submitted:
-            self._service.inbox.put(SetLane(self.handle, lane))
+            self._tell(SetLane(self.handle, lane))
 
     def close(self) -> None:
         """End it if it still runs, and remove it from the directory. Idempotent."""
@@ -233,7 +247,7 @@ class Generation:
         end = self._end
         if end is not None and self.reading.reason(end) == "tool_calls":
             self._end = None
-            self._service.inbox.put(Keep(self.handle))
+            self._tell(Keep(self.handle))
 
     def dealt_with(self) -> None:
         """Note that the reader has passed on the items that it took."""
@@ -243,12 +257,17 @@ class Generation:
         if self.ask.streamed:
             self._shown(service.clock())
         if not self.finished:
-            service.inbox.put(Credit(self.handle, self._taken))
+            self._tell(Credit(self.handle, self._taken))
         self._taken = 0
+
+    def _tell(self, message: InboxMessage) -> None:
+        """Send a message to the engine that has it."""
+        if self._served is not None:
+            self._served.inbox.put(message)
 
     def _shown(self, now: float) -> None:
         """Record that the kernel has the bytes of the items that were taken."""
-        telemetry = self._service.telemetry
+        telemetry = (self._served or self._service).telemetry
         if self._logits_at is not None:
             telemetry.first_chunk(now - self._logits_at)
             self._logits_at = None

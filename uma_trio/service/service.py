@@ -8,94 +8,57 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import numpy as np
+from attrs import evolve
 
 from uma_protocol.errors import Code
-from uma_trio.backend.base import IntArray, ModelInfo
-from uma_trio.engine.inbox import EngineStopped, Inbox
-from uma_trio.engine.messages import Constraint, Explain, Prefix, Snapshot
-from uma_trio.engine.records import PrefixReport, Recorded, TickRecord
+from uma_trio.engine.messages import Snapshot
+from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.service.answers import Answers
-from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
-from uma_trio.service.asking import Answered
-from uma_trio.service.checks import (
-    Bounds,
-    check_fits,
-    check_untokenised,
-    check_vocabulary,
-    is_large,
-    refusing_depth,
-)
-from uma_trio.service.compiling import COMPILE_S as COMPILE_S
-from uma_trio.service.compiling import RunFor, unqueued
+from uma_trio.service.ask import Ask, Origin, Refusal
 from uma_trio.service.directory import Directory, Request
 from uma_trio.service.embedding import Embedder
-from uma_trio.service.fair import Client, RunBlocking, client_of
-from uma_trio.service.generation import Prepared
+from uma_trio.service.fair import RunBlocking
 from uma_trio.service.playout import Playout
 from uma_trio.service.pulse import Pulse
 from uma_trio.service.questions import Questions
-from uma_trio.service.reading import Reading
 from uma_trio.service.request_log import LogRequest, no_log
+from uma_trio.service.served import ServedModel
 from uma_trio.service.shares import Shares
-from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
 from uma_trio.service.visibility import Running, shown_to
 from uma_trio.sockets.principal import Principal
-from uma_trio.text.chat import AUTO
-from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.inner import Compiler
-from uma_trio.text.replying import NOTHING_LOOSENED
-from uma_trio.text.replying import Derivation as Derivation
-from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown
-from uma_trio.text.veil import Unrenderable
+from uma_trio.spelling import nearest
 from uma_trio.words import Lane
-
-Answer = TypeVar("Answer")
 
 _NOT_YOURS = (
     "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
     "admin key (--http-admin-key-file)"
 )
-_AGAIN_S: Final = 1.0
-_STOPPED = "the engine has stopped and the daemon is going down; ask again when it is back"
-_USE_PROMPT = "send the text as `prompt` instead of `messages`"
+_STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
 
 
 class Service:
-    """The shared service of all front ends. `clock` is the engine's clock. For trio's thread only.
+    """The shared service of all front ends: a router over the loaded models. For trio's thread only.
 
-    `slots` is the number of requests that are computed at once. `run_compiling` runs what compiles
-    shapes; without it `run_blocking` does. `timer` wakes the playout; without
-    one the playout has the resolution of trio's clock. `give_memory_back` returns freed memory to
-    the system. `log_request` gets a line about each answer when it is over.
+    `clock` is the engines' clock. `timer` wakes the playout; without one the playout has the resolution of trio's
+    clock. `give_memory_back` returns freed memory to the system. `log_request` gets a line about each answer when
+    it is over. Add a model before a front end is served.
     """
 
     def __init__(
         self,
         *,
-        model: ModelInfo,
-        slots: int,
-        bounds: Bounds,
-        front_end: FrontEnd,
-        inbox: Inbox,
         telemetry: Telemetry,
         clock: Callable[[], float],
         run_blocking: RunBlocking,
-        run_compiling: RunFor | None = None,
         timer: Timer | None = None,
         give_memory_back: Callable[[], None] | None = None,
         log_request: LogRequest = no_log,
     ) -> None:
-        self.model = model
-        self.slots = slots
-        self.bounds = bounds
-        self.inbox = inbox
         self.telemetry = telemetry
         self.clock = clock
         self.directory = Directory()
@@ -110,242 +73,105 @@ class Service:
         #: The models that make vectors and scores, by what they do.
         self.embedders: Mapping[str, Embedder] = {}
         self.draining = False
-        self._snapshots = snapshots = Snapshots(inbox)
-        #: The load, for routers.
-        self.pulse = Pulse(self.snapshot, lambda: snapshots.latest, telemetry.outlook, slots)
         self.log_request = log_request
-        self._front_end = front_end
+        self._models: list[ServedModel] = []
         self._run_blocking = run_blocking
-        self._run_compiling = run_compiling or unqueued(run_blocking)
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
 
-    def generate(self, asks: Sequence[Ask], origin: Origin) -> Answers:
+    # --- models ---
+
+    def add(self, served: ServedModel) -> None:
+        """Serve a model from now on. The first one answers requests that name none."""
+        self._models.append(served)
+
+    def remove(self, served: ServedModel) -> None:
+        """Serve a model no more, unless it is the last."""
+        if len(self._models) > 1:
+            self._models.remove(served)
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        """The models that are served, the default one first."""
+        return tuple(self._models)
+
+    @property
+    def pulse(self) -> Pulse:
+        """The load, for routers: that of the default model."""
+        return self.default.pulse
+
+    @property
+    def default(self) -> ServedModel:
+        """The model of requests that name none."""
+        return self._models[0]
+
+    @property
+    def slots(self) -> int:
+        """How many requests one model computes at once, at the most."""
+        return max(served.slots for served in self._models)
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return the model of this name. The only one is returned under any name.
+
+        Raises:
+            Refusal: there are several, and none has this name.
+        """
+        if name is None or len(self._models) == 1:
+            return self.default
+        for served in self._models:
+            if served.bounds.names(name):
+                return served
+        names = [name for served in self._models for name in served.names]
+        raise Refusal(
+            Code.E_MODEL_002,
+            f"no model is called {name[:256]}{nearest(name, names)}; this daemon serves "
+            f"{', '.join(served.bounds.model for served in self._models)}",
+            field="model",
+        )
+
+    def model_of(self, handle: int) -> ServedModel:
+        """Return the model that has a request, or had it recently; else the default one."""
+        name = self.directory.name_of(handle).model
+        return next((one for one in self._models if one.bounds.model == name), self.default)
+
+    # --- requests ---
+
+    def generate(
+        self, asks: Sequence[Ask], origin: Origin, served: ServedModel | None = None
+    ) -> Answers:
         """Accept a request; from now on it is listed and can be ended.
 
-        Entering the returned :class:`Answers` checks and submits it.
+        Entering the returned :class:`Answers` checks and submits it, to the model `served`, or else to that which
+        the first ask names.
         """
-        return Answers(self, asks, origin)
+        return Answers(self, asks, origin, served)
 
     def new_handle(self) -> int:
         """Return a handle that is unique for the life of the daemon."""
         return next(self._handles)
 
-    # --- text ---
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """The tokens with which the model ends an answer."""
-        return self._front_end.end_tokens
-
-    async def prepare(self, ask: Ask, origin: Origin) -> list[Prepared]:
-        """Return what engine and reader of each answer need, made in helper threads.
-
-        Compilers are shared fairly between clients; what is known needs none. What was tokenised before is not again, where the
-        request may use what is cached.
-
-        Raises:
-            Refusal: the model does not support the request, a constraint cannot be enforced, or its
-                compilation takes too long.
-        """
-        chat = ask.prompt if isinstance(ask.prompt, Chat) else None
-        front_end, client = self._front_end, client_of(origin.principal, origin.app)
-        loosened = NOTHING_LOOSENED
-        if chat is not None and chat.tools:
-            tools, choice = chat.tools, chat.choice
-            loosened = await self._compiled(
-                "tools",
-                lambda compiler: front_end.replies.loosened(compiler, tools, choice),
-                client,
-            )
-        tokens, thinking = await self._tokens_of(ask, origin)
-        shape, budget = ask.shape, ask.reasoning_budget
-        choice = AUTO if chat is None else chat.choice
-        constraints: Sequence[Constraint | None] = [None] * ask.n
-        if shape is not None or loosened.offers or budget is not None:
-            field = shape.field if shape is not None else "tools"
-            follow = partial(front_end.constraint, chat=chat is not None, thinking=thinking)
-            constraints = await self._compiled(
-                field,
-                lambda compiler: [
-                    follow(shape, loosened, choice, budget, compiler=compiler) for _ in range(ask.n)
-                ],
-                client,
-            )
-        if chat is None:
-            return [Prepared(tokens, constraint) for constraint in constraints]
-        prepared: list[Prepared] = []
-        for constraint in constraints:
-            parser = front_end.replies.parser(
-                chat.tools, choice, thinking=thinking, continued=chat.manner.continue_final
-            )
-            pieces = None if parser is None else front_end.replies.pieces
-            reading = Reading(parser, loosened.names)
-            prepared.append(Prepared(tokens, constraint, reading, pieces))
-        return prepared
-
-    async def _tokens_of(self, ask: Ask, origin: Origin) -> tuple[IntArray, bool]:
-        """Return the tokens of what is asked, and whether the answer begins inside its reasoning."""
-        prompt, front_end, whose = ask.prompt, self._front_end, whose_texts(ask, origin)
-        if isinstance(prompt, str):
-            return await self._run_blocking(lambda: front_end.prepare_prompt(prompt, whose)), False
-        if isinstance(prompt, Chat):
-            return await self._rendered(
-                lambda: front_end.prepare_chat(prompt.messages, prompt.manner, prompt.tools, whose)
-            )
-        return prompt, False
-
-    async def check(self, ask: Ask, door: Door, *, fits: bool = True) -> None:
-        """Check what can be checked without tokens: a large request in a helper thread.
-
-        With `fits` a prompt that has several times the tokens of the context is refused, too.
-
-        Raises:
-            Refusal: the request is not to be had, as :func:`check_untokenised` says.
-        """
-
-        def check() -> None:
-            check_untokenised(ask, door, self.bounds)
-            if fits:
-                check_fits(ask, self.bounds, self._front_end.longest_piece)
-
-        with refusing_depth():
-            if is_large(ask):
-                await self._run_blocking(check)
-            else:
-                check()
-
-    async def count_tokens(self, ask: Ask, origin: Origin) -> int:
-        """Return the number of tokens of a request's prompt.
-
-        Raises:
-            Refusal: the request would be refused, whatever its number of tokens.
-        """
-        await self.check(ask, origin.door, fits=False)
-        with refusing_depth():
-            return len((await self._tokens_of(ask, origin))[0])
-
-    async def _compiled(
-        self, field: str, make: Callable[[Compiler], Answer], client: Client
-    ) -> Answer:
-        """Return what `make` makes of `field`. Only what is not known waits for one of the compilers.
-
-        `client` is who waits. Raises :class:`Refusal`.
-        """
-        front_end = self._front_end
-        try:
-            try:
-                return await self._run_blocking(lambda: make(front_end.grammarian.known))
-            except Unknown:
-                return await self._run_compiling(lambda: make(front_end.grammarian), client)
-        except NotChecked as error:
-            raise Refusal(
-                Code.E_LIMIT_003, f"{field} {error}", field=field, retry_after_s=_AGAIN_S
-            ) from None
-        except Unconstrainable as error:
-            raise Refusal(Code.E_PROTO_003, f"{field} {error}", field=field) from None
-
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
-        """Return the tokens (int32) of a text, made in a helper thread."""
-        return await self._run_blocking(
-            lambda: self._front_end.tokenize(
-                text, add_special=add_special, parse_special=parse_special
-            )
-        )
-
-    async def tokenize_each(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text, made in one thread. Control tokens are text."""
-        if not texts:
-            return []
-        tokenize = partial(self._front_end.tokenize, add_special=False, parse_special=False)
-        return await self._run_blocking(lambda: [tokenize(text).tolist() for text in texts])
-
-    async def tokens_of_mixed(self, parts: Sequence[str | int], field: str) -> IntArray:
-        """Return the tokens (int32) of a prompt of texts and token ids, made in a helper thread.
-
-        Raises:
-            Refusal: a token is not in the vocabulary; `field` names the prompt.
-        """
-
-        def prepare() -> IntArray:
-            ids = [part for part in parts if not isinstance(part, str)]
-            n_vocab = self.bounds.n_vocab
-            ends = [max(min(ids), -1), min(max(ids), n_vocab)]  # maybe too large for an array
-            check_vocabulary(np.array(ends), self.bounds, field)
-            return self._front_end.prepare_mixed(parts)
-
-        return await self._run_blocking(prepare)
-
-    def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens. They may end inside a character.
-
-        Raises:
-            Refusal: a token is not in the vocabulary.
-        """
-        check_vocabulary(np.asarray(tokens, np.int64), self.bounds, "tokens")
-        return self._front_end.detokenize(tokens)
-
-    def text_of(self, token: int) -> str:
-        """Return the text of one token; U+FFFD replaces bytes that are not a whole character."""
-        return self._front_end.detokenize((token,)).decode("utf-8", "replace")
-
-    async def derivation(self) -> Derivation | None:
-        """Return the reply format derived from the chat template; None if chats are refused."""
-        if self._front_end.chat_problem is not None:
-            return None
-        return await self._run_blocking(lambda: self._front_end.replies.found)
-
-    async def render(self, chat: Chat) -> str:
-        """Return a chat as the model's chat template renders it.
-
-        Raises:
-            Refusal: the template refuses the chat, or the model has none.
-        """
-        return await self._rendered(
-            lambda: self._front_end.render(chat.messages, chat.manner, chat.tools)
-        )
-
-    async def _rendered(self, render: Callable[[], Answer]) -> Answer:
-        if self._front_end.chat_problem is not None:
-            raise Refusal(
-                Code.E_MODEL_002, f"{self._front_end.chat_problem}; {_USE_PROMPT}", field="messages"
-            )
-        try:
-            return await self._run_blocking(render)
-        except Unrenderable as error:
-            raise Refusal(
-                Code.E_MODEL_002,
-                f"the model's chat template refuses this: {error}",
-                field="messages",
-            ) from None
-
     # --- what runs ---
 
     async def running(self) -> tuple[Running, ...]:
-        """Return every live request that the engine has.
+        """Return every live request that the engines have.
 
         Requests that end before the snapshot arrives are left out, and so are those in a queue that is longer than
         a snapshot. Waits for the end of a tick.
 
         Raises:
-            Refusal: the engine has stopped.
+            Refusal: no engine runs.
         """
-        return self.named(await self.snapshot())
+        snapshots = await self.snapshots()
+        return tuple(running for snapshot in snapshots for running in self.named(snapshot))
 
-    async def snapshot(self) -> Snapshot:
-        """Return how things stand in the engine, not before now.
+    async def snapshots(self) -> list[Snapshot]:
+        """Return how things stand in the engine of each model, not before now; the default model's first.
 
         Raises:
-            Refusal: the engine has stopped.
+            Refusal: no engine runs.
         """
-        try:
-            return await self._snapshots.fresh()
-        except EngineStopped:
-            raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
-
-    def ticks_after(self, tick: int, most: int) -> tuple[TickRecord, ...]:
-        """Return the latest ticks of the snapshots so far with higher numbers, at most so many, oldest first."""
-        return self._snapshots.ticks_after(tick, most)
+        self._require_one()
+        return [await served.snapshot() for served in self._alive()]
 
     def named(self, snapshot: Snapshot) -> tuple[Running, ...]:
         """Return the requests of a snapshot that still live, with the names from their front ends."""
@@ -360,8 +186,20 @@ class Service:
         return tuple(shown_to(viewer, running) for running in await self.running())
 
     async def explain(self, handle: int | None, ticks: int) -> Recorded:
-        """Return how one request, or the latest ones, spent their time, with `ticks` ticks."""
-        return await self._asked(lambda reply: Explain(reply, handle, ticks))
+        """Return how one request, or the latest ones, spent their time, with `ticks` ticks.
+
+        Ticks are of the model of that request, or else of the default one.
+
+        Raises:
+            Refusal: no engine runs.
+        """
+        self._require_one()
+        found = [await served.explain(handle, ticks) for served in self._alive()]
+        first = next((each for each in found if each.requests), found[0])
+        if handle is not None:
+            return first
+        every = sorted((one for each in found for one in each.requests), key=lambda one: one.handle)
+        return first if len(found) == 1 else evolve(found[0], requests=tuple(every))
 
     async def prefixes(
         self,
@@ -371,18 +209,33 @@ class Service:
         session: str | None = None,
         pin_s: float = 0.0,
     ) -> PrefixReport:
-        """Return the cached prefixes of a principal, after clearing them or pinning a session.
+        """Return the cached prefixes of a principal, of all models, after clearing them or pinning a session.
 
         With them goes what is remembered of its texts.
+
+        Raises:
+            Refusal: no engine runs.
         """
-        if clear:
-            self._front_end.forget(whose.shares_as)
-        found: PrefixReport = await self._asked(
-            lambda reply: Prefix(reply, whose.owns, clear, session, pin_s)
-        )
+        self._require_one()
+        found = [
+            await served.prefixes(whose, clear=clear, session=session, pin_s=pin_s)
+            for served in self._alive()
+        ]
         if clear and self._give_memory_back is not None:
             await self._run_blocking(self._give_memory_back)
-        return found
+        return PrefixReport(
+            budget=sum(each.budget for each in found),
+            n_bytes=sum(each.n_bytes for each in found),
+            namespaces=tuple(one for each in found for one in each.namespaces),
+            dropped=sum(each.dropped for each in found),
+        )
+
+    def _alive(self) -> list[ServedModel]:
+        return [served for served in self._models if served.is_alive]
+
+    def _require_one(self) -> None:
+        if not self._alive():
+            raise Refusal(Code.E_LIFECYCLE_001, _STOPPED)
 
     def metrics(self) -> Mapping[str, Any]:
         """Return every metric by name."""
@@ -415,28 +268,6 @@ class Service:
         if generation is not None and not by.may_change(generation.origin.principal):
             raise Refusal(Code.E_AUTH_002, _NOT_YOURS)
         return generation
-
-    async def _asked(
-        self, question: Callable[[Callable[[Answer], None]], Explain | Prefix]
-    ) -> Answer:
-        """Put a question to the engine and wait for the answer. Cancelled, it drops the answer.
-
-        Raises:
-            Refusal: the engine has stopped.
-        """
-        answers: list[Answer] = []
-        answered = Answered()
-
-        def reply(answer: Answer) -> None:
-            answers.append(answer)
-            answered.set()
-
-        self.inbox.put(question(reply))
-        try:
-            await answered.wait(self.inbox)
-        except EngineStopped:
-            raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
-        return answers[0]
 
     # --- the end ---
 

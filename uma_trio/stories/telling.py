@@ -57,12 +57,12 @@ async def answer(request: Explain, service: Service, viewer: Principal) -> Expla
 
 
 async def latest(service: Service, viewer: Viewer, ticks: int, now: float) -> tuple[TickInfo, ...]:
-    """Return the latest ticks of the snapshots so far, oldest first; what `viewer` may not see is left out.
+    """Return the latest ticks of the default model, of the snapshots so far, oldest first; what `viewer` may not see is left out.
 
     Of long ones fewer: together they fit into a frame.
     """
     looks, room, found = Looks(service.directory, viewer.sees), MAX_BYTES // 2, []
-    for n, record in enumerate(reversed(service.ticks_after(-1, ticks)), 1):
+    for n, record in enumerate(reversed(service.default.ticks_after(-1, ticks)), 1):
         tick = _tick(record, now, looks)
         room -= len(msgspec.json.encode(tick)) + 1
         if room < 0:
@@ -102,7 +102,10 @@ def _text(service: Service, viewer: Principal, record: RequestRecord, token: int
     if token < 0 or namespace is None or not viewer.owns(namespace):
         return None
     # A control token has no text.
-    return service.detokenize([token]).decode("utf-8", "replace") or f"<token {token}>"
+    return (
+        service.model_of(record.handle).detokenize([token]).decode("utf-8", "replace")
+        or f"<token {token}>"
+    )
 
 
 def ticks_for(request: Explain) -> int:

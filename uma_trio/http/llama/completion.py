@@ -178,7 +178,7 @@ class Completion(Api):
         more: dict[str, Any] = {}
         if self.body.get("return_tokens", False):
             more["tokens"] = [token.token_id for token in tokens]
-        found = probabilities(tokens, self.shared.service, post_sampling=self.post_sampling)
+        found = probabilities(tokens, self.shared.served, post_sampling=self.post_sampling)
         if found is not None:
             more["completion_probabilities"] = found
         return self.last(index, generation, answer.end, text=text, lines="\n" in text, more=more)
@@ -235,7 +235,7 @@ class _Chunks(Encoder):
 
     def __init__(self, api: Completion, generations: Sequence[Generation]) -> None:
         self._api = api
-        self._service = api.shared.service
+        self._served = api.shared.served
         self._generations = generations
         self._n = [0] * len(generations)
         self._lines = [False] * len(generations)
@@ -270,7 +270,7 @@ class _Chunks(Encoder):
             "stop": False,
             "tokens_predicted": n,
         }
-        found = probabilities([item], self._service, post_sampling=self._api.post_sampling)
+        found = probabilities([item], self._served, post_sampling=self._api.post_sampling)
         if found is not None:
             chunk["completion_probabilities"] = found
         if self._timed:

@@ -24,7 +24,7 @@ from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Chat
 from uma_trio.service.checks import utf8_length
-from uma_trio.service.service import Derivation
+from uma_trio.service.served import Derivation
 
 _MAX_PIECES = 262_144
 _ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
@@ -57,23 +57,23 @@ APPLY_TEMPLATE: tuple[Field, ...] = (
 
 async def props(exchange: Exchange, shared: Shared) -> Reply:
     """Return the properties of the model that clients need; nothing about the machine."""
-    service = shared.service
+    served = shared.served
     return _json(
         {
             "default_generation_settings": {
-                "n_ctx": service.bounds.n_ctx_seq,
+                "n_ctx": served.bounds.n_ctx_seq,
                 "params": generation_settings(
-                    Completion.defaults, n_predict=service.bounds.max_tokens
+                    Completion.defaults, n_predict=served.bounds.max_tokens
                 )
                 | {"seed": _ANY_SEED},
             },
-            "total_slots": service.slots,
-            "model_alias": service.bounds.model,
+            "total_slots": served.slots,
+            "model_alias": served.bounds.model,
             # Its file without the folders, which are nobody's business; clients take a name from it.
-            "model_path": PurePath(service.model.path).name,
+            "model_path": PurePath(served.model.path).name,
             "modalities": {"vision": False, "audio": False},
-            "chat_template": service.model.chat_template or "",
-            "chat_template_caps": _caps(await service.derivation()),
+            "chat_template": served.model.chat_template or "",
+            "chat_template_caps": _caps(await served.derivation()),
             "build_info": f"uma-trio {__version__}",
             "is_sleeping": False,
         }
@@ -98,7 +98,7 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
 
 async def slots(exchange: Exchange, shared: Shared) -> Reply:
     """List the slots with their requests, without any text; of other users' only that there are some."""
-    context = shared.service.bounds.n_ctx_seq
+    context = shared.served.bounds.n_ctx_seq
     listed = await shared.service.listed(exchange.request.caller.principal)
     live = [one for one in listed if one.report.state != "queued"]
     found: list[dict[str, Any]] = [
@@ -115,7 +115,7 @@ async def slots(exchange: Exchange, shared: Shared) -> Reply:
         }
         for index, one in enumerate(live)
     ]
-    idle = range(len(live), shared.service.slots)
+    idle = range(len(live), shared.served.slots)
     return _json([*found, *({"id": i, "n_ctx": context, "is_processing": False} for i in idle)])
 
 
@@ -127,14 +127,14 @@ async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     if len(text) > most or utf8_length(text) > most:
         why = f"has more than {most} bytes; send less at once"
         raise Fault(413, f"content {why}", code="prompt_too_large", param="content")
-    tokens = await shared.service.tokenize(
+    tokens = await shared.served.tokenize(
         text,
         add_special=body.get("add_special", False),
         parse_special=body.get("parse_special", True),
     )
 
     def write() -> bytes:
-        return written_pieces(tokens, shared.service) if pieces else written_ids(tokens)
+        return written_pieces(tokens, shared.served) if pieces else written_ids(tokens)
 
     return Reply(200, await aside(shared, write, apart=len(tokens) > (MANY if not pieces else 256)))
 
@@ -142,13 +142,13 @@ async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
     body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
-    value, service = body.get("tokens"), shared.service
-    most = max(service.bounds.n_ctx_seq, shared.settings.body_values)
+    value, served = body.get("tokens"), shared.served
+    most = max(served.bounds.n_ctx_seq, shared.settings.body_values)
     if isinstance(value, list) and len(value) > most:
         raise invalid("tokens", f"has {len(value)} tokens; at most {most} are taken at once")
 
     def write() -> bytes:
-        return written_text(ids_of(value, "tokens"), service, shared.settings.max_body_bytes)
+        return written_text(ids_of(value, "tokens"), served, shared.settings.max_body_bytes)
 
     many = isinstance(value, list) and len(value) > MANY
     return Reply(200, await aside(shared, write, apart=many))
@@ -163,7 +163,7 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
         return Chat(messages_of(body.get("messages")), manner_of(body), tools)
 
     chat = (await take(exchange, shared, read)).value
-    return _json({"prompt": await shared.service.render(chat)})
+    return _json({"prompt": await shared.served.render(chat)})
 
 
 def _json(document: object) -> Reply:

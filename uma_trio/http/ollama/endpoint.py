@@ -104,7 +104,7 @@ class _Ollama(Api):
     def encoder(self, generations: Sequence[Generation]) -> Lines:
         """Return what writes the lines."""
         (generation,) = generations
-        return Lines(self._form, generation, self.shared.service)
+        return Lines(self._form, generation, self.shared.served)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
@@ -114,7 +114,7 @@ class _Ollama(Api):
             return self._form.loaded()
         (generation,), (answer,) = generations, answers
         done = blocks_of(answer, generation.reading)
-        return self._form.whole(done, answer.end, scores(answer.tokens, self.shared.service))
+        return self._form.whole(done, answer.end, scores(answer.tokens, self.shared.served))
 
 
 class OllamaChat(_Ollama):

@@ -127,7 +127,7 @@ def required_model(named: str | None, shared: Shared) -> str | None:
     """
     if named is None or not shared.settings.strict:
         return None
-    bounds = shared.service.bounds
+    bounds = shared.served.bounds
     for name in (named, named.removesuffix(":latest")):
         if bounds.names(name):
             return name

@@ -17,7 +17,7 @@ from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.writing import Part, joined, written
 from uma_trio.service.generation import Generation
-from uma_trio.service.service import Service
+from uma_trio.service.served import ServedModel
 
 _CONTENT_TYPE: Final = "application/x-ndjson"
 # White space before the next document. Clients decode each line, also an empty one.
@@ -70,9 +70,9 @@ class Form:
         return {"model": self.model, "created_at": self.created_at}
 
 
-def scores(tokens: Sequence[TokenOut], service: Service) -> dict[str, Any]:
+def scores(tokens: Sequence[TokenOut], served: ServedModel) -> dict[str, Any]:
     """Return the member with the probabilities of tokens; nothing if nobody asked."""
-    found = chat_logprobs(tokens, service)
+    found = chat_logprobs(tokens, served)
     return {} if found is None else {"logprobs": found["content"]}
 
 
@@ -105,9 +105,9 @@ class Lines(Encoder):
 
     content_type = _CONTENT_TYPE
 
-    def __init__(self, form: Form, generation: Generation, service: Service) -> None:
+    def __init__(self, form: Form, generation: Generation, served: ServedModel) -> None:
         self._form = form
-        self._service = service
+        self._served = served
         self._reading = generation.reading
         self._blocks = Blocks(generation.reading)
         self._frames = {
@@ -144,7 +144,7 @@ class Lines(Encoder):
 
     def _scored(self, changes: Sequence[Change], item: TokenOut) -> Part:
         """Return the changes with the probabilities of a token: in its own line, or in one before them."""
-        found = scores([item], self._service)
+        found = scores([item], self._served)
         told = [change for change in changes if not isinstance(change, Opened)]
         if len(told) == 1 and isinstance(told[0], Grown) and told[0].block.kind == "text":
             return _line(self._form.part(told[0].text) | found)

@@ -45,16 +45,16 @@ async def tags(exchange: Exchange, shared: Shared) -> Reply:
 
 async def ps(exchange: Exchange, shared: Shared) -> Reply:
     """List the loaded model, which is never unloaded."""
-    more = {"expires_at": _NEVER, "context_length": shared.service.bounds.n_ctx_seq}
-    return _json({"models": [_entry(shared.service.bounds.model, shared) | more]})
+    more = {"expires_at": _NEVER, "context_length": shared.served.bounds.n_ctx_seq}
+    return _json({"models": [_entry(shared.served.bounds.model, shared) | more]})
 
 
 async def show(exchange: Exchange, shared: Shared) -> Reply:
     """Describe the loaded model: its template, its figures, and what it can do."""
     body = await fields_of(exchange, shared, SHOW)
     required_model(body.get("model", body.get("name")), shared)
-    service = shared.service
-    derived = await service.derivation()
+    served = shared.served
+    derived = await served.derivation()
     can = ["completion"]
     if derived is not None:
         can += ["tools", "thinking"] if derived.can_reason else ["tools"]
@@ -62,7 +62,7 @@ async def show(exchange: Exchange, shared: Shared) -> Reply:
         {
             "modelfile": "",
             "parameters": "",
-            "template": service.model.chat_template or "",
+            "template": served.model.chat_template or "",
             "details": _details(shared),
             "model_info": _figures(shared),
             "capabilities": can,
@@ -90,7 +90,7 @@ async def no_store(exchange: Exchange, shared: Shared) -> Reply:
 
 
 def _entry(name: str, shared: Shared) -> dict[str, Any]:
-    info = shared.service.model
+    info = shared.served.model
     return {
         "name": tagged(name),
         "model": tagged(name),
@@ -107,13 +107,13 @@ def _since(shared: Shared) -> str:
 
 def _id(shared: Shared) -> str:
     """Return what tells the model from others; reading the file for its digest would take a minute."""
-    info = shared.service.model
+    info = shared.served.model
     about = f"{PurePath(info.path).name} {info.size_bytes} {info.n_params}"
     return hashlib.sha256(about.encode("utf-8", "replace")).hexdigest()
 
 
 def _details(shared: Shared) -> dict[str, Any]:
-    info = shared.service.model
+    info = shared.served.model
     return details_of(info.metadata, info.description, info.n_params)
 
 
@@ -133,12 +133,12 @@ def details_of(metadata: Mapping[str, str], description: str, n_params: int) -> 
 
 def _figures(shared: Shared) -> dict[str, Any]:
     """Return what the model's file says of it. The length of the context is that of a request here."""
-    info = shared.service.model
+    info = shared.served.model
     family = info.metadata.get("general.architecture", "") or "model"
     return figures_of(info.metadata, family) | {
         "general.architecture": family,
         "general.parameter_count": info.n_params,
-        f"{family}.context_length": shared.service.bounds.n_ctx_seq,
+        f"{family}.context_length": shared.served.bounds.n_ctx_seq,
         f"{family}.embedding_length": info.n_embd,
     }
 

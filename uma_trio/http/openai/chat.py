@@ -123,7 +123,7 @@ class ChatCompletions(Choices):
         return {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(answer.tokens, self.shared.service),
+            "logprobs": chat_logprobs(answer.tokens, self.shared.served),
             "finish_reason": reading.reason(answer.end),
         }
 
@@ -171,7 +171,7 @@ class _Chunks(Chunks):
 
     def __init__(self, api: ChatCompletions, generations: Sequence[Generation]) -> None:
         super().__init__(api, generations)
-        self._service = api.shared.service
+        self._served = api.shared.served
         self._readings = [generation.reading for generation in generations]
         self._thoughts = api.shared.settings.reasoning_fields
         self._frames = [sse.Frame(self._chunk(i, {"content": sse.HOLE})) for i in range(api.n)]
@@ -190,7 +190,7 @@ class _Chunks(Chunks):
         self._n[index] += 1
         if reading.plain and item.logprobs is None and not self.each_timed:
             return self._frames[index].fill(item.text) if item.text else b""
-        return self._events(index, reading.token(item), chat_logprobs([item], self._service))
+        return self._events(index, reading.token(item), chat_logprobs([item], self._served))
 
     def empty(self, index: int) -> dict[str, Any]:
         return self._chunk(index, {})

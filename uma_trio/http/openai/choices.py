@@ -42,7 +42,7 @@ class Choices(Api):
         """Return how long an answer may be; None for the daemon's default."""
         asked: int | None = self.body.get("max_completion_tokens", self.body.get("max_tokens"))
         if asked == -1:
-            return self.shared.service.bounds.n_ctx_seq
+            return self.shared.served.bounds.n_ctx_seq
         if asked == 0:
             raise invalid("max_tokens", "must be 1 or more")
         return asked

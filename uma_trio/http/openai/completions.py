@@ -108,10 +108,10 @@ class Completions(Choices):
 
     def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
         """Return a whole text."""
-        echo, service = self.echo(index), self.shared.service
-        places = prompt_places(generation.prompt.tolist(), answer.prompt, service)
+        echo, served = self.echo(index), self.shared.served
+        places = prompt_places(generation.prompt.tolist(), answer.prompt, served)
         places += answer_places(answer.tokens, len(echo))
-        return _choice(index, echo + answer.text, answer.end.reason, text_logprobs(places, service))
+        return _choice(index, echo + answer.text, answer.end.reason, text_logprobs(places, served))
 
     @property
     def echoes(self) -> bool:
@@ -138,7 +138,7 @@ class _Chunks(Chunks):
 
     def __init__(self, api: Completions, generations: Sequence[Generation]) -> None:
         super().__init__(api, generations)
-        self._service = api.shared.service
+        self._served = api.shared.served
         self._echoes = echoes = [api.echo(index) for index in range(len(generations))]
         self._frames = [sse.Frame(self._chunk(i, sse.HOLE)) for i in range(len(echoes))]
         self._offsets = [len(echo) for echo in echoes]
@@ -161,8 +161,8 @@ class _Chunks(Chunks):
         prompt = self._generations[index].prompt
 
         def write() -> bytes:
-            places = prompt_places(prompt.tolist(), item, self._service)
-            found = text_logprobs(places, self._service)
+            places = prompt_places(prompt.tolist(), item, self._served)
+            found = text_logprobs(places, self._served)
             return sse.long_event(self._chunk(index, self._echoes[index], logprobs=found))
 
         return write if len(prompt) > _MANY else write()
@@ -172,7 +172,7 @@ class _Chunks(Chunks):
             return b""
         self._n[index] += 1
         if item.logprobs is not None or (self.each_timed and item.text):
-            found = text_logprobs(answer_places([item], self._offsets[index]), self._service)
+            found = text_logprobs(answer_places([item], self._offsets[index]), self._served)
             self._offsets[index] += len(item.text)
             chunk = self._chunk(index, item.text, logprobs=found)
             return sse.event(self.counted(index, chunk) if self.each_timed else chunk)

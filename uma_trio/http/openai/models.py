@@ -28,7 +28,7 @@ async def models(exchange: Exchange, shared: Shared) -> Reply:
 async def model(exchange: Exchange, shared: Shared) -> Reply:
     """Describe the loaded model, under any name; a strict daemon answers 404 to other names."""
     _, _, name = exchange.request.head.path.partition("/models/")
-    bounds = shared.service.bounds
+    bounds = shared.served.bounds
     if shared.settings.strict and not bounds.names(name):
         problem = f"this daemon serves {bounds.model} and nothing else"
         raise Fault(404, problem, code="model_not_found", param="model")
@@ -55,7 +55,7 @@ def _is_anthropics(exchange: Exchange) -> bool:
 
 def _entry(shared: Shared, name: str) -> dict[str, Any]:
     """Return a model as Anthropic's API lists it."""
-    context = shared.service.bounds.n_ctx_seq
+    context = shared.served.bounds.n_ctx_seq
     created = datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
     return {
         "type": "model",
@@ -77,23 +77,23 @@ def listed(shared: Shared) -> list[str]:
 
     The last of all names is that of the file.
     """
-    bounds = shared.service.bounds
+    bounds = shared.served.bounds
     return [bounds.model, *bounds.aliases[:-1]]
 
 
 def _model(shared: Shared, name: str) -> dict[str, Any]:
-    service = shared.service
-    info = service.model
-    every = (service.bounds.model, *service.bounds.aliases)
+    served = shared.served
+    info = served.model
+    every = (served.bounds.model, *served.bounds.aliases)
     return {
         "id": name,
         "object": "model",
         "created": shared.started,
         "owned_by": "uma-trio",
         "aliases": [other for other in every if other != name],
-        "max_model_len": service.bounds.n_ctx_seq,
+        "max_model_len": served.bounds.n_ctx_seq,
         "meta": {
-            "n_ctx": service.bounds.n_ctx_seq,
+            "n_ctx": served.bounds.n_ctx_seq,
             "n_ctx_train": info.n_ctx_train,
             "n_vocab": info.n_vocab,
             "n_embd": info.n_embd,
@@ -125,7 +125,7 @@ def _encoder(shared: Shared, embedder: Embedder) -> dict[str, Any]:
 
 
 def _native(shared: Shared) -> dict[str, Any]:
-    name = shared.service.bounds.model
+    name = shared.served.bounds.model
     return {"name": name, "model": name, "type": "model", "capabilities": ["completion"]}
 
 

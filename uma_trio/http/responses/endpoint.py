@@ -186,7 +186,7 @@ class Responses(Api):
         """How the response is written."""
         items = Items(
             self.id.removeprefix(self.prefix),
-            self.shared.service,
+            self.shared.served,
             self.tools,
             summarises=not {"summary", "generate_summary"}.isdisjoint(self._reasoning),
             seals=_SEALED in self._includes,

@@ -14,7 +14,7 @@ from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.responses.messages import Tools, seal
 from uma_trio.http.wire.writing import kept
 from uma_trio.service.reading import Reading
-from uma_trio.service.service import Service
+from uma_trio.service.served import ServedModel
 
 _PREFIX = {"text": "msg", "thought": "rs", "call": "fc"}
 
@@ -27,11 +27,11 @@ class Items:
     """
 
     def __init__(
-        self, name: str, service: Service, tools: Tools, *, summarises: bool, seals: bool
+        self, name: str, served: ServedModel, tools: Tools, *, summarises: bool, seals: bool
     ) -> None:
         self.summarises = summarises
         self._name = name
-        self._service = service
+        self._served = served
         self._tools = tools
         self._seals = seals
 
@@ -61,7 +61,7 @@ class Items:
 
     def logprobs(self, tokens: Sequence[TokenOut]) -> list[Any]:
         """Return the probabilities of tokens."""
-        found = chat_logprobs(tokens, self._service) if tokens else None
+        found = chat_logprobs(tokens, self._served) if tokens else None
         return found["content"] if found is not None else []
 
     def _item(self, closed: Closed, status: str, parts: list[Any]) -> dict[str, Any]:

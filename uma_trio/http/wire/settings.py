@@ -10,11 +10,12 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from uma_trio.http.wire.memory import ClientMemory
 from uma_trio.service.ask import Door
 from uma_trio.service.fair import RunBlocking
+from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.telemetry import Log
 from uma_trio.text.pieces import Limits
@@ -102,15 +103,31 @@ class Shared:
     started: int  # seconds since the epoch
     #: For bodies: no flood of them keeps other requests from being tokenised.
     run_blocking: RunBlocking
+    #: The model that the request names; see :meth:`of`.
+    named: ServedModel | None = None
     _numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
 
     def limits(self, *, with_ids: bool = False) -> Limits:
         """Return what a body may hold; `with_ids`: besides as many token ids as have a place."""
-        context = self.service.bounds.n_ctx_seq * self.service.slots if with_ids else 0
+        rooms = (served.bounds.n_ctx_seq * served.slots for served in self.service.models)
+        context = max(rooms) if with_ids else 0
         settings = self.settings
         return Limits(
             values=settings.body_values + min(context, _MAX_IDS), text=settings.max_prompt_bytes
         )
+
+    @property
+    def served(self) -> ServedModel:
+        """The model that a request is for: the one that it names, or the default one."""
+        return self.service.default if self.named is None else self.named
+
+    def of(self, name: str | None) -> Shared:
+        """Return the same for a request that names a model.
+
+        Raises:
+            Refusal: there is none of this name.
+        """
+        return evolve(self, named=self.service.find(name))
 
     def next_number(self) -> int:
         """Return a number that no other request of this daemon's life has."""

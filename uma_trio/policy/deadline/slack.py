@@ -184,7 +184,12 @@ def reading(state: SchedulerState) -> tuple[SequenceView, ...]:
     """
     if all(view.credit > 0 for view in state.sequences):
         return state.protected
-    return tuple([v for v in state.sequences if v.protected or _holds(v, state.now)])
+    return tuple([v for v in state.sequences if is_read(v, state.now)])
+
+
+def is_read(view: SequenceView, now: float) -> bool:
+    """Whether what a stream shows next is due at some time."""
+    return view.protected or _holds(view, now)
 
 
 def step_s(view: SequenceView, contract: Contract, solo_s: float) -> float:

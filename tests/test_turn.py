@@ -1,0 +1,207 @@
+"""Whose tick comes next, and several engines in one compute task."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from engine_kit import Doze, Sink
+from machine_kit import Clock, Machine
+
+from uma_trio.backend.base import IntArray
+from uma_trio.engine.compute import Compute
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.messages import SamplingParams, Submit
+from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
+from uma_trio.engine.turn import CAREFUL, EARLY_S, Claim, chosen, free_s
+from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.deadline import deadline
+from uma_trio.policy.state import Contract
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.words import Lane
+
+FLOOR = 0.05
+READER = Claim(due_at=1.040, takes_s=0.010, least_s=0.010)
+BATCH = Claim(works=True, least_s=0.010)
+
+
+def test_nobody_is_next_where_nothing_is_to_be_computed() -> None:
+    """As after the last answer."""
+    assert chosen([Claim(), Claim()], 0.0, FLOOR) is None
+
+
+def test_work_that_nobody_reads_goes_first_while_a_reader_has_time() -> None:
+    """The reader's token is computed when its tick has to begin."""
+    assert chosen([READER, BATCH], 1.0, FLOOR) == 1
+    assert chosen([READER, BATCH], READER.begins_at, FLOOR) == 0
+
+
+def test_a_reader_does_not_wait_where_nobody_else_works() -> None:
+    """Its token comes as soon as it can."""
+    assert chosen([Claim(), READER], 1.0, FLOOR) == 1
+
+
+def test_of_two_readers_the_one_whose_tick_has_to_begin_first_is_next() -> None:
+    """What is due later but takes longer may have to begin before."""
+    long = Claim(due_at=1.060, takes_s=0.050)
+    assert chosen([READER, long], 1.0, FLOOR) == 1
+
+
+def test_of_two_models_without_readers_the_one_that_had_less_is_next() -> None:
+    """So both get half of the machine."""
+    rich = Claim(works=True, least_s=0.010, used_s=2.0)
+    assert chosen([rich, BATCH], 1.0, FLOOR) == 1
+
+
+def test_who_waits_for_long_gets_its_smallest_tick_whoever_reads() -> None:
+    """A twentieth of the machine, however little time readers leave."""
+    waits = Claim(works=True, least_s=0.010, waited_s=0.010 / FLOOR)
+    assert chosen([READER, waits], READER.begins_at, FLOOR) == 1
+    assert free_s([READER, waits], 1, READER.begins_at, FLOOR) == 0.010
+
+
+def test_a_tick_may_take_until_the_readers_tick_of_another_model_has_to_begin() -> None:
+    """Its own readers are its policy's business."""
+    assert free_s([READER, BATCH], 1, 1.0, FLOOR) == pytest.approx(
+        0.040 - CAREFUL * 0.010 - EARLY_S
+    )
+    assert free_s([READER, BATCH], 0, 1.0, FLOOR) == math.inf
+
+
+# --- several engines ---
+
+COST = CostModel(Staircase((1, 16, 512), (0.010, 0.014, 0.400)))
+STEP_S = 0.040
+
+
+class Streams:
+    """Engines in virtual time, and the time of each token of each stream."""
+
+    def __init__(self, n: int) -> None:
+        self.clock = Clock()
+        bell = Doze(self._sleeps)
+        self.compute = Compute(bell, self.clock, self._died)
+        self.engines, self.machines = [], []
+        for _ in range(n):
+            machine = Machine(COST, self.clock)
+            engine = Engine(
+                *(machine, deadline, Inbox(99, bell=bell), Outlet(lambda deliver: deliver())),
+                *(Metrics(), self.clock),
+                settings=EngineSettings(
+                    cost=COST, contract=Contract(reading_pace_s=STEP_S), drafts=False
+                ),
+            )
+            self.machines.append(machine)
+            self.engines.append(engine)
+            self.compute.add(engine)
+        self._handles = 0
+
+    def ask(self, model: int, n_prompt: int, n: int, lane: Lane = "interactive") -> Timed:
+        """Submit a request; return its stream."""
+        self._handles += 1
+        sink = Timed(self.clock)
+        self.engines[model].inbox.submit(
+            Submit(
+                *(self._handles, tokens(n_prompt), n, SamplingParams(), (), lane),
+                client=self._handles,
+                credit=10_000,
+                sink=sink,
+                submitted=self.clock.now,
+            )
+        )
+        return sink
+
+    def run(self) -> None:
+        """Compute until nothing is left to do."""
+        self.compute.run()
+
+    def _sleeps(self, seconds: float | None) -> bool:
+        if any(e.registry.running or e.registry.waiting for e in self.engines):
+            self.clock.now += seconds or 0.0
+            return False
+        self.compute.close()
+        return True
+
+    def _died(self, engine: Engine, error: Exception) -> None:
+        raise error
+
+
+class Timed(Sink):
+    """A stream that notes when each item came."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.times = clock, list[float]()
+
+    def send_nowait(self, item: object) -> None:
+        """Keep it, with the time."""
+        super().send_nowait(item)  # type: ignore[arg-type]
+        self.times.append(self.clock.now)
+
+    @property
+    def gaps(self) -> list[float]:
+        """The seconds between two tokens."""
+        times = self.times[1:-1]  # the end of the prompt and that of the answer are no tokens
+        return [b - a for a, b in pairwise(times)]
+
+
+def tokens(n: int) -> IntArray:
+    """Return a prompt of so many tokens."""
+    return np.arange(n, dtype=np.int32) % 200
+
+
+def test_a_reader_keeps_its_step_while_another_model_computes_a_long_prompt() -> None:
+    """A prompt of 2,000 tokens is computed in the time that the reader leaves."""
+    streams = Streams(2)
+    reader = streams.ask(0, 8, 150)
+    other = streams.ask(1, 2000, 8, "background")
+    streams.run()
+    assert len(reader.tokens) == 150
+    assert len(other.tokens) == 8
+    assert max(reader.gaps) <= STEP_S + EARLY_S
+    assert max(streams.machines[1].took[:-9]) < STEP_S
+
+
+def test_a_reader_on_each_of_two_models_keeps_its_step() -> None:
+    """Their ticks alternate."""
+    streams = Streams(2)
+    one, two = streams.ask(0, 8, 60), streams.ask(1, 8, 60)
+    streams.run()
+    assert max(one.gaps + two.gaps) <= STEP_S
+    assert len(one.tokens) == len(two.tokens) == 60
+
+
+def test_two_models_without_readers_share_the_machine() -> None:
+    """Neither waits for the end of the other's work."""
+    streams = Streams(2)
+    one = streams.ask(0, 300, 40, "background")
+    two = streams.ask(1, 300, 40, "background")
+    streams.run()
+    assert one.times[-1] == pytest.approx(two.times[-1], rel=0.2)
+
+
+def test_what_another_model_computed_is_not_learnt_as_this_ones_time() -> None:
+    """Its ticks are predicted as before."""
+    streams = Streams(2)
+    streams.ask(0, 8, 100)
+    streams.ask(1, 2000, 8, "background")
+    streams.run()
+    cost = streams.engines[0].memory.cost
+    assert cost is not None
+    assert cost.scale == pytest.approx(1.0, rel=0.05)
+    assert cost.host_s < 0.001
+
+
+def test_an_answer_is_the_same_beside_another_model() -> None:
+    """Chunks of a prompt are cut elsewhere, and nothing else changes."""
+    alone, beside = Streams(1), Streams(2)
+    expected = alone.ask(0, 700, 20)
+    alone.run()
+    found = beside.ask(0, 700, 20)
+    beside.ask(1, 8, 100)
+    beside.run()
+    assert found.tokens == expected.tokens

@@ -1,0 +1,187 @@
+"""Everything of one loaded model, in one value made by one function.
+
+:func:`load` is what takes time; :func:`deployed` wires what it found. A daemon has one
+:class:`Machine`, whose parts all deployments share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+import trio
+from attrs import frozen
+
+from uma_trio import __version__
+from uma_trio.backend.base import Backend, ModelInfo
+from uma_trio.config.options import Config
+from uma_trio.costing.store import cost_file, remember
+from uma_trio.engine.encoding import Encodings
+from uma_trio.engine.inbox import Bell, Inbox
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.messages import EncoderKind
+from uma_trio.engine.outlet import Outlet
+from uma_trio.engine.planner import EngineSettings
+from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.sampling import MaskThreads
+from uma_trio.policy.cost import CostModel
+from uma_trio.policy.pipeline import Policy, keeps_latency_cap
+from uma_trio.policy.state import Contract
+from uma_trio.service.compiling import RunFor
+from uma_trio.service.fair import RunBlocking
+from uma_trio.service.served import ServedModel
+from uma_trio.telemetry import log
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.text.frontend import FrontEnd
+from uma_trio.wiring import (
+    Progress,
+    bounds,
+    engine_settings,
+    load_backend,
+    model_info,
+    recorder,
+    reply_format,
+)
+from uma_trio.wiring_shapes import confinement
+
+Read = Callable[[Config, Progress | None], Backend]
+
+
+@frozen(eq=False)
+class Loaded:
+    """A model in memory, and what was measured of it."""
+
+    config: Config
+    backend: Backend
+    settings: EngineSettings
+    recorder: Recorder
+
+
+@frozen(eq=False)
+class Machine:
+    """What all models of a daemon share. `readers_s` counts the seconds in which clients could be heard."""
+
+    policy: Policy
+    bell: Bell
+    outlet: Outlet
+    run_blocking: RunBlocking
+    run_compiling: RunFor
+    readers_s: Callable[[], float]
+
+
+@frozen(eq=False)
+class Deployment:
+    """One loaded model: its memory, its engine, and how front ends see it."""
+
+    config: Config
+    backend: Backend
+    engine: Engine
+    served: ServedModel
+    texts: FrontEnd
+    metrics: Metrics
+
+    def remember(self) -> None:
+        """Store what ticks cost here, if that is trusted. For when the engine has ended in order."""
+        learnt = self.engine.memory.cost
+        if learnt is not None and learnt.trusted:
+            _remember(self.backend, learnt)
+
+
+async def load(
+    config: Config,
+    held: ExitStack,
+    on_loading: Progress | None,
+    on_measuring: Progress | None,
+    backend: Backend | None = None,
+    *,
+    read: Read = load_backend,
+) -> Loaded:
+    """Load a model by `read`, and measure what its ticks take, in threads. A `backend` that is given is loaded.
+
+    What was opened is closed with `held`. Cancelled, it waits for a measurement, and leaves a file that is being
+    loaded to its thread.
+
+    Raises:
+        ModelError: it cannot be used.
+        ConfigError: the trace cannot be written.
+    """
+    run = trio.to_thread.run_sync
+    if backend is None:
+        backend = await run(read, config, on_loading, abandon_on_cancel=True)
+    held.callback(backend.close)
+    settings = await run(engine_settings, config, backend, on_measuring)
+    return Loaded(
+        config, backend, settings, held.enter_context(recorder(config, backend, settings))
+    )
+
+
+def deployed(
+    loaded: Loaded,
+    machine: Machine,
+    metrics: Metrics,
+    encoders: Mapping[EncoderKind, Encodings],
+) -> Deployment:
+    """Wire a loaded model. `encoders` compute beside it."""
+    config, backend = loaded.config, loaded.backend
+    model = model_info(config, backend)
+    describe(metrics, config, backend, machine.policy)
+    inbox = Inbox(config.max_queue, bell=machine.bell)
+    texts = _front_end(config, backend, model, metrics)
+    engine = Engine(
+        backend,
+        machine.policy,
+        inbox,
+        machine.outlet,
+        metrics,
+        time.monotonic,
+        settings=loaded.settings,
+        recorder=loaded.recorder,
+        masks=MaskThreads(),
+        readers_s=machine.readers_s,
+        encoders=encoders,
+    )
+    engine.idle_time.keep = lambda cost: _remember(backend, cost)
+    served = ServedModel(
+        model=model,
+        slots=config.parallel,
+        bounds=bounds(config, backend),
+        front_end=texts,
+        inbox=inbox,
+        telemetry=metrics,
+        run_blocking=machine.run_blocking,
+        run_compiling=machine.run_compiling,
+    )
+    return Deployment(config, backend, engine, served, texts, metrics)
+
+
+def describe(metrics: Metrics, config: Config, backend: Backend, policy: Policy) -> None:
+    """Tell metrics what is running, and what was promised if anything was."""
+    contract = Contract(config.latency_cap, background_floor=config.background_floor)
+    metrics.describe(
+        model=backend.model.name,
+        backend=backend.description,
+        policy=config.policy,
+        version=__version__,
+        n_ctx=backend.limits.n_ctx,
+        n_slots=config.parallel,
+        latency_cap=contract.promised_cap if keeps_latency_cap(policy) else None,
+    )
+
+
+def _front_end(config: Config, backend: Backend, model: ModelInfo, metrics: Metrics) -> FrontEnd:
+    front_end = FrontEnd(
+        backend.vocabulary,
+        model.chat_template,
+        reply_format(config),
+        confinement(config, metrics.shapes),
+        reasons={"on": True, "off": False}.get(config.reasoning),
+    )
+    if front_end.chat_problem is not None:
+        log.get("daemon").warning("messages are refused", why=front_end.chat_problem)
+    return front_end
+
+
+def _remember(backend: Backend, cost: CostModel) -> None:
+    """Store what ticks cost here. Called from the compute thread, too."""
+    remember(cost_file(backend), cost.for_storage(), backend.model.weight_bytes)

@@ -1,0 +1,178 @@
+"""The compute task: one thread that computes the ticks of all loaded models.
+
+With one model it computes tick after tick. With several it asks :mod:`uma_trio.engine.turn` before each tick whose
+comes next, and limits it such that the readers of the others get their next tokens in time. An engine that raises
+ends alone: the others go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from attrs import define, evolve
+
+from uma_trio.engine.idle import IDLE_S
+from uma_trio.engine.inbox import Bell
+from uma_trio.engine.loop import Engine
+from uma_trio.engine.turn import Claim, chosen, free_s
+
+# Who has nothing to compute is asked again after so long at the latest, since some of what it waits for
+# only needs time.
+REST_S: Final = 0.1
+Died = Callable[[Engine, Exception], None]
+_T = TypeVar("_T")
+
+
+@define(eq=False)
+class _Member:
+    """One engine, and what it had of the machine."""
+
+    engine: Engine
+    last_at: float
+    used_s: float = 0.0
+    rests_until: float = -math.inf
+
+    def rests(self, now: float) -> bool:
+        """Whether there is nothing to compute for it, as far as is known."""
+        return now < self.rests_until and not self.engine.inbox.rung
+
+
+class Compute:
+    """Computes the engines that were added, until they are closed.
+
+    `bell` is that of all their inboxes. `floor` is the part of the machine for work that nobody reads. `died` is
+    called on the compute thread with an engine that raised; it is computed no more. `add` and `close` are for
+    trio's thread, `run` is for the compute thread.
+    """
+
+    def __init__(
+        self, bell: Bell, clock: Callable[[], float], died: Died, *, floor: float = 0.05
+    ) -> None:
+        self._bell, self._clock, self._died, self._floor = bell, clock, died, floor
+        self._members: list[_Member] = []
+        self._coming: deque[Engine] = deque()
+        self._closed = False
+        self._last: _Member | None = None
+        #: Counts the turns of `run`: it stands still only in a tick, and while there is nothing to do.
+        self.rounds = 0
+
+    @property
+    def asleep(self) -> bool:
+        """Whether there is nothing to compute."""
+        return self._bell.asleep
+
+    def add(self, engine: Engine) -> None:
+        """Compute an engine from now on, until its inbox is closed."""
+        self._coming.append(engine)
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Close all engines, and end :meth:`run` after the tick that is being computed."""
+        if self._closed:
+            return
+        self._closed = True
+        for engine in [*self._coming, *(member.engine for member in tuple(self._members))]:
+            engine.inbox.close()
+        self._bell.ring()
+
+    def run(self) -> None:
+        """Compute ticks until it and all engines are closed; sleep while there is nothing to compute.
+
+        Idle time is used to save prefixes, one page at a time, and then to refine the staircase,
+        one decode at a time; a request that arrives waits for one of these at most. Cheap saves are
+        made at once, because the next request may arrive soon.
+        """
+        idle: float | None = IDLE_S
+        while self._attend():
+            self.rounds += 1
+            idle = IDLE_S if self._turn() else self._rest(idle)
+
+    def _attend(self) -> bool:
+        """Take in engines that come, and let go those that were closed; False if this was all."""
+        # `close` reads `_coming` first: an engine is in one of the two lists at any time.
+        while self._coming:
+            self._members.append(_Member(self._coming[0], self._clock()))
+            self._coming.popleft()
+        for member in [m for m in self._members if m.engine.inbox.closed]:
+            self._members.remove(member)
+            self._guarded(member, member.engine.publish)
+        return bool(self._members or self._coming) or not self._closed
+
+    def _turn(self) -> bool:
+        """Compute the tick that comes next; False if there is none."""
+        members = self._members
+        if len(members) == 1:
+            return self._tick(members[0])
+        now = self._clock()
+        awake = [member for member in members if not member.rests(now)]
+        claims = [self._claim(member, now) for member in awake]
+        index = chosen(claims, now, self._floor)
+        if index is None:
+            return False
+        member, claim = awake[index], claims[index]
+        member.engine.limit(free_s(claims, index, now, self._floor))
+        if self._last is not member:
+            member.engine.interrupted()
+        self._last = member
+        ticked = self._tick(member)
+        self._guarded(member, member.engine.publish)
+        ended = self._clock()
+        member.last_at = ended
+        if not ticked:
+            member.rests_until = ended + REST_S
+        elif claim.works:
+            member.used_s += ended - now
+        member.engine.limit(math.inf)
+        return True
+
+    def _claim(self, member: _Member, now: float) -> Claim:
+        """Return what an engine has to compute; if that is nothing it rests."""
+        was_resting = member.rests_until > -math.inf
+        member.engine.inbox.rung, member.rests_until = False, -math.inf
+        found = self._guarded(member, lambda: member.engine.claim(now)) or Claim()
+        if not found.works and found.due_at == math.inf:
+            member.rests_until, member.last_at = now + REST_S, now
+        elif was_resting:
+            # Who comes back has no claim to what others used meanwhile.
+            least = min(
+                [m.used_s for m in self._members if m is not member and not m.rests(now)],
+                default=0.0,
+            )
+            member.used_s, member.last_at = max(member.used_s, least), now
+        return evolve(found, waited_s=now - member.last_at, used_s=member.used_s)
+
+    def _tick(self, member: _Member) -> bool:
+        member.engine.inbox.rung = False
+        return self._guarded(member, member.engine.tick) or False
+
+    def _guarded(self, member: _Member, call: Callable[[], _T]) -> _T | None:
+        """Call something of an engine; one that raises is let go."""
+        try:
+            return call()
+        except Exception as error:
+            if member in self._members:
+                self._members.remove(member)
+            self._died(member.engine, error)
+            return None
+
+    def _rest(self, idle: float | None) -> float | None:
+        """Do what can wait, or sleep; return how long to sleep next, None if nothing else is to be done."""
+        members = list(self._members)
+        if any(member.engine.registry.awaits_masks for member in members):
+            self._bell.wait()
+            return idle
+        for member in members:
+            if self._guarded(member, member.engine.save) or self._guarded(
+                member, member.engine.encode
+            ):
+                return idle
+        if self._bell.wait(idle):
+            return IDLE_S
+        for member in members:
+            seconds = self._guarded(member, member.engine.idle_time.use)
+            if seconds is not None:
+                return seconds
+        return None

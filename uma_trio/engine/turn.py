@@ -1,0 +1,75 @@
+"""Whose tick comes next, where several models are loaded: earliest deadline first. Pure.
+
+A token that somebody reads is due at a time (:mod:`uma_trio.policy.deadline.slack`). Until its tick has to begin,
+the other models may compute; of those with work that nobody reads as it comes, whoever had the least of the
+machine's time is next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+
+CAREFUL: Final = 1.25
+"""A reader's tick is begun so early as if it took so many times what is predicted."""
+EARLY_S: Final = 0.002
+"""And so much earlier, for what passes between two ticks."""
+
+
+@frozen
+class Claim:
+    """What one model has to compute. Times on the engine's clock, in seconds.
+
+    The next token that somebody reads is `due_at` (infinite: nobody reads) and takes `takes_s` with those of the other
+    readers. `works` says whether there is anything else to compute; the smallest tick takes `least_s`. The
+    model has `waited_s` for a tick, and `used_s` of the machine's time was for that other work.
+    """
+
+    due_at: float = math.inf
+    takes_s: float = 0.0
+    works: bool = False
+    least_s: float = 0.0
+    waited_s: float = 0.0
+    used_s: float = 0.0
+
+    @property
+    def begins_at(self) -> float:
+        """When the readers' tick has to begin at the latest."""
+        return self.due_at - CAREFUL * self.takes_s - EARLY_S
+
+    def is_owed(self, floor: float) -> bool:
+        """Whether its smallest tick is due, so that it gets the part `floor` of the machine beside readers."""
+        return self.works and self.waited_s * floor >= self.least_s > 0
+
+
+def chosen(claims: Sequence[Claim], now: float, floor: float) -> int | None:
+    """Return whose tick is next, by index; None if nobody has anything to compute.
+
+    `floor` is the part of the machine that work has which nobody reads.
+    """
+    read = [i for i, claim in enumerate(claims) if claim.due_at < math.inf]
+    working = [i for i, claim in enumerate(claims) if claim.works]
+    owed = [i for i in working if claims[i].due_at == math.inf and claims[i].is_owed(floor)]
+    if owed:
+        return max(owed, key=lambda i: claims[i].waited_s)
+    fitting = [i for i in working if claims[i].least_s <= _before_others(claims, i) - now]
+    if fitting:
+        return min(fitting, key=lambda i: claims[i].used_s)
+    return min(read or working, key=lambda i: claims[i].begins_at, default=None)
+
+
+def free_s(claims: Sequence[Claim], of: int, now: float, floor: float) -> float:
+    """Return how long the tick of model `of` may take for the readers of the others; infinite if there are none.
+
+    Where it is owed its smallest tick, that takes what it takes.
+    """
+    own = claims[of]
+    return max(_before_others(claims, of) - now, own.least_s if own.is_owed(floor) else 0.0)
+
+
+def _before_others(claims: Sequence[Claim], of: int) -> float:
+    """Return when the first tick of other models' readers has to begin."""
+    return min([claim.begins_at for i, claim in enumerate(claims) if i != of], default=math.inf)
