@@ -134,6 +134,10 @@ ALLOWED = {
         *("attrs", "cyclopts", "rich", "uma_trio.cli", "uma_trio.policy", "uma_trio_sim"),
         "uma_trio.saying",
     },
+    "uma_trio_sim.fleet": {
+        *("attrs", "uma_trio.policy.deadline", "uma_trio.service.headroom"),
+        *("uma_trio.cluster.haproxy", "uma_trio_sim"),
+    },
     "uma_trio_sim": {
         "uma_trio.words",
         *("attrs", "numpy", "uma_trio.costing.store", "uma_trio.engine", "uma_trio.policy"),

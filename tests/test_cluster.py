@@ -9,7 +9,7 @@ import pytest
 from fleet_kit import PROGRAM
 
 from uma_trio.cli.cluster import cluster
-from uma_trio.cluster.haproxy import IN_FLIGHT, MOVES_AT, Files, configuration, key_map
+from uma_trio.cluster.haproxy import IN_FLIGHT, Files, configuration, key_map, moves_at
 from uma_trio.cluster.nodes import MOST_NODES, Cluster, cluster_of, read, written
 from uma_trio.cluster.process import CannotRun, check, write
 from uma_trio.cluster.runtime import NotRunning, Runtime, pins_of, states_of
@@ -105,7 +105,8 @@ def test_haproxy_is_told_everything_that_the_file_says() -> None:
     assert "server 2 10.0.0.2:8080 id 2 check inter 500ms" in plain
     assert "agent-port 9000 slowstart 10s" in plain
     assert f"maxconn {IN_FLIGHT * 16}" in plain
-    assert f"mul({MOVES_AT})" in plain
+    assert f"mul({moves_at(3)})" in plain
+    assert [moves_at(n) for n in (1, 8, 9, 16, 17, 512)] == [4, 4, 3, 3, 2, 2]
     assert "X-UMA-Head first-token" in plain
     assert not any(word in plain for word in ("ssl crt", "map_str_int", "edge2"))
     full = configuration(

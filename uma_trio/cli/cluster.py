@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,18 +12,19 @@ from typing import Annotated, Any, Final, Literal
 from attrs import asdict, frozen
 from cyclopts import Parameter
 
-from uma_trio.cli.output import OK, REFUSED, Trouble, complain, console, print_json
+from uma_trio.cli.output import OK, REFUSED, USAGE, Trouble, complain, console, print_json
 from uma_trio.cluster import nodes as nodes_file
 from uma_trio.cluster import process
 from uma_trio.cluster.haproxy import Files
 from uma_trio.cluster.nodes import Cluster, cluster_of
 from uma_trio.cluster.probing import probe_all
-from uma_trio.cluster.runtime import NotRunning, Refused, Runtime
+from uma_trio.cluster.runtime import NotDone, NotRunning, Runtime
 from uma_trio.sockets.address import parse_address
 
-Action = Literal["init", "check", "up", "status", "drain", "add", "remove", "down"]
+Action = Literal["init", "check", "up", "status", "drain", "add", "remove", "down", "simulate"]
 _START_S: Final = 10.0
 _LOOK_S: Final = 0.1
+_MOST_SIMULATED: Final = 10_000
 _LISTEN: Final = "127.0.0.1:8300"
 
 
@@ -56,7 +58,8 @@ ActionArgument = Annotated[
     Parameter(
         help="init HOST:PORT...: write the file of nodes and HAProxy's. check: have HAProxy check its file, and ask"
         " every node. up: start HAProxy, or have the running one load its file again. status: show every node. drain"
-        " NODE, add HOST:PORT, remove NODE: at run time. down: end HAProxy after its streams."
+        " NODE, add HOST:PORT, remove NODE: at run time. down: end HAProxy after its streams. simulate N...: place"
+        " the requests of a trace on N machines in virtual time."
     ),
 ]
 Names = Annotated[
@@ -79,6 +82,32 @@ AgentFlag = Annotated[
 ListenFlag = Annotated[str, _flag("With init: where clients connect.", "HOST:PORT")]
 SlotsFlag = Annotated[int | None, _flag("With init and add: the --parallel of the nodes (8).", "N")]
 
+Many = Parameter(consume_multiple=True, negative="")
+TraceFlag = Annotated[
+    Path | None,
+    _flag("With simulate: a trace in Mooncake's form; default: one that is made up.", "FILE"),
+]
+MovesFlag = Annotated[
+    tuple[float, ...],
+    Many,
+    _flag("With simulate: also let pins move at so many times the headroom; 0: never.", "X"),
+]
+StaleFlag = Annotated[
+    tuple[float, ...], Many, _flag("With simulate: also with headroom that is so old.", "SECONDS")
+]
+LoadFlag = Annotated[
+    float, _flag("With simulate: prompt tokens, by those that the machines can compute.", "X")
+]
+MachineFlag = Annotated[
+    str | None,
+    _flag(
+        "With simulate: a machine of `uma-trio simulate`, whose rates are measured first.", "NAME"
+    ),
+]
+DeathsFlag = Annotated[
+    float, _flag("With simulate: a machine dies so often, and is back after 60 s.", "SECONDS")
+]
+
 
 def cluster(
     action: ActionArgument,
@@ -93,11 +122,20 @@ def cluster(
     agent: AgentFlag = None,
     undo: Annotated[bool, _flag("With drain: send requests there again.")] = False,
     json: Annotated[bool, _flag("With status: as JSON.")] = False,
+    trace: TraceFlag = None,
+    moves: MovesFlag = (),
+    stale: StaleFlag = (),
+    load: LoadFlag = 1.0,
+    machine: MachineFlag = None,
+    deaths: DeathsFlag = 0.0,
 ) -> int:
     """Place requests on several machines by their headroom, with HAProxy.
 
     Turns of a conversation stay on the machine that has its prefix. Streams survive changes of the nodes.
     """
+    if action == "simulate":
+        more = {"trace": trace, "moves": moves, "stale": stale, "load": load}
+        return _simulate(names, **more, machine=machine, death_every_s=deaths)
     path = (file or _default_file(os.environ)).expanduser().absolute()
     flags = {"listen": listen, "certificate": certificate, "keys": keys, "slots": slots}
     asked = _Asked(
@@ -108,7 +146,7 @@ def cluster(
     )
     try:
         _ACTIONS[action](asked)
-    except (Trouble, NotRunning, Refused, process.CannotRun) as trouble:
+    except (Trouble, NotRunning, NotDone, process.CannotRun) as trouble:
         complain(str(trouble))
         return REFUSED
     return OK
@@ -241,11 +279,28 @@ def _remove(asked: _Asked) -> None:
     runtime.close(node.id)
     try:
         runtime.delete(node.id)
-    except Refused:
+    except NotDone:
         # It has streams, or HAProxy's file had it: then a process with the new file takes over, and the
         # one that runs ends with its last stream.
         _load(asked, left)
     console().print(f"Node {node.id} is removed.")
+
+
+def _simulate(names: tuple[str, ...], **flags: Any) -> int:
+    try:
+        simulator = importlib.import_module("uma_trio_sim.commands.fleet")
+    except ModuleNotFoundError:
+        complain("cluster simulate is not installed: pip install 'uma-trio[sim]'.")
+        return REFUSED
+    if not all(name.isdigit() and 0 < int(name) <= _MOST_SIMULATED for name in names):
+        complain(f"Give numbers of machines from 1 to {_MOST_SIMULATED}.")
+        return USAGE
+    try:
+        console().print(simulator.fleet([int(name) for name in names], **flags))
+    except (OSError, ValueError, simulator.BadTrace) as error:
+        complain(f"Nothing is simulated: {error}.")
+        return REFUSED
+    return OK
 
 
 _ACTIONS: Final[Mapping[Action, Callable[[_Asked], None]]] = {

@@ -23,7 +23,7 @@ VERBS: Mapping[str, str] = {
     "launch": "Run a program that speaks OpenAI's API against the daemon's HTTP port.",
     "replay": "Plan every tick of a trace again, and say whether the plans are the same.",
     "simulate": "Compare policies in virtual time, on a modelled machine.",
-    "cluster": "Place requests on several machines: init, check, up, status, drain, add, remove.",
+    "cluster": "Place requests on several machines: init, check, up, status, drain, add, remove, simulate.",
     "doctor": "Look for what would keep the daemon from running, or from running fast.",
     "completion": "Print the completion of commands and flags for a shell, or install it.",
     "demo": "Start a private daemon and watch four clients stream at once.",

@@ -2,7 +2,7 @@
 
 Requests of a conversation go to the machine that has its prefix: a stick table pins the first user message, which never
 changes between turns. A pin gives way when its machine has little headroom. New conversations go to the machine with the
-fewest connections for its weight, and the weight is its headroom, which its agent tells twice a second.
+fewest connections for its weight, and the weight is its headroom, which its agent tells four times a second.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from attrs import frozen
 
 from uma_trio.cluster.nodes import Cluster, Node
 
-#: A pin gives way when the best machine has so many times the headroom. Simulated: docs/CLUSTER.md.
-MOVES_AT: Final = 4
+#: A pin gives way when the best machine has so many times the headroom, in clusters of up to so many machines.
+#: Of many machines the best one is nearly idle at any time. Simulated: docs/CLUSTER.md.
+_MOVES_AT: Final = ((8, 4), (16, 3))
+_MOVES_AT_MANY: Final = 2
 #: A pin gives way to so many requests that wait at the edge for its machine.
 MOVES_WAITING: Final = 2
 #: Requests that a machine has at once, by its slots; others wait at the edge, for all machines.
@@ -57,6 +59,11 @@ def configuration(cluster: Cluster, files: Files) -> str:
     return "\n".join((*parts, _nodes(cluster)))
 
 
+def moves_at(n_nodes: int) -> int:
+    """Return how many times the headroom of its machine another one has when a pin gives way."""
+    return next((times for most, times in _MOVES_AT if n_nodes <= most), _MOVES_AT_MANY)
+
+
 def key_map(keys: tuple[bytes, ...]) -> bytes:
     """Return the map of keys that the file names. A key has no blanks."""
     return b"".join(key + b" 1\n" for key in keys)
@@ -65,7 +72,7 @@ def key_map(keys: tuple[bytes, ...]) -> bytes:
 def server_words(node: Node) -> str:
     """Return how a server is checked, for the file and for `add server` at run time."""
     return (
-        "check inter 500ms fastinter 200ms fall 2 rise 1 agent-check agent-inter 500ms "
+        "check inter 500ms fastinter 200ms fall 2 rise 1 agent-check agent-inter 250ms "
         f"agent-port {node.agent} slowstart 10s observe layer4 error-limit 3 on-error mark-down "
         f"weight 100 maxconn {IN_FLIGHT * node.slots}"
     )
@@ -186,7 +193,7 @@ def _moves(cluster: Cluster) -> str:
         )
     lines.append(
         "  http-request set-var(txn.moves) bool(true) if { var(txn.own) -m found }"
-        f" {{ var(txn.own),mul({MOVES_AT}),sub(txn.best) -m int lt 0 }}\n"
+        f" {{ var(txn.own),mul({moves_at(len(cluster.nodes))}),sub(txn.best) -m int lt 0 }}\n"
         f"  http-request set-var(txn.moves) bool(true) if {{ var(txn.wait) -m int gt {MOVES_WAITING} }}\n"
     )
     return "".join(lines)

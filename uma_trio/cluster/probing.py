@@ -19,7 +19,7 @@ _MOST_BYTES: Final = 1 << 20
 
 
 @frozen(kw_only=True)
-class Probe:
+class NodeProbe:
     """The answers of a node. `problem` is a sentence about the first thing that is wrong, "" if nothing is.
 
     `cached` is the part of all prompt tokens since its start that were cached, None if it does not tell.
@@ -32,13 +32,13 @@ class Probe:
     model: str = ""
 
 
-def probe_all(nodes: Sequence[Node], key: str | None) -> list[Probe]:
+def probe_all(nodes: Sequence[Node], key: str | None) -> list[NodeProbe]:
     """Ask all nodes, several at once. Each takes about ten seconds at most."""
     with ThreadPoolExecutor(min(_AT_ONCE, len(nodes))) as pool:
         return list(pool.map(lambda node: probe(node, key), nodes))
 
 
-def probe(node: Node, key: str | None) -> Probe:
+def probe(node: Node, key: str | None) -> NodeProbe:
     """Ask one node for its health, its agent and its figures. Never raises for what the node does."""
     problem, agent, figures = "", "", {}
     try:
@@ -51,7 +51,9 @@ def probe(node: Node, key: str | None) -> Probe:
         elif status == 200:
             figures = json.loads(body)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Probe(node=node, problem=f"it does not answer on {node.host_port}: {_why(error)}")
+        return NodeProbe(
+            node=node, problem=f"it does not answer on {node.host_port}: {_why(error)}"
+        )
     try:
         agent = _agent(node)
     except OSError as error:
@@ -59,7 +61,7 @@ def probe(node: Node, key: str | None) -> Probe:
             f"no agent answers on port {node.agent} ({_why(error)}): start it with --agent "
             f"{node.address.host}:{node.agent}"
         )
-    return Probe(
+    return NodeProbe(
         node=node,
         agent=agent,
         problem=problem,

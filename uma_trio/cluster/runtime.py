@@ -25,7 +25,7 @@ class NotRunning(Exception):
     """No HAProxy answers on the socket; the message is one sentence."""
 
 
-class Refused(Exception):
+class NotDone(Exception):
     """HAProxy does not do what it was told; the message is its own."""
 
 
@@ -74,11 +74,11 @@ class Runtime:
         return found.decode("utf-8", "replace").strip("\n")
 
     def tell(self, *commands: str) -> None:
-        """Carry commands out, in order. Raises Refused, with what was done before left as it is."""
+        """Carry commands out, in order. Raises NotDone, with what was done before left as it is."""
         for command in commands:
             answer = self.ask(command)
             if not _DONE.match(answer):
-                raise Refused(f"{command.split(' check ')[0]}: {' '.join(answer.split())}")
+                raise NotDone(f"{command.split(' check ')[0]}: {' '.join(answer.split())}")
 
     def nodes(self) -> tuple[NodeState, ...]:
         """Return every server, by id."""
@@ -111,7 +111,7 @@ class Runtime:
         self.tell(f"set server nodes/{node_id} state maint")
 
     def delete(self, node_id: int) -> None:
-        """Remove a closed server. Raises Refused while a request runs on it."""
+        """Remove a closed server. Raises NotDone while a request runs on it."""
         self.tell(f"del server nodes/{node_id}")
 
 

@@ -11,7 +11,7 @@ from uma_trio.engine.messages import SequenceReport, Snapshot
 from uma_trio.telemetry.outlook import Outlook
 
 #: A backlog of so many seconds halves the headroom. Simulated with 6 and 96 nodes: docs/CLUSTER.md.
-HALVING_S: Final = 2.0
+HALVING_S: Final = 8.0
 _LEAST_PROMISE: Final = 0.1
 
 

@@ -1,0 +1,1 @@
+"""Several machines in virtual time: fluid nodes, an edge that places requests on them, and what it knows."""
