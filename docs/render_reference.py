@@ -46,7 +46,8 @@ def config() -> str:
         "These are the settings of `uma-trio serve` (and `umad`). If a setting is given in several places, "
         "the flag takes precedence over the environment, the environment over the YAML file, and the YAML "
         "file over the default.",
-        f"`{CONFIG_FLAG}` or `{CONFIG_ENV}` names the YAML file.",
+        f"`{CONFIG_FLAG}` or `{CONFIG_ENV}` names the YAML file. Its section `models` has several models: see "
+        "[MODELS](MODELS.md).",
         "- Keys may be flat (`n_ctx: 8192`) or in sections (`limits: {max_sessions: 64}`).\n"
         "- Durations take a unit (`300`, `300s`, `5m`, `500ms`).\n"
         '- A text with a comma inside braces needs quotes (`scheduler: {policy: "deadline,-stairs"}`).\n'

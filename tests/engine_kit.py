@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.encoder import EncoderModel
 from uma_trio.backend.fake import N_VOCAB, FakeBackend
-from uma_trio.engine.compute import Compute
+from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.drafts import Drafting
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Bell, Inbox
@@ -183,7 +183,7 @@ def compute(engine: Engine, clock: Callable[[], float]) -> None:
     def died(_engine: Engine, error: Exception) -> None:
         raise error
 
-    task = Compute(engine.inbox.bell, clock, died)
+    task = ComputeTask(engine.inbox.bell, clock, died)
     task.add(engine)
     with engine.inbox.when_closed(task.close):
         task.run()

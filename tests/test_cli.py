@@ -105,7 +105,7 @@ async def test_help_names_every_option_once() -> None:
         ("uma-trio", ["serve", "m.gguf"], "Name the model with --model m.gguf."),
         ("uma-trio", ["serve", "--port", "8080"], "Use --http 8080:"),
         ("umad", ["-m", "my model.gguf"], "Use --model 'my model.gguf':"),
-        ("uma-trio", ["run", "-m", "tiny", "hi"], "uma-trio serve --model tiny"),
+        ("uma-trio", ["run", "-m", "tiny", "hi"], "Use --model tiny"),
         ("uma-cli", ["-n", "9", "hi"], "Use --max-tokens 9:"),
         ("umad", ["--n-ctx"], "--n-ctx"),
         ("umad", ["serve", "--kv-type", "q6"], "q8_0"),

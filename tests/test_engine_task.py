@@ -12,7 +12,7 @@ from engine_kit import Bench, slow
 from inline_kit import Wakeup, run_inline
 
 from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
-from uma_trio.engine.compute import Compute
+from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
@@ -28,7 +28,7 @@ from uma_trio.words import Lane
 class Threaded:
     """One engine, whose outlet wakes this trio run, and the task that computes it; `deaths` are errors it died of."""
 
-    compute: Compute
+    compute: ComputeTask
     engine: Engine
     deaths: list[EngineDied]
 
@@ -46,7 +46,7 @@ def threaded(*backends: FakeBackend, policy: Policy = baseline) -> list[Threaded
     def died(engine: Engine, error: Exception) -> None:
         post(lambda: deaths.append(bury(engine, error, "it has stopped")))
 
-    task = Compute(bell, time.monotonic, died)
+    task = ComputeTask(bell, time.monotonic, died)
     found = []
     for backend in backends:
         inbox = Inbox(16, bell=bell)

@@ -75,8 +75,8 @@ async def test_more_tokens_than_are_taken_are_not_turned_into_text(
     async with http_house(body_values=5000, max_prompt_bytes=1000) as daemon:
         asked = b'{"tokens":[%b]}' % b",".join([b"5"] * 1500)
         monkeypatch.setattr(tokens, "MANY", 16)
-        service = daemon.inner.service
-        monkeypatch.setattr(type(service), "detokenize", lambda self, ids: b"x" * 10 * len(ids))
+        served = daemon.inner.served
+        monkeypatch.setattr(type(served), "detokenize", lambda self, ids: b"x" * 10 * len(ids))
         assert (await daemon.ask("POST", "/detokenize", asked)).status == 413
 
 

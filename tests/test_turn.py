@@ -11,13 +11,13 @@ from engine_kit import Doze, Sink
 from machine_kit import Clock, Machine
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.compute import Compute
+from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.turn import CAREFUL, EARLY_S, Claim, chosen, free_s
+from uma_trio.engine.turn import CAREFUL, EARLY_S, TickClaim, chosen, free_s
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
@@ -25,13 +25,13 @@ from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
 
 FLOOR = 0.05
-READER = Claim(due_at=1.040, takes_s=0.010, least_s=0.010)
-BATCH = Claim(works=True, least_s=0.010)
+READER = TickClaim(due_at=1.040, takes_s=0.010, least_s=0.010)
+BATCH = TickClaim(works=True, least_s=0.010)
 
 
 def test_nobody_is_next_where_nothing_is_to_be_computed() -> None:
     """As after the last answer."""
-    assert chosen([Claim(), Claim()], 0.0, FLOOR) is None
+    assert chosen([TickClaim(), TickClaim()], 0.0, FLOOR) is None
 
 
 def test_work_that_nobody_reads_goes_first_while_a_reader_has_time() -> None:
@@ -42,24 +42,24 @@ def test_work_that_nobody_reads_goes_first_while_a_reader_has_time() -> None:
 
 def test_a_reader_does_not_wait_where_nobody_else_works() -> None:
     """Its token comes as soon as it can."""
-    assert chosen([Claim(), READER], 1.0, FLOOR) == 1
+    assert chosen([TickClaim(), READER], 1.0, FLOOR) == 1
 
 
 def test_of_two_readers_the_one_whose_tick_has_to_begin_first_is_next() -> None:
     """What is due later but takes longer may have to begin before."""
-    long = Claim(due_at=1.060, takes_s=0.050)
+    long = TickClaim(due_at=1.060, takes_s=0.050)
     assert chosen([READER, long], 1.0, FLOOR) == 1
 
 
 def test_of_two_models_without_readers_the_one_that_had_less_is_next() -> None:
     """So both get half of the machine."""
-    rich = Claim(works=True, least_s=0.010, used_s=2.0)
+    rich = TickClaim(works=True, least_s=0.010, used_s=2.0)
     assert chosen([rich, BATCH], 1.0, FLOOR) == 1
 
 
 def test_who_waits_for_long_gets_its_smallest_tick_whoever_reads() -> None:
     """A twentieth of the machine, however little time readers leave."""
-    waits = Claim(works=True, least_s=0.010, waited_s=0.010 / FLOOR)
+    waits = TickClaim(works=True, least_s=0.010, waited_s=0.010 / FLOOR)
     assert chosen([READER, waits], READER.begins_at, FLOOR) == 1
     assert free_s([READER, waits], 1, READER.begins_at, FLOOR) == 0.010
 
@@ -84,7 +84,7 @@ class Streams:
     def __init__(self, n: int) -> None:
         self.clock = Clock()
         bell = Doze(self._sleeps)
-        self.compute = Compute(bell, self.clock, self._died)
+        self.compute = ComputeTask(bell, self.clock, self._died)
         self.engines, self.machines = [], []
         for _ in range(n):
             machine = Machine(COST, self.clock)

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from uma_trio.backend.base import Backend, Limits, ModelInfo
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.config.options import Config
 from uma_trio.deployment import Deployment, Loaded, Machine, deployed, load
-from uma_trio.engine.compute import Compute
+from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.inbox import Bell
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
@@ -91,6 +91,7 @@ class ReadyInfo:
     """What is being served, once clients can connect.
 
     `others` is the part of the machine that other programs used when it was measured, 0 if it was quiet.
+    `model` is the default one of `models`, by their names.
     """
 
     socket: str
@@ -101,6 +102,7 @@ class ReadyInfo:
     http: str | None = None
     http_keys: Path | None = None
     others: float = 0.0
+    models: tuple[str, ...] = ()
     encoders: tuple[EncoderInfo, ...] = ()
 
 
@@ -149,7 +151,9 @@ async def serve(
         loading = _both(supervisor.loading, on_progress)
         measuring = _both(supervisor.measuring, on_measuring)
         read = partial(load_backend, beside_another=fronts is None)
-        loaded = await load(config, held, loading, measuring, backend, read=read)
+        loaded = [
+            await load(each, held, loading, measuring, backend, read=read) for each in config.each()
+        ]
         encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
         taken: Taken | None = None
         if fronts is None:
@@ -159,7 +163,7 @@ async def serve(
         if taken is not None:
             held.enter_context(closing(taken))
         daemon = _Daemon(config, loaded, policy, table, fronts, supervisor, token, encoders)
-        tune_interpreter(overlaps=loaded.backend.traits.overlaps)
+        tune_interpreter(overlaps=any(each.backend.traits.overlaps for each in loaded))
         with fronts.listen() as listener:
             await daemon.run(listener, on_ready, taken)
 
@@ -170,7 +174,7 @@ class _Daemon:
     def __init__(
         self,
         config: Config,
-        loaded: Loaded,
+        loaded: Sequence[Loaded],
         policy: Policy,
         table: TableFile | None,
         fronts: Fronts,
@@ -185,7 +189,8 @@ class _Daemon:
         self._service = service = _service(metrics)
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[Deployment] = []
-        self._first = self._deployed(loaded, policy, metrics, encoders)
+        self._serve_models(loaded, self._machine(policy), metrics, encoders)
+        self._first = self._deployments[0]
         self._server = Server(_shared(config, self._service), token=token)
         self._port, self._agent_port = fronts.port, fronts.agent
         self._http = None if fronts.port is None else http_server(config, self._service)
@@ -198,31 +203,36 @@ class _Daemon:
         self._replacing: Replacing | None = None
         self._clients = trio.CancelScope()
 
-    def _deployed(
-        self, loaded: Loaded, policy: Policy, metrics: Metrics, encoders: Encoders
-    ) -> Deployment:
-        """Wire what was loaded, and the compute task; the encoders compute beside the model."""
-        config, service = self._config, self._service
+    def _machine(self, policy: Policy) -> Machine:
+        """Make the compute task, and what models share."""
         post = trio.lowlevel.current_trio_token().run_sync_soon
-        bell, outlet = Bell(), Outlet(post)
-        self._compute = Compute(
+        bell = Bell()
+        self._compute = ComputeTask(
             bell,
             time.monotonic,
             lambda engine, error: post(self._bury, engine, error),
-            floor=config.background_floor,
+            floor=self._config.background_floor,
         )
-        machine = Machine(
-            *(policy, bell, outlet, in_threads(HELPERS), in_fair_threads()),
+        return Machine(
+            *(policy, bell, Outlet(post), in_threads(HELPERS), in_fair_threads()),
             readers_s=self._presence,
         )
-        queues = queues_of(encoders, outlet, time.monotonic, metrics.encoding)
-        first = deployed(loaded, machine, metrics, queues)
-        self._deployments.append(first)
-        service.add(first.served)
-        self._compute.add(first.engine)
-        inbox = first.engine.inbox
-        service.embedders = embedders_of(config, encoders, inbox, lambda: service.draining)
-        return first
+
+    def _serve_models(
+        self, loaded: Sequence[Loaded], machine: Machine, metrics: Metrics, encoders: Encoders
+    ) -> None:
+        """Wire the models; the encoders compute beside the first, whose metrics are the daemon's."""
+        service = self._service
+        for index, each in enumerate(loaded):
+            own = Metrics() if index else metrics
+            beside = {} if index else encoders
+            queues = queues_of(beside, machine.outlet, time.monotonic, own.encoding)
+            made = deployed(each, machine, own, queues)
+            self._deployments.append(made)
+            service.add(made.served)
+            self._compute.add(made.engine)
+        inbox = self._deployments[0].engine.inbox
+        service.embedders = embedders_of(self._config, encoders, inbox, lambda: service.draining)
 
     async def run(
         self,
@@ -306,6 +316,7 @@ class _Daemon:
             http=None if address is None else address.url,
             http_keys=self._config.http_key_file,
             others=0.0 if cost is None else cost.others,
+            models=tuple(served.bounds.model for served in self._service.models),
             encoders=tuple(one.info for one in self._service.embedders.values()),
         )
 

@@ -159,10 +159,10 @@ def allowed_speculation(config: Config, backend: Backend) -> str:
 
 
 def prefix_bytes(config: Config) -> int:
-    """Return how much saved prompts may take: what was asked for, or a tenth of the memory."""
+    """Return how much saved prompts of a model may take: what was asked for, or its part of a tenth of the memory."""
     if config.prefix_ram is not None:
         return config.prefix_ram
-    return min(total_memory() // 10, _MOST_PREFIX_BYTES)
+    return min(total_memory() // 10, _MOST_PREFIX_BYTES) // len(config.each())
 
 
 def _traffic(model: ModelInfo) -> Traffic:

@@ -64,6 +64,7 @@ class _Sampling:
     temperature: float
     max_tokens: int | None
     seed: int | None
+    model: str | None = None
 
 
 def chat(
@@ -77,6 +78,10 @@ def chat(
         int | None, Parameter(help="The maximum number of tokens of an answer; default: the room.")
     ] = None,
     seed: Annotated[int | None, Parameter(help="The seed of the draws.")] = None,
+    model: Annotated[
+        str | None,
+        Parameter(help="Which of the daemon's models answers; default: the first."),
+    ] = None,
     stats: Annotated[
         bool, Parameter(help="Show tokens/s and the cached share after each answer.", negative="")
     ] = False,
@@ -88,7 +93,7 @@ def chat(
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         complain("A conversation needs a terminal; for a single answer use `uma-trio run`.")
         return USAGE
-    sampling = _Sampling(temperature, max_tokens, seed)
+    sampling = _Sampling(temperature, max_tokens, seed, model)
     talk = Talk(
         socket_path(socket), Conversation(system), sampling, stats=stats, wait=wait, start=start
     )
@@ -294,6 +299,7 @@ async def _generate(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             seed=sampling.seed,
+            model=sampling.model,
             app="uma-trio chat",
         )
         with trio.open_signal_receiver(signal.SIGINT) as interrupts:

@@ -77,12 +77,11 @@ SERVE: Mapping[str, Meant] = _named(
     )
 )
 
-_SERVED = Meant("", "The daemon serves the model: `uma-trio serve --model {}`.")
 _DAEMON = Meant("", "It is a setting of the daemon; see `uma-trio serve --help`.")
 
 CHAT: Mapping[str, Meant] = _named(
     (
-        ("-m --model", _SERVED),
+        ("-m", Meant("--model", "which of the daemon's models answers.")),
         ("-n --n-predict --predict --num-predict", Meant("--max-tokens", "an answer's length.")),
         ("-s", Meant("--seed", "the seed of the draws.")),
         ("-sys --system-prompt", Meant("--system", "the system message.")),

@@ -145,6 +145,10 @@ class Asking:
     stream: Annotated[
         bool, Parameter(help="Print the answer as it is generated, or all of it at the end.")
     ] = True
+    model: Annotated[
+        str | None,
+        Parameter(help="Which of the daemon's models answers; default: the first."),
+    ] = None
     priority: Annotated[
         Lane,
         Parameter(help="The lane: interactive if a person waits for the answer, else background."),
@@ -218,6 +222,7 @@ class Asking:
             "schema": None if self.schema is None else json_of(self.schema),
             "grammar": None if self.grammar is None else text_of(self.grammar),
             "stream": self.stream,
+            "model": self.model,
             "priority": self.priority,
             "session": self.session,
             "cache": self.cache,

@@ -185,6 +185,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         **_page(info.http),
         "model": f"{model.name} ({count(model.n_params)} parameters, "
         f"{size(model.size_bytes)} of weights)",
+        **({"models": ", ".join(info.models)} if len(info.models) > 1 else {}),
         **{_ENCODES[one.ranks]: _encoder(one) for one in info.encoders},
         "context": f"{limits.n_ctx} tokens in all, {window} for one request",
         "slots": f"{several(limits.n_slots, 'request')} at once",

@@ -52,6 +52,9 @@ class Option:
     shown_default: str = ""
     metavar: str = ""
     read: Callable[[object], object] | None = None
+    several: bool = (
+        False  # its flag may be given several times, though one value is structured at a time
+    )
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -85,7 +88,7 @@ class Option:
     @property
     def repeats(self) -> bool:
         """Whether its flag may be given several times."""
-        return get_origin(self.type_) is tuple
+        return self.several or get_origin(self.type_) is tuple
 
     def value(self, raw: object, source: str) -> object:
         """Return `raw` structured and within bounds, or raise naming `source`."""

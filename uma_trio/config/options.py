@@ -14,6 +14,7 @@ from attrs import frozen
 
 from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.http import HttpConfig
+from uma_trio.config.models import ModelSpec
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
@@ -86,8 +87,11 @@ class Config(HttpConfig):
         shown_default="the bundled model",
         metavar="MODEL",
         since="0.1",
+        several=True,
         help="The model to load: a GGUF file, or a name that `uma-trio models` lists. It is loaded once and "
-        "serves all clients.",
+        "serves all clients. Given several times, all of them are loaded, the `model` of a request chooses, and "
+        "the first answers requests that name none. The section `models` of the settings file gives them names "
+        "and settings of their own.",
     )
     model_dir: tuple[Path, ...] = option(
         (),
@@ -468,6 +472,9 @@ class Config(HttpConfig):
         help="The least severe level that is logged. UMA_DEBUG=1 is the same as UMA_LOG_LEVEL=debug.",
     )
 
+    models: tuple[ModelSpec, ...] = ()
+    """Further models; the first of them is the default one where `model` is not given."""
+
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
     """Where each setting that is not a default was written, by its field's name."""
 
@@ -476,6 +483,22 @@ class Config(HttpConfig):
             # Somebody who lowers the cap alone means "no answer is longer", so the default,
             # which nobody typed, gives way.
             object.__setattr__(self, "max_tokens", self.max_tokens_cap)
+
+    def each(self) -> tuple[Config, ...]:
+        """Return the configuration of each model that is loaded, the default one first."""
+        if not self.models:
+            return (self,)
+        own = () if self.model is None else (self,)
+        return (*own, *(self._with(spec) for spec in self.models))
+
+    def _with(self, spec: ModelSpec) -> Config:
+        found: Config = attrs.evolve(self, alias=spec.names, **spec.settings)  # type: ignore[arg-type]  # structured
+        if self.trace is None or (self.model is None and spec is self.models[0]):
+            return found
+        name = "".join(each if each.isalnum() else "-" for each in spec.name)
+        return attrs.evolve(
+            found, trace=self.trace.with_name(f"{self.trace.stem}-{name}{self.trace.suffix}")
+        )
 
     def source(self, name: str) -> str:
         """Return where the setting was written, for a message: a flag, a variable, a file's key."""

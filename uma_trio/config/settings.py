@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uma_trio.config.models import SECTION, ModelSpec, check_names, further_models, read_models
 from uma_trio.config.option import ConfigError, Option, as_written
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, users_file
@@ -59,6 +60,14 @@ def load(
     _check_reserved(flags)
     path, named_by = _file_of_settings(flags, env)
     file = read_yaml(path, named_by) if path else {}
+    models: tuple[ModelSpec, ...] = ()
+    if SECTION in file:
+        models = read_models(file.pop(SECTION), f"{path}: {SECTION}", OPTIONS)
+    asked = flags.get("model")
+    if isinstance(asked, tuple):
+        flags["model"] = asked[0]
+        models += further_models(asked[1:])
+    check_names(models)
     found = {item.name: _first(item, flags, env, file, f"{path}: ") for item in OPTIONS}
     sources = {name: source for name, (_, source) in found.items() if source}
     values = {
@@ -68,7 +77,7 @@ def load(
     }
     if "socket" not in values:
         values["socket"] = Path(default_socket(env))
-    config = Config(**values, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
+    config = Config(**values, models=models, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
     settings = (
         "socket",
         "model",
@@ -217,7 +226,10 @@ def _ambiguity(node: Node | None, around: tuple[Node, ...]) -> str:
 
 def _settings(document: Mapping[object, object], path: Path) -> Iterator[tuple[str, object]]:
     known = known_keys()
-    for key, value in _flatten(document, ""):
+    if SECTION in document:
+        yield SECTION, document[SECTION]
+    rest = {key: value for key, value in document.items() if key != SECTION}
+    for key, value in _flatten(rest, ""):
         if key == "ipc" and str(value).lower() == "uds":
             continue  # the flat spelling of --ipc, beside the section of the same name
         if key not in known and (shape := _shape(key)):

@@ -17,7 +17,7 @@ from attrs import define, evolve
 from uma_trio.engine.idle import IDLE_S
 from uma_trio.engine.inbox import Bell
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.turn import Claim, chosen, free_s
+from uma_trio.engine.turn import TickClaim, chosen, free_s
 
 # Who has nothing to compute is asked again after so long at the latest, since some of what it waits for
 # only needs time.
@@ -40,7 +40,7 @@ class _Member:
         return now < self.rests_until and not self.engine.inbox.rung
 
 
-class Compute:
+class ComputeTask:
     """Computes the engines that were added, until they are closed.
 
     `bell` is that of all their inboxes. `floor` is the part of the machine for work that nobody reads. `died` is
@@ -128,11 +128,11 @@ class Compute:
         member.engine.limit(math.inf)
         return True
 
-    def _claim(self, member: _Member, now: float) -> Claim:
+    def _claim(self, member: _Member, now: float) -> TickClaim:
         """Return what an engine has to compute; if that is nothing it rests."""
         was_resting = member.rests_until > -math.inf
         member.engine.inbox.rung, member.rests_until = False, -math.inf
-        found = self._guarded(member, lambda: member.engine.claim(now)) or Claim()
+        found = self._guarded(member, lambda: member.engine.claim(now)) or TickClaim()
         if not found.works and found.due_at == math.inf:
             member.rests_until, member.last_at = now + REST_S, now
         elif was_resting:

@@ -61,7 +61,7 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
-from uma_trio.engine.turn import Claim
+from uma_trio.engine.turn import TickClaim
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.check import Fallback
 from uma_trio.policy.pipeline import Policy
@@ -157,7 +157,7 @@ class Engine:
         self.finish(tick, self.compute(tick))
         return True
 
-    def claim(self, now: float) -> Claim:
+    def claim(self, now: float) -> TickClaim:
         """Take in what has arrived, and return what is to be computed: another model may come first."""
         self._arrived += self._inbox.drain()
         self._settle(now)

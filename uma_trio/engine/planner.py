@@ -26,7 +26,7 @@ from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Describe, Step, Tick
-from uma_trio.engine.turn import Claim
+from uma_trio.engine.turn import TickClaim
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.shape import MOST_BALLAST
@@ -111,7 +111,7 @@ class Planner:
         self._most_s = math.inf
         self.memory = Memory(cost=settings.cost)
 
-    def claim(self, now: float) -> Claim:
+    def claim(self, now: float) -> TickClaim:
         """Return what there is to compute, beside other models. All outcomes must be committed."""
         registry, cost, contract = self._registry, self.memory.cost, self._settings.contract
         views = [s.view for key, s in registry.running.items() if key not in registry.absent]
@@ -128,7 +128,7 @@ class Planner:
             ],
             default=math.inf,
         )
-        return Claim(due_at, takes_s, works=works or bool(registry.waiting), least_s=least_s)
+        return TickClaim(due_at, takes_s, works=works or bool(registry.waiting), least_s=least_s)
 
     def limit(self, seconds: float) -> None:
         """Let ticks have so few tokens that they take at most so long, where that is possible."""

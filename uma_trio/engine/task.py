@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from uma_trio.engine.compute import Compute
+from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.loop import Engine
 
 
@@ -12,7 +12,7 @@ class EngineDied(Exception):
     """An engine ended with an exception. Every stream of it has got its terminal item."""
 
 
-async def run_compute(compute: Compute) -> None:
+async def run_compute(compute: ComputeTask) -> None:
     """Run `compute` in a worker thread until ``compute.close()``.
 
     Being cancelled closes it and waits for the running tick, which is not interrupted.
@@ -24,7 +24,7 @@ async def run_compute(compute: Compute) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _close_when_cancelled(compute: Compute) -> None:
+async def _close_when_cancelled(compute: ComputeTask) -> None:
     try:
         await trio.sleep_forever()
     finally:

@@ -20,7 +20,7 @@ EARLY_S: Final = 0.002
 
 
 @frozen
-class Claim:
+class TickClaim:
     """What one model has to compute. Times on the engine's clock, in seconds.
 
     The next token that somebody reads is `due_at` (infinite: nobody reads) and takes `takes_s` with those of the other
@@ -45,7 +45,7 @@ class Claim:
         return self.works and self.waited_s * floor >= self.least_s > 0
 
 
-def chosen(claims: Sequence[Claim], now: float, floor: float) -> int | None:
+def chosen(claims: Sequence[TickClaim], now: float, floor: float) -> int | None:
     """Return whose tick is next, by index; None if nobody has anything to compute.
 
     `floor` is the part of the machine that work has which nobody reads.
@@ -61,7 +61,7 @@ def chosen(claims: Sequence[Claim], now: float, floor: float) -> int | None:
     return min(read or working, key=lambda i: claims[i].begins_at, default=None)
 
 
-def free_s(claims: Sequence[Claim], of: int, now: float, floor: float) -> float:
+def free_s(claims: Sequence[TickClaim], of: int, now: float, floor: float) -> float:
     """Return how long the tick of model `of` may take for the readers of the others; infinite if there are none.
 
     Where it is owed its smallest tick, that takes what it takes.
@@ -70,6 +70,6 @@ def free_s(claims: Sequence[Claim], of: int, now: float, floor: float) -> float:
     return max(_before_others(claims, of) - now, own.least_s if own.is_owed(floor) else 0.0)
 
 
-def _before_others(claims: Sequence[Claim], of: int) -> float:
+def _before_others(claims: Sequence[TickClaim], of: int) -> float:
     """Return when the first tick of other models' readers has to begin."""
     return min([claim.begins_at for i, claim in enumerate(claims) if i != of], default=math.inf)

@@ -86,7 +86,8 @@ _PENALTY = Number(-2, 2)
 MODEL = honoured(
     "model",
     _LABEL,
-    "any name is accepted and repeated in the answer; see --http-strict and --alias",
+    "chooses one of several models, and an unknown name is refused; with one model any name is accepted and repeated "
+    "in the answer (--http-strict, --alias)",
 )
 
 SAMPLING: tuple[Field, ...] = (

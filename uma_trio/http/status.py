@@ -40,15 +40,16 @@ async def health(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def metrics(exchange: Exchange, shared: Shared) -> Reply:
-    """Return the metrics in Prometheus' text format, or as JSON if the client accepts that."""
+    """Return the metrics in Prometheus' text format, or as JSON if the client accepts that; `?model=` chooses one."""
     service, clock = shared.service, shared.service.clock
     as_json = _wants_json(exchange.request.head)
+    model = exchange.request.head.query.get("model")
     spent = 0.0
 
     def written() -> bytes:
         nonlocal spent
         began = clock()
-        figures = service.metrics()
+        figures = service.metrics(model)
         if as_json:
             text = msgspec.json.encode(figures)
         else:

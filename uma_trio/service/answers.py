@@ -18,9 +18,8 @@ from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.messages import Finished, FinishReason, StreamItem
 from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
-from uma_trio.service.generation import Generation, Prepared
+from uma_trio.service.generation import AnswerModel, Generation, Prepared
 from uma_trio.service.generation import Host as AnswerHost
-from uma_trio.service.generation import Served as AnswerServed
 from uma_trio.service.stream import Reader
 from uma_trio.words import Lane
 
@@ -32,7 +31,7 @@ _STOPPED = "the engine has stopped; the daemon is going down"
 _WORST_LAST: Sequence[FinishReason] = ("stop", "length", "cancelled", "error")
 
 
-class Served(AnswerServed, Protocol):
+class RequestModel(AnswerModel, Protocol):
     """The part of a model that one request needs."""
 
     slots: int
@@ -56,7 +55,7 @@ class Host(AnswerHost, Protocol):
     def slots(self) -> int:
         """How many requests one model computes at once, at the most."""
 
-    def find(self, name: str | None) -> Served:
+    def find(self, name: str | None) -> RequestModel:
         """Return the model of this name. Raises :class:`Refusal`."""
 
     def new_handle(self) -> int:
@@ -78,7 +77,7 @@ class Answers:
     """
 
     def __init__(
-        self, service: Host, asks: Sequence[Ask], origin: Origin, served: Served | None = None
+        self, service: Host, asks: Sequence[Ask], origin: Origin, served: RequestModel | None = None
     ) -> None:
         self._service = service
         self._served = served
@@ -141,7 +140,7 @@ class Answers:
         return self.generations[0].handle
 
     @property
-    def served(self) -> Served:
+    def served(self) -> RequestModel:
         """The model that answers; for whoever is in the block."""
         if self._served is None:
             self._served = self._service.find(self._asks[0].model)

@@ -40,7 +40,7 @@ from uma_trio.service.telemetry import Telemetry
 from uma_trio.words import Lane
 
 
-class Served(Protocol):
+class AnswerModel(Protocol):
     """The part of a model that one answer needs."""
 
     bounds: Bounds
@@ -109,7 +109,7 @@ class Generation:
         #: Whether the terminal item was taken.
         self.finished = False
         self._service = service
-        self._served: Served | None = None  # its model, once it is known
+        self._served: AnswerModel | None = None  # its model, once it is known
         self._together = together
         self._arrived = service.clock()
         self.pipe = Pipe(service.playout, reader)
@@ -128,7 +128,7 @@ class Generation:
         """The name of the model that has it; None while it is prepared."""
         return None if self._served is None else self._served.bounds.model
 
-    def submission(self, prepared: Prepared, served: Served) -> Submit:
+    def submission(self, prepared: Prepared, served: AnswerModel) -> Submit:
         """Return the message that submits it to the engine of its model.
 
         Raises:

@@ -38,6 +38,7 @@ _NOT_YOURS = (
     "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
     "admin key (--http-admin-key-file)"
 )
+_ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
 
 
@@ -118,9 +119,10 @@ class Service:
         """
         if name is None or len(self._models) == 1:
             return self.default
-        for served in self._models:
-            if served.bounds.names(name):
-                return served
+        for each in (name, name.removesuffix(_ANY_TAG)):
+            for served in self._models:
+                if served.bounds.names(each):
+                    return served
         names = [name for served in self._models for name in served.names]
         raise Refusal(
             Code.E_MODEL_002,
@@ -237,9 +239,13 @@ class Service:
         if not self._alive():
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED)
 
-    def metrics(self) -> Mapping[str, Any]:
-        """Return every metric by name."""
-        return self.telemetry.snapshot()
+    def metrics(self, model: str | None = None) -> Mapping[str, Any]:
+        """Return every metric by name: of the daemon and its default model, or those of another model.
+
+        Raises:
+            Refusal: there is no model of this name.
+        """
+        return self.telemetry.snapshot() if model is None else self.find(model).telemetry.snapshot()
 
     def move(self, handle: int, lane: Lane, by: Principal) -> bool:
         """Move a request to a lane; False if the handle is unknown.

@@ -10,7 +10,7 @@ import msgspec
 
 from uma_protocol.rules import Flag, Text
 from uma_trio import __version__
-from uma_trio.http.asking import TEMPLATE, Anything
+from uma_trio.http.asking import MODEL, TEMPLATE, Anything
 from uma_trio.http.chats import messages_of
 from uma_trio.http.fields import Field, decode, honoured
 from uma_trio.http.intake import aside, fields_of, take
@@ -25,11 +25,14 @@ from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Chat
 from uma_trio.service.checks import utf8_length
 from uma_trio.service.served import Derivation
+from uma_trio.service.visibility import shown_to
+from uma_trio.sockets.principal import Principal
 
 _MAX_PIECES = 262_144
 _ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
 
 TOKENIZE: tuple[Field, ...] = (
+    MODEL,
     honoured("content", Text(0), "the text", required=True),
     honoured("add_special", Flag(), "adds the model's begin-of-text token", default="false"),
     honoured(
@@ -46,9 +49,11 @@ TOKENIZE: tuple[Field, ...] = (
     ),
 )
 DETOKENIZE: tuple[Field, ...] = (
+    MODEL,
     honoured("tokens", Anything("a list of token ids"), "up to the context", required=True),
 )
 APPLY_TEMPLATE: tuple[Field, ...] = (
+    MODEL,
     honoured("messages", Anything("a list of messages"), "as in a chat", required=True),
     honoured("tools", Anything("a list of functions"), "as in a chat"),
     *TEMPLATE,
@@ -56,7 +61,8 @@ APPLY_TEMPLATE: tuple[Field, ...] = (
 
 
 async def props(exchange: Exchange, shared: Shared) -> Reply:
-    """Return the properties of the model that clients need; nothing about the machine."""
+    """Return what clients need to know of a model, `?model=` or the default one; nothing about the machine."""
+    shared = shared.of(exchange.request.head.query.get("model"))
     served = shared.served
     return _json(
         {
@@ -97,13 +103,23 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
 
 
 async def slots(exchange: Exchange, shared: Shared) -> Reply:
-    """List the slots with their requests, without any text; of other users' only that there are some."""
-    context = shared.served.bounds.n_ctx_seq
-    listed = await shared.service.listed(exchange.request.caller.principal)
+    """List the slots, of `?model=` or all, without any text; of other users' requests only that there are some."""
+    named = exchange.request.head.query.get("model")
+    found: list[dict[str, Any]] = []
+    for each in shared.each() if named is None else (shared.of(named),):
+        found += await _slots_of(each, exchange.request.caller.principal, len(found))
+    return _json(found)
+
+
+async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[str, Any]]:
+    """Return the slots of one model, numbered from `first` on."""
+    served, service = shared.served, shared.service
+    context = served.bounds.n_ctx_seq
+    listed = [shown_to(viewer, one) for one in service.named(await served.snapshot())]
     live = [one for one in listed if one.report.state != "queued"]
     found: list[dict[str, Any]] = [
         {
-            "id": index,
+            "id": first + index,
             "id_task": one.handle,
             "n_ctx": context,
             "is_processing": True,
@@ -115,13 +131,17 @@ async def slots(exchange: Exchange, shared: Shared) -> Reply:
         }
         for index, one in enumerate(live)
     ]
-    idle = range(len(live), shared.served.slots)
-    return _json([*found, *({"id": i, "n_ctx": context, "is_processing": False} for i in idle)])
+    idle = range(len(live), served.slots)
+    return [
+        *found,
+        *({"id": first + i, "n_ctx": context, "is_processing": False} for i in idle),
+    ]
 
 
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
     body = await fields_of(exchange, shared, TOKENIZE)
+    shared = shared.of(body.get("model"))
     text, pieces = body.get("content"), body.get("with_pieces", False)
     most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
     if len(text) > most or utf8_length(text) > most:
@@ -142,6 +162,7 @@ async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
     body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
+    shared = shared.of(body.get("model"))
     value, served = body.get("tokens"), shared.served
     most = max(served.bounds.n_ctx_seq, shared.settings.body_values)
     if isinstance(value, list) and len(value) > most:
@@ -157,13 +178,14 @@ async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
 async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
     """Return a chat as the model's chat template renders it."""
 
-    def read(document: Mapping[str, Any]) -> Chat:
+    def read(document: Mapping[str, Any]) -> tuple[Chat, str | None]:
         body = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
         tools = tools_of(body.get("tools", []))
-        return Chat(messages_of(body.get("messages")), manner_of(body), tools)
+        chat = Chat(messages_of(body.get("messages")), manner_of(body), tools)
+        return chat, body.get("model")
 
-    chat = (await take(exchange, shared, read)).value
-    return _json({"prompt": await shared.served.render(chat)})
+    chat, named = (await take(exchange, shared, read)).value
+    return _json({"prompt": await shared.of(named).served.render(chat)})
 
 
 def _json(document: object) -> Reply:

@@ -39,20 +39,30 @@ _NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 
 
 async def tags(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded model, once under each name that the operator gave it, with a tag."""
-    return _json({"models": [_entry(name, shared) for name in listed(shared)]})
+    """List the loaded models, once under each name that the operator gave them, with a tag."""
+    named = [(each, name) for each in shared.each() for name in listed(each)]
+    return _json({"models": [_entry(name, each) for each, name in named]})
 
 
 async def ps(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded model, which is never unloaded."""
-    more = {"expires_at": _NEVER, "context_length": shared.served.bounds.n_ctx_seq}
-    return _json({"models": [_entry(shared.served.bounds.model, shared) | more]})
+    """List the loaded models, which are never unloaded."""
+    return _json(
+        {
+            "models": [
+                _entry(each.served.bounds.model, each)
+                | {"expires_at": _NEVER, "context_length": each.served.bounds.n_ctx_seq}
+                for each in shared.each()
+            ]
+        }
+    )
 
 
 async def show(exchange: Exchange, shared: Shared) -> Reply:
-    """Describe the loaded model: its template, its figures, and what it can do."""
+    """Describe a loaded model: its template, its figures, and what it can do."""
     body = await fields_of(exchange, shared, SHOW)
-    required_model(body.get("model", body.get("name")), shared)
+    named = body.get("model", body.get("name"))
+    shared = shared.of(named)
+    required_model(named, shared)
     served = shared.served
     derived = await served.derivation()
     can = ["completion"]

@@ -14,20 +14,23 @@ from uma_trio.service.embedding import Embedder
 
 
 async def models(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded models, that which writes once under each name that the operator gave it."""
+    """List the loaded models, those that write once under each name that the operator gave them."""
+    named = [(each, name) for each in shared.each() for name in listed(each)]
     if _is_anthropics(exchange):
-        names = listed(shared)
-        entries = [_entry(shared, name) for name in names]
-        ends = {"first_id": names[0], "last_id": names[-1]}
+        entries = [_entry(each, name) for each, name in named]
+        ends = {"first_id": named[0][1], "last_id": named[-1][1]}
         return _json({"data": entries, **ends, "has_more": False})
-    models = [_model(shared, name) for name in listed(shared)]
+    models = [_model(each, name) for each, name in named]
     models += [_encoder(shared, one) for one in shared.service.embedders.values()]
-    return _json({"object": "list", "data": models, "models": [_native(shared)]})
+    return _json(
+        {"object": "list", "data": models, "models": [_native(each) for each in shared.each()]}
+    )
 
 
 async def model(exchange: Exchange, shared: Shared) -> Reply:
-    """Describe the loaded model, under any name; a strict daemon answers 404 to other names."""
+    """Describe a loaded model. The only one has any name; a strict daemon answers 404 to other names."""
     _, _, name = exchange.request.head.path.partition("/models/")
+    shared = shared.of(name)
     bounds = shared.served.bounds
     if shared.settings.strict and not bounds.names(name):
         problem = f"this daemon serves {bounds.model} and nothing else"
@@ -91,6 +94,7 @@ def _model(shared: Shared, name: str) -> dict[str, Any]:
         "created": shared.started,
         "owned_by": "uma-trio",
         "aliases": [other for other in every if other != name],
+        "status": {"value": "loaded"},
         "max_model_len": served.bounds.n_ctx_seq,
         "meta": {
             "n_ctx": served.bounds.n_ctx_seq,

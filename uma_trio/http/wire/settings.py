@@ -129,6 +129,10 @@ class Shared:
         """
         return evolve(self, named=self.service.find(name))
 
+    def each(self) -> tuple[Shared, ...]:
+        """Return the same for each model, the default one first."""
+        return tuple(evolve(self, named=served) for served in self.service.models)
+
     def next_number(self) -> int:
         """Return a number that no other request of this daemon's life has."""
         return next(self._numbers)

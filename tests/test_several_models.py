@@ -1,0 +1,245 @@
+"""Several models behind one service: which one answers, what is listed, what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import frozen
+from engine_kit import Bench
+from http_kit import HttpHouse, http_house
+from inline_kit import Wakeup, run_inline
+from net_kit import TICK_S, at_once
+from trio.testing import MockClock
+
+from uma_protocol import Eos, Error
+from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.config.option import ConfigError
+from uma_trio.config.settings import load
+from uma_trio.models import bundled_model
+from uma_trio.service.checks import Bounds
+from uma_trio.service.served import ServedModel
+from uma_trio.text.frontend import FrontEnd
+
+
+@frozen
+class Two:
+    """A daemon with the models `fake` and `code`, the second of which has also the name `small`."""
+
+    house: HttpHouse
+    code: Bench
+
+    def says(self, prompt: str, n: int) -> str:
+        """Return what the second model answers."""
+        backend = self.code.backend
+        assert isinstance(backend, FakeBackend)
+        return backend.text_of(self.code.expected(prompt, n))
+
+
+@asynccontextmanager
+async def two_models() -> AsyncIterator[Two]:
+    """Run it in virtual time."""
+    async with http_house() as house:
+        backend, wakeup = FakeBackend(key=2, n_ctx=512, cost=linear_cost(TICK_S, 0.0)), Wakeup()
+        bench = Bench(backend, clock=trio.current_time, wake=wakeup.set)
+        inner = house.inner
+        inner.service.add(
+            ServedModel(
+                model=backend.model,
+                slots=4,
+                bounds=Bounds(
+                    model="code",
+                    n_ctx_seq=512,
+                    n_vocab=backend.model.n_vocab,
+                    aliases=("small", "code.file"),
+                ),
+                front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+                inbox=bench.inbox,
+                telemetry=inner.recorder,
+                run_blocking=at_once,
+            )
+        )
+        inner.nursery.start_soon(
+            run_inline, bench.engine, bench.inbox, wakeup, lambda: backend.last_cost_s
+        )
+        yield Two(house, bench)
+
+
+@pytest.mark.parametrize("name", ["code", "small"])
+async def test_the_model_of_a_request_answers(autojump_clock: MockClock, name: str) -> None:
+    """Under each of its names; both compute at once."""
+    async with two_models() as two:
+        asked = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
+        answer = await two.house.ask("POST", "/v1/completions", {**asked, "model": name})
+        assert answer.json["choices"][0]["text"] == two.says("hello", 8)
+        assert answer.json["model"] == name
+        default = await two.house.ask("POST", "/v1/completions", asked)
+        assert default.json["choices"][0]["text"] == two.house.inner.expected("hello", 8)
+
+
+async def test_an_unknown_model_is_404_with_the_nearest(autojump_clock: MockClock) -> None:
+    """No other model answers in its place."""
+    async with two_models() as two:
+        answer = await two.house.ask(
+            "POST", "/v1/chat/completions", {"model": "cod", "messages": []}
+        )
+        assert answer.status == 404
+        assert answer.error["code"] == "model_not_found"
+        assert "did you mean code?" in answer.error["message"]
+        assert "this daemon serves fake, code" in answer.error["message"]
+
+
+async def test_the_socket_chooses_a_model_too(autojump_clock: MockClock) -> None:
+    """An unknown one is refused, and the message lists those that are served."""
+    async with two_models() as two:
+        client = two.house.inner.connect()
+        await client.ask(prompt="hello", model="small", max_tokens=8, temperature=0.0)
+        await client.until(Eos)
+        assert client.text == two.says("hello", 8)
+        other = two.house.inner.connect()
+        await other.ask(prompt="hello", model="nothing")
+        error = await other.until(Error)
+        assert error.code == "E_MODEL_002"
+        assert "fake, code" in error.message
+
+
+async def test_a_request_is_bound_by_its_own_model(autojump_clock: MockClock) -> None:
+    """600 tokens fit into the context of one of the two."""
+    async with two_models() as two:
+        asked = {"prompt": "x" * 600, "max_tokens": 1}
+        assert (await two.house.ask("POST", "/v1/completions", asked)).status == 200
+        answer = await two.house.ask("POST", "/v1/completions", {**asked, "model": "code"})
+        assert answer.error["code"] == "context_length_exceeded"
+        assert answer.error["n_ctx"] == 512
+
+
+async def test_every_model_is_listed_and_described(autojump_clock: MockClock) -> None:
+    """As OpenAI, Ollama and llama-server do."""
+    async with two_models() as two:
+        listed = (await two.house.ask("GET", "/v1/models")).json["data"]
+        assert [one["id"] for one in listed] == ["fake", "code", "small"]
+        assert {one["status"]["value"] for one in listed} == {"loaded"}
+        assert listed[1]["max_model_len"] == 512
+        tags = (await two.house.ask("GET", "/api/tags")).json["models"]
+        assert [one["name"] for one in tags] == ["fake:latest", "code:latest", "small:latest"]
+        shown = (await two.house.ask("POST", "/api/show", {"model": "small:latest"})).json
+        assert 512 in shown["model_info"].values()
+        props = (await two.house.ask("GET", "/props?model=code")).json
+        assert (props["model_alias"], props["total_slots"]) == ("code", 4)
+        assert len((await two.house.ask("GET", "/slots")).json) == 8 + 4
+        assert (await two.house.ask("GET", "/v1/models/nothing")).status == 404
+
+
+async def test_running_requests_of_all_models_are_listed(autojump_clock: MockClock) -> None:
+    """With their handles, which are unique among all of them."""
+    async with two_models() as two:
+        clients = [two.house.inner.connect() for _ in range(2)]
+        await clients[0].ask(prompt="hello", max_tokens=50)
+        await clients[1].ask(prompt="hello", max_tokens=50, model="code")
+        await trio.sleep(10 * TICK_S)
+        running = await two.house.inner.service.running()
+        assert len({one.handle for one in running}) == 2
+        named = {two.house.inner.service.model_of(one.handle).bounds.model for one in running}
+        assert named == {"fake", "code"}
+        recorded = await two.house.inner.service.explain(None, 0)
+        assert len(recorded.requests) == 2
+
+
+# --- the configuration ---
+
+
+def configured(tmp_path: Path, text: str, **flags: object) -> list[tuple[str, ...]]:
+    """Return the names of the models that a settings file gives, each with its file and context."""
+    path = tmp_path / "uma.yaml"
+    path.write_text(text)
+    config = load({"config": str(path), **flags}, {})
+    return [(*each.alias, str(each.model), str(each.n_ctx)) for each in config.each()]
+
+
+def test_models_have_names_and_settings_of_their_own(tmp_path: Path) -> None:
+    """What is not said for a model is the daemon's."""
+    text = """
+n_ctx: 1000
+models:
+  chat: {model: /a.gguf, aliases: [big, gpt-4o], n_ctx: 2000}
+  code: /b.gguf
+"""
+    assert configured(tmp_path, text) == [
+        ("chat", "big", "gpt-4o", "/a.gguf", "2000"),
+        ("code", "/b.gguf", "1000"),
+    ]
+
+
+def test_model_may_be_given_several_times(tmp_path: Path) -> None:
+    """The first is the default one, also before those of the file."""
+    text = "models: {code: /b.gguf}"
+    assert configured(tmp_path, text, model=("/a.gguf", "/c.gguf", "qwen2.5:7b")) == [
+        ("/a.gguf", "4096"),
+        ("code", "/b.gguf", "4096"),
+        ("c", "/c.gguf", "4096"),
+        ("qwen2.5:7b", "qwen2.5:7b", "4096"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: {}", "models takes a model or more"),
+        ("models: [a]", "models takes a model or more"),
+        ("models: {a: {n_ctx: 64}}", "models.a: model is missing"),
+        ("models: {a: {model: f, nctx: 64}}", "no such key nctx (did you mean n_ctx?)"),
+        ("models: {a: {model: f, n_ctx: 1}}", "models.a.n_ctx: 1 is out of range"),
+        ("models: {a: {model: f, socket: s}}", "models.a: no such key socket"),
+        ("models: {a: {model: f, aliases: b}, b: g}", "two models are called b"),
+        ("models: {a: {model: f, aliases: {}}}", "models.a.aliases: {} is not a name"),
+    ],
+)
+def test_a_wrong_list_of_models_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    """With where it is, and what to write."""
+    with pytest.raises(ConfigError) as refused:
+        configured(tmp_path, text)
+    assert said in str(refused.value)
+
+
+def test_each_model_has_a_trace_of_its_own(tmp_path: Path) -> None:
+    """The default model's has the name that was given."""
+    path = tmp_path / "uma.yaml"
+    path.write_text("models: {a: /a.gguf, 'b/c': /b.gguf}\ntrace: /t/ticks.jsonl")
+    found = [str(each.trace) for each in load({"config": str(path)}, {}).each()]
+    assert found == ["/t/ticks.jsonl", "/t/ticks-b-c.jsonl"]
+
+
+# --- a real daemon ---
+
+
+def test_a_daemon_serves_two_models_from_one_file(tmp_path: Path) -> None:
+    """Each has its own context; `run --model` chooses, and what is not there is refused."""
+    settings, socket = tmp_path / "uma.yaml", tmp_path / "s"
+    settings.write_text(
+        f"models:\n  one: {{model: {bundled_model()}, n_ctx: 256}}\n"
+        f"  two: {{model: {bundled_model()}, n_ctx: 512}}\npolicy: baseline\nsocket: {socket}\n"
+    )
+    program = [sys.executable, "-m", "uma_trio"]
+    daemon = subprocess.Popen(
+        [*program, "serve", "--config", str(settings)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert daemon.stdout is not None
+        block = "".join(iter(daemon.stdout.readline, "  stop     Ctrl-C\n"))
+        assert "models   one, two" in block
+        ask = [*program, "run", "--socket", str(socket), "Once", "--max-tokens", "4"]
+        for name, status in (("one", 0), ("two", 0), ("three", 1)):
+            found = subprocess.run(
+                [*ask, "--model", name], check=False, capture_output=True, text=True
+            )
+            assert (found.returncode == 0) == (status == 0), found.stderr
+            assert name != "three" or "this daemon serves one, two" in found.stderr
+    finally:
+        daemon.terminate()
+        daemon.communicate(timeout=30)
+    assert daemon.returncode == 0
