@@ -388,7 +388,14 @@ def test_the_last_requests_are_those_of_the_highest_handles(
 def test_shares_are_of_the_whole_time() -> None:
     """They add up to one if everything is known."""
     assert shares(STORY) == pytest.approx(
-        {"queued": 0.3, "prefill": 0.325, "decode": 0.25, "parked": 0.1, "preempted": 0.025}
+        {
+            "queued": 0.3,
+            "prefix": 0.0,
+            "prefill": 0.325,
+            "decode": 0.25,
+            "parked": 0.1,
+            "preempted": 0.025,
+        }
     )
 
 

@@ -15,6 +15,7 @@ from trio.testing import MockClock
 from uma_protocol import Error, ListSessions, Sessions, Token
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.messages import Inspect, Snapshot
+from uma_trio.engine.records import Wait
 from uma_trio.engine.snapshot import MOST_TICKS, MOST_WAITING
 from uma_trio.service.ask import Refusal
 from uma_trio.service.snapshots import INTERVAL_S
@@ -29,7 +30,9 @@ def test_a_snapshot_shows_who_runs_who_waits_and_why() -> None:
     bench.ticks(3)
     seen = bench.snapshot()
     assert [one.handle for one in seen.running] == [first]
-    assert [(one.handle, one.waits) for one in seen.queue] == [(second, "the slot was busy")]
+    assert [(one.handle, one.waits) for one in seen.queue] == [
+        (second, Wait("the slot is taken", (first,)))
+    ]
     assert seen.waiting == 1
     assert 0 < seen.cells.used <= seen.cells.reserved <= seen.cells.total
 

@@ -307,8 +307,8 @@ def _calls(said: Said) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(call.id, call.name, call.arguments) for call in said.calls)
 
 
-def session_info(running: Running) -> SessionInfo:
-    """Describe a live request."""
+def session_info(running: Running, waits: str = "") -> SessionInfo:
+    """Describe a live request, and what it waits for."""
     origin, report = running.origin, running.report
     return SessionInfo(
         request=running.handle,
@@ -327,7 +327,7 @@ def session_info(running: Running) -> SessionInfo:
         ahead_ms=round(report.ahead_s * 1e3, 3),
         choice=running.choice,
         cached_tokens=report.cached_tokens,
-        waits=report.waits,
+        waits=waits,
     )
 
 

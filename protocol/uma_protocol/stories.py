@@ -54,7 +54,8 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one request spent its time, as the request `explain` reports it.
 
     `age_ms` is the time since its arrival, `total_ms` its duration, so far or in all. `held_ms` is
-    the longest time that a token was held for pacing. `reason` and `code` describe its end and are
+    the longest time that a token was held for pacing, `prefix_ms` how long it waited until its beginning was
+    restored or computed by another request, and `waits` what it waits for at the moment. `reason` and `code` describe its end and are
     absent while it runs. Each choice of a request has a record of its own.
     """
 
@@ -73,6 +74,8 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_ms: float | None = None
     parked_ms: float = 0.0
     held_ms: float = 0.0
+    prefix_ms: float = 0.0
+    waits: str = ""
     preemptions: int = 0
     preempted_ms: float = 0.0
     prefill: PhaseInfo = PhaseInfo()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+from attrs import evolve
 
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, USAGE, SocketFlag, complain, console, print_json, socket_path
 from uma_trio.cli.timeline import BALLAST, aligned, tick_table
 from uma_trio.saying import duration, harmless
-from uma_trio.stories.sentences import PARTS, sentences, shares, worst_gap
+from uma_trio.stories.sentences import PARTS, sentences, shares, slowdown, worst_gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from uma_protocol import Explanation, StoryInfo
 
 _MOST_TICKS = 1000
+_FOLLOW_S = 0.5
+_SAMPLE_S = 0.25
 _LEAST_SHARE = 0.005
 _LONGEST_APP = 16
 _LEFT = {"APP", "LANE", "STATE", "GOT", "WORST GAP", "WHY"}  # the others are numbers
@@ -41,6 +45,12 @@ def explain(
         int | None,
         Parameter(help="Show this many of the latest requests, not all that are recorded."),
     ] = None,
+    follow: Annotated[
+        bool,
+        Parameter(
+            help="Tell what the request waits for as it changes, until it ends.", negative=""
+        ),
+    ] = False,
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
     socket: SocketFlag = None,
 ) -> int:
@@ -54,7 +64,39 @@ def explain(
     if last is not None and (last < 1 or request is not None):
         complain("--last takes a number of requests from 1, and no handle beside it.")
         return USAGE
+    if follow:
+        if request is None or json:
+            complain("--follow takes the handle of a request, and no --json.")
+            return USAGE
+        return attempt(_follow, socket_path(socket), request)
     return attempt(_explain, socket_path(socket), request, ticks, last, json)
+
+
+async def _follow(path: Path, request: int) -> int:
+    """Print a line whenever the request waits for something else; at its end its story."""
+    import trio
+
+    from uma_trio.client import Client
+
+    client, said = Client(path), ""
+    while True:
+        found = await client.explain(request)
+        story = found.requests[0]
+        if story.reason is not None:
+            _show(found, request)
+            return OK
+        now = progress(story)
+        if now != said:
+            _print_wrapped(f"{duration(story.age_ms / 1e3)}: {now}", "")
+            said = now
+        await trio.sleep(_FOLLOW_S)
+
+
+def progress(story: StoryInfo) -> str:
+    """Return in a line how far a live request is, and what it waits for."""
+    if story.waits:
+        return f"{story.state}; {harmless(story.waits)}"
+    return f"{story.state}, {story.completion_tokens} tokens of answer"
 
 
 async def _explain(
@@ -68,9 +110,33 @@ async def _explain(
     found = msgspec.structs.replace(found, requests=latest(found.requests, last))
     if as_json:
         print_json(msgspec.to_builtins(found))
-    else:
-        _show(found, request)
+        return OK
+    _show(found, request)
+    if request is not None and slowdown(request, found.ticks):
+        share = await neighbours_share(path)
+        if share is not None:
+            _print_wrapped(f"other programs use {share:.0%} of the machine now", "  ")
     return OK
+
+
+async def neighbours_share(path: Path) -> float | None:
+    """Return the part of the machine that other programs use in a quarter of a second; None if nobody can tell."""
+    import trio
+
+    from uma_trio.costing.neighbours import cpu_times, others_share
+    from uma_trio.machine import cpu_seconds_of
+    from uma_trio.sockets.holder import holder_of
+
+    def read() -> Any:
+        daemon = holder_of(str(path))
+        spent = None if daemon is None else cpu_seconds_of(daemon)
+        times = cpu_times()
+        return None if spent is None else evolve(times, own_s=times.own_s + spent)
+
+    before = read()
+    await trio.sleep(_SAMPLE_S)
+    after = read()
+    return None if before is None or after is None else others_share(before, after)
 
 
 def latest(stories: Sequence[StoryInfo], last: int | None) -> tuple[StoryInfo, ...]:

@@ -202,7 +202,7 @@ def _requests(shown: Shown, width: int, height: int) -> list[Line]:
             _padded(cell, n, left=name in _LEFT)
             for cell, n, name in zip(row, sizes, _COLUMNS, strict=True)
         )
-        found.append([(text.ljust(width), "chosen" if info is chosen else "")])
+        found.append([(text.ljust(width), "chosen")] if info is chosen else [(text.rstrip(), "")])
     return found
 
 

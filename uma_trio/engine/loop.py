@@ -54,6 +54,7 @@ from uma_trio.engine.prefix import admin
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Figures, Publisher
 from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.records import Wait
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
@@ -62,6 +63,7 @@ from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.engine.turn import TickClaim
+from uma_trio.engine.waits import wait_of
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.check import Fallback
 from uma_trio.policy.pipeline import Policy
@@ -393,7 +395,7 @@ class Engine:
             case Inspect(reply, after):
                 self._publisher.add(Answer(partial(reply, self._snapshot(now, after))))
             case Explain(answer, handle, ticks):
-                recorded = self._recorder.explain(now, handle, ticks)
+                recorded = self._recorder.explain(now, handle, ticks, self._wait_of)
                 self._publisher.add(Answer(partial(answer, recorded)))
             case Keep(handle):
                 self.prefix.keep(handle)
@@ -411,6 +413,9 @@ class Engine:
     def _snapshot(self, now: float, after: int) -> Snapshot:
         n_ctx = self._backend.limits.n_ctx
         return snapshot(self.registry, self._recorder, n_ctx, now, after)
+
+    def _wait_of(self, sequence: Sequence) -> Wait | None:
+        return wait_of(sequence, self.registry, self._recorder)
 
     def _enqueue(self, submit: Submit, now: float) -> None:
         """Take in a request; one that breaks the engine's own code ends at once."""

@@ -16,7 +16,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import FloatArray, IntArray
-from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickRecord
+from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickRecord, Wait
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
 from uma_trio.telemetry.prefix import PrefixFigures
@@ -383,8 +383,7 @@ class SequenceReport:
     """What ``ps`` shows of one request; joined by the handle with what its connection knows.
 
     It is computed `ahead_s` of what its reader is shown. `cached_tokens` of its prompt were not
-    computed. `waits` says why the latest ticks had no part for it, or why it has no slot; "" if
-    nothing keeps it.
+    computed. `waits` says what keeps it at the moment, if anything does.
     """
 
     handle: int
@@ -398,7 +397,7 @@ class SequenceReport:
     ahead_s: float = 0.0
     awaits: Awaits = "tokens"
     cached_tokens: int = 0
-    waits: str = ""
+    waits: Wait | None = None
 
 
 @frozen(kw_only=True)

@@ -48,6 +48,7 @@ class Places:
             if places:
                 state = registry.admission(now)
                 chosen = admit(state)
+                registry.made_way(places, chosen)
         registry.admit(chosen, now)
 
     def charge(self, completed: Completed, steps: Iterable[tuple[Sequence, Step]]) -> None:

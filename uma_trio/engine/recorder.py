@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
 
 from attrs import define, evolve, field
@@ -25,6 +25,7 @@ from uma_trio.engine.records import (
     RequestRecord,
     Spent,
     TickRecord,
+    Wait,
 )
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Outcome
@@ -44,6 +45,10 @@ LATE = "the mask of what it is held to was late"
 
 Trace = Callable[[SchedulerState, Plan, TickRecord], None]
 """Takes every tick, in order and on the engine's thread: it must neither wait nor raise."""
+
+
+def nothing_known(_sequence: Sequence) -> None:
+    """Know nothing of what keeps a request."""
 
 
 @define(eq=False)
@@ -95,6 +100,7 @@ class _Timeline:
     beginning: Beginning | None = None
     preemptions: int = 0
     preempted_at: float | None = None
+    preempted_why: Wait | None = None
     preempted_s: float = 0.0
     parked_at: float | None = None
     parked_s: float = 0.0
@@ -178,7 +184,20 @@ class Recorder:
         timeline = self._live[handle]
         timeline.preemptions += 1
         timeline.preempted_at = now
+        timeline.preempted_why = Wait(reason)
         timeline.missed = Counter({reason: timeline.missed.total() + 1})  # which outweighs the rest
+
+    def made_way(self, handles: Collection[int], chosen: Collection[int]) -> None:
+        """Those that were just preempted gave way to the `chosen` ones."""
+        for handle in handles:
+            timeline = self._live.get(handle)
+            if timeline is not None and timeline.preempted_why is not None:
+                timeline.preempted_why = evolve(timeline.preempted_why, by=tuple(chosen))
+
+    def preemption(self, handle: int) -> Wait | None:
+        """Return why a live request lost its slot, and to whom; None if it has not."""
+        timeline = self._live.get(handle)
+        return None if timeline is None or timeline.preempted_at is None else timeline.preempted_why
 
     def parked(self, handle: int, now: float) -> None:
         """Its reader is behind, from now on."""
@@ -285,16 +304,20 @@ class Recorder:
         return tuple(reversed([*itertools.islice(reversed(self._ticks), max(0, n))]))
 
     def waits(self, handle: int) -> str:
-        """Return what keeps a live request: from a slot, or from its next token. "" if nothing does."""
+        """Return why the latest ticks had no part for a live request; "" if they had."""
         timeline = self._live.get(handle)
         if timeline is None:
             return ""
-        if timeline.sequence.admitted is None:
-            return timeline.queue_reason
         ((reason, _),) = timeline.missed.most_common(1) or (("", 0),)
         return reason
 
-    def explain(self, now: float, handle: int | None, ticks: int) -> Recorded:
+    def explain(
+        self,
+        now: float,
+        handle: int | None,
+        ticks: int,
+        wait_of: Callable[[Sequence], Wait | None] = nothing_known,
+    ) -> Recorded:
         """Return one request, or the latest that ended and the oldest that did not.
 
         With them come `ticks` ticks: the latest or, for one request, those around its worst gap;
@@ -303,11 +326,11 @@ class Recorder:
         if handle is None:
             live = itertools.islice(self._live.values(), SHOWN)
             ended = tuple(self._ended)[-SHOWN:]
-            requests = (*ended, *(_record(timeline, now) for timeline in live))
+            requests = (*ended, *(_living(timeline, now, wait_of) for timeline in live))
             return Recorded(now, requests, self._latest(ticks))
         timeline = self._live.get(handle)
         found = (
-            _record(timeline, now)
+            _living(timeline, now, wait_of)
             if timeline is not None
             else next((record for record in self._ended if record.handle == handle), None)
         )
@@ -338,6 +361,12 @@ def _drafted(outcome: Outcome) -> Drafted:
     return Drafted(step.key, len(step.drafts), outcome.right, *step.origin)
 
 
+def _living(
+    timeline: _Timeline, now: float, wait_of: Callable[[Sequence], Wait | None]
+) -> RequestRecord:
+    return evolve(_record(timeline, now), wait=wait_of(timeline.sequence))
+
+
 def _record(
     timeline: _Timeline, now: float, reason: str = "", code: str | None = None
 ) -> RequestRecord:
@@ -364,6 +393,8 @@ def _record(
         preempted_s=preempted_s,
         parked_s=parked_s,
         held_s=timeline.held_s,
+        prefix_s=sequence.prefix_s
+        + (0.0 if sequence.held_since is None else now - sequence.held_since),
         prefill=timeline.prefill.frozen(),
         decode=timeline.decode.frozen(),
         worst_gap=timeline.worst,

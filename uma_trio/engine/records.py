@@ -93,6 +93,20 @@ class Gap:
 
 
 @frozen
+class Wait:
+    """What keeps a request at one moment, in words, and `by` which other requests, by their handles.
+
+    Where it waits until another has computed what both begin with, that is `shared` tokens, of which `done` are
+    computed.
+    """
+
+    reason: str
+    by: tuple[int, ...] = ()
+    shared: int = 0
+    done: int = 0
+
+
+@frozen
 class Beginning:
     """What a request had not to compute: `tokens` from a `source`, which would have taken `saved_s`.
 
@@ -115,8 +129,8 @@ class RequestRecord:
     A token was shown `held_s` after it was computed at most, so that tokens came evenly.
     `admitted`, `first_token` and `ended` are None until they happen. Up to the precision of a
     tick, its time is the sum of what it waited in the queue, `preempted_s`, `parked_s` (its
-    reader was behind) and what it spent computing and waiting in the two phases. What it was held,
-    while its beginning was restored or another request computed it, is in none of these.
+    reader was behind), `prefix_s` (its beginning was restored, or another request computed it) and what it
+    spent computing and waiting in the two phases. `wait` is what keeps it while it lives.
     """
 
     handle: int
@@ -134,6 +148,8 @@ class RequestRecord:
     preempted_s: float = 0.0
     parked_s: float = 0.0
     held_s: float = 0.0
+    prefix_s: float = 0.0
+    wait: Wait | None = None
     prefill: Spent = field(factory=Spent)
     decode: Spent = field(factory=Spent)
     worst_gap: Gap | None = None

@@ -392,6 +392,10 @@ class Registry:
         self._recorder.preempted(handle, self._clock(), reason)
         self._metrics.preempted()
 
+    def made_way(self, handles: Collection[int], chosen: Collection[int]) -> None:
+        """Note to whom those that were just preempted have lost their places."""
+        self._recorder.made_way(handles, chosen)
+
     def cancel(self, handle: int, now: float, code: str | None, message: str | None) -> None:
         """End a request from outside. A request that has ended is ignored."""
         sequence = self.running.get(handle) or self.waiting.get(handle)

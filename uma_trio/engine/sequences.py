@@ -16,6 +16,7 @@ from uma_trio.engine.messages import (
     TokenLogprobs,
 )
 from uma_trio.engine.playout import show_times
+from uma_trio.engine.records import Wait
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.engine.tenancy import Tenancy
@@ -86,11 +87,13 @@ class Sequence:
         "cached_tokens",
         "draft",
         "forgiven",
+        "held_since",
         "lent",
         "n_prompt",
         "parked_since",
         "passed_over",
         "preempted",
+        "prefix_s",
         "reserved",
         "sampler",
         "scores",
@@ -140,6 +143,8 @@ class Sequence:
         self.preempted = False
         self.tenancy = Tenancy()
         self.admitted: float | None = None
+        self.held_since: float | None = None  # when it began to wait for its beginning, if it does
+        self.prefix_s = 0.0  # how long it has waited for its beginning, before that
         self.cached_tokens = 0  # of its prompt, that lay in the cache when it was admitted first
         self.told_computed = -1  # how much of its prompt its stream was told to be computed
 
@@ -380,7 +385,7 @@ class Sequence:
             yields=self.yields,
         )
 
-    def report(self, now: float, waits: str = "") -> SequenceReport:
+    def report(self, now: float, waits: Wait | None = None) -> SequenceReport:
         """Return its report for people; `waits` says why it gets nothing at the moment."""
         first = self.first_token
         streaming_s = 0.0 if first is None else now - first

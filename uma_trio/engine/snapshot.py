@@ -15,6 +15,7 @@ from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import CellReport
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.waits import wait_of
 
 #: Requests without a slot that a snapshot describes; it counts the others.
 MOST_WAITING: Final = 256
@@ -30,7 +31,7 @@ def snapshot(
     ticks = recorder.after(after, MOST_TICKS)
 
     def report(sequence: Sequence) -> SequenceReport:
-        return sequence.report(now, recorder.waits(sequence.handle))
+        return sequence.report(now, wait_of(sequence, registry, recorder))
 
     return Snapshot(
         at=now,

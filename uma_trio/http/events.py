@@ -171,7 +171,10 @@ def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
 
 def _picture(service: Service, snapshot: Snapshot, viewer: Viewer) -> dict[str, Any]:
     """Return who runs and who waits, as the viewer may see it."""
-    listed = [_request(viewer.shown(running)) for running in service.named(snapshot)]
+    listed = [
+        _request(seen, viewer.wait(seen.report.waits, service.directory))
+        for seen in map(viewer.shown, service.named(snapshot))
+    ]
     cells, prefixes = snapshot.cells, snapshot.prefixes
     return {
         "requests": listed,
@@ -183,7 +186,7 @@ def _picture(service: Service, snapshot: Snapshot, viewer: Viewer) -> dict[str, 
     }
 
 
-def _request(running: Running) -> dict[str, Any]:
+def _request(running: Running, waits: str) -> dict[str, Any]:
     """Describe a request; of a hidden one only what anybody may know."""
     report, origin = running.report, running.origin
     known = {"app": origin.app, "state": report.state, "lane": report.lane}
@@ -200,7 +203,7 @@ def _request(running: Running) -> dict[str, Any]:
         "per_s": round(report.tokens_per_s, 1),
         "age_s": round(report.age_s, 1),
         "ahead_ms": round(report.ahead_s * 1e3),
-        "waits": report.waits,
+        "waits": waits,
     }
 
 

@@ -375,7 +375,10 @@ class Connection:
         every = [running for snapshot in snapshots for running in service.named(snapshot)]
         now = snapshots[0].at
         return Sessions(
-            tuple(session_info(viewer.shown(running)) for running in every),
+            tuple(
+                session_info(seen, viewer.wait(seen.report.waits, service.directory))
+                for seen in map(viewer.shown, every)
+            ),
             waiting=sum(snapshot.waiting for snapshot in snapshots),
             memory=memory_info(snapshots),
             models=models_info(service),

@@ -12,13 +12,15 @@ from typing import Final
 from attrs import frozen
 
 from uma_trio.engine.messages import SequenceReport
+from uma_trio.engine.records import Wait
 from uma_trio.service.ask import Origin
-from uma_trio.service.directory import Named
+from uma_trio.service.directory import Directory, Named
 from uma_trio.sockets.principal import Principal
 
 #: The app and the handle of another principal's request.
 ANOTHER_USER: Final = "another user"
 HIDDEN: Final = 0
+_NAMED: Final = 3  # of those that somebody waits for
 
 
 @frozen
@@ -45,6 +47,28 @@ class Viewer:
     def shown(self, running: Running) -> Running:
         """Return a live request as it may be seen."""
         return shown_to(self.principal, running)
+
+    def wait(self, wait: Wait | None, directory: Directory) -> str:
+        """Return what a request waits for as a sentence without an end, "" for nothing; strangers have no names."""
+        if wait is None:
+            return ""
+        named = [self._named(handle, directory) for handle in wait.by[:_NAMED]]
+        if wait.shared:
+            return (
+                f"waits for {named[0]}, which computes the same {wait.shared:,} tokens: "
+                f"{wait.done:,} done"
+            )
+        if not named:
+            return wait.reason
+        more = len(wait.by) - len(named)
+        listed = ", ".join([*named, f"{more} more"] if more else named)
+        return f"{wait.reason}: by {' and '.join(listed.rsplit(', ', 1))}"
+
+    def _named(self, handle: int, directory: Directory) -> str:
+        named = directory.name_of(handle)
+        if not self.sees(named):
+            return "another user's request"
+        return f"request {handle}" + (f" ({named.app})" if named.app else "")
 
     def sees(self, named: Named) -> bool:
         """Whether a request that lives or has ended may be seen. Whose it was is not known for ever."""

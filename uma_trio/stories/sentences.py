@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from uma_trio.saying import duration, harmless, several
@@ -11,8 +12,10 @@ if TYPE_CHECKING:
 
     from uma_protocol import BeginningInfo, GapInfo, PhaseInfo, StoryInfo, TickInfo
 
-PARTS = ("queued", "prefill", "decode", "parked", "preempted")
+PARTS = ("queued", "prefix", "prefill", "decode", "parked", "preempted")
 _SLOW = 1.3  # times its prediction: twice the error from which a cost model is not trusted (policy/cost.py)
+_MOST = 0.4  # of its time: a part of at least this is the verdict
+_LEAST_VERDICT_MS = 200.0  # a shorter request has no verdict: nobody has waited
 _LEAST_MS = 0.5  # shorter than this is not worth a sentence
 
 
@@ -20,6 +23,7 @@ def parts_ms(timeline: StoryInfo) -> dict[str, float]:
     """Return the milliseconds that each of `PARTS` took."""
     return {
         "queued": timeline.queue_ms,
+        "prefix": timeline.prefix_ms,
         "prefill": timeline.prefill.computing_ms + timeline.prefill.waiting_ms,
         "decode": timeline.decode.computing_ms + timeline.decode.waiting_ms,
         "parked": timeline.parked_ms,
@@ -34,13 +38,56 @@ def shares(timeline: StoryInfo) -> dict[str, float]:
 
 
 def sentences(timeline: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
-    """Return the story of one request: the head, then a sentence for each part of its time.
+    """Return the story of one request: the head, what it waits for, the verdict, then each part of its time.
 
     `ticks` are those that are known; the one of its worst gap may be among them.
     """
     lines = [_head(timeline)]
+    if timeline.waits:
+        lines.append(f"now: {harmless(timeline.waits)}")
+    lines += verdict(timeline)
+    lines += _parts(timeline)
+    if timeline.worst_gap is not None:
+        lines.append(f"worst gap {worst_gap(timeline.worst_gap, ticks)}")
+    if (rest_ms := timeline.total_ms - sum(parts_ms(timeline).values())) >= _LEAST_MS:
+        lines.append(f"{time_ms(rest_ms)} in none of these parts")
+    if slow := slowdown(timeline.request, ticks):
+        lines.append(slow)
+    return lines
+
+
+def verdict(timeline: StoryInfo) -> list[str]:
+    """Return what most of its time was, in a sentence; nothing where it had no long part."""
+    prefill, decode = timeline.prefill, timeline.decode
+    left_out: Counter[str] = Counter({**prefill.skipped})
+    left_out.update(decode.skipped)
+    ((reason, _),) = left_out.most_common(1) or (("", 0),)
+    why = harmless(timeline.queue_reason or "")
+    what = {
+        "it waited for a slot" + (f": {why}" if why else ""): timeline.queue_ms,
+        "it waited for its beginning": timeline.prefix_ms,
+        "it had lost its slot": timeline.preempted_ms,
+        "its reader was behind": timeline.parked_ms,
+        f"ticks left it out: {harmless(reason)}": prefill.waiting_ms + decode.waiting_ms,
+        "its prompt was computed": prefill.computing_ms,
+        "its answer was computed": decode.computing_ms,
+    }
+    most = max(what, key=lambda name: what[name])
+    if timeline.total_ms < _LEAST_VERDICT_MS or what[most] < _MOST * timeline.total_ms:
+        return []
+    return [f"mostly, {time_ms(what[most])} of {time_ms(timeline.total_ms)}, {most}"]
+
+
+def _parts(timeline: StoryInfo) -> list[str]:
+    """Return a sentence for each part of its time that there was."""
+    lines = []
     if timeline.queue_ms >= _LEAST_MS or timeline.queue_reason:
         lines.append(_queued(timeline))
+    if timeline.prefix_ms >= _LEAST_MS:
+        lines.append(
+            f"waited {time_ms(timeline.prefix_ms)} until its beginning was restored from memory, or computed by "
+            "another request"
+        )
     if timeline.beginning is not None:
         lines.append(_began(timeline.beginning, timeline.prompt_tokens))
     lines += _phase("prefill", timeline.prefill)
@@ -60,16 +107,10 @@ def sentences(timeline: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
             "the KV cache had no room, or a person needed its place; "
             "what of that was not in the cache any more was computed again"
         )
-    if timeline.worst_gap is not None:
-        lines.append(f"worst gap {worst_gap(timeline.worst_gap, ticks)}")
-    if (rest_ms := timeline.total_ms - sum(parts_ms(timeline).values())) >= _LEAST_MS:
-        lines.append(f"{time_ms(rest_ms)} in none of these parts")
-    if slow := _slowdown(timeline.request, ticks):
-        lines.append(slow)
     return lines
 
 
-def _slowdown(request: int, ticks: Sequence[TickInfo]) -> str:
+def slowdown(request: int, ticks: Sequence[TickInfo]) -> str:
     """Say that the machine was slower than it is known to be; "" if it was not."""
     timed = [
         (tick.measured_ms, tick.predicted_ms)

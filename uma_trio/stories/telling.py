@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from functools import partial
+from typing import Final
 
 import msgspec
 import trio
@@ -29,8 +30,8 @@ from uma_protocol import (
     StoryInfo,
     TickInfo,
 )
-from uma_trio.engine.records import Drafted, Recorded, RequestRecord, Spent, TickRecord
-from uma_trio.service.directory import Directory, Named
+from uma_trio.engine.records import Drafted, Recorded, RequestRecord, Spent, TickRecord, Wait
+from uma_trio.service.directory import Directory
 from uma_trio.service.service import Service
 from uma_trio.service.visibility import Viewer
 from uma_trio.sockets.principal import Principal
@@ -45,7 +46,7 @@ _MAX_REASON = 160  # characters; a policy may come from anybody
 async def answer(request: Explain, service: Service, viewer: Principal) -> Explanation | Error:
     """Ask the engine, and return what to tell `viewer`; it fits into a frame."""
     recorded = await service.explain(request.request, ticks_for(request))
-    looks = Looks(service.directory, Viewer(viewer).sees, partial(_text, service, viewer))
+    looks = Looks(service.directory, Viewer(viewer), partial(_text, service, viewer))
     steps = _telling(request, recorded, looks)
     while True:
         try:
@@ -61,7 +62,7 @@ async def latest(service: Service, viewer: Viewer, ticks: int, now: float) -> tu
 
     Of long ones fewer: together they fit into a frame.
     """
-    looks, room, found = Looks(service.directory, viewer.sees), MAX_BYTES // 2, []
+    looks, room, found = Looks(service.directory, viewer), MAX_BYTES // 2, []
     for n, record in enumerate(reversed(service.default.ticks_after(-1, ticks)), 1):
         tick = _tick(record, now, looks)
         room -= len(msgspec.json.encode(tick)) + 1
@@ -73,8 +74,8 @@ async def latest(service: Service, viewer: Viewer, ticks: int, now: float) -> tu
     return tuple(reversed(found))
 
 
-def _everything(_named: Named) -> bool:
-    return True
+#: Sees everything.
+OPERATOR: Final = Viewer(Principal(connection=0, is_operator=True))
 
 
 def untold(_record: RequestRecord, _token: int) -> None:
@@ -83,18 +84,22 @@ def untold(_record: RequestRecord, _token: int) -> None:
 
 @frozen
 class Looks:
-    """What somebody who looks is told: names, which requests, and the text of which tokens.
+    """What a viewer is told: names, which requests, and the text of which tokens.
 
     `text` returns None for a token that is not for whom the answer goes to.
     """
 
     directory: Directory
-    sees: Callable[[Named], bool] = _everything
+    viewer: Viewer = OPERATOR
     text: Callable[[RequestRecord, int], str | None] = untold
+
+    def wait(self, wait: Wait | None) -> str:
+        """Return what a request waits for, in words."""
+        return self.viewer.wait(wait, self.directory)
 
     def shows(self, handle: int) -> bool:
         """Whether a request may be told of."""
-        return self.sees(self.directory.name_of(handle))
+        return self.viewer.sees(self.directory.name_of(handle))
 
 
 def _text(service: Service, viewer: Principal, record: RequestRecord, token: int) -> str | None:
@@ -194,6 +199,8 @@ def _timeline(record: RequestRecord, now: float, looks: Looks) -> StoryInfo:
         ttft_ms=None if first is None else _ms(first - record.submitted),
         parked_ms=_ms(record.parked_s),
         held_ms=_ms(record.held_s),
+        prefix_ms=_ms(record.prefix_s),
+        waits=_clipped(looks.wait(record.wait)),
         preemptions=record.preemptions,
         preempted_ms=_ms(record.preempted_s),
         prefill=_phase(record.prefill),

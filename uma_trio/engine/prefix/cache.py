@@ -27,7 +27,7 @@ from uma_trio.engine.prefix.saving import Saving
 from uma_trio.engine.prefix.search import Found, Source, search, shared_with
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.engine.prefix.usage import Reuse, Usage
-from uma_trio.engine.records import Beginning
+from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
@@ -137,9 +137,32 @@ class PrefixCache:
         leader = found.leader
         if leader is None or not found.waits(sequence.known - 1):
             return False
-        held = _Held(sequence, "fork", found, leader=leader.handle, coming=found.coming)
-        self.held[sequence.handle] = held
+        self._hold(_Held(sequence, "fork", found, leader=leader.handle, coming=found.coming))
         return True
+
+    def _hold(self, held: _Held) -> None:
+        held.sequence.held_since = self._clock()
+        self.held[held.sequence.handle] = held
+
+    def _let_go(self, sequence: Sequence) -> _Held | None:
+        """Hold a request no longer, and note how long it waited; return what it waited for."""
+        held = self.held.pop(sequence.handle, None)
+        if held is not None and sequence.held_since is not None:
+            sequence.prefix_s += self._clock() - sequence.held_since
+            sequence.held_since = None
+        return held
+
+    def wait_of(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Wait | None:
+        """Return what a held request waits for; None if it is not held."""
+        held = self.held.get(sequence.handle)
+        if held is None:
+            return None
+        if held.leader is None:
+            return Wait(f"its beginning is restored from memory, {len(held.pages)} pages are left")
+        leader = running.get(held.leader)
+        done = min(leader.computed, held.coming) if leader is not None else 0
+        why = "another request computes the same beginning"
+        return Wait(why, (held.leader,), held.coming, done)
 
     def _leaders(self, running: Mapping[int, Sequence]) -> Iterator[Sequence]:
         """Yield those that a request may wait for or share with.
@@ -169,7 +192,7 @@ class PrefixCache:
         if pages:
             for page in pages:
                 page.locked += 1
-            self.held[sequence.handle] = _Held(sequence, source or "saved", found, deque(pages))
+            self._hold(_Held(sequence, source or "saved", found, deque(pages)))
         else:
             self._begin_from(sequence, n, kind, found)
 
@@ -286,7 +309,7 @@ class PrefixCache:
         goes_on = leader is not None and leader.credit > 0 and not self._is_follower(leader)
         if goes_on and leader is not None and leader.computed < held.coming:
             return
-        del self.held[held.sequence.handle]
+        self._let_go(held.sequence)
         found = search(held.sequence, self._leaders(running), self.leaves, self.store)
         if not self._waits(held.sequence, found):
             self._take(held.sequence, found, "fork" if leader is not None else None)
@@ -337,7 +360,7 @@ class PrefixCache:
             self.failures["restore"] += 1
         if not done or not held.pages:
             self._release(held)
-            del self.held[held.sequence.handle]
+            self._let_go(held.sequence)
             n = self._backend.kv_length(held.sequence.slot)
             n = min(
                 n, common(page.path[-1].tokens, held.sequence.tokens[page.start :]) + page.start
@@ -357,7 +380,7 @@ class PrefixCache:
         if not self.on or sequence.slot == NO_SLOT:
             return
         self.leaves.recount()
-        held = self.held.pop(sequence.handle, None)
+        held = self._let_go(sequence)
         if held is not None:
             self._release(held)
         lane = self._promoted.pop(sequence.handle, None)
