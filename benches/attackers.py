@@ -172,6 +172,27 @@ def holds(opening: bytes, count: int) -> Act:
     return act
 
 
+def pours(opening: bytes, block: bytes) -> Act:
+    """Send an opening, and then the same block for as long as the daemon reads; read answers beside that."""
+
+    def act(target: Target, n: int) -> None:
+        with target.connect() as sock:
+            reader = threading.Thread(target=_drain, args=(sock,), daemon=True)
+            reader.start()
+            sock.sendall(opening)
+            while not target.over:
+                sock.sendall(block)
+                target.answers["blocks"] += 1
+
+    return act
+
+
+def _drain(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while sock.recv(1 << 20):
+            pass
+
+
 def leaves(path: str, body: Callable[[int], Any], after_s: float = 0.0) -> Act:
     """Send a request and close the connection, at once or after a while."""
 
@@ -285,6 +306,13 @@ def _generate(n: int, **more: Any) -> dict[str, Any]:
     return {"type": "generate", "id": f"a{n}", "prompt": "a", "max_tokens": 5, **more}
 
 
+_CHUNKED = (
+    f"POST {_COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n"
+).encode()
+_NOWHERE = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+
+
 def _with_head(body: Any, path: str) -> bytes:
     data = json.dumps(body).encode()
     return _head(path, len(data)) + data
@@ -359,6 +387,14 @@ FLOODS: Mapping[str, Attack] = {
     "500 idle connections": Attack(holds(b"", 500)),
     "100 slow heads": Attack(holds(b"GET / HTTP/1.1\r\nHost: loc", 100)),
     "40 half bodies": Attack(holds(_head(_COMPLETIONS, 1_000_000) + b'{"prompt":"' + b"a" * 100_000, 40)),
+    "chunks of a byte": Attack(pours(_CHUNKED, b"1\r\n \r\n" * 10_000), 4),
+    "requests in one write": Attack(pours(b"", _NOWHERE * 2000), 4),
+    "4,000 lines in a head": Attack(gets("/health HTTP/1.1\r\n" + "a:\r\n" * 3900 + "b: "), 4),
+    "128 answers": Attack(posts(_COMPLETIONS, lambda n: _completion(n=128)), 4),
+    "4 half bodies of 8 MB": Attack(
+        holds(_head(_COMPLETIONS, 8 << 20) + b'{"prompt":"' + b" " * 8_388_000, 4)),
+    "30 unread answers of 2 MB": Attack(
+        holds(_with_head({"content": '"\n' * 450_000}, "/tokenize"), 30)),
     "6 readers that stop": Attack(holds(_with_head(_STREAM, _COMPLETION), 6)),
     "300 socket connections": Attack(frames(lambda _n: {"type": "sessions"}), 300, by_socket=True),
 }  # fmt: skip

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import socket
+import weakref
+from typing import Any
 
 import h11
 import pytest
@@ -12,6 +16,7 @@ from trio.testing import MockClock
 
 from uma_protocol.rules import Text
 from uma_trio.http.fields import decode, document_of, honoured
+from uma_trio.http.wire.connection import Connection
 from uma_trio.http.wire.errors import Fault
 from uma_trio.sockets.principal import Principal
 
@@ -350,6 +355,33 @@ async def test_answers_that_nobody_reads_are_bounded(autojump_clock: MockClock) 
         assert (await daemon.ask("POST", "/tokenize", asked)).status == 200
         assert await slow[0].is_cut()
         assert (await slow[1].answer()).status == 200
+
+
+async def test_an_answer_that_was_cut_leaves_no_memory_to_the_garbage_collector(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that leaves in the middle of it: its connection is freed when it ends."""
+    made: list[weakref.ref[Connection]] = []
+    begin = Connection.__init__
+
+    def noted(self: Connection, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Connection, "__init__", noted)
+    gc.disable()
+    try:
+        async with http_house() as daemon:
+            client = daemon.connect()
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await client.send("POST", "/tokenize", {"content": "a" * 100_000})
+            await trio.sleep(1)
+            client.close()
+            await trio.sleep(1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert [each() for each in made] == [None]
+    finally:
+        gc.enable()
 
 
 async def test_a_body_gives_its_place_back_once_it_is_decoded(autojump_clock: MockClock) -> None:

@@ -144,6 +144,7 @@ class Connection:
                         await self._transport.linger(self._settings.linger_bytes)
         finally:
             self._transport.close()
+            self._writer.close()
 
     def end(self, last_word: Error | None = None) -> None:
         """End the connection after `last_word`, once all that was said is written. Idempotent."""

@@ -86,6 +86,17 @@ class Writer:
             await self._transport.wait_sendable()
             self._send_some()
 
+    def close(self) -> None:
+        """Forget what was not sent, and whom to tell. Idempotent.
+
+        A connection and its writer know each other, so that the garbage collector would keep both, with an
+        answer of megabytes, until it looks at all objects.
+        """
+        self.broken = True
+        self._line.clear()
+        self.waiting_bytes = 0
+        self._lost = self._stalled = _nobody
+
     async def _wait_sendable(self) -> bool:
         """Wait for room; False when the peer has read nothing for the stall timeout."""
         unread = self._transport.unread_bytes()
@@ -123,3 +134,7 @@ class Writer:
     def _break(self) -> None:
         self.broken = True
         self._lost()
+
+
+def _nobody() -> None:
+    """Tell nobody."""

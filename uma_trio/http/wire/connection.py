@@ -106,7 +106,9 @@ class Connection:
                 await self._linger()
         finally:
             self._shared.answers.give(self._outgoing)
+            self._incoming.give_way = self._outgoing.give_way = self._transport.close
             self._transport.close()
+            self._writer.close()
 
     async def _linger(self) -> None:
         """Let the client read the last word, also one that is still sending a body."""
