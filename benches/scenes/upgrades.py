@@ -3,7 +3,7 @@
     python -m benches upgrades                                  20 of each, 50 new connections a second
     python -m benches upgrades --times 3 --rate 20              fewer
 
-Each connection asks for one short answer of the bundled model and leaves. Three things happen to the daemon meanwhile,
+Each connection asks for one short answer of the bundled model and leaves. The daemons take 1,024 clients (`--max-sessions`). Three things happen to the daemon meanwhile,
 so many times each:
 
 - restart: it gets SIGTERM and ends, and the next one is started on the same listening socket, which this process
@@ -43,7 +43,9 @@ _TOKENS = 8
 _START_S = 120.0
 _SETTLE_S = 0.5
 _BACKLOG = 512  # of the socket units
-_SERVE = ("-m", "uma_trio.cli.main", "serve", "--log-level", "error", "--max-queue", "4096")
+_SERVE = ("-m", "uma_trio.cli.main", "serve", "--log-level", "error")
+# All who wait while no daemon accepts are connected at the same moment afterwards.
+_SERVE += ("--max-sessions", "1024", "--max-queue", "4096")
 # Takes standard input for the first descriptor that a supervisor passes (sd_listen_fds(3)).
 _SUPERVISED = """\
 import os, sys
