@@ -39,6 +39,7 @@ setup-test:
 
 .PHONY: test
 test: setup-test
+	@$(BIN)/python -m compileall -q uma_trio protocol/uma_protocol sim/uma_trio_sim  # or each daemon would compile
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 .PHONY: check

@@ -9,6 +9,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from net_kit import house
+from trio.testing import MockClock
 
 from uma_protocol import Eos
 from uma_trio.sockets.arrivals import MOST, Arrivals
@@ -97,3 +98,22 @@ async def test_everybody_in_a_long_backlog_has_a_turn() -> None:
         await client.ask(max_tokens=2)
         await client.until(Eos)
         assert daemon.recorder.opened == 1
+
+
+async def test_who_was_accepted_is_answered_before_the_daemon_goes(
+    autojump_clock: MockClock,
+) -> None:
+    """Also who has no connection task yet: it must not learn that the daemon is stopping."""
+    pairs = [socket.socketpair() for _ in range(8)]
+    listener: Listener = Backlog([])  # type: ignore[assignment]
+    async with house(listener=listener, max_sessions=8) as daemon:
+        clients = [daemon.adopt(ours) for ours, _ in pairs]
+        for client in clients:
+            await client.ask(max_tokens=2)
+        for _, theirs in pairs:
+            daemon.server._arrived(theirs)
+        await daemon.server.empty()
+        daemon.service.stop_taking()
+        for client in clients:
+            await client.until(Eos)
+            assert client.text == daemon.expected("hello", 2)

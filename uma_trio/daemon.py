@@ -80,7 +80,6 @@ if TYPE_CHECKING:
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
 _FORCED_S = 1.0
-_LOOK_S = 0.05
 _LAST_DIED = "the engine has stopped; the daemon is going down"
 _ONE_DIED = "the engine of this model has stopped; the other models are served on"
 _STOPPING = "the daemon is stopping; send the request again once it has restarted"
@@ -394,12 +393,9 @@ class _Daemon:
 
     async def _let_go(self) -> None:
         """Answer what was asked, and end connections between two requests: clients find the next daemon."""
-        for front in self._fronts:
-            front.pause_accepting()
-        while any(front.n_connections for front in self._fronts):
+        async with trio.open_nursery() as nursery:
             for front in self._fronts:
-                front.let_go()
-            await trio.sleep(_LOOK_S)
+                nursery.start_soon(front.empty)
 
     async def _drain(self) -> None:
         """Let running requests finish, then end them; everybody is told all there is to say."""
