@@ -134,7 +134,7 @@ async def test_no_question_waits_for_an_engine_that_is_gone(
     async with house() as daemon:
         service, inbox = daemon.service, daemon.bench.inbox
         questions: dict[str, Callable[[], Awaitable[object]]] = {
-            "snapshot": service.snapshot,
+            "snapshot": daemon.served.snapshot,
             "explain": lambda: service.explain(None, 0),
             "prefixes": lambda: service.prefixes(Principal(connection=1, uid=1)),
         }
