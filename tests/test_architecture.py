@@ -149,6 +149,7 @@ UNBOUND = (
     "uma_trio.cli",
     "uma_trio.daemon",
     "uma_trio.deployment",
+    "uma_trio.keeper",
     "uma_trio.replacing",
     "uma_trio.wiring",
     "uma_trio.wiring_encoders",

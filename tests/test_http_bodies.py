@@ -85,6 +85,7 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": _CHAT["messages"], **_OLLAMA},
     "/api/generate": {"prompt": "hi", **_OLLAMA},
     "/api/show": {"model": "m"},
+    **{key: {"model": "m"} for key in ("/load", "/unload", "/models/load", "/models/unload")},
     "/embeddings": {"model": "m", "input": ["hi", "you"]},
     "/embedding": {"content": "hi"},
     "/rerank": {"query": "hi", "documents": ["you", {"text": "me"}], "return_documents": True},
@@ -94,7 +95,7 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
 }
 #: Paths that answer without reading what is in a body.
 _READ_NONE = {
-    *("/responses/", "/load", "/unload"),
+    "/responses/",
     *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
 }
 

@@ -928,10 +928,12 @@ async def test_metrics_come_as_json_or_for_prometheus(
         assert ("process-start-time-unix" in answer.headers) is (kind == "text/plain")
 
 
-async def test_what_is_not_served_says_so(autojump_clock: MockClock) -> None:
-    """501, with the name of what was asked for."""
+@pytest.mark.parametrize("path", ["/unload", "/models/unload"])
+async def test_the_only_model_stays_loaded(autojump_clock: MockClock, path: str) -> None:
+    """Loading it again changes nothing."""
     async with http_house(keys=(b"u",), admin_keys=(b"k",)) as daemon:
-        for path in ("/load", "/unload"):
-            answer = await daemon.ask("POST", path, {}, Authorization="Bearer k")
-            assert answer.status == 501
-            assert path in answer.error["message"]
+        asked = {"model": "fake"}
+        assert (await daemon.ask("POST", "/load", asked, Authorization="Bearer k")).status == 200
+        answer = await daemon.ask("POST", path, asked, Authorization="Bearer k")
+        assert answer.status == 400
+        assert "stays loaded" in answer.error["message"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,6 +23,7 @@ from net_kit import TICK_S, at_once
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Error
+from uma_trio import daemon
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
@@ -196,6 +202,8 @@ def test_model_may_be_given_several_times(tmp_path: Path) -> None:
         ("models: {a: {model: f, n_ctx: 1}}", "models.a.n_ctx: 1 is out of range"),
         ("models: {a: {model: f, socket: s}}", "models.a: no such key socket"),
         ("models: {a: {model: f, aliases: b}, b: g}", "two models are called b"),
+        ("models: {a: {model: f, load: later}}", "models.a.load: 'later' is not start or"),
+        ("models: {a: {model: f, ttl: 0}}", "models.a.ttl: 0 is not a time of 1 second or more"),
         ("models: {a: {model: f, aliases: {}}}", "models.a.aliases: {} is not a name"),
     ],
 )
@@ -219,20 +227,20 @@ def test_each_model_has_a_trace_of_its_own(tmp_path: Path) -> None:
 
 def test_a_daemon_serves_two_models_from_one_file(tmp_path: Path) -> None:
     """Each has its own context; `run --model` chooses, and what is not there is refused."""
-    settings, socket = tmp_path / "uma.yaml", tmp_path / "s"
+    settings, path = tmp_path / "uma.yaml", tmp_path / "s"
     settings.write_text(
         f"models:\n  one: {{model: {bundled_model()}, n_ctx: 256}}\n"
-        f"  two: {{model: {bundled_model()}, n_ctx: 512}}\npolicy: baseline\nsocket: {socket}\n"
+        f"  two: {{model: {bundled_model()}, n_ctx: 512}}\npolicy: baseline\nsocket: {path}\n"
     )
     program = [sys.executable, "-m", "uma_trio"]
-    daemon = subprocess.Popen(
+    process = subprocess.Popen(
         [*program, "serve", "--config", str(settings)], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert daemon.stdout is not None
-        block = "".join(iter(daemon.stdout.readline, "  stop     Ctrl-C\n"))
+        assert process.stdout is not None
+        block = "".join(iter(process.stdout.readline, "  stop     Ctrl-C\n"))
         assert "models   one, two" in block
-        ask = [*program, "run", "--socket", str(socket), "Once", "--max-tokens", "4"]
+        ask = [*program, "run", "--socket", str(path), "Once", "--max-tokens", "4"]
         for name, status in (("one", 0), ("two", 0), ("three", 1)):
             found = subprocess.run(
                 [*ask, "--model", name], check=False, capture_output=True, text=True
@@ -240,6 +248,63 @@ def test_a_daemon_serves_two_models_from_one_file(tmp_path: Path) -> None:
             assert (found.returncode == 0) == (status == 0), found.stderr
             assert name != "three" or "this daemon serves one, two" in found.stderr
     finally:
-        daemon.terminate()
-        daemon.communicate(timeout=30)
-    assert daemon.returncode == 0
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+async def asked(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """Ask a daemon over HTTP; return the status and the document."""
+
+    def ask() -> tuple[int, Any]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        with closing(connection):
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    return await trio.to_thread.run_sync(ask)
+
+
+async def test_models_are_loaded_on_request_and_unloaded_when_idle(tmp_path: Path) -> None:
+    """A file that cannot be loaded ends its own requests only; who is in use stays."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "bad.gguf").write_bytes(bundled_model().read_bytes()[:5000])
+    settings = tmp_path / "uma.yaml"
+    settings.write_text(
+        f"models:\n  one: {bundled_model()}\n"
+        f"  two: {{model: {bundled_model()}, n_ctx: 512, load: on-request, ttl: 1s}}\n"
+        f"  bad: {{model: {tmp_path / 'bad.gguf'}, load: on-request}}\n"
+    )
+    flags = {"config": str(settings), "socket": str(tmp_path / "s"), "policy": "baseline"}
+    config = load({**flags, "http": f"127.0.0.1:{port}", "n_ctx": "512"}, {})
+
+    async def states() -> dict[str, str]:
+        _, listed = await asked(port, "GET", "/v1/models")
+        return {one["id"]: one["status"]["value"] for one in listed["data"]}
+
+    ready = trio.Event()
+    asks = {"prompt": "Once", "max_tokens": 4}
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(daemon.serve, config, on_ready=lambda _info: ready.set()))
+            await ready.wait()
+            assert await states() == {"one": "loaded", "two": "unloaded", "bad": "unloaded"}
+            status, answer = await asked(port, "POST", "/v1/completions", {**asks, "model": "two"})
+            assert (status, answer.get("model")) == (200, "two"), answer
+            assert (await states())["two"] == "loaded"
+            status, answer = await asked(port, "POST", "/v1/completions", {**asks, "model": "bad"})
+            assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+            assert (await states())["bad"] == "failed"
+            while (await states())["two"] != "unloaded":  # noqa: ASYNC110 - another process would ask, too
+                await trio.sleep(0.05)
+            assert (await asked(port, "POST", "/models/load", {"model": "two"}))[0] == 200
+            assert (await states())["two"] == "loaded"
+            assert (await asked(port, "POST", "/models/unload", {"model": "two"}))[0] == 200
+            assert (await states())["two"] == "unloaded"
+            assert (await asked(port, "POST", "/unload", {"model": "one"}))[0] == 400
+            assert (await asked(port, "POST", "/v1/completions", asks))[0] == 200
+            nursery.cancel_scope.cancel()

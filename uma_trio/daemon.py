@@ -31,6 +31,7 @@ from uma_trio.engine.inbox import Bell
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, bury, run_compute
+from uma_trio.keeper import Entry, Keeper
 from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
@@ -150,9 +151,14 @@ async def serve(
         loading = _both(supervisor.loading, on_progress)
         measuring = _both(supervisor.measuring, on_measuring)
         read = partial(load_backend, beside_another=fronts is None)
-        loaded = [
-            await load(each, held, loading, measuring, backend, read=read) for each in config.each()
-        ]
+        entries, loaded = [Entry(each) for each in config.each()], []
+        held.callback(_close_all, entries)
+        for index, entry in enumerate(entries):
+            if index and entry.config.loads_on_request:
+                continue
+            entry.held = held.enter_context(ExitStack())
+            made = await load(entry.config, entry.held, loading, measuring, backend, read=read)
+            loaded.append(made)
         encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
         taken: Taken | None = None
         if fronts is None:
@@ -161,7 +167,9 @@ async def serve(
             fronts = held.enter_context(fronts_taken(config, handed=handed))
         if taken is not None:
             held.enter_context(closing(taken))
-        daemon = _Daemon(config, loaded, policy, table, fronts, supervisor, token, encoders)
+        daemon = _Daemon(
+            config, loaded, entries, policy, table, fronts, supervisor, token, encoders
+        )
         tune_interpreter(overlaps=any(each.backend.traits.overlaps for each in loaded))
         with fronts.listen() as listener:
             await daemon.run(listener, on_ready, taken)
@@ -174,6 +182,7 @@ class _Daemon:
         self,
         config: Config,
         loaded: Sequence[Loaded],
+        entries: Sequence[Entry],
         policy: Policy,
         table: TableFile | None,
         fronts: Fronts,
@@ -188,7 +197,9 @@ class _Daemon:
         self._service = service = _service(metrics)
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[Deployment] = []
-        self._serve_models(loaded, self._machine(policy), metrics, encoders)
+        self._gone: dict[Engine, trio.Event] = {}
+        self._serve_models(loaded, self._make_machine(policy), metrics, encoders)
+        self._keep(entries)
         self._first = self._deployments[0]
         self._server = Server(_shared(config, self._service), token=token)
         self._port, self._agent_port = fronts.port, fronts.agent
@@ -202,7 +213,7 @@ class _Daemon:
         self._replacing: Replacing | None = None
         self._clients = trio.CancelScope()
 
-    def _machine(self, policy: Policy) -> Machine:
+    def _make_machine(self, policy: Policy) -> Machine:
         """Make the compute task, and what models share."""
         post = trio.lowlevel.current_trio_token().run_sync_soon
         bell = Bell()
@@ -210,6 +221,7 @@ class _Daemon:
             bell,
             time.monotonic,
             lambda engine, error: post(self._bury, engine, error),
+            lambda engine: post(self._is_gone, engine),
             floor=self._config.background_floor,
         )
         return Machine(
@@ -221,17 +233,50 @@ class _Daemon:
         self, loaded: Sequence[Loaded], machine: Machine, metrics: Metrics, encoders: Encoders
     ) -> None:
         """Wire the models; the encoders compute beside the first, whose metrics are the daemon's."""
-        service = self._service
+        service, self._machine = self._service, machine
         for index, each in enumerate(loaded):
-            own = Metrics() if index else metrics
-            beside = {} if index else encoders
-            queues = queues_of(beside, machine.outlet, time.monotonic, own.encoding)
-            made = deployed(each, machine, own, queues)
-            self._deployments.append(made)
-            service.add(made.served)
-            self._compute.add(made.engine)
+            self._deploy(each, metrics if not index else Metrics(), {} if index else encoders)
         inbox = self._deployments[0].engine.inbox
         service.embedders = embedders_of(self._config, encoders, inbox, lambda: service.draining)
+
+    def _deploy(self, loaded: Loaded, metrics: Metrics, encoders: Encoders) -> Deployment:
+        """Wire a model, and have it served and computed from now on."""
+        machine = self._machine
+        queues = queues_of(encoders, machine.outlet, time.monotonic, metrics.encoding)
+        made = deployed(loaded, machine, metrics, queues)
+        self._deployments.append(made)
+        self._service.add(made.served)
+        self._compute.add(made.engine)
+        return made
+
+    def _keep(self, entries: Sequence[Entry]) -> None:
+        """Make what loads and unloads models, where there are several."""
+        started = iter(self._deployments)
+        for entry in entries:
+            if entry.held is not None:
+                entry.deployment, entry.state = next(started), "loaded"
+        self._keeper = Keeper(
+            entries,
+            self._service,
+            lambda loaded: self._deploy(loaded, Metrics(), {}),
+            self._let_model_go,
+        )
+        if len(entries) > 1:
+            self._service.shelf = self._keeper
+
+    async def _let_model_go(self, deployment: Deployment) -> None:
+        """Compute a model no more; it is in no thread's hands when this returns."""
+        gone = self._gone[deployment.engine] = trio.Event()
+        self._deployments.remove(deployment)
+        deployment.engine.inbox.close()
+        await gone.wait()
+        del self._gone[deployment.engine]
+        deployment.texts.close()
+        deployment.remember()
+
+    def _is_gone(self, engine: Engine) -> None:
+        if engine in self._gone:
+            self._gone[engine].set()
 
     async def run(
         self,
@@ -244,10 +289,11 @@ class _Daemon:
         Whoever the sockets were `taken` from is told when clients can connect.
         """
         _want_files(files_needed(_connections(self._config)), self._log.warning)
-        with ExitStack() as held:
-            for deployment in self._deployments:
-                held.enter_context(closing(deployment.texts))
+        try:
             await self._serve(listener, on_ready, taken)
+        finally:
+            for deployment in self._deployments:
+                deployment.texts.close()
         for deployment in self._deployments:
             deployment.remember()
         if self._died is not None:
@@ -267,6 +313,7 @@ class _Daemon:
             nursery.start_soon(self._service.playout.run)
             nursery.start_soon(self._lag.run)
             nursery.start_soon(self._presence.run)
+            await nursery.start(self._keeper.run)
             nursery.start_soon(self._watch_name, listener)
             nursery.start_soon(self._show_life)
             await nursery.start(self._obey_signals, listener)
@@ -324,6 +371,8 @@ class _Daemon:
             await run_compute(self._compute)
         finally:
             self._computed.set()
+            for gone in self._gone.values():
+                gone.set()
 
     def _bury(self, engine: Engine, error: Exception) -> None:
         """End the requests of an engine that raised; without another one the daemon ends, too."""
@@ -340,6 +389,7 @@ class _Daemon:
             self._stopping.set()
         else:
             self._service.remove(dead.served)
+            self._keeper.lost(dead)
 
     async def _watch_name(self, listener: Listeners) -> None:
         await listener.until_lost()
@@ -441,6 +491,13 @@ class _Daemon:
                 if self._replacing is None or not self._replacing.busy:
                     listener.close()  # else another daemon may have the names by now
                 os._exit(FORCED_EXIT)
+
+
+def _close_all(entries: Sequence[Entry]) -> None:
+    """Close what models hold that were loaded on request. Idempotent."""
+    for entry in entries:
+        if entry.held is not None:
+            entry.held.close()
 
 
 def _service(metrics: Metrics) -> Service:

@@ -83,6 +83,24 @@ def load_backend(
     )
 
 
+def memory_needed(config: Config) -> int:
+    """Return about how many bytes a model takes: its file, and its KV cache. Raises :class:`ModelError`."""
+    from uma_trio.backend._llama_options import FLASH_ON, context_bytes
+    from uma_trio.backend.gguf_header import read_header
+    from uma_trio.backend.kv_memory import N_BATCH
+
+    header = read_header(model_path(config))
+    weights = sum(part.stat().st_size for part in header.parts)
+    return weights + context_bytes(header, config.n_ctx, N_BATCH, config.kv_type, FLASH_ON)
+
+
+def try_model(config: Config) -> None:
+    """Try a model that writes in a process of its own. Raises :class:`ModelError` if it cannot be loaded."""
+    from uma_trio.backend.llama_probe import probe
+
+    probe(model_path(config), writes=True)
+
+
 def chosen_policy(config: Config) -> Policy:
     """Return the policy that is named. Raises :class:`ConfigError`."""
     try:

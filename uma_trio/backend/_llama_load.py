@@ -56,7 +56,7 @@ def load_model(
             " or get it as a GGUF made for this version of llama.cpp."
         )
     model = ModelHandle(int(pointer))
-    _refuse_unsuitable(model.pointer, path)
+    refuse_unsuitable(model.pointer, path)
     return model
 
 
@@ -105,7 +105,7 @@ def make_context(
     return int(context)
 
 
-def _refuse_unsuitable(model: int, path: Path) -> None:
+def refuse_unsuitable(model: int, path: Path) -> None:
     """Refuse models that do not write text from left to right, one token after another."""
     if llama.llama_model_has_encoder(model):
         raise ModelError(f"{path} is an encoder-decoder model; name one that only decodes.")

@@ -21,6 +21,7 @@ _LONGEST_S: Final = 60.0
 # llama-context.cpp, sched_reserve: "%10s compute buffer size = %8.2f MiB".
 _COMPUTE: Final = re.compile(r"compute buffer size = +([0-9.]+) MiB")
 _MIB: Final = 1 << 20
+_WRITES: Final = "--writes"
 
 
 @frozen
@@ -36,13 +37,14 @@ class Needs:
         return self.weights + self.compute
 
 
-def probe(path: Path) -> Needs:
-    """Return what an encoder needs. Takes about a second.
+def probe(path: Path, *, writes: bool = False) -> Needs:
+    """Return what an encoder needs, or with `writes` the weights of a model that writes. Takes about a second.
 
     Raises:
         ModelError: it cannot be loaded.
     """
     command = [sys.executable, "-P", "-m", "uma_trio.backend.llama_probe", str(path)]
+    command += [_WRITES] if writes else []
     try:
         tried = subprocess.run(  # noqa: S603 - our own interpreter and module
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=False
@@ -61,10 +63,11 @@ def probe(path: Path) -> Needs:
     return Needs(int(found["weights"]), int(found["compute"]))
 
 
-def main(path: Path) -> None:
+def main(path: Path, *, writes: bool) -> None:
     """Try the model and write a line of JSON."""
     from uma_trio.backend import _llama_lib, llama_encoder
     from uma_trio.backend._llama_binding import llama
+    from uma_trio.backend._llama_load import refuse_unsuitable
 
     _llama_lib.start()
     said: list[str] = []
@@ -72,14 +75,18 @@ def main(path: Path) -> None:
     answer: dict[str, object]
     try:
         model = llama_encoder.load_weights(path, no_alloc=True)
-        context, info = llama_encoder.make_encoder_context(model, path, threads=1)
-        llama.llama_free(context)
-        sizes = _COMPUTE.findall("\n".join(said))
-        answer = {"weights": info.size_bytes, "compute": int(sum(map(float, sizes)) * _MIB)}
+        if writes:
+            refuse_unsuitable(model.pointer, path)
+            answer = {"weights": int(llama.llama_model_size(model.pointer)), "compute": 0}
+        else:
+            context, info = llama_encoder.make_encoder_context(model, path, threads=1)
+            llama.llama_free(context)
+            sizes = _COMPUTE.findall("\n".join(said))
+            answer = {"weights": info.size_bytes, "compute": int(sum(map(float, sizes)) * _MIB)}
     except ModelError as error:
         answer = {"problem": str(error)}
     sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), writes=_WRITES in sys.argv[2:])

@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from uma_trio.config.option import ConfigError, Option, as_written
+from uma_trio.config.option import ConfigError, Option, as_written, seconds
 from uma_trio.spelling import nearest
 
 SECTION: Final = "models"
@@ -21,6 +21,11 @@ OF_A_MODEL: Final = (
 )  # fmt: skip
 """The options that a model may have for itself, under the same names as in the file."""
 _ALIASES: Final = "aliases"
+_LOAD: Final = "load"
+_ON_REQUEST: Final = "on-request"
+_AT_START: Final = "start"
+_TTL: Final = "ttl"
+_YEAR_S: Final = 31_536_000.0
 
 
 @frozen
@@ -30,6 +35,8 @@ class ModelSpec:
     name: str
     aliases: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(factory=dict)
+    on_request: bool = False
+    ttl_s: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,18 +90,43 @@ def _spec(name: str, found: object, source: str, known: Mapping[str, Option]) ->
         )
     aliases: tuple[str, ...] = ()
     settings: dict[str, object] = {}
+    on_request, ttl_s = False, None
     for key, raw in found.items():
+        if key == _LOAD:
+            on_request = _word(raw, f"{source}.{key}") == _ON_REQUEST
+            continue
+        if key == _TTL:
+            ttl_s = _ttl(raw, f"{source}.{key}")
+            continue
         if key == _ALIASES:
             aliases = _aliases(raw, f"{source}.{key}")
             continue
         option = known.get(str(key))
         if option is None:
-            names = [*known, _ALIASES]
+            names = [*known, _ALIASES, _LOAD, _TTL]
             raise ConfigError(
                 f"{source}: no such key {key}{nearest(str(key), names)}; see docs/MODELS.md"
             )
         settings[option.name] = option.value(raw, f"{source}.{key}")
-    return ModelSpec(name, aliases, settings)
+    return ModelSpec(name, aliases, settings, on_request, ttl_s)
+
+
+def _word(raw: object, source: str) -> str:
+    if raw not in (_AT_START, _ON_REQUEST):
+        raise ConfigError(f"{source}: {as_written(raw)} is not {_AT_START} or {_ON_REQUEST}")
+    return str(raw)
+
+
+def _ttl(raw: object, source: str) -> float:
+    try:
+        found = float(str(seconds(raw)))
+    except ValueError:
+        found = -1.0
+    if not 1.0 <= found <= _YEAR_S:
+        raise ConfigError(
+            f"{source}: {as_written(raw)} is not a time of 1 second or more, such as 10m"
+        )
+    return found
 
 
 def _aliases(raw: object, source: str) -> tuple[str, ...]:

@@ -475,6 +475,12 @@ class Config(HttpConfig):
     models: tuple[ModelSpec, ...] = ()
     """Further models; the first of them is the default one where `model` is not given."""
 
+    model_ttl_s: float | None = None
+    """Of one model, as :meth:`each` returns it: how long it stays loaded while nobody asks it."""
+
+    loads_on_request: bool = False
+    """Of one model: whether it is loaded when it is asked for the first time."""
+
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
     """Where each setting that is not a default was written, by its field's name."""
 
@@ -492,7 +498,13 @@ class Config(HttpConfig):
         return (*own, *(self._with(spec) for spec in self.models))
 
     def _with(self, spec: ModelSpec) -> Config:
-        found: Config = attrs.evolve(self, alias=spec.names, **spec.settings)  # type: ignore[arg-type]  # structured
+        found: Config = attrs.evolve(
+            self,
+            alias=spec.names,
+            model_ttl_s=spec.ttl_s,
+            loads_on_request=spec.on_request,
+            **spec.settings,  # type: ignore[arg-type]  # structured
+        )
         if self.trace is None or (self.model is None and spec is self.models[0]):
             return found
         name = "".join(each if each.isalnum() else "-" for each in spec.name)

@@ -44,14 +44,22 @@ class ComputeTask:
     """Computes the engines that were added, until they are closed.
 
     `bell` is that of all their inboxes. `floor` is the part of the machine for work that nobody reads. `died` is
-    called on the compute thread with an engine that raised; it is computed no more. `add` and `close` are for
+    called on the compute thread with an engine that raised; it is computed no more, and `gone` with one that was
+    closed, when it is computed no more. `add` and `close` are for
     trio's thread, `run` is for the compute thread.
     """
 
     def __init__(
-        self, bell: Bell, clock: Callable[[], float], died: Died, *, floor: float = 0.05
+        self,
+        bell: Bell,
+        clock: Callable[[], float],
+        died: Died,
+        gone: Callable[[Engine], None] = lambda _engine: None,
+        *,
+        floor: float = 0.05,
     ) -> None:
         self._bell, self._clock, self._died, self._floor = bell, clock, died, floor
+        self._gone = gone
         self._members: list[_Member] = []
         self._coming: deque[Engine] = deque()
         self._closed = False
@@ -98,7 +106,9 @@ class ComputeTask:
             self._coming.popleft()
         for member in [m for m in self._members if m.engine.inbox.closed]:
             self._members.remove(member)
+            self._last = None
             self._guarded(member, member.engine.publish)
+            self._gone(member.engine)
         return bool(self._members or self._coming) or not self._closed
 
     def _turn(self) -> bool:

@@ -302,7 +302,7 @@ async def _read(
 
     taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
     chosen, body = taken.value
-    shared = shared.of(body.get("model"))
+    shared = await shared.ready(body.get("model"))
     body = await chosen.tokenised(body, shared)
 
     def build() -> tuple[Api, Sequence[Ask]]:

@@ -15,7 +15,7 @@ from uma_trio.http.ollama.endpoint import generate as ollama_generate
 from uma_trio.http.ollama.errors import reply_to as ollama_error
 from uma_trio.http.ollama.models import no_store, ps, root, show, tags, version
 from uma_trio.http.openai.chat import chat_completions, chat_tokens
-from uma_trio.http.openai.models import model, models, not_served
+from uma_trio.http.openai.models import load, model, models, unload
 from uma_trio.http.page import page, to_page
 from uma_trio.http.rerank import rerank
 from uma_trio.http.responses.endpoint import input_tokens, responses, stored_response
@@ -69,8 +69,10 @@ ROUTES = (
     Route("GET", "/events", events, errors=native_error, watches=True),
     Route("GET", "/explain", explain, errors=native_error),
     Route("POST", "/priority", priority, access="own"),
-    Route("POST", "/load", not_served, access="operator"),
-    Route("POST", "/unload", not_served, access="operator"),
+    Route("POST", "/load", load, access="operator"),
+    Route("POST", "/unload", unload, access="operator"),
+    Route("POST", "/models/load", load, access="operator", errors=native_error),
+    Route("POST", "/models/unload", unload, access="operator", errors=native_error),
 )
 
 

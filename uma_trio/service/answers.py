@@ -55,8 +55,8 @@ class Host(AnswerHost, Protocol):
     def slots(self) -> int:
         """How many requests one model computes at once, at the most."""
 
-    def find(self, name: str | None) -> RequestModel:
-        """Return the model of this name. Raises :class:`Refusal`."""
+    async def ready(self, name: str | None) -> RequestModel:
+        """Return the model of this name, once it is loaded. Raises :class:`Refusal`."""
 
     def new_handle(self) -> int:
         """Return a handle that no other answer has."""
@@ -104,6 +104,7 @@ class Answers:
         )
         self._open = list(enumerate(self.generations))
         for generation in self.generations:
+            generation.served = served
             service.directory.add(generation)
 
     async def __aenter__(self) -> Self:
@@ -143,7 +144,7 @@ class Answers:
     def served(self) -> RequestModel:
         """The model that answers; for whoever is in the block."""
         if self._served is None:
-            self._served = self._service.find(self._asks[0].model)
+            raise RuntimeError("the block was not entered")
         return self._served
 
     @property
@@ -209,10 +210,10 @@ class Answers:
         service = self._service
         if service.draining:
             raise Refusal(Code.E_LIFECYCLE_001, _DRAINING)
-        served = self.served
-        check_number(self._asks, served.slots)
         prepared: list[Prepared] = []
         with refusing_depth(), self._preparing:
+            served = await self._model()
+            check_number(self._asks, served.slots)
             for ask in self._asks:
                 await served.check(ask, self._door)
             for ask in self._asks:
@@ -221,6 +222,14 @@ class Answers:
             self.end()  # one was ended before it was submitted, and so all are
             return
         self._submit(prepared)
+
+    async def _model(self) -> RequestModel:
+        """Return the model that is asked, once it is loaded. Raises :class:`Refusal`."""
+        if self._served is None:
+            self._served = await self._service.ready(self._asks[0].model)
+            for generation in self.generations:
+                generation.served = self._served
+        return self._served
 
     def _submit(self, prepared: Sequence[Prepared]) -> None:
         pairs = zip(self.generations, prepared, strict=True)

@@ -109,7 +109,8 @@ class Generation:
         #: Whether the terminal item was taken.
         self.finished = False
         self._service = service
-        self._served: AnswerModel | None = None  # its model, once it is known
+        #: Its model, once it is known.
+        self.served: AnswerModel | None = None
         self._together = together
         self._arrived = service.clock()
         self.pipe = Pipe(service.playout, reader)
@@ -126,7 +127,7 @@ class Generation:
     @property
     def model(self) -> str | None:
         """The name of the model that has it; None while it is prepared."""
-        return None if self._served is None else self._served.bounds.model
+        return None if self.served is None else self.served.bounds.model
 
     def submission(self, prepared: Prepared, served: AnswerModel) -> Submit:
         """Return the message that submits it to the engine of its model.
@@ -135,7 +136,6 @@ class Generation:
             Refusal: prompt and answer do not fit into the context together.
         """
         ask, service = self.ask, self._service
-        self._served = served
         *within, conversation = service.shares.path(self.origin, ask.session)
         self.prompt = prepared.tokens
         self.reading = prepared.reading
@@ -262,12 +262,12 @@ class Generation:
 
     def _tell(self, message: InboxMessage) -> None:
         """Send a message to the engine that has it."""
-        if self._served is not None:
-            self._served.inbox.put(message)
+        if self.served is not None:
+            self.served.inbox.put(message)
 
     def _shown(self, now: float) -> None:
         """Record that the kernel has the bytes of the items that were taken."""
-        telemetry = (self._served or self._service).telemetry
+        telemetry = (self.served or self._service).telemetry
         if self._logits_at is not None:
             telemetry.first_chunk(now - self._logits_at)
             self._logits_at = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from attrs import evolve
 
@@ -40,6 +40,36 @@ _NOT_YOURS = (
 )
 _ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
+
+
+class ShelfEntry(Protocol):
+    """A configured model, loaded or not."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call it."""
+
+    @property
+    def state(self) -> str:
+        """Whether it is unloaded, loading, loaded, unloading or failed."""
+
+
+EntryT = TypeVar("EntryT", bound=ShelfEntry)
+
+
+class Shelf(Protocol[EntryT]):
+    """What loads and unloads models."""
+
+    entries: Sequence[EntryT]
+
+    def find(self, name: str) -> EntryT | None:
+        """Return the model of this name."""
+
+    async def ready(self, entry: EntryT) -> ServedModel:
+        """Return a model once it is loaded. Raises :class:`Refusal`."""
+
+    async def unload(self, entry: EntryT) -> bool:
+        """Unload a model that no request has; False if it is in use or not loaded."""
 
 
 class Service:
@@ -76,6 +106,8 @@ class Service:
         self.draining = False
         self.log_request = log_request
         self._models: list[ServedModel] = []
+        #: What loads and unloads models, where there are several.
+        self.shelf: Shelf[Any] | None = None
         self._run_blocking = run_blocking
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
@@ -111,23 +143,47 @@ class Service:
         """How many requests one model computes at once, at the most."""
         return max(served.slots for served in self._models)
 
+    async def ready(self, name: str | None) -> ServedModel:
+        """Return the model of this name, once it is loaded.
+
+        Raises:
+            Refusal: there is none of this name, or it cannot be loaded.
+        """
+        shelf = self.shelf
+        if (
+            name is not None
+            and shelf is not None
+            and not any(s.bounds.names(name) for s in self._models)
+        ):
+            for each in (name, name.removesuffix(_ANY_TAG)):
+                if (entry := shelf.find(each)) is not None:
+                    return await shelf.ready(entry)
+        return self.find(name)
+
     def find(self, name: str | None) -> ServedModel:
         """Return the model of this name. The only one is returned under any name.
 
         Raises:
             Refusal: there are several, and none has this name.
         """
-        if name is None or len(self._models) == 1:
+        if name is None or (
+            len(self._models) == 1 and (not self.shelf or len(self.shelf.entries) < 2)
+        ):
             return self.default
         for each in (name, name.removesuffix(_ANY_TAG)):
             for served in self._models:
                 if served.bounds.names(each):
                     return served
         names = [name for served in self._models for name in served.names]
+        further = (
+            ()
+            if self.shelf is None
+            else [e.names[0] for e in self.shelf.entries if e.state != "loaded"]
+        )
         raise Refusal(
             Code.E_MODEL_002,
             f"no model is called {name[:256]}{nearest(name, names)}; this daemon serves "
-            f"{', '.join(served.bounds.model for served in self._models)}",
+            f"{', '.join([*(served.bounds.model for served in self._models), *further])}",
             field="model",
         )
 

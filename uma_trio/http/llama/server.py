@@ -141,7 +141,7 @@ async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
     body = await fields_of(exchange, shared, TOKENIZE)
-    shared = shared.of(body.get("model"))
+    shared = await shared.ready(body.get("model"))
     text, pieces = body.get("content"), body.get("with_pieces", False)
     most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
     if len(text) > most or utf8_length(text) > most:
@@ -162,7 +162,7 @@ async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
     body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
-    shared = shared.of(body.get("model"))
+    shared = await shared.ready(body.get("model"))
     value, served = body.get("tokens"), shared.served
     most = max(served.bounds.n_ctx_seq, shared.settings.body_values)
     if isinstance(value, list) and len(value) > most:
@@ -185,7 +185,7 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
         return chat, body.get("model")
 
     chat, named = (await take(exchange, shared, read)).value
-    return _json({"prompt": await shared.of(named).served.render(chat)})
+    return _json({"prompt": await (await shared.ready(named)).served.render(chat)})
 
 
 def _json(document: object) -> Reply:

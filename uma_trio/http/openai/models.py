@@ -1,16 +1,26 @@
-"""``/v1/models`` and the endpoints of OpenAI's API that are not served."""
+"""``/v1/models``, and loading and unloading of the models that are configured."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from uma_protocol.rules import Text
+from uma_trio.http.fields import Field, honoured
+from uma_trio.http.intake import fields_of
 from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.embedding import Embedder
+from uma_trio.service.service import ShelfEntry
+
+NAMED: tuple[Field, ...] = (
+    honoured("model", Text(1, 256, printable=True), "a name of a configured model", required=True),
+)
+_ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
+_IN_USE: Final = "the model answers a request, or is the default one; end its requests first"
 
 
 async def models(exchange: Exchange, shared: Shared) -> Reply:
@@ -21,6 +31,7 @@ async def models(exchange: Exchange, shared: Shared) -> Reply:
         ends = {"first_id": named[0][1], "last_id": named[-1][1]}
         return _json({"data": entries, **ends, "has_more": False})
     models = [_model(each, name) for each, name in named]
+    models += [_unloaded(one) for one in _not_loaded(shared)]
     models += [_encoder(shared, one) for one in shared.service.embedders.values()]
     return _json(
         {"object": "list", "data": models, "models": [_native(each) for each in shared.each()]}
@@ -40,15 +51,42 @@ async def model(exchange: Exchange, shared: Shared) -> Reply:
     return _json(_model(shared, name))
 
 
-async def not_served(exchange: Exchange, shared: Shared) -> Reply:
-    """Answer 501: the daemon does not serve this part of the API."""
-    path = exchange.request.head.path
-    raise Fault(
-        501,
-        f"{path} is not served by this daemon",
-        code="not_implemented",
-        kind="not_supported_error",
-    )
+async def load(exchange: Exchange, shared: Shared) -> Reply:
+    """Load a configured model; the answer comes when it is loaded."""
+    named = (await fields_of(exchange, shared, NAMED)).get("model")
+    served = (await shared.ready(named)).served
+    return _json({"success": True, "model": served.bounds.model})
+
+
+async def unload(exchange: Exchange, shared: Shared) -> Reply:
+    """Unload a configured model that no request has; the answer comes when its memory is free."""
+    named = (await fields_of(exchange, shared, NAMED)).get("model")
+    shelf = shared.service.shelf
+    entry = None if shelf is None else shelf.find(named)
+    if shelf is None or entry is None:
+        shared.of(named)  # with the nearest name
+        raise Fault(400, _ONLY, code="model_in_use", param="model")
+    if entry.state == "loaded" and not await shelf.unload(entry):
+        raise Fault(400, _IN_USE, code="model_in_use", param="model")
+    return _json({"success": True, "model": entry.names[0]})
+
+
+def _not_loaded(shared: Shared) -> list[ShelfEntry]:
+    shelf = shared.service.shelf
+    return [] if shelf is None else [one for one in shelf.entries if one.state != "loaded"]
+
+
+def _unloaded(entry: ShelfEntry) -> dict[str, Any]:
+    """Return a configured model that is not in memory, with llama-server's word for its state."""
+    state = "unloaded" if entry.state == "unloading" else entry.state
+    return {
+        "id": entry.names[0],
+        "object": "model",
+        "created": 0,
+        "owned_by": "uma-trio",
+        "aliases": list(entry.names[1:]),
+        "status": {"value": state},
+    }
 
 
 def _is_anthropics(exchange: Exchange) -> bool:

@@ -122,12 +122,20 @@ class Shared:
         return self.service.default if self.named is None else self.named
 
     def of(self, name: str | None) -> Shared:
-        """Return the same for a request that names a model.
+        """Return the same for a request that names a loaded model.
 
         Raises:
-            Refusal: there is none of this name.
+            Refusal: none of this name is loaded.
         """
         return evolve(self, named=self.service.find(name))
+
+    async def ready(self, name: str | None) -> Shared:
+        """Return the same for a request that names a model, once that is loaded.
+
+        Raises:
+            Refusal: there is none of this name, or it cannot be loaded.
+        """
+        return evolve(self, named=await self.service.ready(name))
 
     def each(self) -> tuple[Shared, ...]:
         """Return the same for each model, the default one first."""
