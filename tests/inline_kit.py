@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import trio
 
+from uma_trio.engine.encoding import ENCODE_S
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import ENCODE_S, Engine
+from uma_trio.engine.loop import Engine
 from uma_trio.engine.task import bury
 
 
@@ -19,7 +20,7 @@ async def run_inline(
         while not inbox.closed:
             tick = engine.next_tick()
             if tick is None:
-                if engine.encode():
+                if engine.aside():
                     await trio.sleep(ENCODE_S)
                 else:
                     await wakeup.wait()

@@ -144,7 +144,7 @@ def test_an_engine_encodes_between_the_ticks_of_a_reader_and_while_it_is_idle() 
     made.engine.tick()
     assert model.steps
     made.run()
-    while made.engine.encode():
+    while made.engine.aside():
         pass
     assert sink.tokens == expected.tokens
     assert answers[0].vectors is not None
@@ -159,7 +159,7 @@ def test_a_request_that_stops_leaves_the_engine() -> None:
     made.inbox.put(asked(answers, 1, [tokens(20)]))
     made.inbox.put(StopEncoding(1, "embed"))
     made.engine.tick()
-    assert not made.engine.encode()
+    assert not made.engine.aside()
     assert not answers
 
 

@@ -175,9 +175,7 @@ class ComputeTask:
             self._bell.wait()
             return idle
         for member in members:
-            if self._guarded(member, member.engine.save) or self._guarded(
-                member, member.engine.encode
-            ):
+            if self._guarded(member, member.engine.aside):
                 return idle
         if self._bell.wait(idle):
             return IDLE_S

@@ -8,7 +8,7 @@ for another before its end. A long input makes long parts, which readers wait fo
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,12 +17,17 @@ from attrs import define, field
 from uma_trio.backend.base import FloatArray
 from uma_trio.backend.encoder import EncodeFailed, EncoderModel
 from uma_trio.engine.messages import Encode, Encoded
+from uma_trio.engine.sequences import Sequence as Running
+from uma_trio.engine.side import Yields
 from uma_trio.telemetry.encoding import EncodingFigures
 
 STEP_TOKENS: Final = 256
 """Most tokens of a step with more than one input."""
 PART_S: Final = 0.005
 """Aimed at for the longest part of a step: so long a reader's tick waits for it at most."""
+
+ENCODE_S: Final = 0.005
+"""Encoders compute for so long while nothing else is to be computed, then the inbox is looked at."""
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -167,10 +172,38 @@ class Encodings:
             del self._users[job.asked.user]
 
 
-def advance_each(encodings: Sequence[Encodings], most_s: float) -> float:
-    """Let encoders compute for at most `most_s` together; return the seconds that were spent."""
-    spent = 0.0
-    for each in encodings:
-        if spent < most_s:
-            spent += each.advance(most_s - spent)
-    return spent
+@define(eq=False)
+class Encoding:
+    """The side work of all encoders together (:class:`uma_trio.engine.side.SideWork`)."""
+
+    encodings: Sequence[Encodings]
+    yields_to: Yields = "ticks"
+    makes_room: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to compute."""
+        return any(each.has_work for each in self.encodings)
+
+    def look(self, running: Mapping[int, Running], *, alone: bool) -> bool:
+        """Whether there is anything to compute."""
+        return self.has_work
+
+    def do(self, most_s: float) -> float:
+        """Let encoders compute for at most `most_s` together; return the seconds that were spent."""
+        spent = 0.0
+        for each in self.encodings:
+            if spent < most_s:
+                spent += each.advance(most_s - spent)
+        return spent
+
+    def falls_short(self, left_s: float) -> bool:
+        """What is too little for a part is put by in the queue of its encoder."""
+        return False
+
+    def do_idle(self, most_s: float) -> bool:
+        """Compute for a moment: then the inbox is looked at."""
+        if self.has_work:
+            self.do(ENCODE_S)
+            return True
+        return False

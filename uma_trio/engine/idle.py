@@ -14,6 +14,7 @@ from uma_trio.costing.remeasure import Remeasurement
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.planner import Planner
 from uma_trio.engine.registry import Registry
+from uma_trio.engine.side import Desk
 from uma_trio.policy.cost import CostModel
 from uma_trio.telemetry.metrics import Metrics
 
@@ -37,6 +38,7 @@ class IdleTime:
     registry: Registry
     metrics: Metrics
     clock: Callable[[], float]
+    side: Desk
     keep: Callable[[CostModel], None] = lambda _cost: None
     read: Reader = cpu_times
     _refinement: Refinement = field(init=False)
@@ -47,7 +49,7 @@ class IdleTime:
 
     def use(self) -> float | None:
         """Do a little of what can wait; return how long to be idle then, None if that was all."""
-        return 0.0 if self.registry.prefix.idle() else self._refine()
+        return 0.0 if self.side.while_idle() else self._refine()
 
     def _refine(self) -> float | None:
         """Refine the staircase by a decode; return how long to be idle then, None if that was all.

@@ -15,7 +15,6 @@ tokens that the prepared tick lacks.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,7 +24,7 @@ from attrs import evolve
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.drafts import Drafting, drafter_for
-from uma_trio.engine.encoding import Encodings, advance_each
+from uma_trio.engine.encoding import Encoding, Encodings
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.idle import IdleTime
 from uma_trio.engine.inbox import Inbox
@@ -52,6 +51,7 @@ from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.prefix import admin
 from uma_trio.engine.prefix.cache import PrefixCache
+from uma_trio.engine.prefix.works import works_of
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Figures, Publisher
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Wait
@@ -59,6 +59,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
 from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.side import QUICK_S, Desk
 from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
@@ -66,20 +67,13 @@ from uma_trio.engine.turn import TickClaim
 from uma_trio.engine.waits import wait_of
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.check import Fallback
+from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
-from uma_trio.policy.state import Memory
+from uma_trio.policy.state import Contract, Memory
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
 
-# A page that is saved within so long is saved as soon as nothing is computed: who comes waits for it.
-QUICK_S = 1e-3
-# What of the tick before it moving cells may take beside a tick, where streams are read.
-MOVING_SHARE = 0.25
-# And what of the time that it leaves of the reading pace, where that is more: no reader's token is late by it.
-PACE_SHARE = 0.5
-# Encoders compute for so long while nothing else is to be computed, then the inbox is looked at.
-ENCODE_S = 0.005
 _NO_ENCODERS: Mapping[EncoderKind, Encodings] = {}
 
 
@@ -106,42 +100,39 @@ class Engine:
         readers_s: Callable[[], float] | None = None,
         encoders: Mapping[EncoderKind, Encodings] = _NO_ENCODERS,
     ) -> None:
-        self._backend = backend
-        self._encoders = encoders
+        self._backend, self._encoders = backend, encoders
         self._encodings = tuple(encoders.values())
         self.inbox = self._inbox = inbox
-        self._metrics = metrics
-        self._clock = clock
+        self._metrics, self._clock = metrics, clock
         settings = settings or EngineSettings()
         policy = Fallback(policy, PolicyFailures(metrics))
         self._pieces = backend.vocabulary.pieces()
         self._recorder = recorder = recorder or Recorder()
         self._kv = _cache(backend, settings)
-        self._contract = contract = settings.contract
-        failed, ended = self._stream_failed, self._ended
-        self._publisher = Publisher(outlet, metrics, contract.startup_s, failed, ended)
+        contract = settings.contract
+        self._publisher = Publisher(
+            *(outlet, metrics, contract.startup_s, self._stream_failed, self._ended)
+        )
         self.prefix = _prefixes(backend, settings, clock, self._kv.recount, recorder)
-        book = FirstTokenBook(backend.limits.n_batch)
         self.registry = Registry(
             *(self._kv, inbox, self._publisher, metrics, recorder, clock),
-            *(self.prefix, book, readers_s),
+            *(self.prefix, FirstTokenBook(backend.limits.n_batch), readers_s),
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._places = Places(self.registry, self._recovery, contract)
         self._planner = Planner(backend, policy, self.registry, self._recovery, settings, masks)
+        self.side = _desk(self.prefix, self._encodings, self._planner.charge, contract, clock)
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
-        self.idle_time = IdleTime(backend, inbox, self._planner, self.registry, metrics, clock)
-        # Without a cost model nobody knows what a row is worth; where graphs are captured a change of shape
-        # costs more than guesses give.
-        wanted = settings.drafts and settings.cost is not None and not settings.cost.recapture_s
-        self._drafter = drafter_for(backend.limits, drafter, wanted=wanted)
+        self.idle_time = IdleTime(
+            *(backend, inbox, self._planner, self.registry, metrics, clock, self.side)
+        )
+        self._drafter = drafter_for(backend.limits, drafter, wanted=_guesses_pay(settings))
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
-        # `_aside_s` was spent on moving cells since the latest decode.
-        self._idle, self._aside_s = True, 0.0
+        self._idle = True
 
     @property
     def memory(self) -> Memory:
@@ -173,16 +164,9 @@ class Engine:
         """Note that another model was computed since the latest tick: what passed says nothing of this one."""
         self._idle = True
 
-    def save(self) -> bool:
-        """Save a prefix that takes little time; False if there is none."""
-        return self.prefix.idle(QUICK_S)
-
-    def encode(self) -> bool:
-        """Let encoders compute for a moment, where no tick is to be computed; False if they have no work."""
-        if not any(each.has_work for each in self._encodings):
-            return False
-        advance_each(self._encodings, ENCODE_S)
-        return True
+    def aside(self) -> bool:
+        """Do a little side work where no tick is to be computed; False if there is none that is quick."""
+        return self.side.while_idle(QUICK_S)
 
     def next_tick(self) -> Tick | None:
         """Handle the inbox, plan, and fill the batch.
@@ -220,10 +204,10 @@ class Engine:
         now = self._clock()
         decode_s = now - self._decode_began
         # What passed while there was nothing to do is nobody's cost.
-        between_s = self._decode_began - self._decode_ended - self._aside_s
+        between_s = self._decode_began - self._decode_ended - self.side.spent_s
         after_idle = self._idle
         host_s = 0.0 if after_idle else max(0.0, between_s)
-        self._aside_s = 0.0
+        self.side.spent_s = 0.0
         self._idle, self._decode_ended = False, now
         if tick.plan.ballast:
             self._kv.clear_scratch()
@@ -443,23 +427,30 @@ class Engine:
             self._drafter.keep(sequence)
 
     def _work_aside(self) -> None:
-        """Restore, share and save prefixes, and encode texts, as far as the streams that are read can bear it."""
-        running = self.registry.running
-        urgent = [s.view for s in running.values() if s.lane == "interactive" and s.credit > 0]
+        """Do side work as far as the streams that are read can bear it."""
         tick_s = self._decode_ended - self._decode_began
-        share_s = max(MOVING_SHARE * tick_s, PACE_SHARE * (self._contract.reading_pace_s - tick_s))
-        if self.prefix.on:
-            self.prefix.room.let_go()
-            allowance_s = share_s if any(view.protected for view in urgent) else math.inf
-            moving_s = share_s if urgent else math.inf
-            spent_s = self.prefix.advance(running, allowance_s, moving_s)
-            self._aside_s += spent_s
-            share_s -= spent_s
-            self._planner.charge(self.prefix.take_spent())
-        if (
-            running
-        ):  # else the tick is not to be delayed: `run` has the encoders compute if there is none
-            self._aside_s += advance_each(self._encodings, share_s)
+        self.side.between_ticks(self.registry.running, len(self.prefix.held), tick_s)
+
+
+def _guesses_pay(settings: EngineSettings) -> bool:
+    """Whether drafts may pay: without a cost model nobody knows what a row is worth.
+
+    Where graphs are captured a change of shape costs more than guesses give.
+    """
+    cost = settings.cost
+    return settings.drafts and cost is not None and not cost.recapture_s
+
+
+def _desk(
+    prefix: PrefixCache,
+    encodings: tuple[Encodings, ...],
+    charge: Callable[[Mapping[Path, float]], None],
+    contract: Contract,
+    clock: Callable[[], float],
+) -> Desk:
+    encoding = (Encoding(encodings),) if encodings else ()
+    works = (*works_of(prefix), *encoding)
+    return Desk(works, prefix.ledger, charge, contract.reading_pace_s, clock)
 
 
 def _prefixes(

@@ -29,7 +29,7 @@ from uma_trio.engine.prefix.store import PageStore
 from uma_trio.engine.prefix.usage import Reuse, Usage
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
-from uma_trio.policy.fairness import Path
+from uma_trio.engine.side import Ledger
 from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
 from uma_trio.policy.state import FirstToken
 from uma_trio.telemetry.prefix import PrefixFigures
@@ -66,6 +66,7 @@ class PrefixCache:
         *,
         session_ttl_s: float = 300.0,
         copying: Copying | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._backend = backend
         self._recount = recount
@@ -75,7 +76,8 @@ class PrefixCache:
         self.on = budget > 0 and len(self._limits.leaf_ids) > 0
         self.store = PageStore(budget, clock)
         self.leaves = Leaves(backend)
-        self.saving = Saving(backend, self.store, clock, session_ttl_s, copying)
+        self.ledger = ledger or Ledger()
+        self.saving = Saving(backend, self.store, clock, self.ledger, session_ttl_s, copying)
         self.reuse = Reuse()
         compaction = Compaction(backend, clock, self.saving.save_takes)
         self.room = Room(backend, self.leaves, self.saving, compaction, self.reuse)
@@ -84,7 +86,6 @@ class PrefixCache:
         self.failures: Counter[str] = Counter()
         self.tokens_saved = 0
         self.usage = Usage()
-        self._put_by_s = 0.0  # of the allowance for restores
         self._promoted: dict[int, Lane] = {}  # leaders of persons, by what their own lane is
         self._waited_for: set[int] = set()  # leaders who are due when their followers are
 
@@ -242,62 +243,29 @@ class PrefixCache:
 
     # --- while others compute ---
 
-    def advance(
-        self, running: Mapping[int, Sequence], allowance_s: float, moving_s: float
-    ) -> float:
-        """Continue restores and forks, then saving; return the seconds that it took.
-
-        While streams are read it takes at most `allowance_s`, by prediction. Otherwise cells are
-        moved down for at most `moving_s`, because a request may wait for its first token. If no
-        other request has work, all restores are done at once.
-        """
-        moving = self.saving.due or self.room.compaction.spans_a_gap
-        if not (self.held or self._promoted or self._waited_for or moving):
-            self._put_by_s = 0.0
-            return 0.0
-        began = self._clock()
-        alone = len(self.held) >= len(running)
+    def settle(self, running: Mapping[int, Sequence]) -> bool:
+        """Let forks go on whose leader is done, and leaders be due for those who wait; whether somebody waits."""
+        if not (self.held or self._promoted or self._waited_for):
+            return False
         for held in tuple(self.held.values()):
             if held.leader is not None:
                 self._follow(held, running)
         self._promote(running)
         self._inherit(running)
-        # What was too little for a page adds up, or a slow restore would never come about.
-        left_s = math.inf if alone else allowance_s + self._put_by_s
-        unread, short = math.isinf(left_s), False
-        if self.saving.due and running and unread:  # first, so that others take the place of these
-            self.saving.some(left_s, share=not alone)
-            self.room.let_go()
-        while self.held and left_s > 0:
-            first = next((h for h in self.held.values() if h.leader is None), None)
-            if first is None:
-                break
-            if left_s < self.saving.restore_s(first.pages[0]):
-                short = True
-                break
-            left_s -= self._restore(first)
-        if self.saving.due and not unread:
-            left_s -= self.saving.some(left_s)
-            self.room.let_go()
-        due: Counter[Path] = Counter()
-        for key, sequence in running.items():
-            if key not in self.held:
-                due[sequence.submit.program] += sequence.view.due
-        expected = [
-            _still_expected(sequence) for key, sequence in running.items() if key not in self.held
-        ]
-        if running and self.room.gap_costs(due.total(), expected):
-            left_s -= self._compact(moving_s if unread else left_s, due)
-            short = short or self.room.compaction.under_way
-        self._put_by_s = left_s if short and not unread else 0.0
-        return self._clock() - began
+        return True
 
-    def _compact(self, most_s: float, due: Mapping[Path, int]) -> float:
-        """Move cells, and charge clients by their tokens that are `due`: each of them spans fewer cells."""
-        took_s, total = self.room.compaction.some(most_s), sum(due.values())
-        for client, n in due.items() if took_s else ():
-            self.saving.spent_s[client] += took_s * n / max(1, total)
-        return took_s
+    def next_restore_s(self) -> float | None:
+        """Return how long restoring the next page should take; None if no request waits for one."""
+        first = self._next_held()
+        return None if first is None else self.saving.restore_s(first.pages[0])
+
+    def restore_next(self) -> float:
+        """Restore the next page; return the seconds that it took."""
+        first = self._next_held()
+        return 0.0 if first is None else self._restore(first)
+
+    def _next_held(self) -> _Held | None:
+        return next((held for held in self.held.values() if held.leader is None), None)
 
     def idle(self, most_s: float = math.inf) -> bool:
         """Save one page while nothing is computed; False if no page takes at most `most_s`."""
@@ -352,7 +320,7 @@ class PrefixCache:
         done = page.saved is not None and self._backend.kv_restore(held.sequence.slot, page.saved)
         page.locked -= 1
         took_s = self._clock() - began
-        self.saving.spent_s[held.sequence.submit.program] += took_s
+        self.ledger.spend(held.sequence.submit.program, took_s)
         if done:
             self.saving.restored(page, took_s)
             self.store.used((page,))
@@ -413,12 +381,6 @@ class PrefixCache:
             leaf.called = leaf.called or leaf.handle == handle
         self.saving.keep(handle)
 
-    def take_spent(self) -> dict[Path, float]:
-        """Return the time of saving, restoring and moving since the last call, by client."""
-        spent = dict(self.saving.spent_s)
-        self.saving.spent_s.clear()
-        return spent
-
     def lane_set(self, handle: int) -> None:
         """Note that a client chose the lane of a request; forks do not change it any more."""
         self._promoted.pop(handle, None)
@@ -457,9 +419,3 @@ class PrefixCache:
             if mine(name):
                 self.usage.clear(name)
         return n
-
-
-def _still_expected(sequence: Sequence) -> int:
-    """Return how many tokens an answer will probably still get: as many as it has, at most what it may have."""
-    n = sequence.n_generated
-    return min(n, sequence.submit.max_tokens - n)

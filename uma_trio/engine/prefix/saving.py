@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from attrs import frozen
@@ -13,8 +13,8 @@ from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.engine.prefix.measured import CellTimes
 from uma_trio.engine.prefix.pages import Page
 from uma_trio.engine.prefix.store import PageStore
+from uma_trio.engine.side import Ledger
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import PAGE, SAVING_SHARE, SCATTERED, Copying
 
 #: Sessions whose latest turn is known.
@@ -48,6 +48,7 @@ class Saving:
         backend: Backend,
         store: PageStore,
         clock: Callable[[], float],
+        ledger: Ledger,
         session_ttl_s: float,
         copying: Copying | None = None,
     ) -> None:
@@ -65,8 +66,7 @@ class Saving:
         restore_s = _FIRST_S if copying is None else copying.restore_s
         self.restore_takes = CellTimes(restore_s, restore_s, guessed=copying is None)
         self.failures = 0
-        #: Seconds of saving, restoring and moving by the client it was for, since somebody took them.
-        self.spent_s: defaultdict[Path, float] = defaultdict(float)
+        self._ledger = ledger
         self.cost: CostModel | None = None
         window = backend.limits.window
         # A page saved behind the window of its own end lacks cells that the next one needs.
@@ -238,7 +238,7 @@ class Saving:
                 cost_s=self._cost_s(first, last - first),
             )
         took_s = self._clock() - began
-        self.spent_s[leaf.owner] += took_s
+        self._ledger.spend(leaf.owner, took_s)
         if page is None:
             self._queue.pop(0)
             self.give_up(leaf)
