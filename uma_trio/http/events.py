@@ -10,7 +10,7 @@ principals' requests follows :mod:`uma_trio.service.visibility`.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import trio
@@ -105,8 +105,9 @@ class Watcher:
     async def message(self) -> bytes:
         """Return the next message; b"" if nothing has changed."""
         service = self.shared.service
-        snapshot = await service.default.snapshot()
-        told: dict[str, Any] = _picture(service, snapshot, Viewer(self.principal))
+        snapshots = await service.snapshots()
+        snapshot = snapshots[0]  # of the model whose ticks are told
+        told: dict[str, Any] = _picture(service, snapshots, Viewer(self.principal))
         changed = {name: value for name, value in told.items() if self._told.get(name) != value}
         self._told = told
         now = trio.current_time()
@@ -169,21 +170,26 @@ def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
     ]
 
 
-def _picture(service: Service, snapshot: Snapshot, viewer: Viewer) -> dict[str, Any]:
-    """Return who runs and who waits, as the viewer may see it."""
+def _picture(service: Service, snapshots: Sequence[Snapshot], viewer: Viewer) -> dict[str, Any]:
+    """Return who runs and who waits, of all models together, as the viewer may see it."""
+    every = [running for snapshot in snapshots for running in service.named(snapshot)]
     listed = [
         _request(seen, viewer.wait(seen.report.waits, service.directory))
-        for seen in map(viewer.shown, service.named(snapshot))
+        for seen in map(viewer.shown, every)
     ]
-    cells, prefixes = snapshot.cells, snapshot.prefixes
+    cells = [snapshot.cells for snapshot in snapshots]
+    kept = [snapshot.prefixes for snapshot in snapshots if snapshot.prefixes is not None]
     return {
         "requests": listed,
-        "waiting": snapshot.waiting,
-        "cells": [cells.used, cells.reserved, cells.total],
-        "prefixes": None
-        if prefixes is None
-        else [prefixes.leaves, prefixes.leaf_tokens, prefixes.pages, prefixes.bytes],
+        "waiting": sum(snapshot.waiting for snapshot in snapshots),
+        "cells": _sums((each.used, each.reserved, each.total) for each in cells),
+        "prefixes": _sums((each.leaves, each.leaf_tokens, each.pages, each.bytes) for each in kept)
+        or None,
     }
+
+
+def _sums(rows: Iterable[tuple[int, ...]]) -> list[int]:
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 def _request(running: Running, waits: str) -> dict[str, Any]:
