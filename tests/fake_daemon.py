@@ -1,7 +1,7 @@
 """A real daemon process on the fake model: ``python tests/fake_daemon.py SOCKET [key=value ...]``.
 
 Prints ``ready`` when clients can connect, and ``computing`` at the first decode. Keys are fields of the
-configuration, and `cost` (seconds a tick takes), `rows` (tokens of a tick), `die` (the decode at which the engine breaks) and
+configuration, and `cost` (seconds a tick takes), `each` (seconds of each token besides), `rows` (tokens of a tick), `die` (the decode at which the engine breaks) and
 `script` of the fake: a file with a JSON list of what it says, prompt by prompt, whatever the temperature.
 A SOCKET of ``-`` stands for the default paths.
 """
@@ -34,14 +34,14 @@ from uma_trio_sim.scripted import ScriptedBackend
 class SlowBackend(FakeBackend):
     """The fake model on a machine that takes real time for a tick."""
 
-    tick_s = 0.0
+    tick_s = token_s = 0.0
 
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute, and take the time."""
         if not self.decodes:
             print("computing", flush=True)
         status = super().decode(n_tokens, while_computing)
-        time.sleep(self.tick_s)
+        time.sleep(self.tick_s + self.token_s * n_tokens)
         return status
 
 
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     path, *rest = arguments
     given = dict(item.split("=", 1) for item in rest)
     cost, die = float(given.pop("cost", "0")), int(given.pop("die", "-1"))
-    rows = int(given.pop("rows", "128"))
+    rows, each = int(given.pop("rows", "128")), float(given.pop("each", "0"))
     script, replace = given.pop("script", None), "replace" in given
     given.pop("replace", None)
     given.setdefault("policy", "baseline")  # which measures nothing before it is ready
@@ -72,6 +72,8 @@ def main(arguments: list[str]) -> int:
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
     config = load({**told, **{flags[name]: text for name, text in given.items()}}, env=env)
     backend = Speaker(script) if script else slow(config, cost, die, rows)
+    if isinstance(backend, SlowBackend):
+        backend.token_s = each
     log.configure("warning")
     try:
         trio.run(serve, config, backend, replace)

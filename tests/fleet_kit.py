@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,13 +27,17 @@ _HERE = Path(__file__).resolve().parent
 PROGRAM = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
-def free_ports(n: int) -> list[int]:
-    """Return ports that nobody has now."""
-    with contextlib.ExitStack() as held:
-        return [
-            held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            for _ in range(n)
-        ]
+def free_ports(n: int, *, together: int = 1) -> list[int]:
+    """Return ports that nobody has now, each the first of so many. The kernel gives none of these to a client."""
+    found: list[int] = []
+    while len(found) < n:
+        port = random.randrange(20_000, 32_000, 4)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for i in range(together):
+                held.enter_context(socket.create_server(("127.0.0.1", port + i)))
+            if port not in found:
+                found.append(port)
+    return found
 
 
 def eventually(check: Callable[[], object]) -> None:
@@ -237,7 +242,7 @@ class Fleet:
 def fleet(folder: Path, *options: str, **document: Any) -> Iterator[Fleet]:
     """Run three daemons behind HAProxy. `options` are those of each daemon, `document` of the file of nodes."""
     edge, sync = free_ports(2)
-    ports = _pairs(4)
+    ports = free_ports(4, together=2)
     nodes = [Node(i + 1, port, folder, options) for i, port in enumerate(ports)]
     found = Fleet(folder, edge, nodes[:3], nodes[3])
     listed = [{"id": node.number, "address": f"127.0.0.1:{node.port}"} for node in found.nodes]
@@ -255,17 +260,3 @@ def fleet(folder: Path, *options: str, **document: Any) -> Iterator[Fleet]:
         for node in nodes:
             if not node.ended:
                 node.signal()
-
-
-def _pairs(n: int) -> list[int]:
-    """Return ports that nobody has now, and of which nobody has the next one."""
-    found: list[int] = []
-    while len(found) < n:
-        (port,) = free_ports(1)
-        with (
-            contextlib.suppress(OSError, OverflowError),
-            socket.create_server(("127.0.0.1", port + 1)),
-        ):
-            if not {port - 1, port, port + 1} & set(found):
-                found.append(port)
-    return found

@@ -106,7 +106,7 @@ def test_haproxy_is_told_everything_that_the_file_says() -> None:
     assert "agent-port 9000 slowstart 10s" in plain
     assert f"maxconn {IN_FLIGHT * 16}" in plain
     assert f"mul({moves_at(3)})" in plain
-    assert [moves_at(n) for n in (1, 8, 9, 16, 17, 512)] == [4, 4, 3, 3, 2, 2]
+    assert [moves_at(n) for n in (1, 16, 17, 512)] == [3, 3, 2, 2]
     assert "X-UMA-Head first-token" in plain
     assert not any(word in plain for word in ("ssl crt", "map_str_int", "edge2"))
     full = configuration(

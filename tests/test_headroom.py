@@ -135,8 +135,8 @@ async def test_a_router_waits_for_no_tick(autojump_clock: MockClock) -> None:
 def test_the_agent_says_what_haproxy_understands() -> None:
     """One of `up ready` with a weight, `drain` and `down`; a weight is never 0, which would drain."""
     half = LoadReading(evolve(IDLE, running=4))
-    assert line_of(half, draining=False) == "up ready 50%"
-    assert line_of(LoadReading(evolve(IDLE, waiting=99)), draining=False) == "up ready 1%"
+    assert line_of(half, draining=False) == "up ready 75%"
+    assert line_of(LoadReading(evolve(IDLE, backlog_s=1e9)), draining=False) == "up ready 1%"
     assert line_of(half, draining=True) == "drain"
     assert line_of(None, draining=False).startswith("down #")
     hung = line_of(LoadReading(IDLE, silent_s=SILENT_S), draining=False)

@@ -143,9 +143,9 @@ async def test_clients_of_a_proxy_are_told_apart(autojump_clock: MockClock) -> N
         origins = []
         real = daemon.inner.service.generate
 
-        def generate(asks, origin):  # type: ignore[no-untyped-def]
+        def generate(asks, origin, *more):  # type: ignore[no-untyped-def]
             origins.append(origin.principal.shares_as)
-            return real(asks, origin)
+            return real(asks, origin, *more)
 
         daemon.inner.service.generate = generate
         client = daemon.connect()
@@ -259,9 +259,9 @@ async def test_targets_have_the_names_of_llm_d_too(
         asks = []
         real = daemon.inner.service.generate
 
-        def generate(found, origin):  # type: ignore[no-untyped-def]
+        def generate(found, origin, *more):  # type: ignore[no-untyped-def]
             asks.extend(found)
-            return real(found, origin)
+            return real(found, origin, *more)
 
         daemon.inner.service.generate = generate
         named = {**headers, "X-Session-Id": "chat 7", "X-LLM-D-Inference-Objective": "background"}

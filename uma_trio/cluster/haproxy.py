@@ -16,7 +16,7 @@ from uma_trio.cluster.nodes import Cluster, Node
 
 #: A pin gives way when the best machine has so many times the headroom, in clusters of up to so many machines.
 #: Of many machines the best one is nearly idle at any time. Simulated: docs/CLUSTER.md.
-_MOVES_AT: Final = ((8, 4), (16, 3))
+_MOVES_AT: Final = ((16, 3),)
 _MOVES_AT_MANY: Final = 2
 #: A pin gives way to so many requests that wait at the edge for its machine.
 MOVES_WAITING: Final = 2

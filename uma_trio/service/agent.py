@@ -31,7 +31,7 @@ def line_of(reading: LoadReading | None, *, draining: bool) -> str:
         return "down #the engine has stopped"
     if reading.hangs:
         return f"down #the engine has not answered for {reading.silent_s:.0f} s"
-    return f"up ready {max(1, round(100 * reading.headroom))}%"
+    return f"up ready {max(1, round(100 * reading.weight))}%"
 
 
 class Agent:

@@ -64,6 +64,14 @@ def headroom(load: NodeLoad) -> float:
     return _room(load) * _promptness(load) * _promise(load) * _traffic(load)
 
 
+def weight(load: NodeLoad) -> float:
+    """Return the same for a proxy that counts connections itself: slots and cells halve it at the most.
+
+    With them in full a pin would give way to slots that are taken for a moment, and its prefix be computed again.
+    """
+    return (1.0 + _room(load)) / 2.0 * _promptness(load) * _promise(load) * _traffic(load)
+
+
 def _left(reports: Sequence[SequenceReport]) -> int:
     return sum(max(0, one.prompt_tokens - one.computed_tokens) for one in reports)
 

@@ -9,7 +9,7 @@ import trio
 from attrs import frozen
 
 from uma_trio.engine.messages import Snapshot
-from uma_trio.service.headroom import NodeLoad, headroom, load_of
+from uma_trio.service.headroom import NodeLoad, headroom, load_of, weight
 from uma_trio.telemetry.outlook import Outlook
 
 #: A younger reading is given again: the engine is asked at most four times a second.
@@ -31,6 +31,11 @@ class LoadReading:
     def headroom(self) -> float:
         """What :func:`uma_trio.service.headroom.headroom` makes of the load."""
         return headroom(self.load)
+
+    @property
+    def weight(self) -> float:
+        """What :func:`uma_trio.service.headroom.weight` makes of it."""
+        return weight(self.load)
 
     @property
     def hangs(self) -> bool:

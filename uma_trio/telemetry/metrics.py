@@ -290,9 +290,9 @@ class Metrics:
 
     def outlook(self) -> Outlook:
         """Return the few figures that say how much more work this machine can take."""
-        spent, rate = self._prompt_s, self.promise.prompt_tokens_per_s
-        if rate is None and spent > 0:
-            rate = self._prefilled / spent
+        busy_s, rate = self._decode_s + self._host_s, self.promise.prompt_tokens_per_s
+        if rate is None and busy_s > 0 and self._prefilled:
+            rate = self._prefilled / busy_s  # no cost model: ticks without a prompt count, too
         return Outlook(
             shown_ratio_p95=self.playout.shown_ratio_p95,
             latency_cap=self._latency_cap,

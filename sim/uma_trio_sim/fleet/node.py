@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from uma_trio.service.headroom import NodeLoad, headroom
+from uma_trio.service.headroom import NodeLoad, weight
 from uma_trio_sim.fleet.requests import TraceRequest
 
 _DONE_S: Final = 1e-6  # what is left of a prompt or a stream by rounding, in the time that it takes
@@ -108,7 +108,7 @@ class FluidNode:
             waiting=len(self.waiting),
             backlog_s=self.backlog_s(),
         )
-        return max(1, round(100 * headroom(load)))
+        return max(1, round(100 * weight(load)))
 
     def take(self, job: Job, now: float) -> None:
         """Accept a request."""
