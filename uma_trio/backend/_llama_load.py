@@ -10,6 +10,7 @@ from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.kv_memory import GPU_BATCH
 from uma_trio.backend.kv_types import kv_pair
 
 # Logits rows beyond one for each sequence: 10 MB of a vocabulary of 152k.
@@ -71,13 +72,11 @@ def make_context(
     threads: int,
     kv_type: str,
     flash: int,
+    wide: bool = False,
 ) -> int:
-    """Make the one context of a model."""
+    """Make the one context of a model. A `wide` one computes up to `GPU_BATCH` tokens at once, if it has room."""
     params = llama.llama_context_default_params()
     params.n_ctx = n_ctx
-    # One ubatch per decode, so that a tick reads the weights once (llama-kv-cache.cpp,
-    # init_batch: one stream is split by size alone).
-    params.n_batch = params.n_ubatch = n_batch
     params.n_seq_max = n_slots + spare_sequences
     # A row per sequence (no fewer are taken), and some for drafts. Rows of every token would reserve
     # n_batch rows of 152k floats in the graph's memory.
@@ -91,8 +90,13 @@ def make_context(
     # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
     params.swa_full = True
     params.no_perf = True
-    lib.forget_errors()
-    context = llama.llama_init_from_model(model, params)
+    context = None
+    for size in (GPU_BATCH, n_batch) if wide else (n_batch,):
+        # One ubatch per decode, so that a tick reads the weights once (llama-kv-cache.cpp,
+        # init_batch: one stream is split by size alone).
+        params.n_batch = params.n_ubatch = size
+        lib.forget_errors()
+        context = context or llama.llama_init_from_model(model, params)
     if not context:
         reason = lib.last_error() or "llama.cpp gave no reason"
         raise ModelError(

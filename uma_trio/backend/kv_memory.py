@@ -12,8 +12,10 @@ from typing import Final
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_types import kv_pair
 
-#: The tokens of one decode at the most, unless a caller says otherwise.
+#: The tokens of one decode at the most, unless a caller says otherwise; and where a GPU computes all layers,
+#: if there is room: wider chunks of a prompt take less time a token there.
 N_BATCH: Final = 512
+GPU_BATCH: Final = 1024
 # What the header of a model has whose layers keep a state, or some of them; and the kinds that have a
 # state without saying so there (`llm_arch_is_recurrent`, `llm_arch_is_hybrid` of llama.cpp).
 _STATEFUL: Final = ("ssm.", "wkv.", "shortconv.")

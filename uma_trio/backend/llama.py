@@ -133,7 +133,7 @@ class LlamaBackend:
         n_ctx: int,
         n_slots: int,
         threads: int,
-        n_batch: int = N_BATCH,
+        n_batch: int | None = None,
         kv_type: str = "f16",
         flash_attention: str = "auto",
         mlock: bool = False,
@@ -148,7 +148,8 @@ class LlamaBackend:
         """Check the file, load the weights, make the context.
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple of
-        256), `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
+        256). `n_batch` is the tokens of one decode at the most; None is 512, and 1,024 where a GPU computes
+        all layers and has room for it. `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
         `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. With
@@ -160,7 +161,7 @@ class LlamaBackend:
         header = read_header(path)
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         placement = placed(system_info(), header, gpu_layers)
-        cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch, "kv_type": kv_type}
+        cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch or N_BATCH, "kv_type": kv_type}
         flash = chosen_flash(flash_attention, header, placement, **cells)
         refuse_without_room(header, placement, **cells, flash=flash)
         if beside_another:
@@ -171,7 +172,6 @@ class LlamaBackend:
             faster = flash_is_faster(subject(header, kv_type, threads), measure)
             flash = chosen_flash(flash_attention, header, placement, **cells, faster=faster)
         info = model_info(model.pointer, header, kv_type)
-        vocabulary = LlamaVocabulary(model)
         context = make_context(
             model.pointer,
             path,
@@ -180,10 +180,11 @@ class LlamaBackend:
             spare_sequences=int(n_slots < MAX_SLOTS - 2),  # for saving what leaves hold
             threads=threads,
             flash=flash,
+            wide=n_batch is None and placement.all_on_gpu and flash != FLASH_OFF,
         )
         keeps = placement.on_gpu if holds_extent is None else holds_extent
-        cache = {"whole_cache": flash == FLASH_OFF, "keeps_high_water": keeps}
-        backend = cls(vocabulary, info, context, n_slots, kv_type, placement, **cache)
+        whole = {"whole_cache": flash == FLASH_OFF, "keeps_high_water": keeps}
+        backend = cls(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, **whole)
         release(header.parts)
         return backend
 

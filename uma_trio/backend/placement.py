@@ -36,6 +36,11 @@ class Placement:
         return self.offloaded > 0
 
     @property
+    def all_on_gpu(self) -> bool:
+        """Whether devices compute all layers."""
+        return self.offloaded == self.layers
+
+    @property
     def attends_on_gpu(self) -> bool:
         """Whether a device computes attention, and so keeps KV cells."""
         return self.offloaded > 1
@@ -50,6 +55,6 @@ class Placement:
         """Say it for people; empty where all is computed by the CPU."""
         if not self.on_gpu:
             return ""
-        if self.offloaded == self.layers:
+        if self.all_on_gpu:
             return self.devices
         return f"{self.devices} ({self.offloaded} of {self.layers} layers)"

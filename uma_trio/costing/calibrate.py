@@ -36,13 +36,13 @@ ORDER = (
     *_rows(8),
     *_steps(7),
     *_rows(7),
-    *_steps(128, 256, 512, 6, 20, 5),
+    *_steps(128, 256, 512, 1024, 384, 768, 6, 20, 5),
     *_rows(6, 5),
     *_steps(48),
     *_rows(16),
     *_steps(28, 40, 10, 14, 9, 11, 13, 15, 17),
     *_rows(12, 32, 24),  # ticks with drafts have a row for each token
-    *_steps(96, 192, 384),
+    *_steps(96, 192),
 )
 NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
 # No chunk of a prompt is larger than the largest measured size. If tokens are so slow that these sizes did not fit into
@@ -294,7 +294,7 @@ class Calibration:
         else:
             largest = max(steps, default=shape.tokens)
             each = steps.get(largest, 0.0) * shape.tokens / largest
-        return (1 + self._watch.uncounted) * each
+        return (1 + self._watch.warming(shape)) * each
 
 
 def _undisturbed(table: dict[int, float]) -> dict[int, float]:

@@ -121,7 +121,7 @@ class Remeasurement:
         ):
             return True
         longest_s = LONGEST_S if interruptible else UNNOTICED_S
-        return (1 + self._watch.uncounted) * self._expected(shape.tokens) <= longest_s
+        return (1 + self._watch.warming(shape)) * self._expected(shape.tokens) <= longest_s
 
     def _expected(self, tokens: int) -> float:
         """Return the seconds of a step: the nearest one that was timed, in the proportions of the old table."""

@@ -18,6 +18,8 @@ from uma_trio.backend.base import Backend, DecodeStatus, IntArray
 AGREEMENT, PATIENCE = 0.08, 5
 # A sample is the quickest of the decodes that fit into this: one, unless the model is tiny.
 SAMPLE_S, MOST_IN_SAMPLE = 0.004, 8
+# A decode of more tokens takes so long that it makes no difference whether its graph was captured before.
+LAUNCHED = 128
 LEAST_S = 1e-6  # no decode takes less, whatever a coarse clock says
 
 
@@ -73,6 +75,10 @@ class Stopwatch:
         """Return those of `shapes` that this backend can compute."""
         return [s for s in shapes if s.tokens <= self.most and s.rows <= self._n_rows]
 
+    def warming(self, shape: BatchShape) -> int:
+        """Return how many decodes of `shape` come before those that count."""
+        return self.uncounted if shape.tokens <= LAUNCHED else 0
+
     def time(self, shape: BatchShape) -> float:
         """Return the seconds of one decode of `shape`."""
         slots = min(shape.rows, self.n_slots)
@@ -86,7 +92,7 @@ class Stopwatch:
 
     def sample(self, shape: BatchShape) -> float:
         """Return the seconds of the quickest of some decodes of `shape`."""
-        for _ in range(self.uncounted):
+        for _ in range(self.warming(shape)):
             self.time(shape)
         took = [self.time(shape)]
         while sum(took) + min(took) <= SAMPLE_S and len(took) < MOST_IN_SAMPLE:

@@ -30,14 +30,17 @@ from uma_trio.policy.cost import CostModel, Work
 
 K = TypeVar("K")
 
+#: A turn has so many tokens at the most, however wide a batch may be.
+TURN_TOKENS = 512
+
 
 def turn_s(cost: CostModel, n_batch: int) -> float:
-    """Return the quantum in machine seconds: a full batch at half the price of a tick of two.
+    """Return the quantum in machine seconds: a batch, 512 tokens at most, at half the price of a tick of two.
 
     With a stream in the tick no token costs more than that, so a client that has begun its turn can
     finish it.
     """
-    return n_batch * cost.seconds(Work(2)) / 2
+    return min(n_batch, TURN_TOKENS) * cost.seconds(Work(2)) / 2
 
 
 def lift(used_s: Mapping[K, float], ready: AbstractSet[K], ahead_s: float = 0.0) -> dict[K, float]:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.first_tokens import in_order_of_deadlines
 from uma_trio.policy.evolving import evolve
-from uma_trio.policy.fairness import lift, lift_all, standings, turn_s, turns
+from uma_trio.policy.fairness import TURN_TOKENS, lift, lift_all, standings, turn_s, turns
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
 from uma_trio.words import Lane
@@ -100,8 +100,8 @@ def _need(
     used = standing(state, plan, turn)
     left: dict[int, float] = {}  # of the turn of each client's oldest prompt
     for view in sorted([v for v in rest if not v.decoding], key=_age):
-        in_batch = (view.due - 1) % state.n_batch + 1
-        left.setdefault(view.client, turn * in_batch / state.n_batch)
+        batch = min(state.n_batch, TURN_TOKENS)
+        left.setdefault(view.client, turn * ((view.due - 1) % batch + 1) / batch)
     together, finish = turns(used, left, turn)
     running = burst(state)
     unlimited = math.isinf(plan.limit.seconds)
