@@ -303,3 +303,15 @@ def test_no_work_that_nobody_waits_for_makes_a_token_late(now: SchedulerState) -
     waited_for = any(item.reason.startswith("newcomer") for item in plan.items)
     if extra and not waited_for:
         assert plan.predicted_s <= plan.limit.seconds * (1 + 1e-9)
+
+
+def test_no_more_slack_is_saved_than_a_prompt_needs_whose_answer_will_be_read() -> None:
+    """Its own stream begins without slack, so what is saved beyond its end is worth nothing then."""
+    captured = evolve(WIDE, recapture_s=0.001, capture_s=0.001)
+    long = {"computed": 600, "pending": 450}
+    ahead = reader(ahead=0.1)
+    assert others(planned(ahead, prompt(9, **long), cost=captured)) > 0
+    assert others(planned(ahead, batch(**long), cost=captured)) == 0
+    # A program waits for the end of it: many ticks follow, whose shape is not to change.
+    waits = prompt(9, awaits="answer", **long)
+    assert others(planned(ahead, waits, cost=captured)) == 0

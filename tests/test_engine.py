@@ -32,6 +32,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.side import Desk
 from uma_trio.engine.step import Tick
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
@@ -1273,3 +1274,22 @@ def test_a_tick_after_an_idle_time_is_learnt_without_what_passed_before_it() -> 
     learnt = [tick.host_s for state in seen for tick in state.measured]
     assert [host_s is None for host_s in learnt] == [True, False, False, False, True, False, False]
     assert [tick.host_s for tick in bench.explain(ticks=9).ticks if tick.host_s == 0.0] == [0.0] * 2
+
+
+def test_nothing_is_moved_between_the_end_of_a_prompt_and_its_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next decode publishes it; what was computed is saved a tick later."""
+    bench = Bench(
+        FakeBackend(n_ctx=4096, n_batch=64), settings=EngineSettings(prefix_bytes=1 << 24)
+    )
+    moved: list[int] = []
+
+    def between_ticks(*_arguments: object) -> None:
+        moved.append(len(sink.tokens))
+
+    _, sink = bench.submit("hello", 5)
+    monkeypatch.setattr(Desk, "between_ticks", between_ticks)
+    bench.ticks(3)
+    assert moved[:2] == [0, 1]
+    assert len(moved) == 2  # before the prompt, and not again before its first token was there

@@ -61,7 +61,7 @@ from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import QUICK_S, Desk
 from uma_trio.engine.snapshot import snapshot
-from uma_trio.engine.step import Completed, Outcome, Tick, outcomes
+from uma_trio.engine.step import Completed, Outcome, Tick, ends_prompt, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.engine.turn import TickClaim
 from uma_trio.engine.waits import wait_of
@@ -133,6 +133,7 @@ class Engine:
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         self._idle = True
+        self._untold = False  # whether the latest tick gave somebody a first token
 
     @property
     def memory(self) -> Memory:
@@ -217,6 +218,7 @@ class Engine:
         self._recovery.succeeded()
         choices, scores = tick.read(self._backend.logits)
         results = outcomes(tick.steps, choices, scores)
+        self._untold = ends_prompt(results)
         sampling_s = self._clock() - now
         self._uncommitted = Completed(
             tick,
@@ -428,6 +430,9 @@ class Engine:
 
     def _work_aside(self) -> None:
         """Do side work as far as the streams that are read can bear it."""
+        untold, self._untold = self._untold, False
+        if untold:
+            return  # it would delay a first token, which the next decode publishes
         tick_s = self._decode_ended - self._decode_began
         self.side.between_ticks(self.registry.running, len(self.prefix.held), tick_s)
 

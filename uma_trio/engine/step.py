@@ -228,6 +228,11 @@ def outcomes(
     return tuple(found)
 
 
+def ends_prompt(results: Iterable[Outcome]) -> bool:
+    """Whether one of these gave a first token: behind several tokens that were no drafts."""
+    return any(bool(one.tokens) and one.step.n_tokens - len(one.step.drafts) > 1 for one in results)
+
+
 def _checked(step: Step, choices: Choices) -> Outcome:
     """Return what came of a step with drafts, a fault or a late mask."""
     row, drafts, tokens = step.first_row, step.drafts, choices.tokens

@@ -274,7 +274,9 @@ def _size(
         granted_s = limit.seconds - recapture_s
         return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG, False
     begun, full = state.memory.guard.mixed, limit.seconds >= cost.tuning.full * limit.reach_s
-    if recapture_s and not begun and limit.seconds < cost.tuning.worth_a_change * limit.reach_s:
+    worth_s = cost.tuning.worth_a_change * limit.reach_s
+    changes = recapture_s > 0.0 and not begun and limit.seconds < worth_s
+    if changes and not _is_read_soon(line.views):
         return 0, SAVING, True
     seconds = limit.seconds if full else max(limit.seconds, limit.reach_s)
     took = fitting(cost, line, most, seconds - recapture_s, spare)
@@ -288,8 +290,18 @@ def _size(
     # The shape changes once more when readers are alone again.
     stays_s = 0.0 if state.before.repeats else capture_s
     changes_s = cost.change_s + (stays_s if kept and best == in_use else recapture_s)
-    saves = took[best] + changes_s > limit.step_s
-    return (best if took[best] + changes_s <= limit.seconds else 0), SAVING, saves
+    needs_s = took[best] + changes_s
+    saves = needs_s > limit.step_s
+    if changes:
+        # With its first token a stream begins that is not ahead: nothing is saved beyond that.
+        more = math.ceil(line.views[0].due / best) - 1
+        needs_s = min(worth_s, needs_s + more * max(0.0, took[best] - limit.step_s))
+    return (best if max(needs_s, took[best]) <= limit.seconds else 0), SAVING, saves
+
+
+def _is_read_soon(views: Sequence[SequenceView]) -> bool:
+    """Whether the first of these is a prompt whose answer will be read as it comes."""
+    return bool(views) and is_prompt(views[0]) and views[0].read
 
 
 def _best(
