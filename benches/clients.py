@@ -40,6 +40,18 @@ around however home small found thought went say part once high general upon sch
 WORDS = tuple(_TEXT.split())
 
 
+LINE = 16  # words
+
+
+def text(words: Sequence[str]) -> str:
+    """Return words as a text with lines, as people and programs write it: a token each.
+
+    Each 16th word makes room for a line end, which is a token, too.
+    """
+    lines = [" ".join(words[at : at + LINE - 1]) for at in range(0, len(words), LINE)]
+    return "\n".join(lines) + ("\n" if len(words) % LINE == 0 else "")
+
+
 class NotServed(Exception):
     """A server refused, broke off, or brought something else than was asked for."""
 

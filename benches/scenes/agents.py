@@ -94,7 +94,7 @@ class Agent:
         """Send the next step, and the one after it when it is answered."""
         name = f"agent{self._number}-{len(self.steps)}"
         script = self._script
-        prompt = " ".join(self._words)
+        prompt = clients.text(self._words)
         job = Job(name, prompt, script.answer, "interactive", awaits=script.awaits)
         self.steps.append(self._live.start(job, self._next))
 
