@@ -7,14 +7,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from encoder_kit import FakeEncoder
 from engine_kit import Doze, Sink
 from machine_kit import Clock, Machine
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.compute import ComputeTask
+from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.messages import SamplingParams, Submit
+from uma_trio.engine.messages import Encode, SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.turn import CAREFUL, EARLY_S, TickClaim, chosen, free_s
@@ -85,15 +87,18 @@ class Streams:
         self.clock = Clock()
         bell = Doze(self._sleeps)
         self.compute = ComputeTask(bell, self.clock, self._died)
-        self.engines, self.machines = [], []
+        self.engines, self.machines, self.encodings = [], [], list[Encodings]()
         for _ in range(n):
             machine = Machine(COST, self.clock)
+            encodings = Encodings(FakeEncoder(), lambda call: call(), self.clock)
+            self.encodings.append(encodings)
             engine = Engine(
                 *(machine, deadline, Inbox(99, bell=bell), Outlet(lambda deliver: deliver())),
                 *(Metrics(), self.clock),
                 settings=EngineSettings(
                     cost=COST, contract=Contract(reading_pace_s=STEP_S), drafts=False
                 ),
+                encoders={"embed": encodings},
             )
             self.machines.append(machine)
             self.engines.append(engine)
@@ -194,6 +199,22 @@ def test_what_another_model_computed_is_not_learnt_as_this_ones_time() -> None:
     assert cost is not None
     assert cost.scale == pytest.approx(1.0, rel=0.05)
     assert cost.host_s < 0.001
+
+
+def test_texts_are_encoded_while_another_model_is_read() -> None:
+    """The model that they are encoded beside has nothing else to compute."""
+    streams = Streams(2)
+    encodings, answers = streams.encodings[0], list[float]()
+    reader = streams.ask(1, 8, 60)
+    encodings.submit(
+        Encode(
+            *(1, "embed", "u", [tokens(8)] * 3, [2, 1, 0]),
+            lambda _found: answers.append(streams.clock.now),
+        )
+    )
+    streams.run()
+    assert answers[0] < reader.times[-1]
+    assert max(reader.gaps) <= STEP_S
 
 
 def test_an_answer_is_the_same_beside_another_model() -> None:

@@ -127,7 +127,7 @@ class ComputeTask:
         if self._last is not member:
             member.engine.interrupted()
         self._last = member
-        ticked = self._tick(member)
+        ticked = self._tick(member) or self._guarded(member, member.engine.aside)
         self._guarded(member, member.engine.publish)
         ended = self._clock()
         member.last_at = ended

@@ -15,6 +15,7 @@ tokens that the prepared tick lacks.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +25,7 @@ from attrs import evolve
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.drafts import Drafting, drafter_for
-from uma_trio.engine.encoding import Encoding, Encodings
+from uma_trio.engine.encoding import PART_S, Encoding, Encodings
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.idle import IdleTime
 from uma_trio.engine.inbox import Inbox
@@ -155,7 +156,11 @@ class Engine:
         """Take in what has arrived, and return what is to be computed: another model may come first."""
         self._arrived += self._inbox.drain()
         self._settle(now)
-        return self._planner.claim(now)
+        found = self._planner.claim(now)
+        if found.works or found.due_at < math.inf:
+            return found  # between its ticks texts are encoded, too
+        encodes = any(each.has_work for each in self._encodings)
+        return evolve(found, works=True, least_s=PART_S) if encodes else found
 
     def limit(self, seconds: float) -> None:
         """Let the next tick take at most so long, as far as its size decides that: another model has readers."""
