@@ -123,13 +123,19 @@ def summarise(played: Played) -> Row:
     }
 
 
+def _latencies(answer: Answer) -> list[tuple[float, float]]:
+    """Return the ITL of each token that came after the first delivery, which may have several, by its time."""
+    found = itl(answer.times)
+    return list(zip(answer.times[len(answer.times) - len(found) :], found, strict=True))
+
+
 def latencies(answers: Sequence[Answer], interactive: int) -> list[tuple[float, float]]:
     """Return each ITL of the chats, in ms, by the second since the first request at which it ended."""
     began = min(answer.sent for answer in answers)
     return sorted(
         (at - began, 1e3 * latency)
         for answer in answers[:interactive]
-        for at, latency in zip(answer.times[1:], itl(answer.times), strict=True)
+        for at, latency in _latencies(answer)
         if latency > 0  # tokens that were read at once
     )
 

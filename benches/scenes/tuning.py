@@ -1,6 +1,6 @@
 """What each constant of the policy moves when it is halved and when it is doubled, in simulations.
 
-    python -m benches tuning            prints the table of docs/POLICY.md, and writes it there
+    python -m benches tuning            prints the table of docs/POLICY.md, and writes it there; half an hour
     python -m benches tuning --only margin_errors aim
 
 Each constant is changed alone (:mod:`uma_trio.policy.tuning`). The same work runs with it in four scenes: one reader
@@ -79,9 +79,11 @@ def tuning(given: argparse.Namespace) -> int:
     lines = [
         "| constant | value | what it is | halved: p95, TTFT, tokens/s | doubled |",
         "|---|---|---|---|---|",
-        *rows(names, given.seconds, range(given.seeds)),
     ]
-    print("\n".join(lines))
+    print("\n".join(lines), flush=True)
+    for row in rows(names, given.seconds, range(given.seeds)):
+        print(row, flush=True)
+        lines.append(row)
     if not given.only:
         text = PAGE.read_text(encoding="utf-8")
         before, _, rest = text.partition(MARK)
