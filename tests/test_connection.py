@@ -405,7 +405,7 @@ async def test_another_users_process_is_told_and_closed(autojump_clock: MockCloc
         assert (error.code, error.fatal) == ("E_AUTH_001", True)
 
 
-async def test_another_users_request_is_neither_shown_nor_moved(autojump_clock: MockClock) -> None:
+async def test_another_users_request_is_not_shown_moved_or_ended(autojump_clock: MockClock) -> None:
     """Where two users are let in: one is told that there is a request, the daemon's own user everything."""
     async with house() as daemon:
         busy = daemon.connect()
@@ -415,10 +415,14 @@ async def test_another_users_request_is_neither_shown_nor_moved(autojump_clock: 
         stranger = Principal(connection=9, uid=os.geteuid() + 1)
         (seen,) = await daemon.service.listed(stranger)
         assert (seen.handle, seen.origin.app, seen.report.prompt_tokens) == (0, "another user", 0)
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(Refusal) as moved:
             daemon.service.move(running.handle, "background", stranger)
-        assert caught.value.code == Code.E_AUTH_002
-        assert refusal_event(caught.value, None).fatal is False
+        with pytest.raises(Refusal) as ended:
+            daemon.service.cancel(running.handle, stranger)
+        for caught in (moved, ended):
+            assert caught.value.code == Code.E_AUTH_002
+            assert refusal_event(caught.value, None).fatal is False
+        await busy.until(Token)
         admin = daemon.connect()
         await admin.send(SetPriority(request=running.handle, priority="background"))
         await admin.until(Ok)

@@ -106,24 +106,29 @@ FIELDS = st.fixed_dictionaries(
 SENT = st.tuples(st.sampled_from([COMPLETIONS, "/completion"]), HEADERS, FIELDS)
 
 
-@given(
-    st.lists(SENT, min_size=1, max_size=3), st.lists(SENT, min_size=1, max_size=3), st.booleans()
+# By the kernel's word for the connection (None: this process's own user), or by the key that is shown.
+USERS = st.permutations([(who, {}) for who in (ALICE, BOB, UNKNOWN, None)])
+KEYS = st.permutations(
+    [(ALICE, {"Authorization": f"Bearer {key}"}) for key in ("one", "two", "root")]
 )
+
+
+@given(st.lists(SENT, min_size=1, max_size=3), SENT, USERS | KEYS)
 @settings(max_examples=25, deadline=None)
 def test_no_headers_or_fields_reach_anothers_prompt(
-    first: list[Any], second: list[Any], known: bool
+    first: list[Any], second: Any, anybody: list[tuple[Principal | None, dict[str, str]]]
 ) -> None:
-    """Whatever one sent and the other sends: nothing of the second's is cached at its first request."""
+    """Of any two principals, whatever they send: nothing is cached at the second's first request."""
+    keys = {"keys": (b"one", b"two"), "admin_keys": (b"root",)} if anybody[0][1] else {}
 
     async def talk() -> None:
-        async with http_house(prefix_bytes=BUDGET) as daemon:
-            others = BOB if known else UNKNOWN
-            for who, requests in ((ALICE, first), (others, second[:1])):
+        async with http_house(prefix_bytes=BUDGET, **keys) as daemon:
+            for (who, key), requests in zip(anybody, (first, [second]), strict=False):
                 for path, headers, fields in requests:
                     daemon.peer = who
                     client = daemon.connect()
                     body = {"prompt": PROMPT, "max_tokens": 2, "n_predict": 2, **fields}
-                    answer = await client.ask("POST", path, body, headers)
+                    answer = await client.ask("POST", path, body, headers | key)
                     client.close()
                     assert answer.status == 200, answer.body
             last = answer.json

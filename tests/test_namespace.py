@@ -44,6 +44,8 @@ PRINCIPALS = st.builds(
     uid=st.none() | SMALL,
     pid=st.none() | SMALL,
     key=st.none() | SMALL,
+    has_token=st.booleans(),
+    is_forwarded=st.booleans(),
     is_operator=st.booleans(),
 )
 

@@ -16,6 +16,11 @@ PARAGRAPH = "The fox ran through the wood and looked for the old red house by th
 MORE = ("Then a bear came.", "The sun was warm.", "What did they do next?", "A bird sang.")
 
 
+def test_a_seed_alone_has_one_answer() -> None:
+    """To a request that says nothing of drafts, as docs/REPRODUCIBILITY.md has it."""
+    assert list(twice(6, 60, None)) == [None] * 6
+
+
 def test_each_difference_under_a_seed_with_drafts_is_a_logit_that_moved_the_border() -> None:
     """Both tokens were drawn with the number of their place."""
     assert all(one is None or one.explained for one in twice(4, 40, "auto"))
