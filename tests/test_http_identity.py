@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 from http_kit import Answer, Client, HttpHouse, http_house
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
@@ -106,17 +106,19 @@ FIELDS = st.fixed_dictionaries(
 SENT = st.tuples(st.sampled_from([COMPLETIONS, "/completion"]), HEADERS, FIELDS)
 
 
+Anybody = list[tuple[Principal | None, dict[str, str]]]
 # By the kernel's word for the connection (None: this process's own user), or by the key that is shown.
-USERS = st.permutations([(who, {}) for who in (ALICE, BOB, UNKNOWN, None)])
-KEYS = st.permutations(
-    [(ALICE, {"Authorization": f"Bearer {key}"}) for key in ("one", "two", "root")]
-)
+USERS: Anybody = [(who, {}) for who in (ALICE, BOB, UNKNOWN, None)]
+KEYS: Anybody = [(ALICE, {"Authorization": f"Bearer {key}"}) for key in ("one", "two", "root")]
+PLAIN: tuple[str, dict[str, str], dict[str, Any]] = (COMPLETIONS, {}, {})
 
 
-@given(st.lists(SENT, min_size=1, max_size=3), SENT, USERS | KEYS)
+@example([PLAIN], PLAIN, USERS)
+@example([PLAIN], PLAIN, KEYS)
+@given(st.lists(SENT, min_size=1, max_size=3), SENT, st.permutations(USERS) | st.permutations(KEYS))
 @settings(max_examples=25, deadline=None)
 def test_no_headers_or_fields_reach_anothers_prompt(
-    first: list[Any], second: Any, anybody: list[tuple[Principal | None, dict[str, str]]]
+    first: list[Any], second: Any, anybody: Anybody
 ) -> None:
     """Of any two principals, whatever they send: nothing is cached at the second's first request."""
     keys = {"keys": (b"one", b"two"), "admin_keys": (b"root",)} if anybody[0][1] else {}
