@@ -35,6 +35,7 @@ from uma_trio.client.on_trio import TrioLoop, TrioStream
 from uma_trio.sockets.transport import Transport
 
 TICK_S = 0.001
+LONG = 20_000  # tokens that no test waits for
 Work = Callable[[Callable[[], None]], Awaitable[Any]]
 
 
@@ -129,7 +130,7 @@ def _house(path: Path) -> Iterator[tuple[House, Aside]]:
 
 
 def _backend(**options: Any) -> FakeBackend:
-    return FakeBackend(cost=linear_cost(TICK_S, 0.0), **options)
+    return FakeBackend(n_ctx=1 << 20, cost=linear_cost(TICK_S, 0.0), **options)
 
 
 async def _works(client: Any, daemon: House) -> bool:
@@ -185,7 +186,7 @@ def test_leaving_the_block_ends_the_request(
 
     async def test() -> None:
         async with kit.names.connect(path) as client:
-            async with client.generate("hello", max_tokens=900) as generation:
+            async with client.generate("hello", max_tokens=LONG) as generation:
                 async for _ in generation:
                     break
             assert generation.eos.reason == "cancelled"
@@ -201,7 +202,7 @@ def test_a_loop_that_breaks_without_a_block_ends_it_too(
 
     async def test() -> None:
         async with kit.names.connect(path) as client:
-            async for _ in client.generate("hello", max_tokens=900):
+            async for _ in client.generate("hello", max_tokens=LONG):
                 break
             assert await _works(client, house[0])
             assert client.last.reason == "length"
@@ -220,7 +221,7 @@ def test_a_cancelled_task_ends_its_request(
         async with kit.names.connect(path) as client:
 
             async def read(reached: Callable[[], None]) -> None:
-                seen.append(client.generate("hello", max_tokens=900))
+                seen.append(client.generate("hello", max_tokens=LONG))
                 async for _ in seen[0]:
                     reached()
 
@@ -239,7 +240,7 @@ def test_closing_the_connection_cancels_its_request(
 
     async def test() -> None:
         async with kit.names.connect(path) as client:
-            generation = client.generate("hello", max_tokens=900)
+            generation = client.generate("hello", max_tokens=LONG)
             await anext(generation)
 
     kit.run(test)
@@ -310,12 +311,12 @@ def test_the_same_errors_are_raised(kit: Kit, path: Path, house: tuple[House, As
             with pytest.raises(TypeError, match="temprature"):
                 client.generate("hello", temprature=1)
             with pytest.raises(ServerError, match="E_LIMIT_004"):
-                await client.generate("hello", max_tokens=100_000).text()
+                await client.generate("hello", max_tokens=2_000_000).text()
             with pytest.raises(ConnectionFailed, match=r"connect\(reconnect=True\)"):
                 await client.generate("hello", max_tokens=5).text()
         async with kit.names.connect(path, reconnect=True) as client:
             with pytest.raises(ServerError, match="E_LIMIT_004"):
-                await client.generate("hello", max_tokens=100_000).text()
+                await client.generate("hello", max_tokens=2_000_000).text()
             assert await _works(client, house[0])
 
     kit.run(test)
@@ -343,7 +344,7 @@ def test_a_stream_that_has_begun_is_never_repeated(
 
     async def test() -> None:
         async with kit.names.connect(path, reconnect=True) as client:
-            generation = client.generate("hello", max_tokens=900)
+            generation = client.generate("hello", max_tokens=LONG)
             await anext(generation)
             aside(daemon.server.end_connections)
             with pytest.raises(ConnectionFailed, match="start it with `uma-trio serve`"):
@@ -506,7 +507,7 @@ def test_admin_requests_beside_a_generation(
 
     async def test() -> None:
         async with kit.names.connect(path) as client:
-            async with client.generate("hello", max_tokens=900, app="test") as generation:
+            async with client.generate("hello", max_tokens=LONG, app="test") as generation:
                 await anext(generation)
                 (info,) = await client.sessions()
                 assert (info.id, info.app, info.lane) == (generation.id, "test", "interactive")
