@@ -53,6 +53,11 @@ async def expected(three: Fleet, body: dict[str, object]) -> str:
     return (await ask(three.nodes[0].port, {**body, "stream": False})).text
 
 
+def had_a_token(answer: Answer) -> bool:
+    """Whether it is a stream with text, or a whole answer. Headers alone, or half a document, are none."""
+    return answer.whole or (answer.body.startswith(b"data:") and bool(answer.text))
+
+
 async def until_on(three: Fleet, number: int, least: int) -> None:
     """Wait until HAProxy has so many requests on a node."""
     await trio.to_thread.run_sync(eventually, lambda: three.states()[number].active >= least)
@@ -87,11 +92,16 @@ async def test_a_node_that_dies_in_prefill_costs_nothing(three: Fleet) -> None:
 
         nursery.start_soon(all_at_once)
         await until_on(three, 2, 2)
+        held = three.states()[2].active
         three.nodes[1].signal()
-    assert [(answer.status, answer.whole) for answer in found] == [(200, True)] * 9
-    assert found[0].text == wanted
-    assert found[7].text == await expected(three, bodies[7])
-    assert "2" not in {answer.node for answer in found}
+    # A stream that had a token before the kill may end early: the test may see the load later than it came.
+    begun = [answer for answer in found if answer.node == "2" and had_a_token(answer)]
+    assert len(begun) < held, "the node had requests without a token when it was killed"
+    others = [answer for answer in found if answer not in begun]
+    assert [(answer.status, answer.whole) for answer in others] == [(200, True)] * len(others)
+    assert found[0] in begun or found[0].text == wanted
+    assert found[7] in begun or found[7].text == await expected(three, bodies[7])
+    assert "2" not in {answer.node for answer in others}
 
 
 async def test_a_node_that_dies_in_decode_ends_its_own_streams_only(three: Fleet) -> None:

@@ -4,8 +4,8 @@
     python -m benches fleet --only kills scrape   some parts
 
 The daemons have the fake model of the tests, whose ticks take 10 ms for up to 32 tokens; HAProxy has the file of
-`uma-trio cluster`. Everything is on one machine, so that times are upper bounds. The client sends nothing again and
-compares every stream with the text that one daemon gives. The exit status is 1 if a target is missed.
+`uma-trio cluster`. Everything is on one machine, so that times are upper bounds. The client sends nothing again.
+A line for each target says whether it is met. No other model and no peer is used, whatever the options say.
 """
 
 from __future__ import annotations
@@ -23,13 +23,31 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
+from attrs import frozen
 
-from benches.driver import tool
+from benches import servers
+from benches.clients import NotServed
+from benches.contest import OURS, Medians, Row, System, verdict
+from benches.driver import Comparison, Here, Table, scene
 
 _OPTIONS: Final = ("cost=0.01", "rows=32", "n_ctx=65536", "parallel=8", "http_max_connections=1024")
 _LONG: Final = "long " * 200
-_SLOW_START_S: Final = 10.0  # HAProxy gives a new server few requests at first
-_PARTS: Final = ("kills", "turns", "cancel", "readers", "scrape")
+
+
+@frozen
+class _Size:
+    """How much is asked. `settle_s` is waited for: HAProxy gives a new server few requests at first."""
+
+    killed: int = 200
+    load: int = 60
+    chats: int = 24
+    cancels: int = 20
+    readers: int = 80
+    scrape_s: float = 5.0
+    settle_s: float = 10.0
+
+
+_DRY: Final = _Size(killed=1, load=9, chats=3, cancels=2, readers=3, scrape_s=0.2, settle_s=0.0)
 
 
 def _kit() -> Any:
@@ -59,16 +77,17 @@ async def _all(port: int, bodies: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
-def kills() -> bool:
-    """Kill one node of three under load, several times, until 200 requests were on one without a token."""
+def kills(size: _Size, seed: str) -> Row:
+    """Kill one node of three under load, several times, until enough requests were on one."""
     kit = _kit()
     lost = caught = streams = 0
     with _fleet() as fleet:
-        time.sleep(_SLOW_START_S)
+        time.sleep(size.settle_s)
         for turn in range(40):
             fleet.heal()
             bodies = [
-                kit.chat(f"{turn} {i} {_LONG}", tokens=12, stream=i % 3 > 0) for i in range(60)
+                kit.chat(f"{seed} {turn} {i} {_LONG}", tokens=12, stream=i % 3 > 0)
+                for i in range(size.load)
             ]
 
             async def load(bodies: list[dict[str, Any]] = bodies) -> list[Any]:
@@ -79,7 +98,9 @@ def kills() -> bool:
                         found.extend(await _all(fleet.port, bodies))
 
                     nursery.start_soon(go)
-                    await trio.to_thread.run_sync(kit.eventually, lambda: _held(fleet) >= 40)
+                    await trio.to_thread.run_sync(
+                        kit.eventually, lambda: 3 * _held(fleet) >= 2 * size.load
+                    )
                     most = max(fleet.states().values(), key=lambda state: state.active)
                     held = most.active
                     fleet.nodes[most.id - 1].signal()
@@ -93,26 +114,25 @@ def kills() -> bool:
             lost += len(wrong)
             for one in wrong:
                 print(f"  lost: status {one.status}, node {one.node or '-'}, {one.body[:80]!r}")
-            if caught >= 200:
+            if caught >= size.killed:
                 break
     # A stream that is cut off has begun, unless it has no byte of text.
-    print(f"kills: {caught} requests on killed nodes, {lost} lost, {streams} streams cut off")
-    return lost == 0
+    return {"killed": caught, "lost": lost, "cut": streams}
 
 
 def _held(fleet: Any) -> int:
     return sum(state.active for state in fleet.states().values())
 
 
-def turns() -> bool:
+def turns(size: _Size, seed: str) -> list[Row]:
     """Chats of four turns, then the same with one node killed before the third turn."""
     kit = _kit()
-    good = True
+    rows: list[Row] = []
     with _fleet() as fleet:
-        time.sleep(_SLOW_START_S)
+        time.sleep(size.settle_s)
         for killed in (False, True):
             fleet.heal()
-            said = [[f"{killed} chat {i} " + "word " * 80] for i in range(24)]
+            said = [[f"{seed} {killed} chat {i} " + "word " * 80] for i in range(size.chats)]
             homes: dict[int, str] = {}
             stayed = later = reused = reusable = 0
             before = [0] * len(said)
@@ -129,22 +149,25 @@ def turns() -> bool:
                     homes[i] = answer.node
                     before[i] = len("".join(said[i])) + len(answer.text)
                     said[i] += [answer.text, "and then?"]
-            print(
-                f"turns{' with one node killed' if killed else ''}: {stayed} of {later} on their node, "
-                f"{reused / reusable:.1%} of the reusable tokens cached"
+            case = "one node killed" if killed else ""
+            rows.append(
+                {
+                    "case": case,
+                    "stayed_pct": 100 * stayed / later,
+                    "cached_pct": 100 * reused / reusable,
+                }
             )
-            good &= killed or stayed >= 0.99 * later
-    return good
+    return rows
 
 
-def cancel() -> bool:
+def cancel(size: _Size, seed: str) -> Row:
     """Leave streams through the proxy, and ask the daemon until no slot is taken."""
     kit = _kit()
     with _fleet() as fleet:
         took: list[float] = []
-        for i in range(20):
+        for i in range(size.cancels):
             body = kit.chat(
-                f"cancel {i} " + (_LONG * 20 if i % 2 else ""), tokens=5000, stream=True
+                f"{seed} cancel {i} " + (_LONG * 20 if i % 2 else ""), tokens=5000, stream=True
             )
 
             async def leave(body: dict[str, Any] = body) -> None:
@@ -156,9 +179,7 @@ def cancel() -> bool:
             while any(_running(node.port) for node in fleet.nodes):
                 pass
             took.append((time.monotonic() - began) * 1e3)
-    p50, most = statistics.median(took), max(took)
-    print(f"cancel: slots free after {p50:.0f} ms, {most:.0f} ms at most")
-    return p50 <= 100
+    return {"free_ms": statistics.median(took), "free_max_ms": max(took)}
 
 
 def _running(port: int) -> bool:
@@ -177,7 +198,7 @@ def _get(port: int, path: str) -> bytes:
         connection.close()
 
 
-def readers() -> bool:
+def readers(size: _Size, seed: str) -> Row:
     """Streams on three nodes of which one is loaded directly: gaps by the file, and by fewest connections."""
     p95 = {}
     for way in ("fewest connections", "headroom"):
@@ -188,12 +209,10 @@ def readers() -> bool:
                     text.read_text().replace("agent-check", "").replace("agent-inter 250ms", "")
                 )
                 _reload(fleet)
-            time.sleep(_SLOW_START_S)
-            p95[way] = trio.run(_mixed, fleet)
-        print(f"readers by {way}: p95 of a stream of 30 tokens {p95[way]:.3f} s")
-    share = p95["headroom"] / p95["fewest connections"]
-    print(f"readers: {share:.2f} by headroom of fewest connections")
-    return share <= 0.8
+            time.sleep(size.settle_s)
+            p95[way] = trio.run(_mixed, fleet, size.readers, seed)
+    fewest, headroom = p95["fewest connections"], p95["headroom"]
+    return {"readers_s": headroom, "fewest_s": fewest, "share": headroom / fewest}
 
 
 def _reload(fleet: Any) -> None:
@@ -206,7 +225,7 @@ def _reload(fleet: Any) -> None:
     _kit().eventually(lambda: all(state.status == "UP" for state in fleet.states().values()))
 
 
-async def _mixed(fleet: Any) -> float:
+async def _mixed(fleet: Any, n: int, seed: str) -> float:
     """Return the readers' p95 in seconds, while prompts come to node 1 past the proxy."""
     kit = _kit()
     times: list[float] = []
@@ -220,7 +239,7 @@ async def _mixed(fleet: Any) -> float:
 
     async def reader(index: int) -> None:
         began = time.monotonic()
-        await kit.ask(fleet.port, kit.chat(f"reader {index}", tokens=30, stream=True))
+        await kit.ask(fleet.port, kit.chat(f"{seed} reader {index}", tokens=30, stream=True))
         times.append(time.monotonic() - began)
 
     async with trio.open_nursery() as nursery:
@@ -228,20 +247,20 @@ async def _mixed(fleet: Any) -> float:
             nursery.start_soon(load, index)
         await trio.sleep(2.0)
         async with trio.open_nursery() as inner:
-            for index in range(80):
+            for index in range(n):
                 inner.start_soon(reader, index)
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
     return statistics.quantiles(times, n=20)[-1]
 
 
-def scrape() -> bool:
+def scrape(size: _Size, _seed: str) -> Row:
     """Ask /metrics/router each 50 ms on one connection, and count the daemon's processor time."""
     import http.client
 
     with _fleet() as fleet:
         node = fleet.nodes[0]
-        idle = _cpu_s(node.process.pid, 5.0, lambda: time.sleep(0.05))
+        idle = _cpu_s(node.process.pid, size.scrape_s, lambda: time.sleep(0.05))
         connection = http.client.HTTPConnection("127.0.0.1", node.port)
 
         def ask() -> None:
@@ -249,11 +268,8 @@ def scrape() -> bool:
             connection.getresponse().read()
             time.sleep(0.05)
 
-        busy = _cpu_s(node.process.pid, 5.0, ask)
-    print(
-        f"scrape: {busy - idle:.1%} of a core for a scrape each 50 ms ({idle:.1%} without, agent checks included)"
-    )
-    return busy - idle <= 0.02
+        busy = _cpu_s(node.process.pid, size.scrape_s, ask)
+    return {"scrape_pct": 100 * (busy - idle), "idle_pct": 100 * idle}
 
 
 def _cpu_s(pid: int, seconds: float, step: Callable[[], object]) -> float:
@@ -269,14 +285,67 @@ def _cpu_s(pid: int, seconds: float, step: Callable[[], object]) -> float:
     return (used() - before) / (time.monotonic() - began)
 
 
+_PARTS: Final[dict[str, Callable[[_Size, str], Row | list[Row]]]] = {
+    "kills": kills,
+    "turns": turns,
+    "cancel": cancel,
+    "readers": readers,
+    "scrape": scrape,
+}
+_TABLES: Final = {
+    "kills": (("killed", "killed", 0), ("lost", "lost", 0), ("streams cut off", "cut", 0)),
+    "turns": (("on their node %", "stayed_pct", 1), ("cached %", "cached_pct", 1)),
+    "cancel": (("slot free ms", "free_ms", 0), ("most ms", "free_max_ms", 0)),
+    "readers": (
+        ("p95 by headroom s", "readers_s", 3),
+        ("by fewest connections s", "fewest_s", 3),
+        ("share", "share", 2),
+    ),
+    "scrape": (("of a core %", "scrape_pct", 1), ("without %", "idle_pct", 1)),
+}
+#: The figure of each part that has a target, the target, and whether it is the most.
+_TARGETS: Final = {
+    "kills": ("lost", 0.0, True),
+    "turns": ("stayed_pct", 99.0, False),
+    "cancel": ("free_ms", 100.0, True),
+    "readers": ("share", 0.8, True),
+    "scrape": ("scrape_pct", 2.0, True),
+}
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART")
+    parser.add_argument("--only", nargs="+", choices=[*_PARTS], default=[*_PARTS], metavar="PART")
+    parser.set_defaults(model=servers.FAKE, no_peers=True)
 
 
-@tool(_arguments)
-def fleet(given: argparse.Namespace) -> int:
-    """Run the parts, and say what came of them."""
-    parts = {"kills": kills, "turns": turns, "cancel": cancel, "readers": readers, "scrape": scrape}
-    missed = [name for name in given.only if not parts[name]()]
-    print(f"missed: {', '.join(missed)}" if missed else "all targets met")
-    return 1 if missed else 0
+def _verdicts(medians: Medians) -> Iterator[str]:
+    for system in medians.systems:
+        if not system.case:
+            figure, target, at_most = _TARGETS[system.knob]
+            text = f"{system.knob}: {figure}"
+            yield verdict(text, medians(system, figure), target, at_most=at_most)
+
+
+@scene(_arguments)
+def fleet(given: argparse.Namespace, _here: Here) -> Comparison:
+    """Return the parts, each measured on a fleet of its own."""
+    if _kit().PROGRAM is None:
+        raise SystemExit("HAProxy is not installed here; on Debian: apt install haproxy")
+    size = _DRY if given.dry_run else _Size()
+
+    def measured(name: str) -> Callable[[str], Row | list[Row]]:
+        def measure(seed: str) -> Row | list[Row]:
+            try:
+                return _PARTS[name](size, seed)
+            except AssertionError as never:  # what the kit waits for did not happen
+                raise NotServed(str(never)) from never
+
+        return measure
+
+    return Comparison(
+        [System(OURS, name, measured(name)) for name in given.only],
+        seconds=1.0 if given.dry_run else 30.0,
+        tables=[Table(name, _TABLES[name], _TABLES[name][0][1]) for name in given.only],
+        repetitions=1,
+        verdicts=_verdicts,
+    )
