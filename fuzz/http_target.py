@@ -32,9 +32,11 @@ from uma_trio.http.responses.endpoint import Responses
 from uma_trio.http.wire.connection import Connection
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.router import Route, Router
-from uma_trio.http.wire.settings import Bodies, Settings, Shared
+from uma_trio.http.wire.settings import Settings, Shared
 from uma_trio.service.checks import Bounds
-from uma_trio.service.service import Answer, Service
+from uma_trio.service.fair import Answer
+from uma_trio.service.served import ServedModel
+from uma_trio.service.service import Service
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.telemetry.metrics import Metrics
@@ -93,16 +95,19 @@ def _service() -> Service:
     """Return a service that reads requests; nobody computes them."""
     backend = FakeBackend()
     limits, vocabulary = backend.limits, backend.model.n_vocab
-    return Service(
-        model=backend.model,
-        slots=limits.n_slots,
-        bounds=Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=vocabulary),
-        front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
-        inbox=Inbox(8),
-        telemetry=Metrics(),
-        clock=trio.current_time,
-        run_blocking=_at_once,
+    service = Service(telemetry=Metrics(), clock=trio.current_time, run_blocking=_at_once)
+    service.add(
+        ServedModel(
+            model=backend.model,
+            slots=limits.n_slots,
+            bounds=Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=vocabulary),
+            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+            inbox=Inbox(8),
+            telemetry=Metrics(),
+            run_blocking=_at_once,
+        )
     )
+    return service
 
 
 _SERVICE = _service()
@@ -140,7 +145,8 @@ async def _converse(pieces: list[bytes]) -> bytes:
         service=_SERVICE,
         log=_Faults(),
         name="fuzz",
-        bodies=Bodies(settings.all_bodies_bytes),
+        bodies=settings.bodies(),
+        answers=settings.answers(),
         started=0,
         run_blocking=_at_once,
     )
@@ -160,8 +166,8 @@ async def _converse(pieces: list[bytes]) -> bytes:
                 if not _received(ours, said):
                     break
         ours.close()
-    if shared.bodies.held:
-        raise AssertionError("memory of a body is still held")
+    if shared.bodies.held or shared.answers.held:
+        raise AssertionError("memory of a body or an answer is still held")
     return bytes(said)
 
 

@@ -2,9 +2,10 @@
 
     python -m fuzz.seeds                        40 answers of 150 tokens, each twice, without a word on drafts
     python -m fuzz.seeds --speculation auto     with drafts
+    python -m fuzz.seeds --temperature 0        likeliest tokens, without a seed
 
 One engine with the deadline policy, the measured costs, drafts and the prefix cache answers questions to the
-bundled model at temperature 1, alone, one after another. Each is asked twice.
+bundled model, alone, one after another. Each is asked twice.
 
 The n-th token of an answer is drawn with the n-th number of its seed. So two answers can part in one way only:
 the numbers are the same, and the model's probabilities differ a little, such that the number lies within
@@ -179,13 +180,19 @@ def _share(sampler: Sampler, row: FloatArray, token: int) -> tuple[float, float]
     return float((reached[at] - probs[at]) / reached[-1]), float(reached[at] / reached[-1])
 
 
-def twice(n: int, most: int, speculation: Speculation | None) -> Iterator[Difference | None]:
-    """Ask `n` questions twice each, `most` tokens; yield where the answers part."""
+def twice(
+    n: int, most: int, speculation: Speculation | None, temperature: float = 1.0
+) -> Iterator[Difference | None]:
+    """Ask `n` questions twice each, `most` tokens; yield where the answers part.
+
+    With a seed, but not at temperature 0, where nothing is drawn.
+    """
     questions = [question for _, question, _ in set_questions()]
     texts = random.Random(1).sample(questions, n)
-    run, drafts = Run(), chosen(speculation, seeded=True)
+    seeded = temperature > 0.0
+    run, drafts = Run(), chosen(speculation, seeded=seeded)
     for seed, text in enumerate(texts):
-        params = SamplingParams(1.0, seed=seed, seed_named=True, ignore_eos=True)
+        params = SamplingParams(temperature, seed=seed, seed_named=seeded, ignore_eos=True)
         one, two = (run.ask(f"{SHARED}{prompt(text)}", params, most, drafts) for _ in range(2))
         yield difference(params, run.backend.vocabulary.end_tokens, one, two)
     run.backend.close()
@@ -195,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Ask, compare and tell; return the exit status."""
     given = _arguments(argv)
     found = []
-    for parted in twice(given.n, given.tokens, given.speculation):
+    for parted in twice(given.n, given.tokens, given.speculation, given.temperature):
         if parted is not None:
             print(f"  {parted}", flush=True)
         found.append(parted)
@@ -218,6 +225,9 @@ def _arguments(argv: Sequence[str] | None) -> Any:
         "--speculation",
         choices=SPECULATIONS,
         help="what each request says of drafts (default: nothing)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="0: the likeliest tokens, without a seed"
     )
     return parser.parse_args(argv)
 

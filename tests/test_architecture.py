@@ -129,7 +129,13 @@ ALLOWED = {
         *("uma_trio.engine.messages", "uma_trio.service.answers", "uma_trio.service.ask"),
     },
     "uma_trio.cluster": {"attrs", "yaml", "uma_trio.config.errors", "uma_trio.sockets.address"},
-    "uma_trio.client": {"trio", "uma_protocol", "uma_trio.sockets"},
+    # Under any event loop; the two that know one are below. What imports trio is not for asyncio.
+    "uma_trio.client": {
+        *("uma_protocol", "uma_trio.sockets.address", "uma_trio.sockets.holder"),
+        *("uma_trio.sockets.path", "uma_trio.sockets.peers", "uma_trio.sockets.platform"),
+        *("uma_trio.sockets.sock_diag", "uma_trio.sockets.token"),
+    },
+    "uma_trio.client.on_trio": {"trio", "uma_trio.client", "uma_trio.sockets.transport"},
     "uma_trio_sim.commands": {
         *("attrs", "cyclopts", "rich", "uma_trio.cli", "uma_trio.policy", "uma_trio_sim"),
         "uma_trio.saying",
@@ -285,6 +291,19 @@ def test_the_daemon_carries_no_simulator() -> None:
         if any(within(found, "uma_trio_sim") for found in imports(path))
     }
     assert all(within(name, "uma_trio_sim") for name in importers)
+
+
+def test_the_asyncio_client_reaches_no_trio() -> None:
+    """Nor does anything that it imports, so that a program without trio can use it."""
+    files = {name_of(path): path for path in modules(*SHIPPED)}
+    met, ahead = set(), {"uma_trio.client.aio"}
+    while ahead:
+        met |= ahead
+        found = {name for module in ahead & files.keys() for name in imports(files[module])}
+        # The package itself gives trio's names when they are asked for.
+        ahead = found - met - {"uma_trio.client", "uma_trio.client.on_trio"}
+    assert "uma_trio.client.on_asyncio" in met
+    assert "trio" not in met
 
 
 def test_threads_are_touched_in_few_places() -> None:

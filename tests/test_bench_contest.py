@@ -270,7 +270,7 @@ DRY = {
 }
 TOOLS = {
     *("builds", "drafts", "micro", "figures", "record", "many", "schemas", "shapes", "soak"),
-    *("structure", "tuning", "upgrades"),
+    *("structure", "token_path", "tuning", "upgrades"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The line that says how far a long command is."""
+"""The line or bar that says how far a long command is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from uma_trio.cli import serve
 from uma_trio.cli.progress import RunsDone
 from uma_trio_sim.compare import cases, compare
 from uma_trio_sim.machine import built_in
@@ -71,3 +72,31 @@ def test_each_run_of_a_comparison_is_counted() -> None:
         each=lambda: counted.append(None),
     )
     assert len(list(rows)) * 2 == len(counted) == len(compared) * 2
+
+
+def test_measuring_has_a_bar_of_its_own_behind_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person sees one after the other, and none is left."""
+    screen = Screen(terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(serve, "_SLOW_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    progress = serve.LoadProgress()
+    for show in (progress.show, progress.measuring):
+        show(0.0)
+        show(1.0)
+    progress.stop()
+    shown = screen.getvalue()
+    assert 0 <= shown.index("Loading the model") < shown.index("Measuring this machine")
+    assert shown.rindex("Loading the model") < shown.index("Measuring this machine")
+    assert shown.endswith("\x1b[2K")
+
+
+def test_a_file_has_one_line_of_the_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is told how far that is."""
+    screen = Screen(terminal=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    progress = serve.LoadProgress()
+    for share in (0.0, 0.5, 1.0):
+        progress.measuring(share)
+    progress.stop()
+    assert screen.getvalue() == "Measuring this machine.\n"

@@ -28,6 +28,7 @@ from uma_trio.client import (
     generate_sync,
 )
 from uma_trio.client.link import Link
+from uma_trio.client.on_trio import TrioLoop
 from uma_trio.client.reach import Place
 from uma_trio.client.request import build_request
 from uma_trio.sockets.listener import claim
@@ -445,9 +446,9 @@ async def test_a_busy_daemon_is_dialled_again(autojump_clock: MockClock, path: P
     with socket.socket(socket.AF_UNIX) as busy:
         busy.bind(str(path))
         busy.listen(0)
-        first = await Link.dial(str(path))
+        first = await Link.dial(TrioLoop(), str(path))
         with pytest.raises(ConnectionFailed, match="too busy"):
-            await Link.dial(str(path))
+            await Link.dial(TrioLoop(), str(path))
         first.close()
 
 

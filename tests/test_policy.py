@@ -10,7 +10,7 @@ from policy_kit import after, decoder, prompt, state
 
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.options import Config
-from uma_trio.daemon import _described
+from uma_trio.deployment import describe
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.check import check_plan
@@ -18,6 +18,7 @@ from uma_trio.policy.cost import Work
 from uma_trio.policy.pipeline import PolicyError, compose, keeps_latency_cap
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView, is_newcomer
+from uma_trio.telemetry.metrics import Metrics
 
 
 def tokens(plan: Plan) -> dict[int, int]:
@@ -273,8 +274,9 @@ def test_a_promise_is_published_only_where_it_is_kept(spec: str, keeps: bool) ->
     """A cap that nobody keeps would be a lie to whoever reads the metrics."""
     policy = find_policy(spec)
     assert keeps_latency_cap(policy) is keeps
-    told = _described(Config(), FakeBackend(), policy).snapshot()["latency_cap"]
-    assert told == (Config().latency_cap if keeps else None)
+    metrics = Metrics()
+    describe(metrics, Config(), FakeBackend(), policy)
+    assert metrics.snapshot()["latency_cap"] == (Config().latency_cap if keeps else None)
 
 
 @pytest.mark.parametrize(("cap", "floor", "told"), [(1.5, 0.2, 1.5), (1.01, 0.2, 1.25)])
@@ -283,8 +285,9 @@ def test_no_cap_is_promised_that_does_not_leave_the_floor(
 ) -> None:
     """Readers' tokens are as far apart as it takes, so that is what the metric says."""
     config = Config(latency_cap=cap, background_floor=floor)
-    shown = _described(config, FakeBackend(), find_policy("deadline")).snapshot()
-    assert shown["latency_cap"] == told
+    metrics = Metrics()
+    describe(metrics, config, FakeBackend(), find_policy("deadline"))
+    assert metrics.snapshot()["latency_cap"] == told
 
 
 def test_a_policy_of_another_package_declares_what_it_keeps() -> None:

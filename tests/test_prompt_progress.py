@@ -98,7 +98,7 @@ def test_who_waits_for_anothers_prompt_begins_with_what_it_shares() -> None:
         FakeBackend(n_ctx=4096, n_batch=64), settings=EngineSettings(prefix_bytes=1 << 20)
     )
     long = PROMPT * 6
-    bench.submit(long, 2, namespace="mine")
+    bench.submit(long, 4, namespace="mine")
     bench.ticks(2)
     _, sink = bench.submit([*long, 1, 2, 3], 2, namespace="mine", progress=True)
     bench.ticks(1)

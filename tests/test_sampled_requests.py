@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from uma_protocol import Eos, Error, Generate, Message, Token
 from uma_trio.backend.fake import EOS, FakeBackend
-from uma_trio.service.service import COMPILE_S
+from uma_trio.service.compiling import COMPILE_S
 
 PENALTIES: dict[str, Any] = {
     "presence_penalty": 2.0,

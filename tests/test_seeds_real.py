@@ -26,6 +26,11 @@ def test_each_difference_under_a_seed_with_drafts_is_a_logit_that_moved_the_bord
     assert all(one is None or one.explained for one in twice(4, 40, "auto"))
 
 
+def test_each_difference_of_likeliest_tokens_with_drafts_is_a_logit_that_moved() -> None:
+    """Each is the likeliest of its own row, also where drafts made the batch another one."""
+    assert all(one is None or one.explained for one in twice(6, 100, None, 0.0))
+
+
 def conversations(budget: int, *, with_answers: bool) -> list[list[int]]:
     """Hold four conversations of six turns, one after another; return the answers."""
     run, answers = Run(budget), []

@@ -138,10 +138,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 @scene(arguments)
 def token_path(given: argparse.Namespace, here: Here) -> Comparison:
     """Take a token's way apart, at each k."""
+    if given.dry_run:
+        raise SystemExit("there is no dry run: a fake model has no calls to stamp")
     cells = max(given.k) * (given.prompt_tokens + given.gen_tokens + 64)
     setup = servers.Setup(here.model, here.threads, -(-cells // 1024) * 1024, max(given.k))
     compared: list[System] = []
-    for k in [] if given.dry_run else given.k:  # a fake model has no calls to stamp
+    for k in given.k:
         case = f"k={k}"
         if here.peers is not None:
             command = ceiling_command(here.peers, setup, given, k)

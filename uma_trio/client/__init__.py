@@ -5,8 +5,13 @@
             async for token in story:
                 print(token.text, end="")
 
-Scripts without trio use :func:`generate_sync`.
+Scripts without trio use :func:`generate_sync`, and asyncio programs :mod:`uma_trio.client.aio`. Trio is
+imported when :func:`connect` or :class:`Client` is.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from uma_protocol import (
     Alternative,
@@ -25,8 +30,11 @@ from uma_protocol import (
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.request import HELD_BACK, Chat, Params
 from uma_trio.client.script import generate_sync
-from uma_trio.client.streaming import Client, Generation, connect
+from uma_trio.client.streaming import Generation
 from uma_trio.sockets.path import default_socket
+
+if TYPE_CHECKING:
+    from uma_trio.client.on_trio import Client, connect
 
 __all__ = [
     "HELD_BACK",
@@ -52,3 +60,12 @@ __all__ = [
     "default_socket",
     "generate_sync",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Client", "connect"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from uma_trio.client import on_trio
+
+    globals()[name] = found = getattr(on_trio, name)
+    return found

@@ -1,11 +1,10 @@
-"""One connection to the daemon: a socket and a protocol object."""
+"""One connection to the daemon: a stream of an event loop and a protocol object."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
-
-import trio
 
 import uma_protocol
 from uma_protocol import (
@@ -20,8 +19,8 @@ from uma_protocol import (
     Role,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
+from uma_trio.client.loop import Loop, Stream
 from uma_trio.client.reach import Place
-from uma_trio.sockets.transport import Transport
 
 _ATTEMPTS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
@@ -61,33 +60,33 @@ def parsed(protocol: uma_protocol.Connection) -> Event | None:
 class Link:
     """A connection for one task at a time. Made by :meth:`dial`; `close` it."""
 
-    def __init__(self, transport: Transport, token: str | None = None) -> None:
-        self._transport = transport
+    def __init__(self, loop: Loop, stream: Stream, token: str | None = None) -> None:
+        self._loop = loop
+        self._stream = stream
         self._protocol = uma_protocol.Connection(Role.CLIENT, token=token)
         self._unsent = self._protocol.opening()
         self.broken = False
 
     @classmethod
-    async def dial(cls, path: str) -> Link:
+    async def dial(cls, loop: Loop, path: str) -> Link:
         """Connect to the daemon of this user at `path`, waiting a little if it is busy.
 
         Raises:
             ConnectionFailed: see :class:`uma_trio.client.reach.Place`.
         """
-        await trio.lowlevel.checkpoint()
+        await loop.checkpoint()
         place = Place(path)
         for pause in pauses():
             sock = place.new_socket()
             try:
                 sock.setblocking(False)
-                await place.reach(sock)
-                return cls(Transport(sock), place.token)
+                return cls(loop, await loop.reach(place, sock), place.token)
             except BlockingIOError:  # its backlog is full
                 sock.close()
             except BaseException:
                 sock.close()
                 raise
-            await trio.sleep(pause)
+            await loop.sleep(pause)
         raise ConnectionFailed(f"the daemon at {path} is too busy to accept a connection")
 
     async def send(self, request: Request) -> None:
@@ -104,14 +103,11 @@ class Link:
         """
         if self.broken:
             raise ConnectionFailed(_CLOSED)
-        data = memoryview(self._unsent + self._encoded(request))
+        data = self._unsent + self._encoded(request)
         self._unsent = b""
         try:
-            while data:
-                data = data[self._transport.send_nowait(data) :]
-                if data:
-                    await self._transport.wait_sendable()
-        except trio.BrokenResourceError:
+            await self._stream.send_all(data)
+        except OSError:
             await self._read_last_word()
         except BaseException:
             self.close()
@@ -123,8 +119,8 @@ class Link:
             return False
         try:
             data = self._unsent + self._encoded(request)
-            self._unsent = data[self._transport.send_nowait(data) :]
-        except (ProtocolError, trio.BrokenResourceError):
+            self._unsent = data[self._stream.send_nowait(data) :]
+        except (ProtocolError, OSError):
             return False
         return True
 
@@ -135,25 +131,24 @@ class Link:
             ConnectionFailed: the connection has ended; it is closed.
         """
         while True:
-            await trio.lowlevel.checkpoint_if_cancelled()
+            await self._loop.checkpoint_if_cancelled()
             try:
                 event = parsed(self._protocol)
             except ConnectionFailed:
                 self.close()
                 raise
             if event is not None:
-                await trio.lowlevel.cancel_shielded_checkpoint()
+                await self._loop.cancel_shielded_checkpoint()
                 return event
-            try:
-                data = await self._transport.receive_some()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
+            data = b""
+            with contextlib.suppress(OSError):
+                data = await self._stream.receive_some()
             self._protocol.receive_data(data)
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
         self.broken = True
-        self._transport.close()
+        self._stream.close()
 
     def _encoded(self, request: Request) -> bytes:
         if self._protocol.state is ClientState.DONE:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 import shlex
 import socket
 import stat
-
-import trio
 
 from uma_trio.client.errors import ConnectionFailed
 from uma_trio.sockets.address import FRAMED_TCP, LOCALHOST, parse_framed
@@ -20,7 +17,8 @@ from uma_trio.sockets.platform import HAS_UNIX_SOCKETS, own_uid
 from uma_trio.sockets.sock_diag import listener_uid
 from uma_trio.sockets.token import TokenUnusable, read_token, token_file
 
-_TCP_S = 10.0
+TCP_S = 10.0
+"""How long a connection to a TCP port may take."""
 
 
 def socket_path_of(path: str | os.PathLike[str] | None) -> str:
@@ -64,6 +62,11 @@ class Place:
         family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
         return socket.socket(family, socket.SOCK_STREAM)
 
+    @property
+    def address(self) -> str | tuple[str, int]:
+        """What a socket is connected to."""
+        return (self._address.host, self._address.port) if self.is_tcp else self.path
+
     def connect(self, sock: socket.socket) -> None:
         """Connect a blocking socket, or a non-blocking one of a Unix socket, to the daemon of this user.
 
@@ -72,32 +75,16 @@ class Place:
             BlockingIOError: the daemon is too busy to accept (non-blocking sockets only).
         """
         try:
-            sock.connect((self._address.host, self._address.port) if self.is_tcp else self.path)
+            sock.connect(self.address)
         except BlockingIOError:
             raise
         except OSError as exc:
             raise self._failed(exc) from exc
         self.check(sock)
 
-    async def reach(self, sock: socket.socket) -> None:
-        """Connect a non-blocking socket; as :meth:`connect`, but waits for a TCP port.
-
-        Raises:
-            ConnectionFailed, BlockingIOError: as :meth:`connect`.
-        """
-        if not self.is_tcp:
-            self.connect(sock)
-            return
-        number = sock.connect_ex((self._address.host, self._address.port))
-        if number in (errno.EINPROGRESS, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS)):
-            number = errno.ETIMEDOUT
-            with trio.move_on_after(_TCP_S):
-                await trio.lowlevel.wait_writable(sock)
-                number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number:
-            exc = OSError(number, os.strerror(number))
-            raise self._failed(exc) from exc
-        self.check(sock)
+    def refused(self, number: int) -> ConnectionFailed:
+        """Return the error for a connection that ended with this number of the system."""
+        return self._failed(OSError(number, os.strerror(number)))
 
     def check(self, sock: socket.socket) -> None:
         """See whose process serves there, before anything is sent. Raises :class:`ConnectionFailed`."""

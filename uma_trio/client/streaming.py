@@ -1,18 +1,15 @@
-"""The trio client: a connection, and the generations that run on it one after another.
+"""A connection, and the generations that run on it one after another, under any :class:`Loop`.
 
 The client starts no background task and needs no nursery. An exception of the caller's code leaves
-the blocks of :func:`connect` and :class:`Generation` unchanged, never inside an exception group.
+the blocks of `connect` and :class:`Generation` unchanged, never inside an exception group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, Self, Unpack
-
-import trio
+from typing import Any, ClassVar, Self, Unpack
 
 from uma_protocol import (
     Cancel,
@@ -39,45 +36,22 @@ from uma_protocol import (
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import Link, pauses
+from uma_trio.client.loop import Loop
 from uma_trio.client.reach import socket_path_of
 from uma_trio.client.request import Chat, Params, build_request, held_back
 
 _LEAVE_S = 2.0
 
 
-@asynccontextmanager
-async def connect(
-    socket_path: str | os.PathLike[str] | None = None, *, reconnect: bool = False
-) -> AsyncIterator[Client]:
-    """Connect to the daemon. Leaving the block closes the connection and cancels its request.
-
-    Args:
-        socket_path: the daemon's socket; default ``$UMA_SOCK``, else the
-            one in ``$XDG_RUNTIME_DIR/uma-trio``, else ``/tmp/uma.sock``. ``tcp:127.0.0.1:PORT`` is a
-            port; its token is read from ``$UMA_TOKEN_FILE``, else from the daemon's default place.
-        reconnect: try again a few times, with growing and jittered pauses, if the daemon cannot be
-            reached, the connection is lost or the daemon answers "retry later". A generation is
-            repeated only if no token of it has arrived. Without it a client is of no further use
-            after a fatal error, such as a prompt that is too long.
-
-    Raises:
-        ConnectionFailed: no daemon serves there, or another user's process does.
-    """
-    client = Client(socket_path, reconnect=reconnect)
-    try:
-        await client.open()
-        yield client
-    finally:
-        client.close()
-
-
-class Client:
-    """A connection to the daemon, for one task. :func:`connect` opens and closes it.
+class AnyClient:
+    """A connection to the daemon, for one task. `connect` opens and closes it.
 
     :meth:`metrics`, :meth:`sessions`, :meth:`explain`, :meth:`prefix` and :meth:`set_priority` use
     a separate connection for each call. A program that calls only these can create a client without
     opening it.
     """
+
+    loop: ClassVar[Loop]
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, reconnect: bool = False
@@ -168,16 +142,16 @@ class Client:
         await self._ask(Cancel(request=request))
 
     async def open(self) -> None:
-        """Connect; :func:`connect` calls this. Raises :class:`ConnectionFailed`."""
+        """Connect; `connect` calls this. Raises :class:`ConnectionFailed`."""
         retries = pauses()
         while True:
             try:
-                self._link = await Link.dial(self._path)
+                self._link = await Link.dial(self.loop, self._path)
             except ConnectionFailed:
                 pause = next(retries, None)
                 if not self._reconnect or pause is None:
                     raise
-                await trio.sleep(pause)
+                await self.loop.sleep(pause)
             else:
                 return
 
@@ -189,7 +163,7 @@ class Client:
 
     async def _ask(self, request: Request) -> Event:
         # On a connection of its own: the daemon closes it after metrics, and ours may be busy.
-        link = await Link.dial(self._path)
+        link = await Link.dial(self.loop, self._path)
         try:
             await link.send(request)
             answer = await link.next_event()
@@ -206,7 +180,7 @@ class Client:
 
         Raises:
             ServerError, ConnectionFailed: the request ended with this error.
-            trio.BusyResourceError: another generation runs on this connection.
+            trio.BusyResourceError (trio), RuntimeError (asyncio): another generation runs on this connection.
         """
         retries = pauses()
         while True:
@@ -222,7 +196,7 @@ class Client:
                 if isinstance(exc, ServerError) and exc.retry_after_ms is not None:
                     pause = max(pause, exc.retry_after_ms / 1e3)
                 run.started = False
-                await trio.sleep(pause)
+                await self.loop.sleep(pause)
 
     async def leave(self, run: Run) -> None:
         """Cancel `run` in the daemon and read until its terminal event.
@@ -235,18 +209,12 @@ class Client:
         if not run.started or run.over or link is None or link.broken:
             run.over = True
             return
-        with trio.move_on_after(_LEAVE_S, shield=True) as scope:
-            try:
-                if not run.cancel_sent:
-                    run.cancel_sent = True
-                    await link.send(Cancel(run.request.id))
-                while not run.over:
-                    await self._receive(run)
-            except (ServerError, ConnectionFailed):
+        try:
+            await self.loop.shielded(_LEAVE_S, lambda: self._read_to_end(run, link))
+        finally:
+            if not run.over:
                 link.close()
-        if scope.cancelled_caught:
-            link.close()
-        run.over = True
+            run.over = True
 
     def abandon(self, run: Run) -> None:
         """Cancel `run` without waiting for its end; the next generation reads until that end."""
@@ -258,7 +226,7 @@ class Client:
         before = self._run
         if before is not None and before.started and not before.over:
             if not before.abandoned:
-                raise trio.BusyResourceError(
+                raise self.loop.busy(
                     "a generation runs on this connection: finish it, leave its block, "
                     "or open another connection"
                 )
@@ -269,10 +237,18 @@ class Client:
                     "the connection is closed, as after each fatal error; connect again, "
                     "or use connect(reconnect=True)"
                 )
-            self._link = await Link.dial(self._path)
+            self._link = await Link.dial(self.loop, self._path)
         self._run = run
         await self._link.send(run.request)
         run.started = True
+
+    async def _read_to_end(self, run: Run, link: Link) -> None:
+        with contextlib.suppress(ServerError, ConnectionFailed):
+            if not run.cancel_sent:
+                run.cancel_sent = True
+                await link.send(Cancel(run.request.id))
+            while not run.over:
+                await self._receive(run)
 
     async def _receive(self, run: Run) -> Token | None:
         link = self._link
@@ -326,7 +302,7 @@ class Generation:
     first reads until the end of this one.
     """
 
-    def __init__(self, client: Client, request: Generate) -> None:
+    def __init__(self, client: AnyClient, request: Generate) -> None:
         self._client = client
         self._run = Run(request)
         self._thread = threading.get_ident()
@@ -398,11 +374,11 @@ class Generation:
     async def __anext__(self) -> Token:
         run = self._run
         if run.over:
-            await trio.lowlevel.checkpoint()
+            await self._client.loop.checkpoint()
             raise StopAsyncIteration
         try:
             token = await self._client.next_token(run)
-        except trio.Cancelled:
+        except self._client.loop.cancelled:
             await self._client.leave(run)
             raise
         if token is None:
@@ -410,7 +386,7 @@ class Generation:
         return token
 
     def __del__(self) -> None:
-        # An async generator would need trio's hooks and a task to be closed here. We need one
+        # An async generator would need the loop's hooks and a task to be closed here. We need one
         # send that does not wait, but only on the thread that the connection belongs to.
         if threading.get_ident() == self._thread:
             self._client.abandon(self._run)

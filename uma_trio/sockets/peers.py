@@ -1,7 +1,7 @@
 """Who is at the other end of a socket, and whether anyone still is.
 
-Knows sockets and the two platforms, nothing of frames, requests or tasks (but
-:func:`wait_until_gone`, which waits).
+Knows sockets and the two platforms, nothing of frames, requests or tasks, and imports no trio: clients
+without it ask, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import socket
 import struct
 import sys
 
-import trio
 from attrs import frozen
 
 from uma_trio.sockets import sock_diag
@@ -27,7 +26,6 @@ _LOCAL_PEERPID = 0x002
 _XUCRED_HEAD = struct.Struct("=II")
 _XUCRED_SIZE = 76
 
-_GONE_POLL_S = 0.1
 _connections = itertools.count(1)
 
 
@@ -109,19 +107,3 @@ def will_send_no_more(sock: socket.socket) -> bool:
     poller = select.poll()
     poller.register(sock, wanted)
     return any(mask & wanted for _, mask in poller.poll(0))
-
-
-async def wait_until_gone(sock: socket.socket) -> None:
-    """Wait, after EOF, until the peer that still listens closes its socket altogether.
-
-    After EOF a socket is readable and writable for good, so trio's own waits cannot tell. On
-    Linux a second epoll that asks for nothing sees only the hang-up, and is itself a
-    descriptor that trio can wait for; elsewhere we look ten times a second.
-    """
-    if sys.platform == "linux":
-        with select.epoll() as hangup:
-            hangup.register(sock, 0)
-            await trio.lowlevel.wait_readable(hangup.fileno())
-    else:
-        while not is_gone(sock):  # noqa: ASYNC110 - nothing there to wait for, see above
-            await trio.sleep(_GONE_POLL_S)

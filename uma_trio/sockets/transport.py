@@ -8,13 +8,14 @@ has them, and only a full buffer is worth a wait. No other module touches a clie
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import sys
 from math import inf
 
 import trio
 
-from uma_trio.sockets.peers import Peer, is_gone, peer_of, wait_until_gone
+from uma_trio.sockets.peers import Peer, is_gone, peer_of
 
 try:
     import fcntl
@@ -25,6 +26,7 @@ except ImportError:  # Windows
     _TELLS_UNREAD = False
 
 _RECEIVE_BYTES = 65536
+_GONE_POLL_S = 0.1
 
 
 class Transport:
@@ -86,6 +88,8 @@ class Transport:
             trio.ClosedResourceError: `close` was called, also while waiting.
         """
         while True:
+            if self._sock.fileno() == -1:
+                raise trio.ClosedResourceError("this side closed the socket")
             await trio.lowlevel.wait_readable(self._sock)
             try:
                 return self._sock.recv(max_bytes)
@@ -154,3 +158,19 @@ class Transport:
         if self._sock.fileno() == -1:
             return trio.ClosedResourceError("this side closed the socket")
         return trio.BrokenResourceError(f"the peer is gone: {exc.strerror}")
+
+
+async def wait_until_gone(sock: socket.socket) -> None:
+    """Wait, after EOF, until the peer that still listens closes its socket altogether.
+
+    After EOF a socket is readable and writable for good, so trio's own waits cannot tell. On
+    Linux a second epoll that asks for nothing sees only the hang-up, and is itself a
+    descriptor that trio can wait for; elsewhere we look ten times a second.
+    """
+    if sys.platform == "linux":
+        with select.epoll() as hangup:
+            hangup.register(sock, 0)
+            await trio.lowlevel.wait_readable(hangup.fileno())
+    else:
+        while not is_gone(sock):  # noqa: ASYNC110 - nothing there to wait for, see above
+            await trio.sleep(_GONE_POLL_S)
