@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from attrs import evolve
+from attrs import evolve, fields
 from policy_kit import COST, decoder, prompt, situation
 
 from uma_trio.policy.by_name import find_policy
@@ -14,7 +15,7 @@ from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.slack import margin
 from uma_trio.policy.portable import Header, TracedTick, decode, encode
 from uma_trio.policy.state import Memory
-from uma_trio.policy.tuning import TUNING, Tuning
+from uma_trio.policy.tuning import TUNING, Tuning, why
 from uma_trio_sim.replay import replay
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,14 @@ def test_a_tick_of_a_trace_does_not_repeat_the_constants() -> None:
     """They are in the header, once."""
     assert b"margin_errors" in encode(Header("0", "m", "deadline"))
     assert b"margin_errors" not in encode(traced(TUNING))
+
+
+def test_each_constant_says_what_it_is_and_is_in_the_table() -> None:
+    """docs/POLICY.md tells of each what halving and doubling it moves."""
+    text = (ROOT / "docs" / "POLICY.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", text.split("## Constants")[1], re.MULTILINE)
+    assert listed == [field.name for field in fields(Tuning)]
+    assert all(len(why(name)) > 10 for name in listed)
 
 
 def test_a_rate_of_learning_is_that_of_the_tuning() -> None:
