@@ -73,7 +73,7 @@ def server_words(node: Node) -> str:
     """Return how a server is checked, for the file and for `add server` at run time."""
     return (
         "check inter 500ms fastinter 200ms fall 2 rise 1 agent-check agent-inter 250ms "
-        f"agent-port {node.agent} slowstart 10s observe layer4 error-limit 3 on-error mark-down "
+        f"agent-port {node.agent} slowstart 10s observe layer4 error-limit 1 on-error mark-down "
         f"weight 100 maxconn {IN_FLIGHT * node.slots}"
     )
 
@@ -112,7 +112,7 @@ defaults api
   option http-no-delay
   option abortonclose
   option redispatch 1
-  retries 3
+  retries 5
   retry-on conn-failure empty-response response-timeout 503
   timeout connect 1s
   timeout client 1h
