@@ -27,7 +27,7 @@ _TOKENS = 4
 _GIVES_UP = 50
 _FIRST_PART = 5
 _MOST_MIB = 8.0
-_STILL_S = 1.0
+_CLOSED_S = 10.0  # for the daemon to notice that the last clients have left
 _DEADLINE_S = 1800.0
 
 
@@ -174,8 +174,11 @@ def many(given: argparse.Namespace) -> int:
         seconds = time.monotonic() - began
         late = _state(running.pid)
         crowd.close()
-        time.sleep(_STILL_S)
+        ended = time.monotonic()
         after = _state(running.pid)
+        while after[0] > idle[0] and time.monotonic() - ended < _CLOSED_S:
+            time.sleep(0.1)
+            after = _state(running.pid)
     print(f"{crowd.answered} answered, {crowd.left} given up by us, {len(crowd.wrong)} wrong, "
           f"{given.requests - crowd.done} missing; {given.requests / seconds:.0f} requests/s")  # fmt: skip
     for reply in crowd.wrong[:3]:
