@@ -29,16 +29,16 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
 from uma_trio.cli import checks
-from uma_trio.cli.check_prefix import check_prefix, judge_prefix
+from uma_trio.cli.check_place import check_socket
+from uma_trio.cli.check_running import check_running, judge_prefix
 from uma_trio.cli.checks import (
     check_limits,
     check_model,
     check_policy,
-    check_socket,
     compare_features,
     judge_files,
 )
-from uma_trio.cli.demo_pane import Pane
+from uma_trio.cli.demo import Pane
 from uma_trio.cli.output import policy_in_words
 from uma_trio.cli.serve import ready_block
 from uma_trio.config.options import Config
@@ -502,12 +502,12 @@ def test_doctor_says_what_twice_the_memory_would_have_saved() -> None:
 
 def test_doctor_says_nothing_of_a_cache_where_no_daemon_answers(folder: Path) -> None:
     """Nobody there, a socket that was left behind, and what is no daemon."""
-    assert check_prefix(folder / "uma.sock") == []
+    assert check_running(folder / "uma.sock") == []
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "dead"))
-    assert check_prefix(folder / "dead") == []
+    assert check_running(folder / "dead") == []
     (folder / "file").write_text("a file", encoding="utf-8")
-    assert check_prefix(folder / "file") == []
+    assert check_running(folder / "file") == []
 
 
 def test_doctor_names_processor_features_that_are_not_used() -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from uma_protocol import SessionInfo
-from uma_trio.cli import demo_view, doctor, metrics, ps
+from uma_trio.cli import demo, doctor, metrics, ps
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import console
 from uma_trio.telemetry.metrics import Metrics
@@ -47,7 +47,7 @@ class Window:
         screen = Console(
             file=self._file, width=width, force_terminal=True, color_system=None, highlight=False
         )
-        for module in (doctor, metrics, ps, simulate):
+        for module in (demo, doctor, metrics, ps, simulate):
             monkeypatch.setattr(module, "console", lambda: screen)
 
     def lines(self) -> list[str]:
@@ -104,11 +104,16 @@ def test_a_histogram_without_a_value_is_a_dash() -> None:
     assert metrics._text({"p50": 1.5, "p95": None, "p99": None}, "ms") == "p50 1.5  p95 -  p99 - ms"
 
 
-def test_a_pane_breaks_between_words_and_shows_the_end() -> None:
+def test_a_pane_breaks_between_words_and_shows_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A story is read while it comes; only what is longer than a line is broken."""
-    assert demo_view._tail(" one two three\n\nfour", 8, 3) == "three\n\nfour"
-    assert demo_view._tail("abcdefghij", 4, 9) == "abcd\nefgh\nij"
-    assert demo_view._tail("", 4, 9) == ""
+    window = Window(monkeypatch, 40)
+    pane = demo.Pane("client 1", "Tell", text="gone " * 200 + "one two three\n\nfour\n" + "x" * 20)
+    out = demo.console()
+    out.print(demo._grid([pane] * 4, out))
+    shown = " ".join(window.lines())
+    assert "client 1" in shown
+    assert "four" in shown
+    assert "x" * 16 in shown
 
 
 def test_ps_cuts_no_figure_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

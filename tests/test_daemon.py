@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from uma_trio.cli.check_prefix import check_prefix
+from uma_trio.cli.check_running import judge_prefix, running_metrics
 from uma_trio.cli.explain import explain as explain_verb
 from uma_trio.client import Client, ConnectionFailed, ServerError, connect, generate_sync
 from uma_trio_sim.commands.replay import replay as replay_verb
@@ -223,10 +223,11 @@ def test_the_seeds_quick_start_client_works_unchanged() -> None:
 def test_doctor_asks_the_daemon_that_runs_what_its_prefix_cache_saved() -> None:
     """The same prompt twice: but for the last token, half of all needed no computing."""
     with daemon() as running:
-        assert check_prefix(Path(running.path)) == []
+        path = Path(running.path)
+        assert judge_prefix(running_metrics(path)) == []
         for _ in range(2):
             list(generate_sync("hello " * 20, running.path, max_tokens=2))
-        (found,) = check_prefix(Path(running.path))
+        (found,) = judge_prefix(running_metrics(path))
     assert found.weight == "ok"
     assert re.search(r"computed 5\d% of 24\d prompt tokens", found.what)
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from uma_trio.cli.check_lag import judge_lag
+from uma_trio.cli.check_running import judge_lag
 from uma_trio.service.lag import BUSY_S, IDLE_S, LagWatch
 from uma_trio.service.timer import TrioTimer
 from uma_trio.telemetry.metrics import Metrics

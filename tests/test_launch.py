@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.cli.check_http import check_http
+from uma_trio.cli.check_place import check_http
 from uma_trio.cli.launch import environment, is_welcome, unreachable
 from uma_trio.cli.main import apart
 from uma_trio.cli.serve import _base_url

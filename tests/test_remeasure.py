@@ -16,7 +16,7 @@ from test_refine import Door
 
 from uma_trio.backend.base import Traits
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.cli.check_measured import judge_measured
+from uma_trio.cli.check_running import judge_measured
 from uma_trio.config.options import Config
 from uma_trio.costing.calibrate import Calibration
 from uma_trio.costing.measured import measured_cost

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import resource
 import signal
-import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -178,102 +174,6 @@ def check_policy(config: Config) -> list[Finding]:
     except ConfigError as error:
         return [Finding("policy", "blocks", str(error))]
     return [Finding("policy", "ok", policy_in_words(config.policy))]
-
-
-def check_socket(path: Path) -> list[Finding]:
-    """See whether the socket is free, held by a daemon, or left behind by one."""
-    return [_socket(path)]
-
-
-def _socket(path: Path) -> Finding:
-    from uma_trio.sockets.address import FRAMED_TCP
-    from uma_trio.sockets.listener import too_long
-
-    if str(path).startswith(FRAMED_TCP):
-        return _port(str(path))
-    if problem := too_long(path):
-        return Finding("socket", "blocks", problem, "choose a shorter --socket")
-    folder = path.parent
-    if not folder.is_dir():
-        what = f"the folder {folder} does not exist"
-        return Finding("socket", "blocks", what, f"mkdir -p {folder}, or choose another --socket")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        what = f"this user cannot write to the folder {folder}"
-        return Finding(
-            "socket", "blocks", what, "change its permissions, or choose another --socket"
-        )
-    try:
-        info = path.lstat()
-    except OSError:
-        if _locked(path):
-            what = f"{path} does not exist but is locked: a daemon is starting, or its socket was removed"
-            fix = "wait a moment; if the message stays, restart that daemon"
-            return Finding("socket", "blocks", what, fix)
-        return Finding("socket", "ok", f"{path} is free")
-    if not stat.S_ISSOCK(info.st_mode):
-        what = f"{path} exists and is not a socket"
-        return Finding("socket", "blocks", what, "move it away, or choose another --socket")
-    if info.st_uid != os.geteuid():
-        what = f"{path} belongs to user {info.st_uid}"
-        return Finding("socket", "blocks", what, "choose another --socket")
-    return _owner(path)
-
-
-def _port(address: str) -> Finding:
-    """See whether a TCP port is free, or served by a daemon whose token this user has."""
-    from uma_trio.client import ConnectionFailed
-    from uma_trio.client.reach import Place
-    from uma_trio.sockets.address import parse_framed
-    from uma_trio.sockets.port import PortUnusable, bound
-
-    try:
-        bound(parse_framed(address), "--socket").close()
-    except PortUnusable as error:
-        if "something else" not in str(error):
-            return Finding("socket", "blocks", str(error), "choose another --socket")
-    else:
-        return Finding("socket", "ok", f"{address} is free")
-    try:
-        place = Place(address)
-        with place.new_socket() as sock:
-            sock.settimeout(1)
-            place.connect(sock)
-    except ConnectionFailed as error:
-        return Finding("socket", "blocks", str(error), "choose another --socket")
-    return Finding("socket", "ok", f"{address} is served")
-
-
-def _owner(path: Path) -> Finding:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(1)
-        try:
-            sock.connect(str(path))
-        except OSError as error:
-            if error.errno == errno.ECONNREFUSED and _locked(path):
-                what = f"{path} is held by a daemon that is stopping"
-                return Finding("socket", "blocks", what, "wait until it has ended")
-            if error.errno == errno.ECONNREFUSED:
-                return Finding("socket", "ok", f"{path} is stale; serve will replace it")
-            return Finding("socket", "ok", f"{path} does not answer: {error.strerror or error}")
-        from uma_trio.sockets.peers import peer_of
-
-        return Finding("socket", "ok", f"{path} is served by a daemon, pid {peer_of(sock).pid}")
-
-
-def _locked(path: Path) -> bool:
-    from uma_trio.sockets.holder import lock_of
-
-    try:
-        lock = os.open(lock_of(str(path)), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:

@@ -7,26 +7,27 @@ daemon is a process of its own on a temporary socket, started and stopped as a u
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from attrs import define, field
 from cyclopts import Parameter
 
 from uma_trio.cli.attempt import attempt
-from uma_trio.cli.demo_pane import Pane
-from uma_trio.cli.output import OK, Trouble
+from uma_trio.cli.output import OK, Trouble, console
+from uma_trio.cli.starting import wait_until_served
+from uma_trio.saying import duration, harmless
 
 if TYPE_CHECKING:
     import trio
-
-    from uma_trio.client import Client
+    from rich.console import Console
+    from rich.table import Table
 
 _PATIENCE_S = 120.0
 _REQUESTS = (
@@ -34,11 +35,44 @@ _REQUESTS = (
     "Tell me a story about a penguin and a violin.",
     "Write a short tale about a baker and a kite.",
 )
-_QUESTION = "\n\nWhat is the first sentence of this text?"
 _SENTENCE = "One day the little fox walked to the river to look for her friend the old heron. "
+_LONG = _SENTENCE * 37 + "\n\nWhat is the first sentence of this text?"
 _TOKENS = 240
-_LONG_CHARACTERS = 3000
 _UNDER_WAY = 8  # tokens that each of the three has before the fourth comes
+_REDRAWN_S = 1 / 12
+_HEIGHT = 24
+
+
+@define
+class Pane:
+    """What one client has seen so far; times in seconds."""
+
+    name: str
+    prompt: str
+    text: str = ""
+    tokens: int = 0
+    asked: float = 0.0
+    first: float | None = None
+    last: float = 0.0
+    gaps: list[float] = field(factory=list)
+    state: str = "waiting"
+
+    def saw(self, text: str, now: float) -> None:
+        """Note a token that came `now`."""
+        if self.first is None:
+            self.first = now - self.asked
+            self.state = "streaming"
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+        self.tokens += 1
+        self.text += text
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, from the first one on."""
+        took = sum(self.gaps)
+        return len(self.gaps) / took if took else 0.0
 
 
 def demo(
@@ -46,49 +80,36 @@ def demo(
     model: Annotated[
         str | None, Parameter(help="A GGUF file instead of the bundled model.", metavar="PATH")
     ] = None,
-    plain: Annotated[
-        bool | None, Parameter(help="Print lines instead of panes; the default without a terminal.")
-    ] = None,
 ) -> int:
     """Start a private daemon and watch four clients stream at once.
 
-    Exit status: 0 if all four clients got their answers and the daemon stopped cleanly.
+    Without a terminal only the table at the end is printed. Exit status: 0 if all four clients got
+    their answers and the daemon stopped cleanly.
     """
-    lines = plain if plain is not None else not sys.stdout.isatty() or bool(os.environ.get("CI"))
-    return attempt(_demo, model, lines)
+    return attempt(_demo, model)
 
 
-async def _demo(model: str | None, lines: bool) -> int:
-    import trio
-
-    from uma_trio.cli.demo_view import LineView, PaneView, summary
-
+async def _demo(model: str | None) -> int:
     panes = [Pane(f"client {n}", text) for n, text in enumerate(_REQUESTS, 1)]
-    text = _SENTENCE * (_LONG_CHARACTERS // len(_SENTENCE))
-    panes.append(Pane("client 4, long prompt", text + _QUESTION))
-    view = LineView(panes) if lines else PaneView(panes)
+    panes.append(Pane("client 4, long prompt", _LONG))
     with tempfile.TemporaryDirectory(prefix="uma-") as folder:
-        async with _daemon(Path(folder), model) as path:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(view.run)
-                await _four_clients(path, panes)
-                view.stop()
-            summary(panes)
+        with _daemon(Path(folder), model) as path:
+            await _watched(path, panes)
+            console().print(_summary(panes))
         sys.stdout.write("The daemon stopped cleanly and its socket is gone.\n")
     return OK
 
 
-@asynccontextmanager
-async def _daemon(folder: Path, model: str | None) -> AsyncIterator[Path]:
+@contextmanager
+def _daemon(folder: Path, model: str | None) -> Iterator[Path]:
     """Run a daemon on a socket in `folder`; on the way out stop it and see that it was clean."""
-    import trio
-
     path, log = folder / "uma.sock", folder / "log"
-    command = [sys.executable, "-m", "uma_trio.cli.main", "serve", "--socket", str(path)]
+    command = [sys.executable, "-m", "uma_trio", "serve", "--socket", str(path)]
     command += ["--log-level", "warning", *(["--model", model] if model else [])]
     env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+    started = time.monotonic()
     with log.open("wb") as output:
-        process = await trio.lowlevel.open_process(
+        process = subprocess.Popen(  # noqa: S603 - our own program
             command,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -96,109 +117,122 @@ async def _daemon(folder: Path, model: str | None) -> AsyncIterator[Path]:
             stderr=output,
             start_new_session=True,  # so that Ctrl-C reaches us alone, and we stop it
         )
-    started = time.monotonic()
     try:
-        await _ready(process, path, log)
+        wait_until_served(path, process, log)
         sys.stdout.write(f"A daemon is ready after {time.monotonic() - started:.1f} s.\n")
         sys.stdout.flush()
         yield path
     finally:
-        with trio.CancelScope(shield=True):
-            await _stop(process)
+        process.terminate()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     if process.returncode != 0 or path.exists():
-        raise Trouble(f"The daemon ended with status {process.returncode}. {_last_words(log)}")
+        raise Trouble(f"The daemon ended with status {process.returncode}; try `uma-trio serve`.")
 
 
-async def _ready(process: trio.Process, path: Path, log: Path) -> None:
-    """Wait until somebody serves on `path`."""
+async def _watched(path: Path, panes: list[Pane]) -> None:
+    """Let the four clients stream, and draw them on a terminal."""
     import trio
+    from rich.live import Live
 
-    from uma_trio.client import ConnectionFailed, connect
+    out = console()
+    if not out.is_terminal:
+        return await _four_clients(path, panes)
+    with Live(_grid(panes, out), console=out, auto_refresh=False) as live:
+        async with trio.open_nursery() as nursery:
 
-    with trio.move_on_after(_PATIENCE_S):
-        while process.poll() is None:
-            try:
-                async with connect(path):
-                    return
-            except ConnectionFailed:
-                await trio.sleep(0.05)
-        raise Trouble(f"The daemon did not start: {_last_words(log)}")
-    raise Trouble(f"The daemon was not ready within {_PATIENCE_S:.0f} s: {_last_words(log)}")
+            async def draw() -> None:
+                while True:
+                    await trio.sleep(_REDRAWN_S)
+                    live.update(_grid(panes, out), refresh=True)
 
-
-async def _stop(process: trio.Process) -> None:
-    import trio
-
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    with trio.move_on_after(_PATIENCE_S):
-        await process.wait()
-        return
-    process.kill()
-    await process.wait()
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return "\n".join(lines[-5:]) or "It said nothing."
+            nursery.start_soon(draw)
+            await _four_clients(path, panes)
+            nursery.cancel_scope.cancel()
+        live.update(_grid(panes, out), refresh=True)
+    return None
 
 
 async def _four_clients(path: Path, panes: list[Pane]) -> None:
     import trio
 
-    under_way = [trio.Event() for _ in panes[:-1]]
+    under_way = [trio.Event() for _ in panes]
     async with trio.open_nursery() as nursery:
-        for pane, event in zip(panes, under_way, strict=False):
+        for pane, event in zip(panes[:-1], under_way, strict=False):
             nursery.start_soon(_client, path, pane, event)
-        for event in under_way:
+        for event in under_way[:-1]:
             await event.wait()
-        nursery.start_soon(_client, path, panes[-1], trio.Event())
+        nursery.start_soon(_client, path, panes[-1], under_way[-1])
 
 
 async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
-    """Stream one answer into its pane."""
-    from uma_trio.client import ServerError, connect
+    """Stream one answer into its pane; `under_way` is set when some of it has come."""
+    from uma_trio.client import HELD_BACK, connect
 
-    while True:
-        pane.asked, pane.state = time.monotonic(), "reading the prompt"
-        try:
-            async with connect(path) as client:
-                await _stream(client, pane, under_way)
-        except ServerError as error:
-            if pane.tokens or not _made_easier(pane, error.code):
-                raise
-        else:
-            under_way.set()
-            return
-
-
-def _made_easier(pane: Pane, code: str) -> bool:
-    """Ask for less, if that is what the model needs; False if there is nothing to be done."""
-    if code == "E_MODEL_002" and pane.chat:
-        pane.chat = False  # no chat template: the prompt goes as it is
-        return True
-    if code == "E_LIMIT_004" and len(pane.prompt) >= 200:
-        pane.prompt = pane.prompt[len(pane.prompt) // 3 :]
-        return True
-    return False
-
-
-async def _stream(client: Client, pane: Pane, under_way: trio.Event) -> None:
-    from uma_trio.client import HELD_BACK
-
-    generation = client.generate(
-        None if pane.chat else pane.prompt,
-        messages=[{"role": "user", "content": pane.prompt}] if pane.chat else None,
-        max_tokens=_TOKENS,
-        temperature=0.7,
-        seed=len(pane.prompt),
-        app="uma-trio demo",
-    )
-    async for token in generation:
-        if token.token_id == HELD_BACK:
-            pane.held_back(token.text)
-            continue
-        pane.saw(token.text, time.monotonic())
-        if pane.tokens >= _UNDER_WAY:
-            under_way.set()
+    pane.asked, pane.state = time.monotonic(), "reading the prompt"
+    async with connect(path) as client:
+        generation = client.generate(
+            messages=[{"role": "user", "content": pane.prompt}],
+            max_tokens=_TOKENS,
+            temperature=0.7,
+            seed=len(pane.prompt),
+            app="uma-trio demo",
+        )
+        async for token in generation:
+            if token.token_id == HELD_BACK:
+                pane.text += token.text  # the last piece, which belongs to no single token
+            else:
+                pane.saw(token.text, time.monotonic())
+            if pane.tokens >= _UNDER_WAY:
+                under_way.set()
     pane.state = f"ended by {generation.eos.reason}" if generation.eos else "cut off"
+    under_way.set()
+
+
+def _grid(panes: list[Pane], out: Console) -> Table:
+    """Draw four panes, each with the end of its answer."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    height = max(5, min(_HEIGHT, out.height - 8) // 2)
+    width = max(1, out.width // 2 - 4)
+    drawn = []
+    for pane in panes:
+        lines = Text(harmless(pane.text)).wrap(out, width)[-(height - 3) :]
+        asked = Text(pane.prompt.partition("\n")[0], style="dim", overflow="ellipsis", no_wrap=True)
+        status = f"{pane.state}, {pane.tokens} tokens, {pane.rate:.0f}/s"
+        body = Group(asked, *lines)
+        drawn.append(
+            Panel(body, title=pane.name, subtitle=status, title_align="left", height=height)
+        )
+    grid = Table.grid(expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(*drawn[:2])
+    grid.add_row(*drawn[2:])
+    return grid
+
+
+def _summary(panes: list[Pane]) -> Table:
+    """Return what each client felt."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("CLIENT", no_wrap=True)
+    for heading in ("PROMPT", "FIRST TOKEN", "TOKENS", "TOKENS/S", "WORST GAP"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for pane in panes:
+        table.add_row(
+            pane.name,
+            f"{len(pane.prompt)} characters",
+            "-" if pane.first is None else duration(pane.first),
+            str(pane.tokens),
+            f"{pane.rate:.1f}",
+            duration(max(pane.gaps)) if pane.gaps else "-",
+        )
+    return table

@@ -14,10 +14,8 @@ from cyclopts import Parameter
 
 from uma_trio import __version__
 from uma_trio.cli import checks
-from uma_trio.cli.check_http import check_http
-from uma_trio.cli.check_lag import check_lag
-from uma_trio.cli.check_measured import check_measured
-from uma_trio.cli.check_prefix import check_prefix
+from uma_trio.cli.check_place import check_http, check_socket
+from uma_trio.cli.check_running import check_running
 from uma_trio.cli.check_shapes import check_shapes
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
@@ -128,10 +126,8 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         lambda: checks.check_llama(llama),
         lambda: checks.check_policy(config),
         lambda: checks.check_model(config, llama.devices),
-        lambda: checks.check_socket(config.socket),
-        lambda: check_prefix(config.socket),
-        lambda: check_lag(config.socket),
-        lambda: check_measured(config.socket),
+        lambda: check_socket(config.socket),
+        lambda: check_running(config.socket),
         lambda: check_http(config),
         lambda: checks.check_limits(config),
         check_shapes,

@@ -1,4 +1,4 @@
-"""What `doctor` asks a running daemon about its prefix cache: what it saved, and what more memory would."""
+"""What `doctor` asks a running daemon about itself: one answer, its metrics, judged by the parts below."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Any, Final
 
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import leaves
+from uma_trio.costing.neighbours import in_words
 from uma_trio.policy.prefix import PAGE
 from uma_trio.saying import size
 
 #: Of all prompt tokens, from which on more memory is worth being spoken of.
 WORTH_SAYING: Final = 0.05
+#: Milliseconds. A reader does not see a token that is late by this; a body of any client costs less.
+LATE_MS: Final = 5.0
 _PATIENCE_S: Final = 2.0
 
 
-def check_prefix(path: Path) -> list[Finding]:
-    """See what the daemon on the socket `path` saved by its prefix cache; nothing if none answers."""
-    return judge_prefix(running_metrics(path))
+def check_running(path: Path) -> list[Finding]:
+    """See how the daemon on the socket `path` does; nothing if none answers."""
+    metrics = running_metrics(path)
+    return [*judge_prefix(metrics), *judge_lag(metrics), *judge_measured(metrics)]
 
 
 def judge_prefix(metrics: Mapping[str, Any]) -> list[Finding]:
@@ -40,6 +44,28 @@ def judge_prefix(metrics: Mapping[str, Any]) -> list[Finding]:
         return [Finding("prefix cache", "ok", what)]
     what += f"; twice the --prefix-ram would have cached {more:.0%} more"
     return [Finding("prefix cache", "slow", what, "set a larger --prefix-ram, if memory is free")]
+
+
+def judge_lag(metrics: Mapping[str, Any]) -> list[Finding]:
+    """Say how long tokens waited for the daemon's own thread."""
+    lag, longest = metrics.get("loop_lag_ms") or {}, metrics.get("loop_lag_max_ms")
+    if not lag.get("count") or longest is None:
+        return []
+    what = (
+        f"in the running daemon tokens waited {lag['p99']:.1f} ms for its event loop (p99); the "
+        f"longest wait was {longest:.1f} ms"
+    )
+    if lag["p99"] <= LATE_MS:
+        return [Finding("event loop", "ok", what)]
+    fix = "leave a core to it: stop other programs, or set fewer --threads"
+    return [Finding("event loop", "slow", what, fix)]
+
+
+def judge_measured(metrics: Mapping[str, Any]) -> list[Finding]:
+    """Say that the cost table is one of a busy machine, if it is."""
+    others = metrics.get("cost_others_share")
+    fix = "stop other programs for a minute while nobody asks the daemon anything"
+    return [Finding("cost table", "slow", in_words(others), fix)] if others else []
 
 
 def running_metrics(path: Path) -> dict[str, Any]:
