@@ -14,7 +14,7 @@ from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
-from uma_trio.policy.deadline.slack import margin
+from uma_trio.policy.deadline.slack import LINGER_S, margin
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
     Contract,
@@ -251,10 +251,8 @@ def test_tokens_are_paced_while_others_have_a_use_for_the_machine() -> None:
 
 def test_pacing_goes_on_for_a_moment_after_the_others_have_left() -> None:
     """Who asks again and again is away between two requests."""
-    assert planned(reader(1), company_at=NOW - TUNING.linger_s / 2).paces == {
-        1: pytest.approx(STEP)
-    }
-    assert planned(reader(1), company_at=NOW - 2 * TUNING.linger_s).paces == {}
+    assert planned(reader(1), company_at=NOW - LINGER_S / 2).paces == {1: pytest.approx(STEP)}
+    assert planned(reader(1), company_at=NOW - 2 * LINGER_S).paces == {}
 
 
 # --- any state ---

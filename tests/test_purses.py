@@ -12,6 +12,8 @@ from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline.drafts import (
     MOST_PURSES,
+    PURSE_EARNED,
+    PURSE_MOST,
     add_drafts,
     settled,
 )
@@ -84,9 +86,7 @@ def test_guesses_lose_no_more_than_what_a_purse_begins_with_and_earns(
     # Each stream may lose what is in its purse, by a last stake that is larger than that.
     assert (
         lost
-        <= streams * (TUNING.purse_at_start + told.largest_stake)
-        + TUNING.purse_earned * tokens
-        + 1e-6
+        <= streams * (TUNING.purse_at_start + told.largest_stake) + PURSE_EARNED * tokens + 1e-6
     )
     assert told.largest_stake <= streams * (Contract().pause_cap - 1.0) + 1e-6
 
@@ -136,7 +136,7 @@ def test_what_was_won_is_bounded_and_those_that_ended_are_forgotten() -> None:
     """A long copy is no reason to lose as much behind it."""
     views = (decoder(1, computed=1000),)
     state = SchedulerState(now=0.0, tick=1, sequences=views, n_batch=512, free_cells=4000)
-    assert settled(state, {1: Purse(1.0, 10)})[1] == Purse(TUNING.purse_most, 1001)
+    assert settled(state, {1: Purse(1.0, 10)})[1] == Purse(PURSE_MOST, 1001)
     away = {key: Purse(-1.0, 10) for key in range(100, 101 + MOST_PURSES)}
     assert settled(state, dict(list(away.items())[:MOST_PURSES])).keys() == set(
         list(away)[:MOST_PURSES]

@@ -10,8 +10,9 @@ from uma_trio.policy.accounting import as_measured, learn_cost, owed_after, plan
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.candidates import Candidates
-from uma_trio.policy.deadline.fill import sweet_spot
+from uma_trio.policy.deadline.candidates import BURST, Candidates
+from uma_trio.policy.deadline.fill import PROBE_EVERY, sweet_spot
+from uma_trio.policy.deadline.shape import TRY_WITHOUT
 from uma_trio.policy.deadline.slack import set_slack
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
@@ -24,7 +25,6 @@ from uma_trio.policy.state import (
     SequenceView,
     Served,
 )
-from uma_trio.policy.tuning import TUNING
 
 SOLO = 0.008
 
@@ -224,7 +224,7 @@ def test_ballast_is_left_out_now_and_then() -> None:
     """Three streams run as four, but for the tick that shows what three take."""
     now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
     assert deadline(now).ballast == 1
-    assert deadline(evolve(now, tick=TUNING.try_without)).ballast == 0
+    assert deadline(evolve(now, tick=TRY_WITHOUT)).ballast == 0
 
 
 def test_others_ride_along_in_a_tick_that_only_ballast_makes_short_enough() -> None:
@@ -235,7 +235,7 @@ def test_others_ride_along_in_a_tick_that_only_ballast_makes_short_enough() -> N
     assert {item.key for item in plan.items} == {1, 2, 3}
     assert plan.ballast == 1
     assert plan.predicted_s < plan.limit.seconds < 0.0162
-    assert deadline(evolve(now, tick=TUNING.try_without)).ballast == 1, "no reader pays for the try"
+    assert deadline(evolve(now, tick=TRY_WITHOUT)).ballast == 1, "no reader pays for the try"
 
 
 def test_a_step_that_was_measured_too_high_is_not_avoided_for_ever() -> None:
@@ -392,7 +392,7 @@ def test_a_size_in_use_is_kept_for_a_small_gain() -> None:
 def test_now_and_then_a_neighbour_is_tried() -> None:
     """Only ticks of a size tell what it costs, so no size is given up for ever."""
     took = {3: 0.0111, 4: 0.0152, 7: 0.0188}
-    tried = {sweet_spot(rates(tick=tick), COST, took, 1) for tick in range(2 * TUNING.probe_every)}
+    tried = {sweet_spot(rates(tick=tick), COST, took, 1) for tick in range(2 * PROBE_EVERY)}
     assert tried == {4, 7}
 
 
@@ -401,13 +401,13 @@ def test_background_decoders_go_on_together_for_a_burst() -> None:
     views = [decoder(i, lane="background", client=i, computed=0) for i in range(5)]
     memory = Memory(cost=COST)
     turns = []
-    for tick in range(1, 3 * TUNING.burst):
+    for tick in range(1, 3 * BURST):
         plan = deadline(evolve(state(*views), tick=tick, memory=memory))
         memory = plan.memory
         turns.append(tuple(sorted(item.key for item in plan.items)))
     assert len(turns[0]) == 4
-    assert turns[: TUNING.burst - 1] == [turns[0]] * (TUNING.burst - 1)
-    assert turns[TUNING.burst + 1] != turns[0]
+    assert turns[: BURST - 1] == [turns[0]] * (BURST - 1)
+    assert turns[BURST + 1] != turns[0]
 
 
 @pytest.mark.parametrize("contended", [False, True])

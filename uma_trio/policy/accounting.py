@@ -19,6 +19,9 @@ from uma_trio.policy.state import (
     is_prompt,
 )
 
+# A tick of a new shape teaches more than the change if that is at most this part of it.
+SMALL_CHANGE = 0.1
+
 
 def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
     """Correct the cost model by what was measured."""
@@ -47,7 +50,7 @@ def _shows_a_change(cost: CostModel, work: Work) -> bool:
     """Whether a tick is one of the first two of its shape, and that is much of what it takes."""
     if not cost.recapture_s or (work.repeats and work.settled):
         return False
-    return cost.change_s > cost.tuning.small_change * cost.seconds(work)
+    return cost.change_s > SMALL_CHANGE * cost.seconds(work)
 
 
 def planned_work(state: SchedulerState, plan: Plan, *, captured: bool = False) -> Work:

@@ -47,6 +47,14 @@ SCALE_BOUNDS = (1 / 8, 8.0)
 FURTHEST = 8.0
 # Kernels take rows in fours, so that more logits rows may cost less: by this part at the most.
 MOST_SAVED = 0.75
+# Attention's terms follow at this rate times their part of the tick: half of a tick, half of this.
+DEPTH_RATE = 0.2
+# A tick so many times off teaches nothing while predictions are good: a page fault, a frozen machine.
+OUTLIER = 3.0
+# A change of shape costs at least this part of a tick, or graphs would count as not captured.
+LEAST_CHANGE = 0.02
+# With a larger mean error predictions promise nothing, and the table as measured is used.
+UNTRUSTED_ERROR = 0.15
 
 
 @frozen
@@ -188,12 +196,12 @@ class CostModel:
     @property
     def trusted(self) -> bool:
         """Whether its predictions are good enough for a promise."""
-        return min(self.error, self.table_error) <= self.tuning.untrusted_error
+        return min(self.error, self.table_error) <= UNTRUSTED_ERROR
 
     @property
     def fell_back(self) -> bool:
         """Whether it predicts by the table as it was measured."""
-        return self.error > self.tuning.untrusted_error and self.error > self.table_error
+        return self.error > UNTRUSTED_ERROR and self.error > self.table_error
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -279,7 +287,7 @@ class CostModel:
         error = self._smoothed(self.error, miss)
         table_error = self._smoothed(self.table_error, math.log(decode_s / (self.scale * by_table)))
         # Nothing makes a machine quicker by chance.
-        if abs(miss) >= math.log(tuning.outlier) and self.trusted:
+        if abs(miss) >= math.log(OUTLIER) and self.trusted:
             model = self if miss > 0 else self.quicker(math.exp(miss), work.tokens)
             return evolve(model, error=error, table_error=table_error)
         low, high = SCALE_BOUNDS
@@ -291,7 +299,7 @@ class CostModel:
         blame = (
             context_cell_s * work.context_cells + self.cell_s(work.tokens) * work.used_cells
         ) / expected
-        deeper = math.exp(tuning.depth_rate * blame * miss)
+        deeper = math.exp(DEPTH_RATE * blame * miss)
         between_s = self.between_s(work)
         if host_s is not None:
             between_s += tuning.scale_rate * (min(host_s, decode_s) - between_s)
@@ -318,12 +326,9 @@ class CostModel:
         if not (self.recapture_s and 0 < decode_s < math.inf):
             return self
         # As in `learn`, only a tick that took too long may have done so by chance.
-        if math.log(took_s / (plain_s + self.recapture_s + self.capture_s)) >= math.log(
-            self.tuning.outlier
-        ):
+        if math.log(took_s / (plain_s + self.recapture_s + self.capture_s)) >= math.log(OUTLIER):
             return self
-        # Never nothing, or graphs would count as not captured.
-        extra_s = max(took_s - plain_s, self.tuning.least_change * plain_s)
+        extra_s = max(took_s - plain_s, LEAST_CHANGE * plain_s)
         rate = self.tuning.step_rate
         if work.after == work.shape:
             return evolve(self, capture_s=self.capture_s + rate * (extra_s - self.capture_s))
@@ -374,8 +379,7 @@ class CostModel:
         return next(i for i, rate in enumerate(rates) if rate >= enough)
 
     def _smoothed(self, error: float, miss: float) -> float:
-        tuning = self.tuning
-        return error + tuning.error_rate * (min(abs(miss), math.log(tuning.outlier)) - error)
+        return error + self.tuning.error_rate * (min(abs(miss), math.log(OUTLIER)) - error)
 
     def quickest(self, largest: int) -> int:
         """Return the chunk size with the fastest prefill, for a newcomer without streams."""

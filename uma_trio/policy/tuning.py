@@ -4,8 +4,10 @@ The cost model carries it (:attr:`uma_trio.policy.cost.CostModel.tuning`), and a
 tick is planned again with the constants that it was planned with, whatever today's are. `python -m benches tuning`
 halves and doubles each of them in simulations; docs/POLICY.md has the table.
 
-No tuning: what the contract promises (:class:`uma_trio.policy.state.Contract`), what is a fact of kernels, and
-bounds that keep a disturbed machine from being believed (:mod:`uma_trio.policy.cost`).
+No tuning: what the contract promises (:class:`uma_trio.policy.state.Contract`), what is a fact of kernels,
+bounds that keep a disturbed machine from being believed (:mod:`uma_trio.policy.cost`), what decides about slots and
+cells and not about ticks (:mod:`uma_trio.policy.admission`, :mod:`uma_trio.policy.prefix`), and constants that move no
+figure of that table. Those stand beside their rules.
 """
 
 from __future__ import annotations
@@ -30,18 +32,11 @@ class Tuning:
         "mixed ticks in a row before one is isolated: only that measures solo, of which limits are multiples",
     )
     isolated_ticks: int = _at(1, "isolated ticks then")
-    mixed_ticks_captured: int = _at(
-        1000, "`mixed_ticks` where graphs are captured: a change of shape makes two ticks slow"
-    )
-    isolated_ticks_captured: int = _at(
-        4, "`isolated_ticks` there: the first two are slow, and paid from slack"
-    )
     margin_errors: float = _at(
         4.0,
         "a tick that spends slack is taken to last longer by so many mean errors of predictions",
     )
     least_error: float = _at(0.02, "the least mean error that is assumed")
-    most_error: float = _at(0.25, "the largest mean error that is assumed")
     many_newcomers: float = _at(
         0.2,
         "newcomers are frequent from this part of machine time on; 500 tokens take a sixth where T(1) is 8 ms",
@@ -55,34 +50,13 @@ class Tuning:
         64,
         "readers wait for prompts of at most so many tokens that came first; with 512, ITL p95 was 3.5 x for 1.9 x",
     )
-    linger_s: float = _at(
-        0.5,
-        "tokens are still held so long after other work: who asks again and again is away for a moment",
-    )
     # --- the work beside streams ---
     dead_band: float = _at(1.03, "a size in use counts as so many times as good as it is")
-    probe_every: int = _at(
-        64, "one tick in so many tries a neighbouring size: only ticks correct a step"
-    )
-    finest: float = _at(
-        0.02,
-        "what adds less than this part of a tick is priced as if it added so much: predictions are no finer",
-    )
-    full: float = _at(0.9, "from this part of what slack may become nothing is waited for")
-    worth_a_change: float = _at(
-        0.7,
-        "the same for the first mixed tick behind an isolated one, where a change of shape costs",
-    )
     aim: float = _at(
         0.93,
         "ticks for newcomers are planned for this part of their limit: half of them last longer than predicted",
     )
     little_longer: float = _at(1.05, "a row that rides along may make a tick so many times as long")
-    decoder_turns: int = _at(
-        16, "decoders get ticks of their own once they lag by this part of a turn"
-    )
-    burst: int = _at(16, "ticks that background decoders are served before others have their turn")
-    equal_s: float = _at(0.05, "prompts of one sender that are due so close together are equals")
     answers_share: float = _at(
         0.25, "the most that decoding answers are owed of the time in which prompts go first"
     )
@@ -93,9 +67,6 @@ class Tuning:
     ballast_worth: float = _at(
         0.97, "ballast must make a tick take less than this part of the time: measuring is no finer"
     )
-    try_without: int = _at(
-        256, "one tick in so many has none, or a step that is too high would stay"
-    )
     isolated_in_turn: int = _at(
         8, "isolated ticks, which measure solo, have ballast and none in turn, so many each"
     )
@@ -104,19 +75,8 @@ class Tuning:
         1.5,
         "tokens that a stream may lose by wrong guesses; three lose 0.4 (Q4_0) to 1.6 (Q8_0, two cores)",
     )
-    purse_earned: float = _at(0.01, "what each token of a stream adds to that")
-    purse_most: float = _at(16.0, "of what was won no more than this is lost again")
     free_rows: float = _at(
         1.001, "a tick that is predicted to take so many times as long takes as long"
-    )
-    least_gain: float = _at(0.1, "guesses that give fewer tokens cost more to compute and to check")
-    least_chance: float = _at(0.05, "a guess that is right less often is not looked at")
-    paid_worth: float = _at(
-        1.05, "tokens a second must rise by this for rows that take time: predictions are no finer"
-    )
-    drafted_rate: float = _at(0.1, "how quickly the gain of a reader's own drafts is followed")
-    drafted_gone: float = _at(
-        0.99, "a gain that leaves more than this part of the time is forgotten"
     )
     # --- the cost model ---
     scale_rate: float = _at(
@@ -130,26 +90,8 @@ class Tuning:
         "`scale_rate` of a mixed one: a step that is too low would raise solo, and every limit with it",
     )
     mixed_step_rate: float = _at(0.15, "`step_rate` of it")
-    depth_rate: float = _at(
-        0.2,
-        "the rate of attention's terms, times their part of the tick: half of a tick, half of this",
-    )
     error_rate: float = _at(0.05, "how quickly the mean error of predictions is followed")
-    outlier: float = _at(
-        3.0,
-        "a tick so many times off teaches nothing while predictions are good: a page fault, a frozen machine",
-    )
-    least_change: float = _at(
-        0.02, "a change of shape costs at least this part of a tick, where it costs anything"
-    )
-    small_change: float = _at(
-        0.1, "a tick of a new shape teaches more than the change if that is at most this part of it"
-    )
     plateau: float = _at(0.95, "a size that reaches this part of the best rate is as good")
-    untrusted_error: float = _at(
-        0.15,
-        "with a larger mean error predictions promise nothing, and the table as measured is used",
-    )
 
 
 #: What the policy is planned with unless a trace or a simulation says otherwise.

@@ -19,6 +19,9 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
 from uma_trio.words import Lane
 
+# Ticks that background decoders are served before others have their turn.
+BURST = 16
+
 
 class Candidates:
     """Sequences in the order of who is next, and what serving the first tokens adds to a tick.
@@ -129,7 +132,7 @@ def _age(view: SequenceView) -> tuple[float, int]:
 def burst(state: SchedulerState) -> frozenset[int]:
     """Return the background decoders whose burst is not over."""
     served = state.memory.served
-    return frozenset(served.keys) if state.tick - served.since < state.tuning.burst else frozenset()
+    return frozenset(served.keys) if state.tick - served.since < BURST else frozenset()
 
 
 def next_burst(state: SchedulerState, served: Served, keys: Sequence[int]) -> Served:

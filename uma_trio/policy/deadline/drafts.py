@@ -6,14 +6,14 @@ by that, and as many are taken as give the most tokens a second:
 
 - *Free* rows take no time: they stand where ballast would, on a step of the staircase that goes down or
   is level. They are always taken.
-- *Paid* rows make the tick longer. They are taken where tokens a second rise by `paid_worth`, within what
+- *Paid* rows make the tick longer. They are taken where tokens a second rise by `PAID_WORTH`, within what
   the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times one
   without, since they are part of what it would do alone and give it more tokens a second; a tick with
   anybody else's work stays within its limit. Guesses of requests that asked for `speculation` free get no paid row.
 
 A stream pays for paid rows out of its *purse*, in tokens: the rows are a stake, the tokens that the streams of the
 tick would have had in that time, and each guess that is right puts a token into the purse. An empty purse pays for no
-rows. So a stream whose guesses are all wrong loses `purse_at_start` tokens, `purse_earned` of the others, and the last
+rows. So a stream whose guesses are all wrong loses `purse_at_start` tokens, `PURSE_EARNED` of the others, and the last
 stake, whatever was believed of its guesses.
 
 A deadline is a multiple of what a stream takes alone, and with drafts that are right it takes less. The deadlines of
@@ -37,18 +37,26 @@ from uma_trio.policy.tuning import Tuning
 
 # Purses of streams that are not in the state are kept: they may wait for a mask. Of so many some have ended.
 MOST_PURSES = 64
+# What each token of a stream adds to its purse, and the most that is in one: of what was won no more is lost again.
+PURSE_EARNED, PURSE_MOST = 0.01, 16.0
+# Guesses that give fewer tokens cost more to compute and to check; one that is right less often is not looked at.
+LEAST_GAIN, LEAST_CHANCE = 0.1, 0.05
+# Tokens a second must rise by this for rows that take time: predictions are no finer.
+PAID_WORTH = 1.05
+# How quickly the gain of a reader's own drafts is followed, and from which part of the time on it is forgotten.
+DRAFTED_RATE, DRAFTED_GONE = 0.1, 0.99
 
 
 def settled(state: SchedulerState, purses: Mapping[int, Purse]) -> Mapping[int, Purse]:
     """Return the purses with what the latest tick brought in them."""
     if not purses:
         return purses
-    views, kept, tuning = state.views, dict(purses), state.tuning
+    views, kept = state.views, dict(purses)
     for key, purse in purses.items():
         view = views.get(key)
         if view is not None and (came := _known(view) - purse.known) > 0:
-            left = purse.left + tuning.purse_earned * came + (came - 1)
-            kept[key] = Purse(min(left, tuning.purse_most), purse.known + came)
+            left = purse.left + PURSE_EARNED * came + (came - 1)
+            kept[key] = Purse(min(left, PURSE_MOST), purse.known + came)
     if len(kept) > len(views) + MOST_PURSES:
         kept = {key: purse for key, purse in kept.items() if key in views}
     return kept
@@ -105,7 +113,7 @@ def likeliest_first(
 
     Those are at most `most`, and with `paying` only of requests that pay for their guesses.
     """
-    views, least = [state.views[item.key] for item in plan.items], state.tuning.least_chance
+    views, least = [state.views[item.key] for item in plan.items], LEAST_CHANCE
     # Guesses of one stream are no likelier the further they reach, so its next one is enough to know.
     nearest = [
         (-view.survival[0], 0, whose)
@@ -155,7 +163,7 @@ def _chosen(
         offers = offers_of(state, cost, work, paying)
     streams = len(plan.items)
     longest = longest_s(state, plan, plain_s)
-    best, rate = 0, cost.tuning.paid_worth * (plan.n_tokens + gain) / free_s
+    best, rate = 0, PAID_WORTH * (plan.n_tokens + gain) / free_s
     for n, (more, seconds) in offers.items():
         if seconds <= longest and (plan.n_tokens + more) / seconds > rate:
             best, rate = n, (plan.n_tokens + more) / seconds
@@ -176,7 +184,7 @@ def offers_of(
     context = [0, *accumulate([view.computed for _, view in guesses])]
     sizes, offers, last = cost.steps, {}, len(guesses)
     for n in range(1, last + 1):
-        if gains[n] < cost.tuning.least_gain:
+        if gains[n] < LEAST_GAIN:
             continue
         if n == last:
             seconds = ballast_for(cost, work.plus(n, n, context[n]), state.spare_rows)[1]
@@ -224,8 +232,8 @@ def parts_with_drafts(state: SchedulerState, plan: Plan, cost: CostModel) -> Map
     parts = {}
     for item in plan.items:
         before = known.get(item.key, 1.0)
-        part = before + cost.tuning.drafted_rate * (told.get(item.key, 1.0) - before)
-        if part < cost.tuning.drafted_gone:
+        part = before + DRAFTED_RATE * (told.get(item.key, 1.0) - before)
+        if part < DRAFTED_GONE:
             parts[item.key] = part
     return parts
 
@@ -243,7 +251,7 @@ def _told(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, fl
     ]
     plain_s = ballast_for(cost, work, state.spare_rows)[1]
     streams, most_s = len(plan.items), longest_s(state, plan, plain_s)
-    best, took_s, rate = 0, plain_s, cost.tuning.paid_worth * streams / plain_s
+    best, took_s, rate = 0, plain_s, PAID_WORTH * streams / plain_s
     for n, (more, seconds) in offers_of(state, cost, work, guesses).items():
         if seconds <= most_s and (streams + more) / seconds > rate:
             best, took_s, rate = n, seconds, (streams + more) / seconds

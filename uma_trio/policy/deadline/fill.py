@@ -40,6 +40,15 @@ from uma_trio.policy.fairness import turn_s
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
 from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
 
+# One tick in so many tries a neighbouring size, because only ticks of a size correct its measurement.
+PROBE_EVERY = 64
+# What adds less than this part of a tick is priced as if it added so much: predictions are no finer.
+FINEST = 0.02
+# From this part of what slack may become on nothing is waited for; and for the first mixed tick behind an
+# isolated one where a change of shape costs.
+FULL, WORTH_A_CHANGE = 0.9, 0.7
+# Decoders get ticks of their own once they lag by one part in so many of a turn.
+DECODER_TURNS = 16
 STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
 
 
@@ -84,8 +93,8 @@ def sweet_spot(
     sizes, in_use, tuning = tuple(took), state.memory.served.tokens - total, cost.tuning
     rates = [n / took[n] * (tuning.dead_band if n == in_use else 1.0) for n in sizes]
     best = cost.level(rates)
-    if state.tick % tuning.probe_every == 0:
-        other = best + (1 if state.tick % (2 * tuning.probe_every) else -1)
+    if state.tick % PROBE_EVERY == 0:
+        other = best + (1 if state.tick % (2 * PROBE_EVERY) else -1)
         best = other if 0 <= other < len(sizes) else best
     return sizes[best]
 
@@ -234,7 +243,7 @@ def _in_turn(
     prompts = [used[view.client] for view in rest if not view.decoding]
     lag = math.fsum(prompts) / len(prompts) - used[decoders[0].client]
     begun = not burst(state).isdisjoint([view.key for view in decoders])
-    return decoders if lag > (0.0 if begun else turn / cost.tuning.decoder_turns) else rest
+    return decoders if lag > (0.0 if begun else turn / DECODER_TURNS) else rest
 
 
 def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[PlanItem]:
@@ -273,8 +282,8 @@ def _size(
     if limit.grant:
         granted_s = limit.seconds - recapture_s
         return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG, False
-    begun, full = state.memory.guard.mixed, limit.seconds >= cost.tuning.full * limit.reach_s
-    worth_s = cost.tuning.worth_a_change * limit.reach_s
+    begun, full = state.memory.guard.mixed, limit.seconds >= FULL * limit.reach_s
+    worth_s = WORTH_A_CHANGE * limit.reach_s
     changes = recapture_s > 0.0 and not begun and limit.seconds < worth_s
     if changes and not _is_read_soon(line.views):
         return 0, SAVING, True
@@ -321,7 +330,7 @@ def _best(
     many of those as it takes. `kept` says whether the size in use needs no other shape; another costs
     `changes_s`, there and back.
     """
-    finest = cost.tuning.finest * base_s
+    finest = FINEST * base_s
     waits = step_s / max(step_s - base_s, finest)
     rates = []
     for n, seconds in took.items():

@@ -18,6 +18,9 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, is_prompt
 from uma_trio.policy.stretch import CHANGED, deadline
 
+# Prompts of one sender that are due so close together are equals.
+EQUAL_S = 0.05
+
 
 def note_first_tokens(state: SchedulerState, plan: Plan) -> Plan:
     """Note which part of the machine readers leave to the prompts that are waited for."""
@@ -66,7 +69,7 @@ def _among_own(
     equals: dict[int, float] = {}  # by key, when the first of its equals is due
     since = None
     for view in sorted(views, key=lambda view: (asked[view.key], view.key)):
-        if since is None or asked[view.key] > since + state.tuning.equal_s:
+        if since is None or asked[view.key] > since + EQUAL_S:
             since = asked[view.key]
         equals[view.key] = since
     return sorted(

@@ -15,6 +15,8 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
 MOST_BALLAST = 3
+# One tick in so many has no ballast: without, a step that is too high would never be measured again.
+TRY_WITHOUT = 256
 
 
 def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
@@ -46,7 +48,7 @@ def add_ballast(state: SchedulerState, plan: Plan) -> Plan:
     best, _ = ballast_for(cost, work, room)
     in_turn = plan.limit.isolated and state.tick // cost.tuning.isolated_in_turn % 2
     tries_without = in_turn or (
-        state.tick % cost.tuning.try_without == 0
+        state.tick % TRY_WITHOUT == 0
         and (not _is_mixed(state, plan) or cost.seconds(work) <= plan.limit.seconds)
     )
     return plan if tries_without or not best else evolve(plan, ballast=best)

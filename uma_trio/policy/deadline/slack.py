@@ -46,12 +46,20 @@ from uma_trio.policy.state import (
 )
 from uma_trio.policy.tuning import Tuning
 
+# Mixed ticks in a row and isolated ticks then, where graphs are captured: a change of shape makes two ticks
+# slow, so there are few of them, and of the isolated ones the first two are paid from slack.
+CAPTURED_TURN = (1000, 4)
+# The largest mean error of predictions that is assumed: beyond it the model is not trusted at all.
+MOST_ERROR = 0.25
+# Tokens are still held so long after other work: who asks again and again is away for a moment.
+LINGER_S = 0.5
+
 
 def next_turn(guard: GuardMemory, tuning: Tuning, *, captured: bool) -> tuple[GuardMemory, bool]:
     """Return what the guard remembers from this tick on, and whether the tick is an isolated one."""
     most, then = tuning.mixed_ticks, tuning.isolated_ticks
     if captured:
-        most, then = tuning.mixed_ticks_captured, tuning.isolated_ticks_captured
+        most, then = CAPTURED_TURN
     mixed_ticks = guard.mixed_ticks + 1 if guard.mixed else 0
     isolated_ticks = guard.isolated_ticks
     if mixed_ticks >= most:
@@ -217,9 +225,7 @@ def note_interval(state: SchedulerState, guard: GuardMemory) -> GuardMemory:
 def margin(cost: CostModel) -> float:
     """Return how many times its prediction a tick is taken to be that spends slack."""
     tuning = cost.tuning
-    return math.exp(
-        tuning.margin_errors * min(max(cost.error, tuning.least_error), tuning.most_error)
-    )
+    return math.exp(tuning.margin_errors * min(max(cost.error, tuning.least_error), MOST_ERROR))
 
 
 def _limit(
@@ -277,11 +283,7 @@ def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
     if state.best_effort and solo_s > 0:
         guard = evolve(guard, company_at=state.now)
         plan = evolve(plan, memory=evolve(plan.memory, guard=guard))
-    if (
-        guard.company_at is None
-        or state.now - guard.company_at > state.tuning.linger_s
-        or solo_s <= 0
-    ):
+    if guard.company_at is None or state.now - guard.company_at > LINGER_S or solo_s <= 0:
         return plan
     contract, parts = state.contract, plan.memory.drafted_parts
     paces = {}
