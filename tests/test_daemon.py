@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ import trio
 
 from uma_trio.cli.check_running import judge_prefix, running_metrics
 from uma_trio.cli.explain import explain as explain_verb
+from uma_trio.cli.ps import ps as ps_verb
 from uma_trio.client import Client, ConnectionFailed, ServerError, connect, generate_sync
 from uma_trio_sim.commands.replay import replay as replay_verb
 
@@ -527,6 +529,28 @@ def test_a_request_is_explained_and_its_ticks_are_planned_again(
     assert b"SECRET" not in trace.read_bytes()
     assert replay_verb(trace) == 0
     assert "All 40 plans are reproduced." in capsys.readouterr().out
+
+
+def test_a_wait_is_told_while_it_lasts_with_who_causes_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By `ps`, and by `explain --follow` until the request has ended."""
+    with daemon("cost=0.01", "parallel=1") as running:
+        first, second = running.dial(), running.dial()
+        send(first, {"id": "a", "prompt": "x", "max_tokens": 150, "app": "editor"})
+        reads = threading.Thread(target=receive_all, args=(first,))
+        reads.start()
+        eventually(lambda: running.metrics()["active_sessions"] == 1)
+        send(second, {"id": "b", "prompt": "x", "max_tokens": 3, "app": "batch"})
+        eventually(lambda: running.metrics()["queued_sessions"] == 1)
+        assert ps_verb(socket=running.path) == 0
+        waits = "the slot is taken: by request 1 (editor)"
+        assert f"Request 2: {waits}\n" in capsys.readouterr().out
+        assert explain_verb(2, follow=True, socket=running.path) == 0
+        first_line, *rest = capsys.readouterr().out.splitlines()
+        assert first_line.endswith(f": queued; {waits}")
+        assert any(line.startswith("Request 2 (batch") for line in rest)
+        reads.join()
 
 
 def test_a_trace_that_cannot_be_written_keeps_the_daemon_from_starting(tmp_path: Path) -> None:

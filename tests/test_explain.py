@@ -393,6 +393,8 @@ def test_shares_are_of_the_whole_time() -> None:
             "prefix": 0.0,
             "prefill": 0.325,
             "decode": 0.25,
+            "mask": 0.0,
+            "aside": 0.0,
             "parked": 0.1,
             "preempted": 0.025,
         }

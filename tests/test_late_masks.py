@@ -378,6 +378,25 @@ def test_late_masks_behind_right_guesses_change_nothing(temperature: float, seed
     assert found[0] == found[1]
 
 
+def test_the_wait_for_a_mask_is_a_part_of_a_requests_time() -> None:
+    """While it lasts, too; at the end the parts add up."""
+    masks = ByHand()
+    bench = Bench(masks=masks)
+    late, sink = bench.submit("one", 30, constraint=Letters(), temperature=1.0, seed=4)
+    bench.submit("two", 30)
+    bench.ticks(8)
+    assert bench.explain(late).requests[0].mask_s > 0.01
+    while not sink.ends:
+        masks.release()
+        bench.ticks(1)
+    (record,) = bench.explain(late).requests
+    spent = [record.prefill, record.decode]
+    parts = sum(one.computing_s + one.waiting_s for one in spent) + record.mask_s + record.aside_s
+    assert record.admitted is not None
+    assert record.ended is not None
+    assert parts == pytest.approx(record.ended - record.admitted, abs=0.01)
+
+
 def test_a_late_mask_is_told_to_people_and_in_traces() -> None:
     """A token that is computed again counts once, and unknown guesses are not taken for wrong ones."""
     traces: list[TracedTick] = []

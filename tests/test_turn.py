@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -16,10 +17,12 @@ from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.messages import Encode, SamplingParams, Submit
+from uma_trio.engine.messages import Encode, Explain, SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.engine.records import Recorded, Wait
 from uma_trio.engine.turn import CAREFUL, EARLY_S, TickClaim, chosen, free_s
+from uma_trio.engine.waits import wait_of
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
@@ -83,20 +86,20 @@ STEP_S = 0.040
 class Streams:
     """Engines in virtual time, and the time of each token of each stream."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, cost: CostModel = COST) -> None:
         self.clock = Clock()
         bell = Doze(self._sleeps)
         self.compute = ComputeTask(bell, self.clock, self._died)
         self.engines, self.machines, self.encodings = [], [], list[Encodings]()
         for _ in range(n):
-            machine = Machine(COST, self.clock)
+            machine = Machine(cost, self.clock)
             encodings = Encodings(FakeEncoder(), lambda call: call(), self.clock)
             self.encodings.append(encodings)
             engine = Engine(
                 *(machine, deadline, Inbox(99, bell=bell), Outlet(lambda deliver: deliver())),
                 *(Metrics(), self.clock),
                 settings=EngineSettings(
-                    cost=COST, contract=Contract(reading_pace_s=STEP_S), drafts=False
+                    cost=cost, contract=Contract(reading_pace_s=STEP_S), drafts=False
                 ),
                 encoders={"embed": encodings},
             )
@@ -136,16 +139,18 @@ class Streams:
 
 
 class Timed(Sink):
-    """A stream that notes when each item came."""
+    """A stream that notes when each item came, and calls `heard`."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.clock, self.times = clock, list[float]()
+        self.heard: Callable[[], object] = lambda: None
 
     def send_nowait(self, item: object) -> None:
         """Keep it, with the time."""
         super().send_nowait(item)  # type: ignore[arg-type]
         self.times.append(self.clock.now)
+        self.heard()
 
     @property
     def gaps(self) -> list[float]:
@@ -187,6 +192,41 @@ def test_two_models_without_readers_share_the_machine() -> None:
     two = streams.ask(1, 300, 40, "background")
     streams.run()
     assert one.times[-1] == pytest.approx(two.times[-1], rel=0.2)
+
+
+def test_who_waits_for_another_model_knows_whose_requests_those_are() -> None:
+    """As long as the readers of that one leave it less than its smallest tick."""
+    streams = Streams(2, COST.times(3.0))
+    reader = streams.ask(0, 8, 60)
+    streams.ask(1, 300, 4, "background")
+    engine, seen = streams.engines[1], list[Wait | None]()
+
+    def look() -> None:
+        for sequence in engine.registry.running.values():
+            now = streams.clock.now
+            seen.append(wait_of(sequence, engine.registry, engine._recorder, now))
+
+    reader.heard = look
+    streams.run()
+    assert Wait("another model is computed", (1,)) in seen
+    assert None in seen
+
+
+def test_what_passes_between_ticks_is_a_part_of_a_requests_time() -> None:
+    """Another model's ticks, from when the request has its slot: the parts add up."""
+    streams = Streams(2)
+    streams.ask(0, 300, 20, "background")
+    streams.ask(1, 300, 20, "background")
+    streams.run()
+    answers = list[Recorded]()
+    streams.engines[1]._handle(Explain(answers.append, 2, 0), streams.clock.now)
+    streams.engines[1].publish()
+    ((record,),) = [answer.requests for answer in answers]
+    assert record.aside_s > 0.2
+    assert record.admitted is not None
+    assert record.ended is not None
+    spent = sum(one.computing_s + one.waiting_s for one in (record.prefill, record.decode))
+    assert spent + record.aside_s == pytest.approx(record.ended - record.admitted, abs=0.002)
 
 
 def test_what_another_model_computed_is_not_learnt_as_this_ones_time() -> None:

@@ -55,7 +55,8 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `age_ms` is the time since its arrival, `total_ms` its duration, so far or in all. `held_ms` is
     the longest time that a token was held for pacing, `prefix_ms` how long it waited until its beginning was
-    restored or computed by another request, and `waits` what it waits for at the moment. `reason` and `code` describe its end and are
+    restored or computed by another request, `aside_ms` what passed between ticks for side work or another model,
+    `mask_ms` how long it waited for what its schema or grammar allows next, and `waits` what it waits for at the moment. `reason` and `code` describe its end and are
     absent while it runs. Each choice of a request has a record of its own.
     """
 
@@ -75,6 +76,8 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parked_ms: float = 0.0
     held_ms: float = 0.0
     prefix_ms: float = 0.0
+    aside_ms: float = 0.0
+    mask_ms: float = 0.0
     waits: str = ""
     preemptions: int = 0
     preempted_ms: float = 0.0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from attrs import evolve
+from attrs import define, evolve
 
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, USAGE, SocketFlag, complain, console, print_json, socket_path
 from uma_trio.cli.timeline import BALLAST, aligned, tick_table
-from uma_trio.saying import duration, harmless
+from uma_trio.saying import duration, harmless, several
 from uma_trio.stories.sentences import PARTS, sentences, shares, slowdown, worst_gap
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_TICKS = 1000
 _FOLLOW_S = 0.5
+_FIGURES_MS = 5000.0  # between two lines that differ by their figures only
 _SAMPLE_S = 0.25
 _LEAST_SHARE = 0.005
 _LONGEST_APP = 16
@@ -78,25 +80,45 @@ async def _follow(path: Path, request: int) -> int:
 
     from uma_trio.client import Client
 
-    client, said = Client(path), ""
+    client, news = Client(path), News()
     while True:
         found = await client.explain(request)
         story = found.requests[0]
         if story.reason is not None:
             _show(found, request)
             return OK
-        now = progress(story)
-        if now != said:
-            _print_wrapped(f"{duration(story.age_ms / 1e3)}: {now}", "")
-            said = now
+        if line := news.line(story):
+            _print_wrapped(line, "")
         await trio.sleep(_FOLLOW_S)
+
+
+@define
+class News:
+    """What was said last of a request that is followed, so that nothing is said again too soon."""
+
+    _said: str = ""
+    _at_ms: float = 0.0
+
+    def line(self, story: StoryInfo) -> str:
+        """Return what to say of a live request; "" where only figures have changed, and not long ago."""
+        now = progress(story)
+        words = re.sub(r"\d[\d,.]*", "", now)
+        if words == self._said and story.age_ms < self._at_ms + _FIGURES_MS:
+            return ""
+        self._said, self._at_ms = words, story.age_ms
+        return f"{duration(story.age_ms / 1e3)}: {now}"
 
 
 def progress(story: StoryInfo) -> str:
     """Return in a line how far a live request is, and what it waits for."""
-    if story.waits:
-        return f"{story.state}; {harmless(story.waits)}"
-    return f"{story.state}, {story.completion_tokens} tokens of answer"
+    far = ""
+    if story.state == "prefill":
+        cached = story.beginning.tokens if story.beginning is not None else 0
+        done = min(cached + story.prefill.tokens, story.prompt_tokens)
+        far = f", {done:,} of {several(story.prompt_tokens, 'token')} of its prompt"
+    elif story.completion_tokens:
+        far = f", {several(story.completion_tokens, 'token')} of answer"
+    return f"{story.state}{far}" + (f"; {harmless(story.waits)}" if story.waits else "")
 
 
 async def _explain(

@@ -47,7 +47,10 @@ async def _ps(path: Path, as_json: bool) -> int:
 
 
 def _rest(found: Sessions) -> Iterator[str]:
-    """Yield what is said below the requests: how full the memory is, and which models there are."""
+    """Yield what is said below the requests: what they wait for, how full the memory is, and which models there are."""
+    for info in found.sessions:
+        if info.waits:
+            yield f"Request {info.request}: {harmless(info.waits)}"
     if (memory := found.memory) is not None:
         yield f"KV cache: {memory_in_words(memory)}"
     for model in found.models:

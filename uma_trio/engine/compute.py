@@ -22,6 +22,8 @@ from uma_trio.engine.turn import TickClaim, chosen, free_s
 # Who has nothing to compute is asked again after so long at the latest, since some of what it waits for
 # only needs time.
 REST_S: Final = 0.1
+# Whose latest tick is longer ago than this waits for another model's.
+NOTED_S: Final = 0.25
 Died = Callable[[Engine, Exception], None]
 _T = TypeVar("_T")
 
@@ -123,6 +125,7 @@ class ComputeTask:
         if index is None:
             return False
         member, claim = awake[index], claims[index]
+        self._note_who_waits(member, [m for m in awake if m is not member], now)
         member.engine.limit(free_s(claims, index, now, self._floor))
         if self._last is not member:
             member.engine.interrupted()
@@ -137,6 +140,13 @@ class ComputeTask:
             member.used_s += ended - now
         member.engine.limit(math.inf)
         return True
+
+    def _note_who_waits(self, chosen: _Member, others: list[_Member], now: float) -> None:
+        """Note for who asks that the work of `others` has waited for a while, and for whose."""
+        chosen.engine.registry.beside = None
+        for member in others:
+            waits = now - member.last_at > NOTED_S
+            member.engine.registry.beside = chosen.engine.registry if waits else None
 
     def _claim(self, member: _Member, now: float) -> TickClaim:
         """Return what an engine has to compute; if that is nothing it rests."""

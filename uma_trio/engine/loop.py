@@ -386,7 +386,7 @@ class Engine:
             case Inspect(reply, after):
                 self._publisher.add(Answer(partial(reply, self._snapshot(now, after))))
             case Explain(answer, handle, ticks):
-                recorded = self._recorder.explain(now, handle, ticks, self._wait_of)
+                recorded = self._recorder.explain(now, handle, ticks, self._wait_at(now))
                 self._publisher.add(Answer(partial(answer, recorded)))
             case Keep(handle):
                 self.prefix.keep(handle)
@@ -405,8 +405,8 @@ class Engine:
         n_ctx = self._backend.limits.n_ctx
         return snapshot(self.registry, self._recorder, n_ctx, now, after)
 
-    def _wait_of(self, sequence: Sequence) -> Wait | None:
-        return wait_of(sequence, self.registry, self._recorder)
+    def _wait_at(self, now: float) -> Callable[[Sequence], Wait | None]:
+        return lambda sequence: wait_of(sequence, self.registry, self._recorder, now)
 
     def _enqueue(self, submit: Submit, now: float) -> None:
         """Take in a request; one that breaks the engine's own code ends at once."""

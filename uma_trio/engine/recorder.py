@@ -9,6 +9,7 @@ they are few.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
@@ -36,6 +37,8 @@ TICKS, REQUESTS = 4096, 256
 SHOWN = 64  # of the requests that live, and of those that ended, when all are asked for
 # A policy of somebody else may write numbers into its reasons; those would never end.
 MOST_REASONS = 12
+LEAST_ASIDE_S = 1e-4  # shorter is not noted
+LOOKED_AT = 16  # of the latest ticks, for who was computed in place of somebody
 OTHER_REASONS = "other reasons"
 DECODE_FAILED, ABORTED = "the decode failed", "its tick was given up for a newcomer"
 NO_ROOM = "preempted: the KV cache had no room"
@@ -104,15 +107,26 @@ class _Timeline:
     preempted_s: float = 0.0
     parked_at: float | None = None
     parked_s: float = 0.0
+    since: float = 0.0  # when it was admitted, or its reader came back
+    aside_s: float = 0.0
+    late_at: float | None = None  # when its mask was not there in time, while it is not
+    mask_s: float = 0.0
     held_s: float = 0.0
     missed: Counter[str] = field(factory=Counter)  # ticks without it since its token, by reason
     worst: Gap | None = None
 
-    def waits_for_mask(self) -> None:
+    def waits_for_mask(self, now: float) -> None:
         """Note a tick that had a part for it and gave no last token: that is computed again."""
+        self.late_at = now
         phase = self.decode if self.sequence.view.decoding else self.prefill
         phase.tokens -= 1
         self.skip(LATE, 0.0)
+
+    def has_mask(self, now: float) -> None:
+        """Its mask is there, or waited for no longer."""
+        if self.late_at is not None:
+            self.mask_s += now - self.late_at
+            self.late_at, self.since = None, now
 
     def skip(self, reason: str, seconds: float) -> None:
         """Note a tick that left it out for another reason than its reader."""
@@ -135,6 +149,7 @@ class Recorder:
         self._ended: deque[RequestRecord] = deque(maxlen=requests)
         self._live: dict[int, _Timeline] = {}
         self._new: list[_Timeline] = []
+        self._late: set[int] = set()  # requests that wait for a mask
 
     # --- a request ---
 
@@ -166,6 +181,7 @@ class Recorder:
     def admitted(self, handle: int, now: float) -> None:
         """It has a slot, for the first time or again."""
         timeline = self._live[handle]
+        timeline.since = now
         if timeline.preempted_at is not None:
             timeline.preempted_s += now - timeline.preempted_at
             timeline.preempted_at = None
@@ -182,6 +198,7 @@ class Recorder:
         """It has lost its slot and will be computed again."""
         self.resumed(handle, now)  # what its reader does is of no consequence until then
         timeline = self._live[handle]
+        timeline.has_mask(now)
         timeline.preemptions += 1
         timeline.preempted_at = now
         timeline.preempted_why = Wait(reason)
@@ -208,7 +225,7 @@ class Recorder:
         timeline = self._live[handle]
         if timeline.parked_at is not None:
             timeline.parked_s += now - timeline.parked_at
-            timeline.parked_at = None
+            timeline.parked_at, timeline.since = None, now
 
     def sampled(self, handle: int, gap_s: float | None, held_s: float = 0.0) -> None:
         """The latest tick gave it a token, shown in `held_s`, `gap_s` after the one before."""
@@ -230,6 +247,7 @@ class Recorder:
         """It got its terminal item."""
         timeline = self._live.pop(sequence.handle, None)
         if timeline is not None:
+            timeline.has_mask(now)
             self._ended.append(_record(timeline, now, reason, code))
 
     # --- a tick ---
@@ -263,6 +281,7 @@ class Recorder:
             drafted=tuple([_drafted(outcome) for outcome in outcomes if outcome.step.drafts]),
             late=frozenset([outcome.step.key for outcome in outcomes if outcome.late]),
         )
+        self._aside(state, now - decode_s - host_s)
         self._ticks.append(record)
         live, took_s = self._live, decode_s + host_s
         if status == DecodeStatus.OK:
@@ -275,7 +294,8 @@ class Recorder:
             for drafted in record.drafted:
                 live[drafted.key].decode.drafts(drafted.n, drafted.right)
             for key in record.late:
-                live[key].waits_for_mask()
+                live[key].waits_for_mask(now)
+            self._late |= record.late
         else:
             reason = ABORTED if status == DecodeStatus.ABORTED else DECODE_FAILED
             for item in plan.items:
@@ -286,6 +306,25 @@ class Recorder:
             if left_out is not None and left_out.parked_at is None:
                 left_out.skip(skip.reason, took_s)
         return record
+
+    def _aside(self, state: SchedulerState, until: float) -> None:
+        """Note what passed from the tick before to the beginning of this one: side work, or another model's ticks.
+
+        Whoever waited for a mask and has a part again has waited so long.
+        """
+        before = self._ticks[-1].at if self._ticks else -math.inf
+        if self._late:
+            for key in self._late.intersection([view.key for view in state.sequences]):
+                self._live[key].has_mask(until)
+                self._late.remove(key)
+            self._late &= self._live.keys()
+        if until - before < LEAST_ASIDE_S:
+            return
+        for view in state.sequences:
+            timeline = self._live.get(view.key)
+            if timeline is not None and timeline.parked_at is None:
+                since = max(before, timeline.since, timeline.sequence.held_until)
+                timeline.aside_s += max(0.0, until - since)
 
     def recovered(self, how: str) -> None:
         """The latest tick failed, and this was done about it."""
@@ -310,6 +349,20 @@ class Recorder:
             return ""
         ((reason, _),) = timeline.missed.most_common(1) or (("", 0),)
         return reason
+
+    def instead_of(self, handle: int) -> tuple[Counter[int], bool]:
+        """Return who had the latest ticks that left a live request out: their tokens, by their handles.
+
+        And whether the latest of those ticks had a limit, so that readers decided on it.
+        """
+        tokens: Counter[int] = Counter()
+        limited = False
+        for record in itertools.islice(reversed(self._ticks), LOOKED_AT):
+            if not any(skip.key == handle for skip in record.skipped):
+                continue
+            limited = limited if tokens else math.isfinite(record.limit.seconds)
+            tokens.update({item.key: item.n_tokens for item in record.items})
+        return tokens, limited
 
     def explain(
         self,
@@ -393,6 +446,8 @@ def _record(
         preempted_s=preempted_s,
         parked_s=parked_s,
         held_s=timeline.held_s,
+        aside_s=timeline.aside_s,
+        mask_s=timeline.mask_s + (0.0 if timeline.late_at is None else now - timeline.late_at),
         prefix_s=sequence.prefix_s
         + (0.0 if sequence.held_since is None else now - sequence.held_since),
         prefill=timeline.prefill.frozen(),

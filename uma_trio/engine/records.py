@@ -129,8 +129,9 @@ class RequestRecord:
     A token was shown `held_s` after it was computed at most, so that tokens came evenly.
     `admitted`, `first_token` and `ended` are None until they happen. Up to the precision of a
     tick, its time is the sum of what it waited in the queue, `preempted_s`, `parked_s` (its
-    reader was behind), `prefix_s` (its beginning was restored, or another request computed it) and what it
-    spent computing and waiting in the two phases. `wait` is what keeps it while it lives.
+    reader was behind), `prefix_s` (its beginning was restored, or another request computed it), `aside_s` (between
+    two ticks the engine did side work, or computed another model), `mask_s` (what a schema or grammar allows next was
+    not known yet) and what it spent computing and waiting in the two phases. `wait` is what keeps it while it lives.
     """
 
     handle: int
@@ -149,6 +150,8 @@ class RequestRecord:
     parked_s: float = 0.0
     held_s: float = 0.0
     prefix_s: float = 0.0
+    aside_s: float = 0.0
+    mask_s: float = 0.0
     wait: Wait | None = None
     prefill: Spent = field(factory=Spent)
     decode: Spent = field(factory=Spent)

@@ -55,7 +55,7 @@ class _Declined:
 class Registry:
     """The requests of one engine.
 
-    Other modules read `waiting` and `running`; only this one changes them. `readers_s` counts the seconds in
+    Other modules read `waiting` and `running`; only this one changes them. The compute task sets `beside`. `readers_s` counts the seconds in
     which readers could give credit back (:class:`uma_trio.service.presence.Presence`); without it, all are.
     """
 
@@ -82,6 +82,8 @@ class Registry:
         self._readers_s = readers_s
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
+        #: The requests of another model that has the machine, while this one's work waits for it.
+        self.beside: Registry | None = None
         self.bucket_s = BUCKET_S  # what background work is owed, see :mod:`uma_trio.policy.floor`
         # Where admission took nobody, and nothing has happened since.
         self._declined: _Declined | None = None

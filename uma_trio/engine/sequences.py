@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -88,6 +89,7 @@ class Sequence:
         "draft",
         "forgiven",
         "held_since",
+        "held_until",
         "lent",
         "n_prompt",
         "parked_since",
@@ -144,6 +146,7 @@ class Sequence:
         self.tenancy = Tenancy()
         self.admitted: float | None = None
         self.held_since: float | None = None  # when it began to wait for its beginning, if it does
+        self.held_until = -math.inf  # when it waited no longer
         self.prefix_s = 0.0  # how long it has waited for its beginning, before that
         self.cached_tokens = 0  # of its prompt, that lay in the cache when it was admitted first
         self.told_computed = -1  # how much of its prompt its stream was told to be computed

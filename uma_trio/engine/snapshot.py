@@ -31,7 +31,7 @@ def snapshot(
     ticks = recorder.after(after, MOST_TICKS)
 
     def report(sequence: Sequence) -> SequenceReport:
-        return sequence.report(now, wait_of(sequence, registry, recorder))
+        return sequence.report(now, wait_of(sequence, registry, recorder, now))
 
     return Snapshot(
         at=now,

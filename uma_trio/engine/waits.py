@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
@@ -12,34 +13,88 @@ from uma_trio.engine.sequences import NO_SLOT, Sequence
 
 #: Requests that are named as the cause; there are never more slots to be waited for than matter to a person.
 MOST_NAMED: Final = 8
+BEHIND: Final = "its reader is behind"
 
 
-def wait_of(sequence: Sequence, registry: Registry, recorder: Recorder) -> Wait | None:
-    """Return what a live request waits for; None if the latest tick computed it."""
+#: So many times slower than it was measured a machine is worth a word: as in `uma_trio.stories.sentences`.
+SLOW: Final = 1.3
+#: A stream whose latest token is older than this waits, whatever computes it.
+LONG_S: Final = 1.0
+
+
+def wait_of(sequence: Sequence, registry: Registry, recorder: Recorder, now: float) -> Wait | None:
+    """Return what a live request waits for at the time `now`; None if the latest tick computed it."""
     handle = sequence.handle
     if sequence.slot == NO_SLOT:
         return _for_a_place(sequence, registry, recorder)
     if (held := registry.prefix.wait_of(sequence, registry.running)) is not None:
         return held
     if sequence.credit <= 0:
-        return Wait("its reader is behind")
+        return Wait(BEHIND)
     if handle in registry.absent:
         return Wait(LATE)
-    reason = recorder.waits(handle)
-    return Wait(reason) if reason else None
+    if registry.beside is not None and registry.beside.running:
+        return Wait("another model is computed", _some(registry.beside.running))
+    if reason := recorder.waits(handle):
+        return Wait(reason, _computed_instead(handle, registry, recorder))
+    return _for_the_machine(sequence, registry, now)
+
+
+def _some(handles: Iterable[int]) -> tuple[int, ...]:
+    return tuple(islice(handles, MOST_NAMED))
+
+
+def _computed_instead(handle: int, registry: Registry, recorder: Recorder) -> tuple[int, ...]:
+    """Return who had the latest ticks that left a request out: the readers if the ticks had a limit for them.
+
+    Whoever had most tokens comes first.
+    """
+    tokens, limited = recorder.instead_of(handle)
+    running = registry.running
+    here = [key for key, _ in tokens.most_common() if key in running]
+    readers = [key for key in here if running[key].view.protected]
+    return _some(readers if limited and readers else here)
+
+
+def _for_the_machine(sequence: Sequence, registry: Registry, now: float) -> Wait | None:
+    """Say that a request which is computed waits for a machine that is slower than it was measured."""
+    cost, view = registry.first_tokens.memory.cost, sequence.view
+    since = sequence.submit.submitted if view.last_token_at is None else view.last_token_at
+    if cost is None or cost.scale < SLOW or now - since < LONG_S:
+        return None
+    return Wait(
+        f"the machine takes {cost.scale:.1f} x the time that was measured: another program may use it"
+    )
 
 
 def _for_a_place(sequence: Sequence, registry: Registry, recorder: Recorder) -> Wait:
     """Say what there is too little of, and who has it."""
     kv = registry.kv
-    holders = tuple(islice(registry.running, MOST_NAMED))
-    if kv.free_slots <= 0:
+    holders = _some(registry.running)
+    if sequence.credit <= 0:
+        reason, holders = BEHIND, ()
+    elif kv.free_slots <= 0:
         reason = "the slot is taken" if kv.n_slots == 1 else f"all {kv.n_slots} slots are taken"
     elif sequence.cells > kv.free_cells:
         reason = f"it needs {sequence.cells:,} KV cells, {max(0, kv.free_cells):,} are free"
+    elif before := _before(sequence, registry):
+        reason, holders = "room is kept for requests before it", before
     else:
-        reason, holders = "room is kept for requests before it", ()
+        reason = "its place would be needed again at once"
     told = recorder.preemption(sequence.handle)
     if told is None:
         return Wait(reason, holders)
+    if sequence.credit <= 0:
+        return Wait(f"{reason}; {told.reason}", told.by)
     return Wait(f"{told.reason}; {reason}", told.by or holders)
+
+
+def _before(sequence: Sequence, registry: Registry) -> tuple[int, ...]:
+    """Return who waits for a place and is let in before a request: what was passed over more often, and is older."""
+
+    def place(one: Sequence) -> tuple[int, float]:
+        return one.forgiven - one.passed_over, one.submit.submitted
+
+    mine = place(sequence)
+    waiting = registry.waiting.values()
+    return _some(one.handle for one in waiting if one.credit > 0 and place(one) < mine)

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
     from uma_protocol import BeginningInfo, GapInfo, PhaseInfo, StoryInfo, TickInfo
 
-PARTS = ("queued", "prefix", "prefill", "decode", "parked", "preempted")
+PARTS = ("queued", "prefix", "prefill", "decode", "mask", "aside", "parked", "preempted")
 _SLOW = 1.3  # times its prediction: twice the error from which a cost model is not trusted (policy/cost.py)
 _MOST = 0.4  # of its time: a part of at least this is the verdict
 _LEAST_VERDICT_MS = 200.0  # a shorter request has no verdict: nobody has waited
+_ADMITTED_LATE = "what was computed when it came had to end"
 _LEAST_MS = 0.5  # shorter than this is not worth a sentence
 
 
@@ -26,6 +27,8 @@ def parts_ms(timeline: StoryInfo) -> dict[str, float]:
         "prefix": timeline.prefix_ms,
         "prefill": timeline.prefill.computing_ms + timeline.prefill.waiting_ms,
         "decode": timeline.decode.computing_ms + timeline.decode.waiting_ms,
+        "mask": timeline.mask_ms,
+        "aside": timeline.aside_ms,
         "parked": timeline.parked_ms,
         "preempted": timeline.preempted_ms,
     }
@@ -69,6 +72,8 @@ def verdict(timeline: StoryInfo) -> list[str]:
         "it had lost its slot": timeline.preempted_ms,
         "its reader was behind": timeline.parked_ms,
         f"ticks left it out: {harmless(reason)}": prefill.waiting_ms + decode.waiting_ms,
+        "what its schema or grammar allows was not known yet": timeline.mask_ms,
+        "the engine did side work between ticks, or computed another model": timeline.aside_ms,
         "its prompt was computed": prefill.computing_ms,
         "its answer was computed": decode.computing_ms,
     }
@@ -94,6 +99,15 @@ def _parts(timeline: StoryInfo) -> list[str]:
     if timeline.ttft_ms is not None:
         lines.append(f"first token after {time_ms(timeline.ttft_ms)}")
     lines += _phase("decode", timeline.decode)
+    if timeline.mask_ms >= _LEAST_MS:
+        lines.append(
+            f"waited {time_ms(timeline.mask_ms)} for masks: what its schema or grammar allows was not known yet"
+        )
+    if timeline.aside_ms >= _LEAST_MS:
+        lines.append(
+            f"{time_ms(timeline.aside_ms)} between ticks: prefixes were saved or restored, texts encoded, "
+            "or another model was computed"
+        )
     if timeline.parked_ms >= _LEAST_MS:
         lines.append(f"parked {time_ms(timeline.parked_ms)}: its reader was behind")
     if timeline.held_ms >= _LEAST_MS:
@@ -186,8 +200,7 @@ def _waits(timeline: StoryInfo) -> str:
 
 def _queued(timeline: StoryInfo) -> str:
     text = f"queued {time_ms(timeline.queue_ms)}"
-    if timeline.queue_reason:
-        text += f": {harmless(timeline.queue_reason)}"
+    text += f": {harmless(timeline.queue_reason or _ADMITTED_LATE)}"
     if timeline.passed_over:
         text += f"; later requests were let in before it {_times(timeline.passed_over)}"
     return text

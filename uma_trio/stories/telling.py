@@ -200,6 +200,8 @@ def _timeline(record: RequestRecord, now: float, looks: Looks) -> StoryInfo:
         parked_ms=_ms(record.parked_s),
         held_ms=_ms(record.held_s),
         prefix_ms=_ms(record.prefix_s),
+        aside_ms=_ms(record.aside_s),
+        mask_ms=_ms(record.mask_s),
         waits=_clipped(looks.wait(record.wait)),
         preemptions=record.preemptions,
         preempted_ms=_ms(record.preempted_s),

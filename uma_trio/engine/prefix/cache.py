@@ -149,7 +149,8 @@ class PrefixCache:
         """Hold a request no longer, and note how long it waited; return what it waited for."""
         held = self.held.pop(sequence.handle, None)
         if held is not None and sequence.held_since is not None:
-            sequence.prefix_s += self._clock() - sequence.held_since
+            sequence.held_until = self._clock()
+            sequence.prefix_s += sequence.held_until - sequence.held_since
             sequence.held_since = None
         return held
 
