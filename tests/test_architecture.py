@@ -164,6 +164,11 @@ UNBOUND = (
     "uma_trio.wiring_sockets",
 )  # they put everything together
 
+# What is behind `engine.cells`. Its side work and what administers it take the cache itself.
+PREFIX_ROOMS = {
+    *("cache", "compaction", "leaves", "pages", "room", "saving", "search", "store", "usage"),
+}
+
 THREADS = {
     "uma_trio.backend._llama_parts",  # an encoder's step waits in a thread of its own between two parts
     "uma_trio.engine.inbox",  # the engine sleeps on its door
@@ -304,6 +309,19 @@ def test_the_asyncio_client_reaches_no_trio() -> None:
         ahead = found - met - {"uma_trio.client", "uma_trio.client.on_trio"}
     assert "uma_trio.client.on_asyncio" in met
     assert "trio" not in met
+
+
+def test_the_prefix_cache_is_reached_by_its_face() -> None:
+    """The engine sees slots, reservations and prefixes as `Cells`, and nothing of what is behind it."""
+    inner = {"uma_trio.engine.kv", *(f"uma_trio.engine.prefix.{name}" for name in PREFIX_ROOMS)}
+    for path in modules(ROOT / "uma_trio" / "engine"):
+        name = name_of(path)
+        if name == "uma_trio.engine.cells" or within(name, "uma_trio.engine.prefix"):
+            continue
+        assert not inner & set(imports(path)), f"{name} reaches behind engine/cells.py"
+        for node in ast.walk(tree(path)):
+            reached = isinstance(node, ast.Attribute) and node.attr in PREFIX_ROOMS
+            assert not reached, f"{name} reaches into the prefix cache in line {node.lineno}"
 
 
 def test_threads_are_touched_in_few_places() -> None:

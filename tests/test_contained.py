@@ -38,7 +38,7 @@ def test_a_text_that_cannot_be_decoded_ends_its_request_alone(
     assert second.tokens == bench.expected("request 1", n)
     assert first.end.code is None
     assert first.tokens == bench.expected("request 0", 30)
-    bench.engine.registry.kv.check()
+    bench.engine.cells.books.check()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +55,7 @@ def test_a_constraint_that_fails_at_a_token_ends_its_request_alone(
     assert first.end.code is None
     assert first.tokens == bench.expected("request 0", 30)
     assert not bench.inbox.waiting
-    bench.engine.registry.kv.check()
+    bench.engine.cells.books.check()
 
 
 def test_an_answer_whose_last_text_is_missing_is_no_success() -> None:
@@ -156,7 +156,7 @@ class _Raising(Drafter):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fails", ["propose", "index", "expects", "learn", "keep"])
+@pytest.mark.parametrize("fails", ["propose", "unread", "take_in", "expects", "learn", "keep"])
 def test_drafts_that_fail_end_nothing(kind: type[FakeBackend], fails: str) -> None:
     """Every answer is whole, and the failures are counted and not repeated for ever."""
     backend = kind(n_slots=5, n_ctx=4000, n_rows=24)
@@ -169,9 +169,9 @@ def test_drafts_that_fail_end_nothing(kind: type[FakeBackend], fails: str) -> No
         for text, sink in zip(texts, sinks, strict=True):
             assert sink.end.code is None
             assert sink.tokens == bench.expected(text, 40)
-    if not (fails in ("index", "expects") and kind is FakeBackend):  # where nothing is prepared
+    if not (fails == "expects" and kind is FakeBackend):  # where nothing is prepared
         assert bench.metrics.draft_failures == PATIENCE
-    bench.engine.registry.kv.check()
+    bench.engine.cells.books.check()
 
 
 def test_drafts_may_be_forgotten_during_a_rest() -> None:

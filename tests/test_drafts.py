@@ -21,7 +21,7 @@ from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
 from uma_trio.engine.drafts import Drafter
-from uma_trio.engine.drafts.lookup import Lookup, Runs
+from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, Lookup, Runs
 from uma_trio.engine.drafts.pool import MOST_NAMESPACES, Answers, Pool
 from uma_trio.engine.drafts.prompts import MOST_PROMPTS, MOST_TOKENS, Prompts
 from uma_trio.engine.drafts.survival import Survival, part_of
@@ -149,14 +149,21 @@ def test_a_turn_is_indexed_from_where_it_is_new() -> None:
     """A long conversation has guesses from the first token of an answer on."""
     drafter = Drafter()
     backend = FakeBackend(n_slots=5, n_ctx=8192, n_rows=24)
-    bench = Bench(backend, deadline, settings=EngineSettings(cost=FLAT), drafter=drafter)
+    given_settings = EngineSettings(cost=FLAT)
+    bench = Bench(
+        *(backend, deadline),
+        settings=given_settings,
+        drafter=drafter,
+        clock=lambda: 0.02 * backend.decodes,
+    )
     prompt = list(range(200)) * 15
     bench.submit(prompt, namespace="a", max_tokens=40)
     bench.run()
-    handle, _ = bench.submit([*prompt, 7, 8, 9], namespace="a", max_tokens=40)
+    bench.submit([*prompt, 7, 8, 9], namespace="a", max_tokens=40)
     bench.engine.tick()
     running = bench.engine.registry.running
-    assert [found.handle for found, _ in drafter._indexed(running)] == [handle]
+    assert drafter.unread(running) == []
+    assert [part.n_tokens for part in Drafter().unread(running)] == [INDEXED_A_TICK]
 
 
 # --- earlier answers ---

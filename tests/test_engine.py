@@ -200,7 +200,7 @@ def test_an_abort_ends_with_one_terminal_item_and_frees_everything(ticks: int) -
     bench.engine.tick()
     assert sink.end.reason == "cancelled"
     assert bench.backend.used_cells == 0
-    assert bench.engine.registry.kv.reserved_cells == 0
+    assert bench.engine.cells.reserved == 0
 
 
 def test_a_late_abort_hits_nothing() -> None:
@@ -261,7 +261,7 @@ def test_who_waits_for_a_slot_may_be_read_on_while_more_cells_are_reserved_than_
     bench.engine.registry.preempt(queued, "for a test")
     parked, _ = bench.submit("other", 40, lane="background", credit=1)
     growing, _ = bench.submit("third", 40, lane="background")
-    while bench.engine.registry.kv.free_cells >= 0:
+    while bench.engine.cells.free_cells >= 0:
         assert bench.engine.tick()
     bench.credit(queued, 30)
     bench.ticks(1)

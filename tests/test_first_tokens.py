@@ -135,7 +135,7 @@ def test_nothing_is_due_where_no_cost_is_known(monkeypatch: pytest.MonkeyPatch) 
     registry = world.engine.registry
     world.run(0.001)
     assert registry.waiting
-    monkeypatch.setattr(registry.prefix, "search", _never_searched)
+    monkeypatch.setattr(registry.cells, "cached", _never_searched)
     registry.note_waiting(world.clock())
     monkeypatch.undo()
     until_all_have_ended(world, asked)

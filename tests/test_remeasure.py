@@ -72,8 +72,8 @@ def idle(
         machine.clock,
         settings=EngineSettings(cost=cost, scratch_slots=1),
     )
-    engine.idle_time.keep = kept.append
-    engine.idle_time.read = neighbours(machine.clock, share)
+    engine.refining.keep = kept.append
+    engine.refining.read = neighbours(machine.clock, share)
     compute(engine, machine.clock)
     assert engine.memory.cost is not None
     return engine.memory.cost, kept

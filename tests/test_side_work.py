@@ -62,9 +62,9 @@ class Parts:
         """Whether the next one takes more than is left."""
         return bool(self.parts) and 0 < left_s < self.parts[0]
 
-    def do_idle(self, most_s: float) -> bool:
+    def do_idle(self, most_s: float) -> float | None:
         """Do one."""
-        return self.do(min(most_s, self.parts[0] if self.parts else 0.0)) > 0
+        return 0.0 if self.do(min(most_s, self.parts[0] if self.parts else 0.0)) > 0 else None
 
 
 @define(eq=False)
@@ -187,12 +187,12 @@ def test_work_for_nobody_who_runs_keeps_to_its_share() -> None:
 def test_while_nothing_is_computed_one_part_is_done_at_a_time() -> None:
     """The inbox is looked at between two."""
     made = desk([[0.002], [0.0005, 0.0005]])
-    assert made.desk.while_idle(1e-3)
+    assert made.desk.while_idle(1e-3) == 0
     assert (made.works[0].parts, made.works[1].parts) == ([0.002], [0.0005])
-    assert made.desk.while_idle(math.inf)
+    assert made.desk.while_idle(math.inf) == 0
     assert made.works[0].parts == []
-    assert made.desk.while_idle(math.inf)
-    assert not made.desk.while_idle(math.inf)
+    assert made.desk.while_idle(math.inf) == 0
+    assert made.desk.while_idle(math.inf) is None
 
 
 class Noted(list[tuple[float, float]]):

@@ -141,7 +141,7 @@ def deployed(
         readers_s=machine.readers_s,
         encoders=encoders,
     )
-    engine.idle_time.keep = lambda cost: _remember(backend, cost)
+    engine.refining.keep = lambda cost: _remember(backend, cost)
     served = ServedModel(
         model=model,
         slots=config.parallel,

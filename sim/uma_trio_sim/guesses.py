@@ -16,6 +16,7 @@ from attrs import define, evolve, frozen
 
 from uma_trio.backend.fake import FakeBackend, mix
 from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
+from uma_trio.engine.drafts.drafting import Unread
 from uma_trio.engine.sequences import Sequence as Running
 from uma_trio.engine.step import OWN_TEXT, Draft, Origin, Outcome
 
@@ -115,8 +116,12 @@ class SimulatedDrafter:
                 tokens = self._tokens(sequence, right)
                 sequence.guess(Draft(tokens, tuple(accumulate(chances, mul)), _ORIGIN))
 
-    def index(self, running: Mapping[int, Running]) -> None:
-        """Do nothing: there is nothing to look up."""
+    def unread(self, running: Mapping[int, Running]) -> list[Unread]:
+        """Return nothing: there is no text to look up."""
+        return []
+
+    def take_in(self, part: Unread) -> None:
+        """Do nothing: there is no text to look up."""
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Running]) -> bool:
         """Whether a likely draft follows what was just sampled."""

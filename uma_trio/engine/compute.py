@@ -190,7 +190,7 @@ class ComputeTask:
         if self._bell.wait(idle):
             return IDLE_S
         for member in members:
-            seconds = self._guarded(member, member.engine.idle_time.use)
+            seconds = self._guarded(member, member.engine.side.while_idle)
             if seconds is not None:
                 return seconds
         return None

@@ -201,9 +201,9 @@ class Encoding:
         """What is too little for a part is put by in the queue of its encoder."""
         return False
 
-    def do_idle(self, most_s: float) -> bool:
+    def do_idle(self, most_s: float) -> float | None:
         """Compute for a moment: then the inbox is looked at."""
-        if self.has_work:
-            self.do(ENCODE_S)
-            return True
-        return False
+        if not self.has_work:
+            return None
+        self.do(ENCODE_S)
+        return 0.0

@@ -5,12 +5,8 @@ know sockets, clients or trio: requests arrive through the inbox, and all result
 publisher. A tick has three parts, :meth:`Engine.next_tick`, :meth:`Engine.compute` and
 :meth:`Engine.finish`, so that a test can advance virtual time between them.
 
-The time between two decodes is lost for computing, so as little as possible happens there. On a CPU
-that is the commit of one tick (sequences advance or end), the plan of the next, and publishing
-immediately before the decode, so that trio's thread writes the tokens to sockets during the decode.
-Where a decode overlaps with the host (a GPU), the engine publishes, commits and prepares the next
-tick (:mod:`uma_trio.engine.prepared`) during the decode. Between two decodes it only samples the
-tokens that the prepared tick lacks.
+The time between two decodes is lost for computing, so as little as possible happens there. What
+happens when, on a CPU and on a GPU, is spelled out in :mod:`uma_trio.engine.orders`.
 """
 
 from __future__ import annotations
@@ -24,12 +20,12 @@ from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
-from uma_trio.engine.drafts import Drafting, drafter_for
+from uma_trio.engine.cells import Cells
+from uma_trio.engine.drafts import Drafting, Feeding, drafter_for
 from uma_trio.engine.encoding import PART_S, Encoding, Encodings
 from uma_trio.engine.first_tokens import FirstTokenBook
-from uma_trio.engine.idle import IdleTime
+from uma_trio.engine.idle import Refining
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
@@ -46,12 +42,12 @@ from uma_trio.engine.messages import (
     StopEncoding,
     Submit,
 )
+from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.places import Places
 from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.prefix import admin
-from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.prefix.works import works_of
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Figures, Publisher
 from uma_trio.engine.recorder import Recorder
@@ -60,7 +56,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.side import QUICK_S, Desk
+from uma_trio.engine.side import QUICK_S, Desk, Ledger
 from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.step import Completed, Outcome, Tick, ends_prompt, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
@@ -68,9 +64,8 @@ from uma_trio.engine.turn import TickClaim
 from uma_trio.engine.waits import wait_of
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.check import Fallback
-from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
-from uma_trio.policy.state import Contract, Memory
+from uma_trio.policy.state import Memory, SchedulerState
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
@@ -109,32 +104,32 @@ class Engine:
         policy = Fallback(policy, PolicyFailures(metrics))
         self._pieces = backend.vocabulary.pieces()
         self._recorder = recorder = recorder or Recorder()
-        self._kv = _cache(backend, settings)
+        ledger = Ledger()
+        self.cells = _cells(backend, settings, clock, recorder, ledger)
+        self.prefix = self.cells.prefix
         contract = settings.contract
         self._publisher = Publisher(
             *(outlet, metrics, contract.startup_s, self._stream_failed, self._ended)
         )
-        self.prefix = _prefixes(backend, settings, clock, self._kv.recount, recorder)
         self.registry = Registry(
-            *(self._kv, inbox, self._publisher, metrics, recorder, clock),
-            *(self.prefix, FirstTokenBook(backend.limits.n_batch), readers_s),
+            *(self.cells, inbox, self._publisher, metrics, recorder, clock),
+            *(FirstTokenBook(backend.limits.n_batch), readers_s),
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._places = Places(self.registry, self._recovery, contract)
         self._planner = Planner(backend, policy, self.registry, self._recovery, settings, masks)
-        self.side = _desk(self.prefix, self._encodings, self._planner.charge, contract, clock)
         self._abort = TickAbort(backend.arm, inbox.watch, clock)
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
-        self.idle_time = IdleTime(
-            *(backend, inbox, self._planner, self.registry, metrics, clock, self.side)
-        )
         self._drafter = drafter_for(backend.limits, drafter, wanted=_guesses_pay(settings))
+        self.side = self._desk(ledger, contract.reading_pace_s)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         self._idle = True
         self._untold = False  # whether the latest tick gave somebody a first token
+        self._serial = Serial(self._parts())
+        self._overlapped = Overlapped(self._serial.do, unforeseen=self._serial)
 
     @property
     def memory(self) -> Memory:
@@ -155,7 +150,8 @@ class Engine:
     def claim(self, now: float) -> TickClaim:
         """Take in what has arrived, and return what is to be computed: another model may come first."""
         self._arrived += self._inbox.drain()
-        self._settle(now)
+        self._commit()
+        self._take_in(now)
         found = self._planner.claim(now)
         if found.works or found.due_at < math.inf:
             return found  # between its ticks texts are encoded, too
@@ -172,7 +168,7 @@ class Engine:
 
     def aside(self) -> bool:
         """Do a little side work where no tick is to be computed; False if there is none that is quick."""
-        return self.side.while_idle(QUICK_S)
+        return self.side.while_idle(QUICK_S) is not None
 
     def next_tick(self) -> Tick | None:
         """Handle the inbox, plan, and fill the batch.
@@ -181,24 +177,22 @@ class Engine:
         """
         began = self._clock()
         self._arrived += self._inbox.drain()
-        tick = self._prepared() or self._planned(began)
+        tick = self._order.next_tick(began)
         # Whoever had the last answer hears of it during the next decode, and may ask again.
-        company = tick is not None and (tick.state.best_effort or tick.state.before.contended)
-        if not company or self.prefix.room.mark_costs():
-            self._kv.lower_high_water()
-            self.prefix.room.mark_fell()
+        self.cells.lower_mark(others=tick is not None and _is_contended(tick.state))
         if tick is None:
             self.publish()
             self._idle = True
         else:
-            self.prefix.room.make(tick.n_tokens)
+            self.cells.make_room(tick.n_tokens)
         return tick
 
     def compute(self, tick: Tick) -> int:
         """Run the backend: the only long part of a tick, and the only one that may be aborted."""
         self._decode_began = self._clock()
-        self._abort.begin(abortable(tick.state, tick.plan, self._kv.free_slots), self._decode_began)
-        status = self._backend.decode(tick.n_tokens, partial(self._overlap, tick))
+        may_abort = abortable(tick.state, tick.plan, self.cells.free_slots)
+        self._abort.begin(may_abort, self._decode_began)
+        status = self._backend.decode(tick.n_tokens, lambda: self._order.beside(tick))
         self._abort.end(status)
         return status
 
@@ -216,7 +210,7 @@ class Engine:
         self.side.spent_s = 0.0
         self._idle, self._decode_ended = False, now
         if tick.plan.ballast:
-            self._kv.clear_scratch()
+            self.cells.clear_scratch()
         if status != DecodeStatus.OK:
             self._failed(tick, status, decode_s, host_s, now)
             return None
@@ -244,9 +238,7 @@ class Engine:
         effect.
         """
         self._commit()
-        self._publisher.publish()
-        tick_metrics.publish_load(self._metrics, self.registry)
-        self._metrics.draft_failures = self._drafter.failures
+        self._publish()
 
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error, after the engine's thread has ended.
@@ -271,8 +263,54 @@ class Engine:
         self.registry.fail_all(code, message, now)
         self.publish()
 
+    @property
+    def _order(self) -> Order:
+        """The order of the parts of a tick, as the backend computes now."""
+        return self._overlapped if self._backend.traits.overlaps else self._serial
+
+    def _desk(self, ledger: Ledger, reading_pace_s: float) -> Desk:
+        """Make all kinds of side work, most urgent first."""
+        backend, clock, planner = self._backend, self._clock, self._planner
+        self.refining = Refining(
+            *(backend, self.inbox, planner, self.registry, self._metrics, clock, ledger)
+        )
+        self._feeding = Feeding(self._drafter, ledger, clock, lambda: backend.traits.overlaps)
+        encoding = (Encoding(self._encodings),) if self._encodings else ()
+        works = (*works_of(self.cells.prefix), self._feeding, *encoding, self.refining)
+        return Desk(works, ledger, planner.charge, reading_pace_s, clock)
+
+    def _parts(self) -> TickParts:
+        planner = self._planner
+        return TickParts(
+            commit=self._commit,
+            commit_beside=partial(self._commit, computing=True),
+            take_in=self._take_in,
+            side_work=self._work_aside,
+            plan=self._planned,
+            take_prepared=self._prepared,
+            prepare=self._prepare,
+            publish=self._publish,
+            masks_here=partial(planner.foresee_masks, elsewhere=False),
+            masks_elsewhere=partial(planner.foresee_masks, elsewhere=True),
+            decode_begins=self._decode_begins,
+        )
+
+    def _take_in(self, now: float) -> None:
+        """Handle what has arrived, and give slots to those who wait. All outcomes must be committed."""
+        while self._arrived:  # one that raises stays, for `fail_all`
+            self._handle(self._arrived[0], now)
+            self._arrived.popleft()
+        self.registry.first_tokens.memory = self.memory
+        self._places.give(now)
+        self._recorder.queued(self.cells)
+
+    def _planned(self, now: float) -> Tick | None:
+        """Return the next tick after all that has happened; None if there is nothing to compute."""
+        self._drafter.propose(self.registry.running)
+        return self._planner.plan(now)
+
     def _prepared(self) -> Tick | None:
-        """Return the prepared tick if it comes next; the commit then overlaps with its decode."""
+        """Return the prepared tick if it comes next; what has arrived is handled behind the commit before it."""
         completed = self._uncommitted
         if completed is None or not self._planner.has_prepared:
             return None
@@ -282,37 +320,21 @@ class Engine:
         if tick is not None:
             self._uncommitted = evolve(completed, messages=tuple(self._arrived))
             self._arrived.clear()
-            self._work_aside()
         return tick
 
-    def _planned(self, now: float) -> Tick | None:
-        """Return the next tick after all that has happened; None if there is nothing to compute."""
-        self._settle(now)
-        self._work_aside()
-        self._drafter.propose(self.registry.running)
-        return self._planner.plan(now)
+    def _prepare(self, computing: Tick) -> None:
+        """Prepare the tick behind the one that is `computing`, and take in texts for later guesses."""
+        self._planner.prepare(computing, self._decode_began)
+        self._feeding.beside(self.registry.running)
 
-    def _settle(self, now: float) -> None:
-        """Commit the latest tick, handle what has arrived, and give slots to those who wait."""
-        self._commit()
-        while self._arrived:  # one that raises stays, for `fail_all`
-            self._handle(self._arrived[0], now)
-            self._arrived.popleft()
-        self.registry.first_tokens.memory = self.memory
-        self._places.give(now)
-        self._recorder.queued(self._kv)
+    def _publish(self) -> None:
+        """Publish all results, in order."""
+        self._publisher.publish()
+        tick_metrics.publish_load(self._metrics, self.registry)
+        self._metrics.draft_failures = self._drafter.failures
 
-    def _overlap(self, tick: Tick) -> None:
-        """What the engine's thread does while `tick` is computed, or right before if it computes."""
-        self._commit(computing=True)
-        self.publish()
-        if self._backend.traits.overlaps:
-            self._planner.foresee_masks(tick, elsewhere=False)
-            self._planner.prepare(tick, self._decode_began)
-            self._drafter.index(self.registry.running)
-        else:
-            self._planner.foresee_masks(tick, elsewhere=True)
-            self._decode_began = self._clock()  # publishing is no part of the decode
+    def _decode_begins(self) -> None:
+        self._decode_began = self._clock()  # publishing is no part of the decode
 
     def _commit(self, *, computing: bool = False) -> None:
         """Move every sequence on by the latest tick, then handle what arrived since.
@@ -341,7 +363,7 @@ class Engine:
         for sequence, outcome in stepped:
             self._drafter.learn(sequence, outcome)
         self._planner.learn(completed, itl_s)
-        self.prefix.room.charge(tick.n_tokens, self.memory.cost)
+        self.cells.tick(tick.n_tokens, self.memory.cost)
         self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed, itl_s)))
         for message in completed.messages:
             self._handle(message, now)
@@ -439,7 +461,12 @@ class Engine:
         if untold:
             return  # it would delay a first token, which the next decode publishes
         tick_s = self._decode_ended - self._decode_began
-        self.side.between_ticks(self.registry.running, len(self.prefix.held), tick_s)
+        self.side.between_ticks(self.registry.running, len(self.cells.held), tick_s)
+
+
+def _is_contended(state: SchedulerState) -> bool:
+    """Whether there is best-effort work, or was in the tick before."""
+    return bool(state.best_effort) or state.before.contended
 
 
 def _guesses_pay(settings: EngineSettings) -> bool:
@@ -451,39 +478,19 @@ def _guesses_pay(settings: EngineSettings) -> bool:
     return settings.drafts and cost is not None and not cost.recapture_s
 
 
-def _desk(
-    prefix: PrefixCache,
-    encodings: tuple[Encodings, ...],
-    charge: Callable[[Mapping[Path, float]], None],
-    contract: Contract,
-    clock: Callable[[], float],
-) -> Desk:
-    encoding = (Encoding(encodings),) if encodings else ()
-    works = (*works_of(prefix), *encoding)
-    return Desk(works, prefix.ledger, charge, contract.reading_pace_s, clock)
-
-
-def _prefixes(
+def _cells(
     backend: Backend,
     settings: EngineSettings,
     clock: Callable[[], float],
-    recount: Callable[[], None],
     recorder: Recorder,
-) -> PrefixCache:
-    return PrefixCache(
-        backend,
-        settings.prefix_bytes,
-        clock,
-        recount,
-        recorder.began,
-        session_ttl_s=settings.session_ttl_s,
-        copying=settings.copying,
-    )
-
-
-def _cache(backend: Backend, settings: EngineSettings) -> KvCache:
-    return KvCache(
-        backend,
+    ledger: Ledger,
+) -> Cells:
+    return Cells(
+        *(backend, clock, recorder.began),
         scratch=settings.scratch_slots > 0,
         keeps_high_water=settings.keeps_high_water,
+        prefix_bytes=settings.prefix_bytes,
+        session_ttl_s=settings.session_ttl_s,
+        copying=settings.copying,
+        ledger=ledger,
     )

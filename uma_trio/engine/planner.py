@@ -96,7 +96,7 @@ class Planner:
         self._registry = registry
         self._recovery = recovery
         self._settings = settings
-        self._builder = BatchBuilder(backend.limits.n_ctx, registry.kv.scratch_slot)
+        self._builder = BatchBuilder(backend.limits.n_ctx, registry.cells.scratch_slot)
         # Who sits out computes its last token again, which takes a cache that can go back.
         self._masks = masks if backend.limits.can_go_back else AT_ONCE
         self._choice = self._compiled(())
@@ -202,7 +202,7 @@ class Planner:
         prepared = self._prepared
         if prepared is None or not self._as_trusted(prepared.tick.state):
             return None
-        if self._registry.to_be_asked(completed.at) or self._registry.prefix.held:
+        if self._registry.to_be_asked(completed.at) or self._registry.cells.held:
             return None
         if not self._for_all(prepared.tick.state):
             return None
@@ -274,11 +274,11 @@ class Planner:
         self, views: list[SequenceView], now: float, computing: Tick | None = None
     ) -> SchedulerState:
         """Return the state with these sequences, after the tick that is `computing`."""
-        running, kv = self._registry.running, self._registry.kv
+        running, cells = self._registry.running, self._registry.cells
         tick, before, memory = self._ticks, self._before, self.memory
         measured, charges = self._measured, self._charges
-        used = sum([sequence.view.computed for sequence in running.values()]) - kv.shared_cells
-        spanned = kv.high_water
+        used = sum([sequence.view.computed for sequence in running.values()]) - cells.shared
+        spanned = cells.high_water
         held = sum([view.computed for view in views])
         asked = len(running)  # every sequence may ask for a row
         if max([view.scored for view in views], default=0):
@@ -295,7 +295,7 @@ class Planner:
             tick=tick,
             sequences=tuple(views),
             n_batch=self._n_batch,
-            free_cells=kv.free_cells,
+            free_cells=cells.free_cells,
             tick_budget_s=self._settings.tick_budget_s,
             contract=self._settings.contract,
             traffic=self._settings.traffic,

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Several
 from attrs import define, evolve, field
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.engine.kv import KvCache
+from uma_trio.engine.cells import Cells
 from uma_trio.engine.records import (
     Beginning,
     Drafted,
@@ -158,21 +158,21 @@ class Recorder:
         timeline = self._live[sequence.handle] = _Timeline(sequence)
         self._new.append(timeline)
 
-    def queued(self, kv: KvCache) -> None:
+    def queued(self, cells: Cells) -> None:
         """Who came has had a chance of being admitted: note why the others were not."""
         if not self._new:
             return
         for timeline in self._new:
             if timeline.sequence.admitted is not None:
                 continue
-            cells, n_slots = timeline.sequence.cells, kv.n_slots
-            if kv.free_slots <= 0:
+            needs, n_slots = timeline.sequence.cells, cells.n_slots
+            if cells.free_slots <= 0:
                 timeline.queue_reason = (
                     "the slot was busy" if n_slots == 1 else f"all {n_slots} slots were busy"
                 )
-            elif cells > kv.free_cells:
+            elif needs > cells.free_cells:
                 timeline.queue_reason = (
-                    f"it reserves {cells} KV cells, {max(0, kv.free_cells)} were free"
+                    f"it reserves {needs} KV cells, {max(0, cells.free_cells)} were free"
                 )
             else:
                 timeline.queue_reason = "room was kept for requests before it"

@@ -86,7 +86,7 @@ class Recovery:
         return "each of its requests is computed alone, to find the culprit"
 
     def _make_room(self, plan: Plan, sequences: tuple[SequenceView, ...], now: float) -> str:
-        if self._registry.prefix.room.drop_all():
+        if self._registry.cells.drop_leaves():
             return "no room: cached prefixes were dropped"
         match relieve(plan, sequences):
             case Shrink(n_tokens):
@@ -124,4 +124,4 @@ class Recovery:
         sequence = self._registry.running.get(key)
         if sequence is None:
             return
-        sequence.rewind(self._registry.kv.truncate(key, sequence.computed))
+        self._registry.cells.truncate(sequence)

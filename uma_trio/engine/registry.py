@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
+from uma_trio.engine.cells import Cells
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.kv import KvCache
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, Submit
-from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.publisher import (
     FAILED_AT,
     FAILED_CODE,
@@ -61,18 +60,16 @@ class Registry:
 
     def __init__(
         self,
-        kv: KvCache,
+        cells: Cells,
         inbox: Inbox,
         publisher: Publisher,
         metrics: Metrics,
         recorder: Recorder,
         clock: Callable[[], float],
-        prefix: PrefixCache,
         first_tokens: FirstTokenBook,
         readers_s: Callable[[], float] | None = None,
     ) -> None:
-        self.kv = kv
-        self.prefix = prefix
+        self.cells = cells
         self.first_tokens = first_tokens
         self._inbox = inbox
         self._publisher = publisher
@@ -98,12 +95,12 @@ class Registry:
     def absent(self) -> Collection[int]:
         """Requests with a slot that are left out of plans, for a restore or a mask."""
         if not self._late:
-            return self.prefix.held
+            return self.cells.held
         running = self.running
         self._late = {
             key for key in self._late if key in running and running[key].sampler.waits_for_mask
         }
-        return self.prefix.held.keys() | self._late
+        return {*self.cells.held, *self._late}
 
     @property
     def awaits_masks(self) -> bool:
@@ -120,17 +117,16 @@ class Registry:
         """Give each admitted request a slot; count those that a later arrival has passed."""
         for key in keys:
             sequence = self.waiting.pop(key)
-            sequence.reserved = sequence.cells
             sequence.tenancy.begin()
-            sequence.slot = self.kv.take(key, sequence.reserved)
+            self.cells.admit(sequence)
             if sequence.admitted is None:
                 sequence.admitted = now
                 self._inbox.left_queue(now - sequence.submit.submitted)
             self.running[key] = sequence
             self._recorder.admitted(key, now)
-            found = self.prefix.begin(sequence, self.running)
+            found = self.cells.begin(sequence, self.running)
             self.first_tokens.note(sequence, found.covered, now)
-            if sequence.submit.progress and key not in self.prefix.held:
+            if sequence.submit.progress and key not in self.cells.held:
                 self._tell_progress(sequence, now)
             for other in self._in_line():
                 if other.submit.submitted < sequence.submit.submitted:
@@ -155,7 +151,7 @@ class Registry:
         if not self.waiting:
             return False
         declined = self._declined
-        if declined is None and self.kv.free_slots > 0:
+        if declined is None and self.cells.free_slots > 0:
             return True
         found = self._circumstances(now)
         if declined is None or not found.could_go:
@@ -167,7 +163,7 @@ class Registry:
     def _circumstances(self, now: float) -> _Declined:
         """Return what decides on places besides who waits and what has ended."""
         could: list[tuple[int, int, bool]] = []
-        free_cells = self.kv.free_cells
+        free_cells = self.cells.free_cells
         if not any(self._in_line()):
             return _Declined((), owed=False, free_cells=free_cells)
         person = any(sequence.lane == "interactive" for sequence in self._in_line())
@@ -209,11 +205,11 @@ class Registry:
         """
         if self.first_tokens.memory.cost is None:
             return
-        free_slots, free_cells = self.kv.free_slots, self.kv.free_cells
+        free_slots, free_cells = self.cells.free_slots, self.cells.free_cells
         new = [s for s in self._in_line() if s.view.first is None and s.lane == "interactive"]
         if len(self.waiting) > free_slots or sum([s.cells for s in new]) > free_cells:
             for sequence in new[:SEARCHED]:
-                covered = self.prefix.search(sequence, self.running).covered
+                covered = self.cells.cached(sequence, self.running).covered
                 self.first_tokens.note(sequence, covered, now)
         self.first_tokens.refresh(now, self.running.values(), self.waiting.values())
 
@@ -222,19 +218,19 @@ class Registry:
 
         What a request would share with running ones is looked for only where it does not fit.
         """
-        free_cells = self.kv.free_cells
+        free_cells = self.cells.free_cells
         return AdmissionState(
             waiting=tuple(
                 sequence.waiting(
                     self.first_tokens.due(sequence),
-                    self.prefix.shared_with(sequence, self.running)
+                    self.cells.shared_with(sequence, self.running)
                     if sequence.cells > free_cells
                     else 0,
                 )
                 for sequence in self._in_line()
             ),
             running=tuple(self._holders(now)),
-            free_slots=self.kv.free_slots,
+            free_slots=self.cells.free_slots,
             free_cells=free_cells,
             bucket_s=self.bucket_s,
             now=now,
@@ -262,7 +258,7 @@ class Registry:
         for sequence in self.running.values():
             spare = sequence.reserved - sequence.known
             if spare > 0 and is_away(sequence.holder(readers_s)):
-                self._reserve(sequence, sequence.known)
+                self.cells.reserve(sequence, sequence.known)
                 sequence.lent, lent = spare, True
         return lent
 
@@ -274,10 +270,10 @@ class Registry:
         self._declined = None
         self.first_tokens.changed = True
         sequence.move_to(lane)
-        self.prefix.lane_set(handle)
+        self.cells.lane_set(handle)
         if sequence.slot != NO_SLOT:
             sequence.lent = 0
-            self._reserve(sequence, sequence.cells)
+            self.cells.reserve(sequence, sequence.cells)
 
     def commit(
         self,
@@ -311,7 +307,7 @@ class Registry:
                 sequence.sampler.notify_of_mask(self._inbox.wake)
             # Cells of wrong drafts, of what came behind the end, and of what is computed again.
             if step.drafts or outcome.late:
-                sequence.rewind(self.kv.truncate(step.key, sequence.computed))
+                self.cells.truncate(sequence)
             if step.n_scored:
                 self._publisher.add(Scored(sequence, step, outcome.scores))
             if outcome.tokens:
@@ -370,7 +366,7 @@ class Registry:
                 self._recorder.parked(view.key, now)
                 self._declined = None  # who was not to be in its way may be let in
             if view.computed + view.pending > sequence.reserved:
-                self._reserve(sequence, sequence.known)
+                self.cells.reserve(sequence, sequence.known)
         if delivery.reason is not None:
             self.end(sequence, delivery.reason, now)
 
@@ -432,10 +428,7 @@ class Registry:
         self._finish(sequence, reason, now, code, message)
 
     def _drop(self, sequence: Sequence, *, keep: bool = True) -> None:
-        self.prefix.gone(sequence, keep=keep)
-        self.kv.release(sequence.handle)
-        if self.prefix.on:
-            self.kv.recount()
+        self.cells.gone(sequence, keep=keep)
         self._declined = None
         sequence.slot = NO_SLOT
         sequence.reserved = sequence.lent = 0
@@ -463,15 +456,11 @@ class Registry:
         if sequence.lane == "interactive":
             for key in gives_back(self.admission(self._clock()), sequence.lent):
                 self.preempt(key, NEEDED)
-        if sequence.lent > self.kv.free_cells:
+        if sequence.lent > self.cells.free_cells:
             self.preempt(sequence.handle, AWAY)
         else:
-            self._reserve(sequence, sequence.reserved + sequence.lent)
+            self.cells.reserve(sequence, sequence.reserved + sequence.lent)
             sequence.lent = 0
-
-    def _reserve(self, sequence: Sequence, cells: int) -> None:
-        sequence.reserved = cells
-        self.kv.reserve(sequence.handle, cells)
 
     def _finish(
         self,

@@ -1,7 +1,7 @@
 """Side work: what the engine's thread does between two ticks, and while nothing is computed.
 
-Restoring, saving and moving cells of prefixes and encoding texts are *side work*: each is a :class:`SideWork`, done
-in parts that cannot be left half done. The :class:`Desk` has what they share: the order, the allowance, and the
+Restoring, saving and moving cells of prefixes, indexing texts for drafts, encoding texts and refining the staircase are
+*side work*: each is a :class:`SideWork`, done in parts that cannot be left half done. The :class:`Desk` has what they share: the order, the allowance, and the
 ledger of what was spent for whom. The time between two decodes is lost for readers, so a part is begun only if its
 predicted time is within the allowance.
 """
@@ -49,8 +49,11 @@ class SideWork(Protocol):
     def falls_short(self, left_s: float) -> bool:
         """Whether its next part takes more than is left, so that this is put by for it."""
 
-    def do_idle(self, most_s: float) -> bool:
-        """Do a part while nothing is computed; False if none should take at most `most_s`."""
+    def do_idle(self, most_s: float) -> float | None:
+        """Do a part while nothing is computed; return how long to be idle before the next.
+
+        None if no part should take at most `most_s`, as far as that is known.
+        """
 
 
 @define(eq=False)
@@ -115,9 +118,16 @@ class Desk:
         self._put_by_s = left_s if short and not unread else 0.0
         self.spent_s += self.clock() - began
 
-    def while_idle(self, most_s: float = math.inf) -> bool:
-        """Do a part of some work while nothing is computed; False if none should take at most `most_s`."""
-        return any(work.do_idle(most_s) for work in self.works)
+    def while_idle(self, most_s: float = math.inf) -> float | None:
+        """Do a part of some work while nothing is computed; return how long to be idle before the next.
+
+        None if no part should take at most `most_s`.
+        """
+        for work in self.works:
+            idle_s = work.do_idle(most_s)
+            if idle_s is not None:
+                return idle_s
+        return None
 
     def _bounds(
         self, running: Mapping[int, Running], share_s: float, *, alone: bool

@@ -42,8 +42,8 @@ def snapshot(
         ticks=ticks,
         cells=CellReport(
             total=n_ctx,
-            used=sum([s.computed for s in running]) - registry.kv.shared_cells,
-            reserved=registry.kv.reserved_cells,
+            used=sum([s.computed for s in running]) - registry.cells.shared,
+            reserved=registry.cells.reserved,
         ),
-        prefixes=registry.prefix.figures() if registry.prefix.on else None,
+        prefixes=registry.cells.figures(),
     )

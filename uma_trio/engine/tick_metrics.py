@@ -131,8 +131,8 @@ def promise(tick: Tick, itl_s: float = 0.0) -> Promise:
 
 def publish_load(metrics: Metrics, registry: Registry) -> None:
     """Publish who runs, who waits, and how full the KV cache is."""
-    if registry.prefix.on:
-        metrics.prefix = registry.prefix.figures()
+    if (prefixes := registry.cells.figures()) is not None:
+        metrics.prefix = prefixes
     active: dict[str, int] = dict.fromkeys(LANES, 0)
     queued, parked, cells = dict(active), 0, 0
     for sequence in registry.running.values():
@@ -146,8 +146,8 @@ def publish_load(metrics: Metrics, registry: Registry) -> None:
         running=len(registry.running),
         waiting=len(registry.waiting),
         parked=parked,
-        cells_used=cells - registry.kv.shared_cells,
-        cells_reserved=registry.kv.reserved_cells,
+        cells_used=cells - registry.cells.shared,
+        cells_reserved=registry.cells.reserved,
         active=active,
         queued=queued,
     )

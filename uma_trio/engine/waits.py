@@ -27,7 +27,7 @@ def wait_of(sequence: Sequence, registry: Registry, recorder: Recorder, now: flo
     handle = sequence.handle
     if sequence.slot == NO_SLOT:
         return _for_a_place(sequence, registry, recorder)
-    if (held := registry.prefix.wait_of(sequence, registry.running)) is not None:
+    if (held := registry.cells.wait_of(sequence, registry.running)) is not None:
         return held
     if sequence.credit <= 0:
         return Wait(BEHIND)
@@ -69,14 +69,16 @@ def _for_the_machine(sequence: Sequence, registry: Registry, now: float) -> Wait
 
 def _for_a_place(sequence: Sequence, registry: Registry, recorder: Recorder) -> Wait:
     """Say what there is too little of, and who has it."""
-    kv = registry.kv
+    cells = registry.cells
     holders = _some(registry.running)
     if sequence.credit <= 0:
         reason, holders = BEHIND, ()
-    elif kv.free_slots <= 0:
-        reason = "the slot is taken" if kv.n_slots == 1 else f"all {kv.n_slots} slots are taken"
-    elif sequence.cells > kv.free_cells:
-        reason = f"it needs {sequence.cells:,} KV cells, {max(0, kv.free_cells):,} are free"
+    elif cells.free_slots <= 0:
+        reason = (
+            "the slot is taken" if cells.n_slots == 1 else f"all {cells.n_slots} slots are taken"
+        )
+    elif sequence.cells > cells.free_cells:
+        reason = f"it needs {sequence.cells:,} KV cells, {max(0, cells.free_cells):,} are free"
     elif before := _before(sequence, registry):
         reason, holders = "room is kept for requests before it", before
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import TypeVar
 
-from uma_trio.engine.drafts.drafting import Drafting
+from uma_trio.engine.drafts.drafting import Drafting, Unread
 from uma_trio.engine.drafts.failures import Failures
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import NO_DRAFT, Outcome
@@ -40,9 +40,13 @@ class Contained:
             for sequence in running.values():
                 sequence.guess(NO_DRAFT)
 
-    def index(self, running: Mapping[int, Sequence]) -> None:
-        """Prepare, while a tick is computed that nobody was drafted for."""
-        self._guarded(lambda: self.inner.index(running), default=None)
+    def unread(self, running: Mapping[int, Sequence]) -> list[Unread]:
+        """Return what is to be taken in before there are guesses."""
+        return self._guarded(lambda: self.inner.unread(running), default=[])
+
+    def take_in(self, part: Unread) -> None:
+        """Take in a part of a text."""
+        self._guarded(lambda: self.inner.take_in(part), default=None)
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
         """Whether a likely draft follows what was just sampled; see :class:`Drafting`."""

@@ -8,8 +8,8 @@ from operator import mul
 
 from uma_trio.backend.base import IntArray, Limits
 from uma_trio.engine.drafts.contained import Contained
-from uma_trio.engine.drafts.drafting import Drafting, NoDrafts
-from uma_trio.engine.drafts.lookup import Lookup, Runs
+from uma_trio.engine.drafts.drafting import Drafting, NoDrafts, Unread
+from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, NEWEST, Lookup, Runs
 from uma_trio.engine.drafts.pool import Pool
 from uma_trio.engine.drafts.prompts import Prompts
 from uma_trio.engine.drafts.survival import (
@@ -69,23 +69,38 @@ class Drafter:
         self._guessed: dict[int, _Guessed] = {}
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
-        """Draft for each sequence that decodes and whose request allows it.
-
-        Prompts that are still computed are indexed meanwhile.
-        """
+        """Draft for each sequence that decodes, whose text was taken in, and whose request allows it."""
         self._keep_only(running)
-        for sequence, guessed in self._indexed(running):
-            if sequence.view.decoding:
+        for sequence, guessed in self._allowing(running):
+            if sequence.view.decoding and guessed.lookup.index(
+                sequence.tokens, sequence.known, NEWEST
+            ):
                 draft = self._noted(guessed, sequence, sequence.known, sequence.credit)
                 if draft.tokens:
                     chances = self._survival(guessed.survival, draft.origin, len(draft.tokens))
                     draft = draft._replace(survival=chances)
                 sequence.guess(draft)
 
-    def index(self, running: Mapping[int, Sequence]) -> None:
-        """Take in texts, while a tick is computed that nobody was drafted for."""
-        for _ in self._indexed(running):
-            pass
+    def unread(self, running: Mapping[int, Sequence]) -> list[Unread]:
+        """Return a part of each prompt, and of earlier answers, that is not taken in.
+
+        The newest tokens of an answer are taken in when it is guessed at.
+        """
+        found = [Unread(program, n) for program, n in self._pool.unread()]
+        for sequence, guessed in self._allowing(running):
+            n = guessed.lookup.unread(sequence.known)
+            if n > NEWEST or (n > 0 and not sequence.view.decoding):
+                n = min(n, INDEXED_A_TICK)
+                found.append(Unread(sequence.submit.program, n, sequence))
+        return found
+
+    def take_in(self, part: Unread) -> None:
+        """Take in a part of a text."""
+        sequence = part.sequence
+        if sequence is None:
+            self._pool.index(part.n_tokens)
+        elif (guessed := self._guessed.get(sequence.handle)) is not None:
+            guessed.lookup.index(sequence.tokens, sequence.known, part.n_tokens)
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
         """Whether a likely draft follows what was just sampled, so that a tick is to be planned anew.
@@ -98,7 +113,7 @@ class Drafter:
                 continue
             tokens, known = sequence.tokens, sequence.known + 1
             tokens[known - 1] = outcome.tokens[-1].token  # as its commit is going to
-            if guessed.lookup.index(tokens, known):
+            if guessed.lookup.index(tokens, known, NEWEST):
                 self._judge_first(guessed, outcome)  # before the next guess is noted in its place
                 draft = self._noted(guessed, sequence, known, sequence.credit - 1)
                 chances = self._chances(guessed.survival, draft.origin)
@@ -106,17 +121,15 @@ class Drafter:
                     return True
         return False
 
-    def _indexed(self, running: Mapping[int, Sequence]) -> Iterator[tuple[Sequence, _Guessed]]:
-        """Take in earlier answers and texts; yield each sequence whose text is known whole."""
-        self._pool.index()
+    def _allowing(self, running: Mapping[int, Sequence]) -> Iterator[tuple[Sequence, _Guessed]]:
+        """Yield each sequence whose request allows guesses, with what is kept of it."""
         for key, sequence in running.items():
             if sequence.submit.speculation == "off":
                 continue
             guessed = self._guessed.get(key)
             if guessed is None:
                 guessed = self._guessed[key] = self._begun(sequence)
-            if guessed.lookup.index(sequence.tokens, sequence.known):
-                yield sequence, guessed
+            yield sequence, guessed
 
     def _begun(self, sequence: Sequence) -> _Guessed:
         """Return what is kept of a new sequence, with what is known of the beginning of its prompt."""
@@ -152,7 +165,8 @@ class Drafter:
             return
         if sequence.n_generated >= LEAST_ANSWER:
             first = max(0, sequence.n_prompt - LED_IN_BY)
-            self._pool.add(submit.namespace, sequence.tokens[first : sequence.known])
+            text = sequence.tokens[first : sequence.known]
+            self._pool.add(submit.namespace, text, submit.program)
 
     def forget(self, mine: Callable[[str], bool]) -> None:
         """Drop what was kept of answers of the namespaces that are `mine`."""

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from attrs import frozen
+
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.step import Outcome
+from uma_trio.policy.fairness import Path
+
+
+@frozen(eq=False)
+class Unread:
+    """A part of a text that is to be taken in: `n_tokens` of a `sequence`, or of an earlier answer.
+
+    `program` is whose text it is, to be charged.
+    """
+
+    program: Path
+    n_tokens: int
+    sequence: Sequence | None = None
 
 
 class Drafting(Protocol):
@@ -18,8 +33,11 @@ class Drafting(Protocol):
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
 
-    def index(self, running: Mapping[int, Sequence]) -> None:
-        """Prepare, while a tick is computed that nobody was drafted for."""
+    def unread(self, running: Mapping[int, Sequence]) -> list[Unread]:
+        """Return what is to be taken in before there are guesses, at most a part of each text."""
+
+    def take_in(self, part: Unread) -> None:
+        """Take in a part, which is one of :meth:`unread`, or the beginning of one."""
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
         """Whether a likely draft follows what was just sampled, so that a tick is to be planned anew.
@@ -45,8 +63,12 @@ class NoDrafts:
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Propose nothing."""
 
-    def index(self, running: Mapping[int, Sequence]) -> None:
-        """Prepare nothing."""
+    def unread(self, running: Mapping[int, Sequence]) -> list[Unread]:
+        """Return nothing."""
+        return []
+
+    def take_in(self, part: Unread) -> None:
+        """Take in nothing."""
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
         """Say that no draft follows."""

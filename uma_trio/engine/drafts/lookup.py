@@ -8,8 +8,10 @@ from uma_trio.backend.base import IntArray
 
 ORDERS = (8, 4, 2)
 LONGEST_MATCH = 32  # a longer one tells no more
-# A prompt is indexed at 1 us a token and order. So many a tick take half a millisecond.
+# A prompt is indexed at 1 us a token and order. So many a tick, of each text, take less than a millisecond.
 INDEXED_A_TICK = 256
+# Of a text that is guessed at: what a tick can add to it, and more.
+NEWEST = 32
 
 
 class Runs(NamedTuple):
@@ -52,6 +54,10 @@ class Lookup:
             _take_in(self._answer, tokens, middle, stop)
             self._indexed = stop
         return stop >= known
+
+    def unread(self, known: int) -> int:
+        """Return how many of the first `known` tokens are not taken in."""
+        return known - self._indexed
 
     def prompt_runs(self) -> Runs | None:
         """Return what is known of the prompt, if all of it is. Then this must not be used any more."""

@@ -8,12 +8,13 @@ user, nor from one that was asked for in private by another process.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, LONGEST_MATCH, matched
+from uma_trio.policy.fairness import Path
 
 ORDERS = (8, 4)
 # A token takes some 260 bytes: in two dictionaries, and twice in a ring. So a namespace takes 4 MB.
@@ -91,20 +92,29 @@ class Pool:
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, Answers] = OrderedDict()
-        self._waiting: deque[tuple[str, IntArray]] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[tuple[str, IntArray, Path]] = deque(maxlen=MOST_WAITING)
 
-    def add(self, namespace: str, tokens: IntArray) -> None:
-        """Take in an answer as :meth:`index` gets to it; of a long one the end is kept."""
+    def add(self, namespace: str, tokens: IntArray, program: Path = ()) -> None:
+        """Take in an answer to `program` as :meth:`index` gets to it; of a long one the end is kept."""
         border = np.full(1, BORDER, np.int32)
-        self._waiting.append((namespace, np.concatenate([border, tokens[1 - MOST_TOKENS :]])))
+        kept = np.concatenate([border, tokens[1 - MOST_TOKENS :]])
+        self._waiting.append((namespace, kept, program))
+
+    def unread(self, most: int = INDEXED_A_TICK) -> Iterator[tuple[Path, int]]:
+        """Yield whose tokens :meth:`index` takes in next, and how many, up to `most` together."""
+        for _, tokens, program in self._waiting:
+            if most <= 0:
+                return
+            yield program, min(most, len(tokens))
+            most -= len(tokens)
 
     def index(self, most: int = INDEXED_A_TICK) -> None:
         """Take in up to `most` of the tokens that wait."""
         while self._waiting and most > 0:
-            namespace, tokens = self._waiting.popleft()
+            namespace, tokens, program = self._waiting.popleft()
             self._of(namespace).add(tokens[:most])
             if len(tokens) > most:
-                self._waiting.appendleft((namespace, tokens[most:]))
+                self._waiting.appendleft((namespace, tokens[most:], program))
             most -= len(tokens)
 
     def forget(self, mine: Callable[[str], bool]) -> None:

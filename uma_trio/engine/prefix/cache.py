@@ -66,7 +66,7 @@ class PrefixCache:
         *,
         session_ttl_s: float = 300.0,
         copying: Copying | None = None,
-        ledger: Ledger | None = None,
+        ledger: Ledger,
     ) -> None:
         self._backend = backend
         self._recount = recount
@@ -76,7 +76,7 @@ class PrefixCache:
         self.on = budget > 0 and len(self._limits.leaf_ids) > 0
         self.store = PageStore(budget, clock)
         self.leaves = Leaves(backend)
-        self.ledger = ledger or Ledger()
+        self.ledger = ledger
         self.saving = Saving(backend, self.store, clock, self.ledger, session_ttl_s, copying)
         self.reuse = Reuse()
         compaction = Compaction(backend, clock, self.saving.save_takes)

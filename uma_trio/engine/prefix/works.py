@@ -48,9 +48,9 @@ class Restoring:
         """Whether a page waits."""
         return self._short
 
-    def do_idle(self, most_s: float) -> bool:
+    def do_idle(self, most_s: float) -> float | None:
         """Who waits for a page is running: there is none while nothing is computed."""
-        return False
+        return None
 
 
 @define(eq=False)
@@ -80,9 +80,9 @@ class SavingLeaves:
         """What is not saved now has time: saving puts by what it has earned itself."""
         return False
 
-    def do_idle(self, most_s: float) -> bool:
+    def do_idle(self, most_s: float) -> float | None:
         """Save a page."""
-        return self.prefix.saving.one(most_s)
+        return 0.0 if self.prefix.saving.one(most_s) else None
 
 
 @define(eq=False)
@@ -117,9 +117,9 @@ class Moving:
         """Whether moves are under way."""
         return self.prefix.room.compaction.under_way
 
-    def do_idle(self, most_s: float) -> bool:
+    def do_idle(self, most_s: float) -> float | None:
         """Without a decode no cell costs anything."""
-        return False
+        return None
 
 
 def _still_expected(sequence: Sequence) -> int:
