@@ -4,14 +4,16 @@
     python -m benches.stamped FILE --bare MODEL --streams 4 --tokens 160 --n-ctx 4096    no daemon
 
 Both write FILE when they end: a line of JSON with the times of each step, in seconds of
-``time.perf_counter``, which on Linux is one clock for all processes. The second runs the calls that
-nobody can do without, in a loop: decode, read the logits, take the largest.
+``time.perf_counter``, which on Linux is one clock for all processes. *collected* has when each collection
+of garbage ended, and *reused* how many graphs llama.cpp had reused by the end of each call. The second runs
+the calls that nobody can do without, in a loop: decode, read the logits, take the largest.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -19,7 +21,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-STEPS = ("decode", "decoded", "waited", "computed", "sampled", "handed", "sent")
+STEPS = (
+    "decode",
+    "decoded",
+    "waited",
+    "computed",
+    "sampled",
+    "handed",
+    "sent",
+    "collected",
+    "reused",
+)
 """llama_decode is called and comes back; the wait for its end begins and ends; tokens are chosen; they are
 handed to trio's thread; bytes are written to a socket."""
 
@@ -30,6 +42,24 @@ class Stamps:
     def __init__(self, path: Path) -> None:
         self.times: dict[str, list[float]] = {step: [] for step in STEPS}
         atexit.register(lambda: path.write_text(json.dumps(self.times)))
+        gc.callbacks.append(self._collected)
+
+    def decoding(self, decode: Callable[..., int]) -> Callable[..., int]:
+        """Return `decode` with a stamp on either side, and the count of graphs that were reused."""
+        from uma_trio.backend._llama_binding import llama
+
+        stamped, reused = self.around(decode, "decode", "decoded"), self.times["reused"]
+
+        def counted(context: int, batch: Any) -> int:
+            status: int = stamped(context, batch)
+            reused.append(llama.llama_perf_context(context).n_reused)
+            return status
+
+        return counted
+
+    def _collected(self, phase: str, _found: dict[str, int]) -> None:
+        if phase == "stop":
+            self.times["collected"].append(perf_counter())
 
     def around(
         self, call: Callable[..., Any], before: str | None = None, after: str | None = None
@@ -60,7 +90,7 @@ def _serve(stamps: Stamps, arguments: list[str]) -> None:
     from uma_trio.engine.sampling import Choice
     from uma_trio.sockets.transport import Transport
 
-    lib.decode = stamps.around(lib.decode, "decode", "decoded")
+    lib.decode = stamps.decoding(lib.decode)
     lib.synchronize = stamps.around(lib.synchronize, "waited")
     patched: list[tuple[Any, str, dict[str, str]]] = [
         (Compute, "__call__", {"after": "computed"}),
@@ -101,7 +131,7 @@ def _bare(stamps: Stamps, arguments: list[str]) -> None:
         batch.want[:prompt] = 0
         backend.decode(prompt)
     batch.token[:k], batch.slot[:k], batch.want[:k] = 100, np.arange(k), 1
-    lib.decode = stamps.around(lib.decode, "decode", "decoded")
+    lib.decode = stamps.decoding(lib.decode)
     lib.synchronize = stamps.around(lib.synchronize, "waited")
     for nth in range(given.tokens):
         batch.pos[:k] = prompt + nth

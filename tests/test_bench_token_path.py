@@ -20,7 +20,8 @@ def stamps(cycles: int) -> Times:
         "handed": 0.009,
         "sent": 0.0095,
     }
-    return {name: [at + offset for at in starts] for name, offset in offsets.items()}
+    found = {name: [at + offset for at in starts] for name, offset in offsets.items()}
+    return found | {"collected": [], "reused": [float(n) for n in range(cycles)]}
 
 
 def test_the_parts_of_a_cycle_add_up_to_it() -> None:
@@ -36,6 +37,23 @@ def test_the_way_to_the_client_begins_with_the_choice_of_the_tokens() -> None:
     """It lies in the next cycle, beside the next decode."""
     row = parts(stamps(20), 0.0, 1.0)
     assert (row["hand_us"], row["write_us"]) == pytest.approx((1e3, 500))
+
+
+def test_a_slow_cycle_is_told_by_what_it_was_slow_in() -> None:
+    """The mean has beyond the median what one cycle in twenty waited longer, in which a graph was built anew."""
+    found = stamps(21)
+    for name in ("computed", "sampled"):
+        found[name][5] += 0.010
+    for times in found.values():
+        times[6:] = [at + 0.010 for at in times[6:]] if times else []
+    found["reused"] = [float(n - (n >= 5)) for n in range(21)]
+    found["collected"] = [0.051]
+    row = parts(found, 0.0, 1.0)
+    assert (row["cycle_more_us"], row["wait_more_us"], row["rest_more_us"]) == pytest.approx(
+        (500, 500, 0), abs=1e-6
+    )
+    assert (row["slow_pct"], row["anew_pct"], row["collected_pct"]) == pytest.approx((5, 5, 5))
+    assert row["anew_us"] == pytest.approx(20e3)
 
 
 def test_where_nothing_was_computed_there_are_no_parts() -> None:

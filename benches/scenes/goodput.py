@@ -256,6 +256,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=int, metavar="N", help="of a trial (60; --quick: 24)")
     add("--precision", type=float, default=0.15, metavar="X",
         help="by how much the kept rate and the failed one may differ (0.15; --quick: 0.4)")  # fmt: skip
+    add("--start", type=float, default=0.5, metavar="X",
+        help="the first rate, by that of one request after another alone (0.5)")  # fmt: skip
     add("--trials", type=int, default=8, metavar="N", help="rates that are tried at most (8)")
     add("--tries", type=int, default=2, metavar="N", help="of a rate until it has failed (2)")
     add("--slots", type=int, default=8, metavar="N", help="of all servers (8)")
@@ -268,9 +270,9 @@ def plan_of(given: argparse.Namespace, seed: int) -> Plan:
     """Return what the options ask for. Raises :class:`BadTrace` for a trace without requests."""
     trace = arrivals.made_up(str(seed)) if given.trace is None else arrivals.read(given.trace)
     scale = Scale(given.scale, given.answer_scale, given.longest)
-    requests, looked = 60, Search(0.5, given.precision, given.trials)
+    requests, looked = 60, Search(given.start, given.precision, given.trials)
     if given.quick:
-        requests, looked = 24, Search(0.5, max(0.4, given.precision), given.trials)
+        requests, looked = 24, Search(given.start, max(0.4, given.precision), given.trials)
     if given.dry_run:
         scale, requests, looked = Scale(0.02, 0.05, 100), 6, Search(0.5, 1.0, 2)
     return Plan(

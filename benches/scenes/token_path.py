@@ -11,6 +11,10 @@ GPU's end; *choose*, from there until all tokens are chosen; *rest*, until the n
 the tokens' choice to the wake of trio's thread, which is inside the next cycle; *write* from there to the
 socket; *read* from there to the client. *bare loop* is the same without a daemon: decode, read all logits,
 take the largest. *of the ceiling* is the rate at the client by ``llama-batched-bench`` of the same repetition.
+
+The second table says what makes the mean longer than the median: for each part its mean less its p50, and of all
+cycles the *slow* ones (above 1.15 times the p50), those whose graph llama.cpp built *anew*, their mean, and those with
+a *collection* of garbage. `--keep FOLDER` keeps the stamps.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +49,13 @@ _TABLE = Table("", (
     ("aside", "aside_us", 0), ("wait", "wait_us", 0), ("choose", "choose_us", 0), ("rest", "rest_us", 0),
     ("hand over", "hand_us", 0), ("write", "write_us", 0), ("read", "read_us", 0),
 ))  # fmt: skip
+_PARTS = ("call", "aside", "wait", "choose", "rest")
+_MORE = Table("What the mean of a cycle has beyond its median, us", (
+    ("mean - p50", "cycle_more_us", 0), *((part, f"{part}_more_us", 0) for part in _PARTS),
+    ("slow %", "slow_pct", 1), ("anew %", "anew_pct", 1), ("their mean us", "anew_us", 0),
+    ("collection %", "collected_pct", 1),
+))  # fmt: skip
+SLOW = 1.15
 
 Times = dict[str, list[float]]
 
@@ -62,15 +74,36 @@ def parts(stamps: Times, begin: float, end: float) -> Row:
     way = ["decode", "decoded", "waited", "computed", "sampled"]
     # On a CPU nothing is waited for after the call.
     present = [step for step in way if stamps[step]]
-    names = {"decoded": "call_us", "waited": "aside_us", "sampled": "choose_us"}
-    for before, after in pairwise(present):
-        name = names.get(after) or ("wait_us" if before == "waited" else "close_us")
-        row[name] = median(_gaps(starts, stamps[before], stamps[after]))
-    row["rest_us"] = median(_gaps(starts, stamps["sampled"], stamps["decode"]))
+    names = {"decoded": "call", "waited": "aside", "sampled": "choose"}
+    for before, after in [*pairwise(present), ("sampled", "decode")]:
+        name = names.get(after) or {"waited": "wait", "sampled": "rest"}.get(before, "close")
+        found = _gaps(starts, stamps[before], stamps[after])
+        row[f"{name}_us"] = median(found)
+        row[f"{name}_more_us"] = fmean(found) - median(found)
+    row |= beyond(stamps, starts, cycles)
     if stamps["handed"]:
         row["hand_us"] = median(_gaps(starts, stamps["sampled"], stamps["handed"]))
         row["write_us"] = median(_gaps(starts, stamps["handed"], stamps["sent"]))
     return row
+
+
+def beyond(stamps: Times, starts: Sequence[float], cycles: Sequence[float]) -> Row:
+    """Return what the slow of the `cycles` that begin at `starts` have in common."""
+    p50, n = median(cycles), len(cycles)
+    reused, first = stamps["reused"], bisect.bisect_left(stamps["decode"], starts[0])
+    calls = range(max(1, first), min(first + n, len(reused)))
+    anew = [cycles[nth - first] for nth in calls if reused[nth] == reused[nth - 1]]
+    hit = sum(
+        bisect.bisect_left(stamps["collected"], a) < bisect.bisect_left(stamps["collected"], b)
+        for a, b in pairwise(starts)
+    )
+    return {
+        "cycle_more_us": fmean(cycles) - p50,
+        "slow_pct": 100 * sum(cycle > SLOW * p50 for cycle in cycles) / n,
+        "anew_pct": 100 * len(anew) / n,
+        "anew_us": fmean(anew) if anew else None,
+        "collected_pct": 100 * hit / n,
+    }
 
 
 def _gaps(starts: Sequence[float], before: Sequence[float], after: Sequence[float]) -> list[float]:
@@ -94,7 +127,7 @@ def play(setup: servers.Setup, given: argparse.Namespace, k: int, seed: str) -> 
             warm = [replace(job, id=f"w{job.id}", max_tokens=16) for job in plain]
             clients.checked(drive(run.wire, warm))
             answers = clients.checked(drive(run.wire, plain))
-        stamps: Times = json.loads(file.read_text())
+        stamps = kept(file, given, f"{OURS}-k{k}")
     begin = max(answer.times[0] for answer in answers)
     end = min(answer.times[-1] for answer in answers)
     inside = [at for at in answers[0].times if begin <= at <= end]
@@ -103,6 +136,14 @@ def play(setup: servers.Setup, given: argparse.Namespace, k: int, seed: str) -> 
     sent = stamps["sent"]
     reads = [1e6 * (at - sent[bisect.bisect_right(sent, at) - 1]) for at in inside]
     return summarise(answers) | parts(stamps, begin, end) | {"read_us": median(reads)}
+
+
+def kept(file: Path, given: argparse.Namespace, name: str) -> Times:
+    """Return the stamps in `file`, which is copied where it was asked for."""
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, given.keep / f"{name}.json")
+    return dict(json.loads(file.read_text()))
 
 
 def bare(setup: servers.Setup, given: argparse.Namespace, k: int, _seed: str) -> Row:
@@ -118,7 +159,7 @@ def bare(setup: servers.Setup, given: argparse.Namespace, k: int, _seed: str) ->
             command, check=True, timeout=300, env=servers.environment(), cwd=ROOT,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        stamps: Times = json.loads(file.read_text())
+        stamps = kept(file, given, f"bare-k{k}")
     times = stamps["sampled"]
     row = parts(stamps, times[len(times) // 8], times[-1])
     mean = row.get("cycle_mean_us")
@@ -132,6 +173,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt-tokens", type=int, default=64, metavar="N")
     add("--gen-tokens", type=int, default=160, metavar="N")
     add("--flags", default="", help="further flags of the daemon")
+    add("--keep", type=Path, metavar="FOLDER", help="where all time stamps are left")
     add("--no-bare", action="store_true", help="without the loop that needs no daemon")
 
 
@@ -155,7 +197,7 @@ def token_path(given: argparse.Namespace, here: Here) -> Comparison:
     return Comparison(
         compared,
         seconds=15,
-        tables=[_TABLE],
+        tables=[_TABLE, _MORE],
         facts={"load": f"{given.prompt_tokens} prompt tokens, {given.gen_tokens} generated"},
         progress=lambda row: f"{cell(row.get('decode'), 1)} t/s",
         complete=lambda rows: contest.with_share(rows, "decode", CEILING),
